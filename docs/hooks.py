@@ -1,0 +1,71 @@
+"""What mkdocs.yml cannot say: everything here is found in the tree, so that a new package edits no list.
+
+- `Techniques` in the navigation holds every page of docs/techniques/, `Harness` one page per module of the harness.
+- A fence named `math` becomes MathML: browsers draw it without a script and without a network.
+- `<!-- results: NAME -->` becomes the measured table of packages/NAME/README.md.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+HARNESS = ROOT / "harness" / "src" / "kernel_pytorch" / "harness"
+
+
+@event_priority(100)  # before mkdocstrings reads its paths
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Point mkdocstrings at every package, fill the navigation, and draw formulae."""
+    sources = [str(folder) for folder in sorted(ROOT.glob("packages/*/src"))]
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(ROOT / "harness" / "src"), *sources]
+    config.mdx_configs["pymdownx.superfences"] = {
+        "custom_fences": [{"name": "math", "class": "math", "format": draw_formula}]
+    }
+    techniques = sorted(file.name for file in (ROOT / "docs" / "techniques").glob("*.md"))
+    contents = {
+        "techniques/": [f"techniques/{name}" for name in techniques],
+        "reference/": [f"reference/{name}.md" for name in modules()],
+    }
+    config.nav = [
+        {title: contents.get(target, target) for title, target in entry.items()} if isinstance(entry, dict) else entry
+        for entry in config.nav
+    ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add one page per module of the harness."""
+    options = "{show_root_heading: false, show_root_toc_entry: false, heading_level: 2}"
+    for name in modules():
+        page = f"# {name}\n\n::: kernel_pytorch.harness.{name}\n    options: {options}\n"
+        files.append(File.generated(config, f"reference/{name}.md", content=page))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put measured tables where a page asks for them."""
+    return re.sub(r"<!-- results: (\S+) -->", lambda found: measured_table(found[1]), markdown)
+
+
+def measured_table(package: str) -> str:
+    """The part of a package's README that `kernel-pytorch report` writes."""
+    readme = (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")
+    return readme.partition("<!-- results:begin -->")[2].partition("<!-- results:end -->")[0].strip()
+
+
+def modules() -> list[str]:
+    """Public modules and packages of the harness, in alphabetical order."""
+    files = [file.stem for file in HARNESS.glob("[!_]*.py")]
+    return sorted([*files, *(file.parent.name for file in HARNESS.glob("[!_]*/__init__.py"))])
+
+
+def draw_formula(source: str, *_: Any, **__: Any) -> str:
+    """Turn a LaTeX formula into MathML."""
+    return f'<div class="formula">{convert(source, display="block")}</div>'

@@ -1,0 +1,68 @@
+"""How far every implementation is from the truth on the activations of a real network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .availability import why_unavailable
+from .real_input import RealInputUnavailable, real_activations
+from .results import Accuracy
+from .technique import Implementation, Operation, Technique
+from .verification import Standard, examine, standard_for
+
+TOKENS = 512
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def measure_accuracy(
+    technique: Technique, device: torch.device, wanted: set[str] | None = None
+) -> tuple[tuple[Accuracy, ...], str]:
+    """Errors of every implementation on real activations, and a sentence saying what those are or why there are none."""
+    try:
+        activations = real_activations(tokens=TOKENS).to(device)
+    except RealInputUnavailable as error:
+        return (), f"not measured here: {error}"
+    found: list[Accuracy] = []
+    for operation in technique.operations:
+        if operation.real_input is None:
+            continue
+        for dtype in DTYPES:
+            arguments = [a.to(device) if isinstance(a, Tensor) else a for a in operation.real_input(activations, dtype)]
+            against = standard_for(operation, arguments, device)
+            for implementation in operation.implementations:
+                if wanted is None or implementation.name in wanted:
+                    found += _accuracy(technique, operation, implementation, dtype, against, device)
+    tokens, channels = activations.shape
+    return tuple(found), f"{tokens} x {channels} hidden states of all-MiniLM-L6-v2 reading Python's documentation"
+
+
+def _accuracy(
+    technique: Technique,
+    operation: Operation,
+    implementation: Implementation,
+    dtype: torch.dtype,
+    against: Standard,
+    device: torch.device,
+) -> Iterator[Accuracy]:
+    about: dict[str, Any] = {
+        "operation": operation.name,
+        "implementation": implementation.name,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    reason = why_unavailable(technique, implementation, device, dtype)
+    if reason is not None:
+        yield Accuracy(**about, reason=reason)
+        return
+    for j in examine(implementation, against):
+        yield Accuracy(
+            **about,
+            quantity=j.quantity,
+            relative_error=j.relative_error,
+            reference_error=j.reference_error,
+            error_over_budget=j.error_over_budget if j.error_over_budget != float("inf") else None,
+            reason=j.message,
+        )

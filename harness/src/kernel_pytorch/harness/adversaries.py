@@ -1,0 +1,66 @@
+"""Inputs that break kernels which random numbers leave whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+OUTLIER = 1e4
+
+
+def outlier_channels(x: Tensor) -> Tensor:
+    """Every seventh channel 10,000 times as large, as in the residual streams of large language models."""
+    x = x.clone()
+    limit = torch.finfo(x.dtype).max / 2
+    x[..., ::7] = (x[..., ::7].double() * OUTLIER).clamp(-limit, limit).to(x.dtype)
+    return x
+
+
+def large_mean(x: Tensor) -> Tensor:
+    """A mean of 10,000 with unit variance: sums of squares cancel."""
+    return x + OUTLIER
+
+
+def zero_rows(x: Tensor) -> Tensor:
+    """Every second row zero: only epsilon keeps the result finite."""
+    x = x.clone()
+    x[::2] = 0
+    return x
+
+
+def denormals(x: Tensor) -> Tensor:
+    """Numbers below the smallest normal one: squares underflow, flushing shows."""
+    return (x.double() * torch.finfo(x.dtype).tiny * 0.25).to(x.dtype)
+
+
+def tiny(x: Tensor) -> Tensor:
+    """Magnitudes of 1e-6: epsilon dominates, and a wrong one shows."""
+    return (x.double() * 1e-6).to(x.dtype)
+
+
+def strided_view(x: Tensor) -> Tensor:
+    """Every second element of a larger buffer: the last dimension has stride 2."""
+    buffer = x.new_full((*x.shape, 2), float("nan"))
+    buffer[..., 0] = x
+    return buffer[..., 0]
+
+
+def packed_view(x: Tensor) -> Tensor:
+    """A slice of wider rows, as q of a packed qkv: unit stride in the last dimension, gaps of NaN between rows."""
+    buffer = x.new_full((*x.shape[:-1], 2 * x.shape[-1] + 1), float("nan"))
+    buffer[..., : x.shape[-1]] = x
+    return buffer[..., : x.shape[-1]]
+
+
+ADVERSARIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "outlier channels": outlier_channels,
+    "large mean": large_mean,
+    "zero rows": zero_rows,
+    "denormals": denormals,
+    "magnitude 1e-6": tiny,
+    "strided view": strided_view,
+    "packed view": packed_view,
+}
+LAYOUTS = ("strided view", "packed view")

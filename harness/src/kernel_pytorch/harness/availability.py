@@ -1,0 +1,56 @@
+"""Whether an implementation can run, and be timed, on a device; and if not, why."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import shutil
+from typing import Any
+
+import torch
+
+from .interpreter import is_interpreting
+from .technique import Implementation, Level, Technique
+
+
+def levels_module(technique: Technique) -> Any:
+    """The technique's module that says which level runs where."""
+    return importlib.import_module(technique.levels)
+
+
+def why_unavailable(
+    technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """The reason why this implementation cannot run on that device in that dtype, or None."""
+    if implementation.level is Level.PEER:
+        reason = None
+    else:
+        reason = levels_module(technique).unavailable(implementation.level.value, device, dtype)
+    if reason is None and implementation.level is Level.COMPILE and device.type == "cpu" and not _cpp_compiler():
+        reason = "torch.compile needs a C++ compiler on the CPU, and neither $CXX, g++ nor clang++ is on PATH"
+    if reason is None:
+        try:
+            implementation.load()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return reason
+
+
+def why_not_timed(
+    technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """The reason why this implementation's time cannot be told there, or None."""
+    if implementation.level is Level.TRITON and device.type == "cpu" and is_interpreting():
+        return "no GPU: Triton's interpreter checks results, its time means nothing"
+    return why_unavailable(technique, implementation, device, dtype)
+
+
+def default_level(technique: Technique, device: torch.device) -> str:
+    """What `level=None` means on that device."""
+    return levels_module(technique).default_level(device)
+
+
+@functools.cache
+def _cpp_compiler() -> str | None:
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None)

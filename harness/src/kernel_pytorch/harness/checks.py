@@ -1,0 +1,168 @@
+"""What a technique's tests call. Each check raises AssertionError naming operation, level, case and quantity."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .technique import Case, Implementation, Level, Operation, Technique
+from .verification import RANDOM, Trial, make_arguments, verify_trial
+
+
+class Skipped(Exception):  # noqa: N818 - it is no error: the level cannot run here
+    """The implementation cannot run here; the message says why."""
+
+
+def check_trial(
+    technique: Technique, operation: Operation, implementation: Implementation, trial: Trial, device: torch.device
+) -> None:
+    """Forward and every gradient within the budget, and nothing written that is not the implementation's own.
+
+    Raises:
+        Skipped: it cannot run here.
+        AssertionError: it is wrong.
+    """
+    if implementation.level is Level.COMPILE:
+        torch._dynamo.reset()
+    verification = verify_trial(technique, operation, implementation, trial, device)
+    if verification.unavailable is not None:
+        raise Skipped(verification.unavailable)
+    assert verification.passed, "\n".join(verification.failures())
+
+
+def check_gradient_combinations(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    """Every subset of the differentiable arguments gets its gradients, equal to those of the full set, and no others.
+
+    Args:
+        function: takes `arguments` by position.
+        arguments: tensors and plain values.
+    """
+    positions = [i for i, a in enumerate(arguments) if isinstance(a, Tensor) and a.is_floating_point()]
+
+    def gradients(subset: Sequence[int]) -> dict[int, Tensor | None]:
+        own = [a.detach().clone().requires_grad_(i in subset) if i in positions else a for i, a in enumerate(arguments)]
+        outputs = _tensors(function(*own))
+        generator = torch.Generator(outputs[0].device).manual_seed(0)
+        incoming = [torch.randn(o.shape, generator=generator, device=o.device, dtype=torch.float64) for o in outputs]
+        loss = sum((o.double() * g).sum() for o, g in zip(outputs, incoming, strict=True))
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        return {i: own[i].grad for i in positions}
+
+    full = gradients(positions)
+    for mask in range(1, 2 ** len(positions)):
+        subset = [p for bit, p in enumerate(positions) if mask >> bit & 1]
+        for i, gradient in gradients(subset).items():
+            where = f"argument {i} with gradients wanted for {subset}"
+            if i not in subset:
+                assert gradient is None, f"{where}: has a gradient that nobody asked for"
+                continue
+            assert gradient is not None, f"{where}: gradient is missing"
+            torch.testing.assert_close(gradient, full[i], rtol=0, atol=0, msg=lambda m, w=where: f"{w}: {m}")
+
+
+def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    """`gradcheck` and `gradgradcheck` in float64 on small inputs."""
+    own = [
+        a.detach().double().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
+    ]
+    assert torch.autograd.gradcheck(function, own)
+    assert torch.autograd.gradgradcheck(function, own)
+
+
+def check_compiled_equals_eager(function: Callable[..., Any], arguments: Sequence[Any], *, dynamic: bool) -> None:
+    """`torch.compile(fullgraph=True)` of a call to `function` gives bitwise what eager gives, gradients included."""
+    torch._dynamo.reset()
+    eager, compiled = (
+        _forward_and_backward(f, arguments)
+        for f in (function, torch.compile(lambda *a: function(*a), fullgraph=True, dynamic=dynamic))
+    )
+    for position, (ours, theirs) in enumerate(zip(compiled, eager, strict=True)):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=lambda m, p=position: f"result {p}: {m}")
+
+
+def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.export.ExportedProgram:
+    """`torch.export` with every first dimension dynamic runs, and gives what eager gives at another size."""
+
+    class Exported(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Any:
+            rest = iter(tensors)
+            return function(*(next(rest) if isinstance(a, Tensor) else a for a in arguments))
+
+    tensors = tuple(a for a in arguments if isinstance(a, Tensor))
+    rows = tensors[0].shape[0]
+    batch = torch.export.Dim("batch", min=2)
+    shapes = {"tensors": tuple({0: batch} if t.dim() > 1 and t.shape[0] == rows else None for t in tensors)}
+    program = torch.export.export(Exported(), tensors, dynamic_shapes=shapes)
+    larger = tuple(torch.cat([t, t]) if s is not None else t for t, s in zip(tensors, shapes["tensors"], strict=True))
+    for ours, theirs in zip(_tensors(program.module()(*larger)), _tensors(Exported()(*larger)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    return program
+
+
+def check_deterministic(function: Callable[..., Any], arguments: Sequence[Any], *, repeats: int = 3) -> None:
+    """The same call gives bitwise the same outputs and gradients."""
+    first = _forward_and_backward(function, arguments)
+    for _ in range(repeats):
+        for position, (a, b) in enumerate(zip(first, _forward_and_backward(function, arguments), strict=True)):
+            torch.testing.assert_close(b, a, rtol=0, atol=0, msg=lambda m, p=position: f"result {p}: {m}")
+
+
+def check_rows_independent(function: Callable[..., Any], arguments: Sequence[Any], rows: str = "leading") -> None:
+    """A row's result does not depend on how many rows there are: the first rows alone give bitwise the same."""
+    whole = _tensors(function(*arguments))
+    count = arguments[0].shape[0]
+    for keep in sorted({1, count // 2, count - 1}):
+        part = [a[:keep] if isinstance(a, Tensor) and a.dim() > 1 and a.shape[0] == count else a for a in arguments]
+        for ours, theirs in zip(_tensors(function(*part)), whole, strict=True):
+            message = f"{keep} of {count} {rows} rows"
+            torch.testing.assert_close(ours, theirs[:keep], rtol=0, atol=0, msg=lambda m, w=message: f"{w}: {m}")
+
+
+def case_arguments(operation: Operation, case: Case, device: torch.device) -> list[Any]:
+    """The arguments of a case with random input."""
+    return make_arguments(operation, Trial(case, RANDOM), device)
+
+
+@contextlib.contextmanager
+def count_launches() -> Iterator[list[str]]:
+    """Collect the names of the Triton kernels launched in the body, on a GPU or in the interpreter."""
+    import triton
+    from triton.runtime.interpreter import GridExecutor
+
+    names: list[str] = []
+    run_compiled, run_interpreted = triton.JITFunction.run, GridExecutor.__call__
+
+    def counted_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("warmup"):
+            names.append(self.fn.__name__)
+        return run_compiled(self, *args, **kwargs)
+
+    def counted_interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(self.fn.__name__)
+        return run_interpreted(self, *args, **kwargs)
+
+    triton.JITFunction.run, GridExecutor.__call__ = counted_compiled, counted_interpreted
+    try:
+        yield names
+    finally:
+        triton.JITFunction.run, GridExecutor.__call__ = run_compiled, run_interpreted
+
+
+def _forward_and_backward(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Tensor]:
+    own = [
+        a.detach().clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
+    ]
+    outputs = _tensors(function(*own))
+    generator = torch.Generator(outputs[0].device).manual_seed(0)
+    incoming = [torch.randn(o.shape, generator=generator, device=o.device).to(o.dtype) for o in outputs]
+    leaves = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
+    return [o.detach() for o in outputs] + list(torch.autograd.grad(outputs, leaves, incoming))
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)

@@ -1,0 +1,27 @@
+"""Timing that can be trusted: cold inputs, interleaved rounds, medians of paired ratios with an interval."""
+
+from __future__ import annotations
+
+from kernel_pytorch.harness.clock.cuda import on_clock_stream
+from kernel_pytorch.harness.clock.interleave import measure
+from kernel_pytorch.harness.clock.pool import cold_pool_bytes, last_level_cache_bytes, sets_needed
+from kernel_pytorch.harness.clock.self_test import SelfTestResult, self_test
+from kernel_pytorch.harness.clock.statistics import Comparison, Interval, Verdict, compare_paired, median_interval
+from kernel_pytorch.harness.clock.subject import Subject, Timing
+
+__all__ = [
+    "Comparison",
+    "Interval",
+    "SelfTestResult",
+    "Subject",
+    "Timing",
+    "Verdict",
+    "cold_pool_bytes",
+    "compare_paired",
+    "last_level_cache_bytes",
+    "measure",
+    "median_interval",
+    "on_clock_stream",
+    "self_test",
+    "sets_needed",
+]

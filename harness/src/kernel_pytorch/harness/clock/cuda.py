@@ -1,0 +1,198 @@
+"""Device-time measurement on an NVIDIA GPU, by CUDA events on a stream of the clock's own.
+
+No setting of the card is read or changed here: not its clocks, not its power limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kernel_pytorch.harness.clock.sampling import (
+    FEWEST_WARM_UP_CALLS,
+    LONGEST_PASS,
+    SHORTEST_SAMPLE,
+    Rotation,
+    calibrate,
+    calls_per_sample,
+    garbage_collection_paused,
+)
+from kernel_pytorch.harness.clock.subject import Subject
+
+EVENTS = "CUDA events, cold L2"
+GRAPH = "CUDA graph, cold L2"
+
+SHORT_CALL = 100e-6
+"""Seconds. Below this the gaps between launches from Python are a visible part of the time between two events."""
+
+MOST_CALLS_PER_GRAPH = 512
+"""Enough for the launch of the graph not to matter; a graph of many thousand nodes is slow to build."""
+
+
+def clock_stream(device: torch.device | str) -> torch.cuda.Stream:
+    """The stream that everything is warmed up, captured and timed on: one per device.
+
+    The backward of an autograd graph runs on the stream that its forward ran on, so a backward is only capturable if
+    its forward ran on this stream: build such graphs inside `on_clock_stream`.
+    """
+    device = torch.device(device)
+    return _stream_of(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _stream_of(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device=index)
+
+
+@contextlib.contextmanager
+def on_clock_stream(device: torch.device | str) -> Iterator[None]:
+    """Run the body on the clock's stream, ordered after and before the work of the current one. No effect on a CPU."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        yield
+        return
+    stream = clock_stream(device)
+    surrounding = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(surrounding)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        surrounding.wait_stream(stream)
+
+
+class CudaSampler:
+    """Times a subject on the GPU: short calls inside a CUDA graph, long ones between two events.
+
+    Before each sample the same work is started once unmeasured. While the GPU is busy with it the host queues the
+    measured part, so no launch delay falls between the events, and caches and clocks are in the state that they keep.
+    """
+
+    def __init__(self, subject: Subject, device: torch.device) -> None:
+        self.subject = subject
+        self.method = EVENTS
+        self.calls_per_sample = subject.sets
+        self._device = device
+        self._stream = clock_stream(device)
+        self._rotation = Rotation(subject)
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+        self._seconds_per_call = 0.0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._replays = 1
+
+    def warm_up(self) -> bool:
+        """Call the subject on every set, on the clock's stream, as capture requires.
+
+        Returns:
+            True if a call is shorter than `SHORT_CALL`, or if the host needs most of its time to launch it: then the
+            GPU waits for the host, and only a graph shows what the GPU itself takes.
+        """
+        with on_clock_stream(self._device):
+            self._rotation.run(self._rotation.order(0, max(self.subject.sets, FEWEST_WARM_UP_CALLS)))
+            self._stream.synchronize()
+            self._seconds_per_call = calibrate(lambda calls: self._elapsed_calls(0, calls))
+            calls = min(self.subject.sets, 16)
+            begin = time.perf_counter()
+            self._run(0, calls)
+            seconds_on_host = (time.perf_counter() - begin) / calls
+            self._stream.synchronize()
+        return self._seconds_per_call < SHORT_CALL or seconds_on_host > 0.5 * self._seconds_per_call
+
+    def prepare(self, *, short: bool) -> None:
+        """Capture the calls into a graph if `short`; otherwise, or where that fails, fix the size of a batch.
+
+        A call that cannot be captured is timed by events, launch gaps included: whoever uses it pays them too.
+        """
+        with on_clock_stream(self._device):
+            if short and self._seconds_per_call * self.subject.sets <= LONGEST_PASS:
+                try:
+                    self._capture()
+                except RuntimeError as error:
+                    self.method = f"{EVENTS} (not capturable: {_reason(error)})"
+            if self._graph is None:
+                self.calls_per_sample = calls_per_sample(self._seconds_per_call, self.subject.sets)
+
+    def sample(self, start: int) -> float:
+        """Seconds per call, from set `start` on; a graph always visits every set from the first one on."""
+        with on_clock_stream(self._device), garbage_collection_paused():
+            if self._graph is not None:
+                self._graph.replay()
+                return self._elapsed(self._replay) / self.calls_per_sample
+            self._run(start - 1, 1)
+            return self._elapsed_calls(start, self.calls_per_sample) / self.calls_per_sample
+
+    def _run(self, start: int, calls: int) -> None:
+        self._rotation.run(self._rotation.order(start, calls))
+
+    def _replay(self) -> None:
+        assert self._graph is not None
+        for _ in range(self._replays):
+            self._graph.replay()
+
+    def _elapsed_calls(self, start: int, calls: int) -> float:
+        order = self._rotation.order(start, calls)
+        return self._elapsed(lambda: self._rotation.run(order))
+
+    def _elapsed(self, work: Callable[[], None]) -> float:
+        """Seconds that the GPU spends between two events around `work`."""
+        self._begin.record(self._stream)
+        work()
+        self._end.record(self._stream)
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) * 1e-3
+
+    def _capture(self) -> None:
+        """Capture passes over all sets. RuntimeError: an operation in the subject cannot be captured."""
+        sets = self.subject.sets
+        self._rotation.release()
+        # A capture that fails inside CUDA can leave torch's allocator and random generators half in capture mode,
+        # so the ordinary reason for failing, a call that waits for the GPU, is found before any capture begins.
+        with _waiting_is_an_error():
+            self.subject.run(0)
+        self._stream.synchronize()
+        passes = math.ceil(SHORTEST_SAMPLE / (self._seconds_per_call * sets))
+        passes = max(1, min(passes, MOST_CALLS_PER_GRAPH // sets))
+        graph = torch.cuda.CUDAGraph()
+        outputs: list[object] = [None] * sets
+        with garbage_collection_paused(), torch.cuda.graph(graph, stream=self._stream):
+            for _ in range(passes):
+                for index in range(sets):
+                    outputs[index] = self.subject.run(index)
+        graph.replay()
+        seconds = calibrate(lambda replays: self._elapsed(lambda: _repeat(graph.replay, replays)))
+        self._replays = math.ceil(SHORTEST_SAMPLE / seconds)
+        self.calls_per_sample = self._replays * passes * sets
+        self._graph, self.method = graph, GRAPH
+
+
+def _repeat(function: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        function()
+
+
+@contextlib.contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """Make torch raise RuntimeError where an operation would wait for the GPU."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # torch announces, once per process, that this mode does not find every wait.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _reason(error: BaseException) -> str:
+    """First line of what went wrong first: closing a broken capture raises a second, vaguer error."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,90 @@
+"""Times several subjects in turns, so that whatever disturbs the machine disturbs all of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from kernel_pytorch.harness.clock.cpu import CpuSampler
+from kernel_pytorch.harness.clock.cuda import CudaSampler
+from kernel_pytorch.harness.clock.sampling import Sampler
+from kernel_pytorch.harness.clock.subject import Subject, Timing
+
+
+def sampler_for(subject: Subject, device: torch.device) -> Sampler:
+    """The sampler for a device type. Raises ValueError naming the device if there is none."""
+    if device.type == "cuda":
+        return CudaSampler(subject, device)
+    if device.type == "cpu":
+        return CpuSampler(subject, device)
+    raise ValueError(f"device is {device}; the clock knows cpu and cuda")
+
+
+def measure(
+    subjects: Sequence[Subject],
+    device: torch.device | str,
+    *,
+    rounds: int = 30,
+    seed: int = 0,
+    on_round: Callable[[], None] | None = None,
+    make_sampler: Callable[[Subject, torch.device], Sampler] = sampler_for,
+) -> dict[str, Timing]:
+    """Time every subject once per round, in an order shuffled anew for each round.
+
+    Samples with the same index belong to the same round and can be paired. All subjects are timed on the same input
+    sets: see `sampling`. If one subject is so short that only a CUDA graph can time it, all are captured where they
+    can be, because times of different methods cannot be compared; `Timing.method` tells which one it was.
+
+    Args:
+        subjects: with distinct names and the same number of sets.
+        device: where they run.
+        rounds: samples per subject.
+        seed: of the order.
+        on_round: called after each round, for progress.
+        make_sampler: what times a subject.
+
+    Returns:
+        One `Timing` per subject, by name, in the order of `subjects`.
+
+    Raises:
+        ValueError: no subjects, two of one name, differing `sets`, or no rounds.
+    """
+    _check(subjects, rounds)
+    samplers = [make_sampler(subject, torch.device(device)) for subject in subjects]
+    too_short = [sampler.warm_up() for sampler in samplers]
+    for sampler in samplers:
+        sampler.prepare(short=any(too_short))
+    stride = max(sampler.calls_per_sample for sampler in samplers)
+    generator = np.random.default_rng(seed)
+    samples: list[list[float]] = [[] for _ in samplers]
+    for round_number in range(rounds):
+        start = round_number * stride % subjects[0].sets
+        for index in generator.permutation(len(samplers)):
+            samples[index].append(samplers[index].sample(start))
+        if on_round is not None:
+            on_round()
+    return {
+        sampler.subject.name: Timing(
+            name=sampler.subject.name,
+            samples=tuple(seconds),
+            calls_per_sample=sampler.calls_per_sample,
+            method=sampler.method,
+            pool_bytes=sampler.subject.sets * sampler.subject.bytes_per_set,
+        )
+        for sampler, seconds in zip(samplers, samples, strict=True)
+    }
+
+
+def _check(subjects: Sequence[Subject], rounds: int) -> None:
+    names = [subject.name for subject in subjects]
+    if not names:
+        raise ValueError("subjects is empty; give at least one")
+    if len(set(names)) != len(names):
+        raise ValueError(f"subjects share a name: {', '.join(names)}")
+    if len({subject.sets for subject in subjects}) != 1:
+        given = ", ".join(f"{subject.name}: {subject.sets}" for subject in subjects)
+        raise ValueError(f"subjects differ in sets ({given}); they must be timed on the same inputs")
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; allowed is 1 or more")

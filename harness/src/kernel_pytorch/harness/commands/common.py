@@ -1,0 +1,66 @@
+"""What the subcommands share: consoles, options and the errors of a mistyped name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from ..discovery import Discovery, UnknownNameError
+from ..technique import Technique
+
+# Tables are wide, and a pipe or a file has no width of its own.
+output = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
+messages = Console(stderr=True)
+
+TechniqueArgument = Annotated[
+    str | None, typer.Argument(help="Name of one technique, as `kernel-pytorch list` prints it; all of them if omitted.")
+]
+LevelOption = Annotated[
+    list[str] | None,
+    typer.Option("--level", help="Only this level (reference, native, ...). May be given several times."),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda or cuda:1. The first GPU where there is one, else the CPU, if omitted."),
+]
+
+
+def parse_device(name: str | None) -> torch.device:
+    """The device of that name, which must exist; the best one for None.
+
+    Raises:
+        UnknownNameError: no such device here; the message lists what exists.
+    """
+    available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name is None:
+        return torch.device(available[1] if len(available) > 1 else "cpu")
+    if name == "cuda" and len(available) > 1:
+        name = available[1]
+    if name not in available:
+        raise UnknownNameError(f"no device {name!r}; available here are: {', '.join(available)}")
+    return torch.device(name)
+
+
+def check_levels(levels: list[str] | None, techniques: Iterable[Technique]) -> list[str] | None:
+    """The levels, all of which must exist in one of the techniques.
+
+    Raises:
+        UnknownNameError: one does not; the message lists those that do.
+    """
+    known = list(dict.fromkeys(i.name for t in techniques for o in t.operations for i in o.implementations))
+    for level in levels or []:
+        if level not in known:
+            raise UnknownNameError(f"no level {level!r}; there are: {', '.join(known)}")
+    return levels or None
+
+
+def warn_broken(discovery: Discovery) -> None:
+    """Say which packages could not be loaded, and go on."""
+    for name, reason in discovery.broken.items():
+        messages.print(f"[yellow]technique {name} is broken and left out:[/yellow] {reason}", highlight=False)

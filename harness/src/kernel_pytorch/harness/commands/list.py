@@ -1,0 +1,49 @@
+"""`kernel-pytorch list`: what is installed, and what each level can do here."""
+
+from __future__ import annotations
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from ..availability import default_level, why_not_timed, why_unavailable
+from ..discovery import discover
+from ..interpreter import is_interpreting
+from ..technique import Implementation, Level, Technique
+from .common import DeviceOption, TechniqueArgument, output, parse_device
+
+
+def list_command(technique: TechniqueArgument = None, device: DeviceOption = None) -> None:
+    """Print every installed technique, its operations, and the state of each level on this machine."""
+    where = parse_device(device)
+    discovery = discover()
+    techniques = discovery.select(technique)
+    for found in techniques:
+        table = Table(title=f"{found.name}: {found.title}", title_justify="left")
+        for column in ("operation", "level", f"on {where}", "default"):
+            table.add_column(column)
+        for operation in found.operations:
+            for implementation in operation.implementations:
+                is_default = implementation.name == default_level(found, where)
+                row = (operation.name, implementation.name, state(found, implementation, where))
+                table.add_row(*row, "yes" if is_default else "", end_section=implementation is operation.implementations[-1])
+        output.print(table)
+    if technique is None:
+        for name, reason in discovery.broken.items():
+            output.print(f"[red]{name}: broken.[/red] {escape(reason)}", highlight=False)
+        if not techniques and not discovery.broken:
+            output.print("No technique is installed. Each is a package of its own, kernel-pytorch-<technique>.")
+
+
+def state(technique: Technique, implementation: Implementation, device: torch.device) -> str:
+    """Whether a level runs there, in which dtypes it does not, and why."""
+    reasons = {
+        dtype: why_unavailable(technique, implementation, device, dtype)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    }
+    if all(reasons.values()):
+        return f"[yellow]cannot run:[/yellow] {escape(str(reasons[torch.float32]))}"
+    if implementation.level is Level.TRITON and device.type == "cpu" and is_interpreting():
+        return "checked by Triton's interpreter, never timed (float32, float16); no GPU"
+    not_timed = why_not_timed(technique, implementation, device, torch.float32)
+    return "runs" if not_timed is None else f"runs, not timed: {escape(not_timed)}"

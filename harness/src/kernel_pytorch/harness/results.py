@@ -1,0 +1,194 @@
+"""The record of a benchmark: one JSON file per technique and device, versioned, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .clock import Comparison, Interval
+from .machine import Machine
+from .technique import Case
+
+SCHEMA_VERSION = 1
+
+Status = Literal["measured", "unavailable", "wrong", "rejected"]
+
+
+class ResultsError(ValueError):
+    """A results file that cannot be read; the message says which and why."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class IntervalRecord(_Record):
+    """A median and its bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, interval: Interval) -> IntervalRecord:
+        """From the clock's own type."""
+        return cls(median=interval.median, low=interval.low, high=interval.high)
+
+
+class ComparisonRecord(_Record):
+    """How many times faster than a baseline, from the paired ratios of the same rounds."""
+
+    speedup: IntervalRecord
+    verdict: Literal["FASTER", "SLOWER", "SAME", "UNSURE"]
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> ComparisonRecord:
+        """From the clock's own type."""
+        return cls(speedup=IntervalRecord.of(comparison.speedup), verdict=comparison.verdict.name)
+
+
+class CaseRecord(_Record):
+    """A case, with sizes as JSON can hold them."""
+
+    name: str
+    dtype: str
+    sizes: dict[str, Any]
+
+    @classmethod
+    def of(cls, case: Case) -> CaseRecord:
+        """From the declaration's own type."""
+        return cls(name=case.name, dtype=case.dtype_name, sizes={k: _plain(v) for k, v in case.sizes.items()})
+
+    @property
+    def label(self) -> str:
+        """Name, shape and dtype for tables."""
+        shape = self.sizes.get("shape")
+        return f"{self.name} {'x'.join(map(str, shape))} {self.dtype}" if shape else f"{self.name} {self.dtype}"
+
+
+class Measurement(_Record):
+    """One implementation on one case in one direction.
+
+    Attributes:
+        status: "measured"; "unavailable" (cannot run or be timed here); "wrong" (failed the oracle, so nobody cares how
+            fast it is); "rejected" (faster than this machine can be). All but the first carry a reason.
+        seconds: device time per call on a GPU, wall time on a CPU.
+        samples: seconds per call, one per round; rounds are paired among the implementations of a case.
+        bytes: compulsory traffic that bytes_per_second was divided from.
+        share_of_copy: of the copy bandwidth measured for the memory that `pool_bytes` fit in.
+        comparisons: by baseline, every PyTorch level that was measured in the same rounds.
+        relative_error: ||output - truth|| / ||truth||, worst output; the truth is the reference in float64.
+        error_over_budget: the worst element's error divided by what it is allowed.
+    """
+
+    operation: str
+    case: CaseRecord
+    direction: Literal["forward", "backward", "both"]
+    implementation: str
+    level: str
+    status: Status
+    reason: str = ""
+    seconds: IntervalRecord | None = None
+    samples: tuple[float, ...] = ()
+    calls_per_sample: int = 0
+    method: str = ""
+    pool_bytes: int = 0
+    bytes: int = 0
+    flops: int = 0
+    bytes_per_second: float | None = None
+    share_of_copy: float | None = None
+    share_of_matmul: float | None = None
+    comparisons: dict[str, ComparisonRecord] = {}
+    relative_error: float | None = None
+    error_over_budget: float | None = None
+
+
+class Accuracy(_Record):
+    """One implementation on real activations, forward and gradients, against float64.
+
+    Attributes:
+        quantity: "output", "gradient of weight", ...
+        relative_error: ||candidate - truth|| / ||truth||.
+        reference_error: the same for the reference in this dtype: careful PyTorch.
+        error_over_budget: the worst element's error divided by what it is allowed.
+        reason: why there is no figure, if there is none.
+    """
+
+    operation: str
+    implementation: str
+    dtype: str
+    quantity: str = ""
+    relative_error: float | None = None
+    reference_error: float | None = None
+    error_over_budget: float | None = None
+    reason: str = ""
+
+
+class Results(_Record):
+    """Everything that one benchmark run found out about one technique.
+
+    Attributes:
+        quick: fewer cases and rounds than the declaration asks for.
+        complete: false if the run was interrupted.
+        sources: SHA-256 of the files that each implementation consists of, by `operation/implementation`.
+        real_input: what the accuracy was measured on, or why it was not.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    technique: str
+    created: str
+    quick: bool
+    complete: bool = True
+    machine: Machine
+    sources: dict[str, str]
+    measurements: tuple[Measurement, ...]
+    accuracy: tuple[Accuracy, ...] = ()
+    real_input: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write the file in one step: a crash half-way leaves the previous file whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+
+
+def load(path: Path) -> Results:
+    """Read a results file.
+
+    Raises:
+        ResultsError: it cannot be read, is no results file, or has another schema version.
+    """
+    try:
+        return Results.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise ResultsError(
+            f"{path}: not a results file of schema version {SCHEMA_VERSION} ({where}: {first['msg']})"
+        ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the target, then rename over it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value).removeprefix("torch.")

@@ -1,0 +1,287 @@
+"""The declaration that an author writes; everything else in the harness follows from it.
+
+A `Technique` holds `Operation`s; an operation holds `Implementation`s (one per level), the inputs, the cost and two
+grids of `Case`s: awkward shapes for the tests, shapes of published models for the benchmarks.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class Level(enum.Enum):
+    """How an implementation is written. The order is the ladder, from the definition to CUDA C++."""
+
+    REFERENCE = "reference"
+    NATIVE = "native"
+    TORCHSCRIPT = "torchscript"
+    COMPILE = "compile"
+    TRITON = "triton"
+    CUDA = "cuda"
+    PEER = "peer"
+
+
+class Direction(enum.Enum):
+    """Which pass is run: the forward, the backward on a graph that stands already, or both."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BOTH = "both"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way of computing an operation.
+
+    Attributes:
+        name: what tables print; a peer is named `peer:<library>`.
+        level: the rung of the ladder.
+        target: import string `module:function`, resolved only when the implementation is run, so that a declaration
+            imports nothing optional.
+        budget_factor: how many times the reference's own error is allowed; above 2 only with a reason, never above 4.
+        budget_reason: why `budget_factor` is above 2.
+    """
+
+    name: str
+    level: Level
+    target: str
+    budget_factor: float = 2.0
+    budget_reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.budget_factor <= 4.0:
+            raise ValueError(f"{self.name}: budget_factor is {self.budget_factor}; allowed is above 0 and at most 4")
+        if self.budget_factor > 2.0 and not self.budget_reason:
+            raise ValueError(f"{self.name}: budget_factor {self.budget_factor} is above 2 and needs budget_reason")
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function. ImportError and AttributeError pass through: they are the reason it cannot run."""
+        module_name, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module_name), attribute)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a grid: a dtype and named sizes, read as attributes (`case.rows`).
+
+    Attributes:
+        name: what it stands for ("Llama 3.1 8B, prefill", "one column").
+        dtype: dtype of the principal input.
+        sizes: everything else that the operation's `inputs` needs to know.
+        reason: why this shape is awkward, for the test grid.
+        core: whether implementations that compile anew for every shape run it in an ordinary verification.
+    """
+
+    name: str
+    dtype: torch.dtype
+    sizes: Mapping[str, Any]
+    reason: str = ""
+    core: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self.sizes[name]
+        except KeyError:
+            raise AttributeError(f"case {self.name!r} has no size {name!r}; it has {', '.join(self.sizes)}") from None
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype without the `torch.` prefix."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def label(self) -> str:
+        """Name, sizes and dtype in one line, unique within a grid."""
+        sizes = " ".join(f"{key}={_short(value)}" for key, value in self.sizes.items())
+        return f"{self.name} [{sizes}] {self.dtype_name}"
+
+    def __hash__(self) -> int:
+        return hash(self.label)
+
+
+def _short(value: object) -> str:
+    return str(value).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A `Case` before its dtype is chosen; `grid` multiplies points by dtypes."""
+
+    name: str
+    sizes: Mapping[str, Any]
+    reason: str = ""
+    core: bool = False
+    dtypes: tuple[torch.dtype, ...] | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+def point(
+    name: str,
+    *,
+    reason: str = "",
+    core: bool = False,
+    dtypes: Sequence[torch.dtype] | None = None,
+    devices: Sequence[str] = ("cpu", "cuda"),
+    **sizes: Any,
+) -> Point:
+    """Describe one shape of a grid.
+
+    Args:
+        name: what the shape stands for.
+        reason: why it is awkward (test grids).
+        core: run it also at levels that compile anew for every shape.
+        dtypes: replaces the grid's own dtypes for this point.
+        devices: device types on which the case finishes in reasonable time.
+        **sizes: the numbers that `inputs` and `cost` read.
+    """
+    return Point(name, sizes, reason, core, None if dtypes is None else tuple(dtypes), tuple(devices))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An ordered set of cases, one per point and dtype."""
+
+    points: tuple[Point, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    def cases(self, device_type: str = "cpu") -> list[Case]:
+        """Every case that is meant to run on this device type."""
+        return [
+            Case(p.name, dtype, p.sizes, p.reason, p.core)
+            for p in self.points
+            if device_type in p.devices
+            for dtype in (p.dtypes or self.dtypes)
+        ]
+
+    def __iter__(self) -> Iterator[Case]:
+        return iter(self.cases())
+
+
+def grid(*points: Point, dtypes: Sequence[torch.dtype]) -> Grid:
+    """The product of `points` and `dtypes` (a point may bring dtypes of its own)."""
+    if not points:
+        raise ValueError("grid: points is empty; give at least one point(...)")
+    return Grid(tuple(points), tuple(dtypes))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an operation cannot avoid doing.
+
+    Attributes:
+        bytes: compulsory traffic: each input read once, each output written once.
+        flops: floating-point operations of the definition; 0 where nobody counts them (memory-bound operations).
+        launches: kernels that the best level may launch, when that is part of the promise.
+    """
+
+    bytes: int
+    flops: int = 0
+    launches: int | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One mathematical function and its implementations.
+
+    Attributes:
+        name: the function's name; also the operator's name in `torch.ops.kernel_pytorch`.
+        implementations: one per level, the reference among them.
+        inputs: `(case, generator) -> arguments`, positional, on the generator's device. Tensors that are floating
+            point receive gradients. The docstring gives their shapes.
+        cost: `(case, direction) -> Cost`.
+        test_grid: awkward shapes, each with its reason; always some float32.
+        bench_grid: shapes of named published models.
+        adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
+        real_input: `(activations, dtype) -> arguments`: positional arguments made of a `(tokens, channels)` float32
+            tensor of real activations, or None where real activations mean nothing.
+    """
+
+    name: str
+    implementations: Sequence[Implementation]
+    inputs: Callable[[Case, torch.Generator], tuple[Any, ...]]
+    cost: Callable[[Case, Direction], Cost]
+    test_grid: Grid
+    bench_grid: Grid
+    adversarial: tuple[str, ...] = ()
+    real_input: Callable[[torch.Tensor, torch.dtype], tuple[Any, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        levels = [i.level for i in self.implementations]
+        if levels.count(Level.REFERENCE) != 1:
+            raise ValueError(f"{self.name}: implementations must hold exactly one {Level.REFERENCE.value!r} level")
+        names = [i.name for i in self.implementations]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.name}: two implementations share a name: {', '.join(names)}")
+        if torch.float32 not in {case.dtype for case in self.test_grid}:
+            raise ValueError(f"{self.name}: test_grid has no float32 case; low precision hides wrong formulas")
+
+    @property
+    def reference(self) -> Implementation:
+        """The definition."""
+        return next(i for i in self.implementations if i.level is Level.REFERENCE)
+
+    def implementation(self, name: str) -> Implementation:
+        """The implementation of that name. Raises KeyError naming what exists."""
+        for candidate in self.implementations:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(f"{self.name} has no level {name!r}; it has {', '.join(i.name for i in self.implementations)}")
+
+    def signature(self) -> list[str]:
+        """Names of the positional arguments, read off the reference."""
+        return list(inspect.signature(self.reference.load()).parameters)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A stock module that a technique can stand in for.
+
+    Attributes:
+        stock: the class that is replaced.
+        build: `module -> drop-in`, sharing the parameters of `module`.
+        restore: `drop-in -> stock module`, the way back.
+        applies: `module -> None` or the reason why this very module is left alone.
+    """
+
+    stock: type[torch.nn.Module]
+    build: Callable[[torch.nn.Module], torch.nn.Module]
+    restore: Callable[[torch.nn.Module], torch.nn.Module]
+    applies: Callable[[torch.nn.Module], str | None] = lambda module: None
+
+
+@dataclass(frozen=True)
+class Technique:
+    """What one package offers.
+
+    Attributes:
+        name: the package's folder, distribution suffix and entry point.
+        title: one line for tables and pages.
+        paper: address of the paper that defines it.
+        operations: the functions.
+        levels: import string of the package's module that says which level runs where: `LEVELS`,
+            `default_level(device) -> str` and `unavailable(level, device, dtype) -> str | None`.
+        replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
+    """
+
+    name: str
+    title: str
+    paper: str
+    operations: Sequence[Operation]
+    levels: str
+    replacements: str | None = None
+
+    def operation(self, name: str) -> Operation:
+        """The operation of that name. Raises KeyError naming what exists."""
+        for candidate in self.operations:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(f"{self.name} has no operation {name!r}; it has {', '.join(o.name for o in self.operations)}")

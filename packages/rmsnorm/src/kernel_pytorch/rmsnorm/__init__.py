@@ -1,0 +1,6 @@
+"""RMSNorm, alone, with the residual add in front of it, and per attention head."""
+
+from .functional import add_rms_norm, head_rms_norm, rms_norm
+from .module import RMSNorm
+
+__all__ = ["RMSNorm", "add_rms_norm", "head_rms_norm", "rms_norm"]

@@ -1,0 +1,175 @@
+"""The public functions: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .levels import resolve
+
+Casting = Literal["llama", "gemma", "none"]
+CASTINGS = ("llama", "gemma", "none")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Casting = "llama",
+    level: str | None = None,
+) -> Tensor:
+    """Root mean square layer normalisation over the last dimension.
+
+    `y = x / sqrt(mean(x^2) + eps) * (offset + weight)`, differentiable in x and weight, any number of times except at
+    level "compile" (once).
+
+    Args:
+        x: `(..., N)`, float16, bfloat16, float32 or float64, any strides, N at least 1.
+        weight: `(N,)`, any of these dtypes, on the device of x; None for no scale.
+        eps: added to the mean square; not negative.
+        offset: added to the weight: 1.0 for models that store weights around zero (Gemma).
+        casting: where to round. "llama": the norm in float32, rounded to x.dtype before the weight is applied.
+            "gemma" (and `torch.nn.RMSNorm`): everything in float32, rounded once to x.dtype. "none": every product in
+            x.dtype, only the mean in float32.
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+
+    Returns:
+        `(..., N)`; dtype x.dtype for "gemma", else x and weight promoted.
+
+    Raises:
+        TypeError: x or weight is no floating-point tensor of an allowed dtype.
+        ValueError: shapes, devices, eps, casting or level do not fit; the message names the argument.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
+    """
+    _check_tensor("x", x)
+    _check_scalars(eps, casting)
+    if weight is not None:
+        _check_weight(weight, x, x.shape[-1:])
+    return resolve("rms_norm", level, x, weight)(x, weight, eps, offset, casting)
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Casting = "llama",
+    level: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Add the residual stream and normalise the sum: `h = x + residual`, `y = rms_norm(h)`.
+
+    What pre-norm transformers do between two blocks, in one pass over memory. Differentiable in x, residual and weight.
+
+    Args:
+        x: `(..., N)`, the output of the previous block; float16, bfloat16, float32 or float64.
+        residual: `(..., N)`, the residual stream, on the device of x; its dtype may differ.
+        weight: as in `rms_norm`.
+        eps: as in `rms_norm`.
+        offset: as in `rms_norm`.
+        casting: as in `rms_norm`, with h in the place of x.
+        level: as in `rms_norm`.
+
+    Returns:
+        `(y, new_residual)`, both `(..., N)`; new_residual is h, in the promoted dtype of x and residual.
+
+    Raises:
+        TypeError: as in `rms_norm`.
+        ValueError: as in `rms_norm`; also where residual has another shape or device than x.
+        RuntimeError: as in `rms_norm`.
+
+    Source: as `rms_norm`; the residual add in front of it as in Touvron et al., "LLaMA", 2023,
+    https://arxiv.org/abs/2302.13971.
+    """
+    _check_tensor("x", x)
+    _check_tensor("residual", residual)
+    _check_scalars(eps, casting)
+    if residual.shape != x.shape:
+        raise ValueError(f"residual: shape is {_shape(residual)}; it must be that of x, {_shape(x)}")
+    _check_device("residual", residual, x)
+    if weight is not None:
+        _check_weight(weight, x, x.shape[-1:])
+    return resolve("add_rms_norm", level, x, residual, weight)(x, residual, weight, eps, offset, casting)
+
+
+def head_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: Casting = "llama",
+    level: str | None = None,
+) -> Tensor:
+    """Normalise every attention head on its own, each with its own row of weights: QK-norm.
+
+    Models that share one weight among the heads (Qwen3) pass `weight.expand(num_heads, head_dim)`.
+
+    Args:
+        x: `(..., H, D)`, queries or keys; float16, bfloat16, float32 or float64, any strides.
+        weight: `(H, D)`, on the device of x.
+        eps: as in `rms_norm`.
+        offset: as in `rms_norm`.
+        casting: as in `rms_norm`.
+        level: as in `rms_norm`.
+
+    Returns:
+        `(..., H, D)`, dtype as in `rms_norm`.
+
+    Raises:
+        TypeError: as in `rms_norm`.
+        ValueError: as in `rms_norm`; also where x has fewer than two dimensions.
+        RuntimeError: as in `rms_norm`.
+
+    Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
+    root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
+    """
+    _check_tensor("x", x)
+    _check_scalars(eps, casting)
+    if x.dim() < 2:
+        raise ValueError(f"x: shape is {_shape(x)}; it must be (..., H, D)")
+    _check_weight(weight, x, x.shape[-2:])
+    return resolve("head_rms_norm", level, x, weight)(x, weight, eps, offset, casting)
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: given {type(tensor).__name__}; it must be a torch.Tensor")
+    if tensor.dtype not in DTYPES:
+        allowed = ", ".join(str(dtype) for dtype in DTYPES)
+        raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are {allowed}")
+    if tensor.dim() == 0:
+        raise ValueError(f"{name}: shape is (); it needs at least one dimension")
+    if tensor.shape[-1] == 0:
+        raise ValueError(f"{name}: shape is {_shape(tensor)}; the last dimension must not be empty")
+
+
+def _check_weight(weight: Tensor, x: Tensor, shape: torch.Size) -> None:
+    _check_tensor("weight", weight)
+    if weight.shape != shape:
+        raise ValueError(f"weight: shape is {_shape(weight)}; for x of shape {_shape(x)} it must be {tuple(shape)}")
+    _check_device("weight", weight, x)
+
+
+def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:
+    if tensor.device != x.device:
+        raise ValueError(f"{name}: device is {tensor.device}; it must be that of x, {x.device}")
+
+
+def _check_scalars(eps: float, casting: str) -> None:
+    if not eps >= 0.0:
+        raise ValueError(f"eps: given {eps}; it must not be negative")
+    if casting not in CASTINGS:
+        raise ValueError(f"casting: given {casting!r}; allowed are {', '.join(map(repr, CASTINGS))}")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,0 +1,240 @@
+"""The declaration: what this package offers the harness. Imports nothing but torch and the declaration's types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.harness.technique import (
+    Case,
+    Cost,
+    Direction,
+    Implementation,
+    Level,
+    Operation,
+    Technique,
+    grid,
+    point,
+)
+
+HERE = "kernel_pytorch.rmsnorm"
+EPS = 1e-6
+
+
+def implementations(function: str) -> list[Implementation]:
+    """One per level."""
+    return [
+        Implementation("reference", Level.REFERENCE, f"{HERE}.reference:{function}"),
+        Implementation("native", Level.NATIVE, f"{HERE}.native:{function}"),
+        Implementation("torchscript", Level.TORCHSCRIPT, f"{HERE}.jit:{function}"),
+        Implementation(
+            "compile",
+            Level.COMPILE,
+            f"{HERE}.compiled:{function}",
+            budget_factor=4.0,
+            budget_reason="TorchInductor adds the rows of the weight gradient one by one on the CPU, eager in a tree",
+        ),
+        Implementation("triton", Level.TRITON, f"{HERE}.autograd:{function}"),
+    ]
+
+
+def _scalars(case: Case) -> tuple[float, float, str]:
+    return EPS, case.sizes.get("offset", 0.0), case.sizes.get("casting", "llama")
+
+
+def _weight(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
+    """Around one as in trained models, or around zero where an offset brings it back."""
+    if not case.sizes.get("affine", True):
+        return None
+    weight = torch.randn(shape, generator=generator, device=generator.device) * 0.25 + (1.0 - _scalars(case)[1])
+    return weight.to(case.sizes.get("weight_dtype", case.dtype))
+
+
+def _data(case: Case, generator: torch.Generator) -> Tensor:
+    return torch.randn(case.shape, generator=generator, device=generator.device).to(case.dtype)
+
+
+def rms_norm_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(*shape)`, weight `(N,)` or None, eps, offset, casting."""
+    return _data(case, generator), _weight(case, case.shape[-1:], generator), *_scalars(case)
+
+
+def add_rms_norm_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(*shape)`, residual `(*shape)`, weight `(N,)` or None, eps, offset, casting."""
+    residual = _data(case, generator).to(case.sizes.get("residual_dtype", case.dtype))
+    return _data(case, generator), residual, _weight(case, case.shape[-1:], generator), *_scalars(case)
+
+
+def head_rms_norm_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(..., H, D)`, weight `(H, D)`, eps, offset, casting."""
+    return _data(case, generator), _weight(case, case.shape[-2:], generator), *_scalars(case)
+
+
+def _cost(case: Case, direction: Direction, weight_shape: tuple[int, ...], forward: int, backward: int) -> Cost:
+    """Traffic of `forward` or `backward` passes over the data, plus the weight; four and eleven FLOPs an element."""
+    elements = torch.Size(case.shape).numel()
+    size = case.dtype.itemsize
+    weight = torch.Size(weight_shape).numel() * case.sizes.get("weight_dtype", case.dtype).itemsize
+    one = Cost(forward * elements * size + weight, 4 * elements, launches=1)
+    # weight read, dweight written; the last launch adds the shares of dweight.
+    two = Cost(backward * elements * size + 2 * weight, 11 * elements, launches=3)
+    if direction is Direction.FORWARD:
+        return one
+    if direction is Direction.BACKWARD:
+        return two
+    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=4)
+
+
+def rms_norm_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: read x, write y. Backward: read dy and x, write dx."""
+    return _cost(case, direction, case.shape[-1:], forward=2, backward=3)
+
+
+def add_rms_norm_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: read x and residual, write y and h. Backward: read dy, dh and h, write dx, which is dresidual too."""
+    return _cost(case, direction, case.shape[-1:], forward=4, backward=4)
+
+
+def head_rms_norm_cost(case: Case, direction: Direction) -> Cost:
+    """As `rms_norm`, with one weight row a head."""
+    return _cost(case, direction, case.shape[-2:], forward=2, backward=3)
+
+
+def _real_weight(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return (1.0 + 0.25 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
+
+
+def rms_norm_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states as they are."""
+    return activations.to(dtype), _real_weight(activations.shape[-1:], dtype), EPS, 0.0, "llama"
+
+
+def add_rms_norm_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states, with those of the neighbouring token as the residual stream."""
+    x = activations.to(dtype)
+    return x, x.roll(1, 0), _real_weight(activations.shape[-1:], dtype), EPS, 0.0, "llama"
+
+
+def head_rms_norm_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states seen as heads of 32, the model's own head size."""
+    x = activations.to(dtype).unflatten(-1, (-1, 32))
+    return x, _real_weight(x.shape[-2:], dtype), EPS, 0.0, "llama"
+
+
+LOW = (torch.float32, torch.float16, torch.bfloat16)
+
+rms_norm_tests = grid(
+    point("typical", shape=(61, 96), core=True, reason="fits in one block with lanes to spare"),
+    point("one column", shape=(7, 1), reason="mean of one number; dx cancels"),
+    point("one row", shape=(1, 257), reason="one more column than a power of two"),
+    point("no rows", shape=(0, 64), reason="nothing to do, weight gradient all zero"),
+    point("many short rows", shape=(1031, 16), reason="more rows than programs and tiles; a prime number of them"),
+    point("four dimensions", shape=(2, 3, 2, 40), reason="leading dimensions are collapsed"),
+    point("no weight", shape=(4, 130), affine=False, reason="weight is None"),
+    point("gemma", shape=(61, 100), casting="gemma", offset=1.0, core=True, reason="one rounding; weight around zero"),
+    point("none", shape=(4, 100), casting="none", reason="every product rounded"),
+    point("offset, llama", shape=(4, 100), offset=1.0, reason="offset + weight is rounded to the weight's dtype"),
+    point("float32 weight", shape=(4, 100), weight_dtype=torch.float32, reason="master weights: y is float32"),
+    point("bfloat16 weight", shape=(4, 100), weight_dtype=torch.bfloat16, dtypes=[torch.float32], reason="promoted"),
+    point("two blocks", shape=(3, 16385), reason="one column more than the forward keeps in registers"),
+    point("backward in blocks", shape=(3, 8193), reason="one column more than the backward keeps in registers"),
+    point("very long rows", shape=(2, 262144), dtypes=[torch.float32], reason="the promised minimum"),
+    dtypes=LOW,
+)
+
+add_rms_norm_tests = grid(
+    point("typical", shape=(61, 96), core=True, reason="fits in one block with lanes to spare"),
+    point("one column", shape=(7, 1), reason="mean of one number; dx cancels"),
+    point("many short rows", shape=(515, 16), reason="more rows than programs and tiles"),
+    point("no weight", shape=(2, 3, 65), affine=False, reason="weight is None"),
+    point("gemma", shape=(4, 100), casting="gemma", offset=1.0, reason="one rounding; weight around zero"),
+    point("float32 residual", shape=(4, 100), residual_dtype=torch.float32, reason="the sum is float32"),
+    point("long rows", shape=(2, 20000), reason="the sum is stored in the first walk and used in the second"),
+    dtypes=LOW,
+)
+
+head_rms_norm_tests = grid(
+    point("typical", shape=(31, 4, 64), core=True, reason="heads a power of two"),
+    point("one head", shape=(5, 1, 64), reason="the same as rms_norm"),
+    point("three heads", shape=(2, 7, 3, 33), reason="no size a power of two"),
+    point("no tokens", shape=(0, 2, 8), reason="nothing to do, weight gradient all zero"),
+    point("long heads", shape=(2, 2, 17000), reason="rows are walked in blocks, weights per head"),
+    point("gemma", shape=(6, 4, 32), casting="gemma", offset=1.0, reason="one rounding; weight around zero"),
+    dtypes=LOW,
+)
+
+CUDA = ("cuda",)
+BENCH = (torch.bfloat16,)
+BOTH = (torch.bfloat16, torch.float32)
+
+rms_norm_bench = grid(
+    point("Llama 3.1 8B, decode", shape=(1, 4096)),
+    point("Llama 3.1 8B, prefill 512", shape=(512, 4096), dtypes=BOTH),
+    point("Llama 3.1 8B, prefill 2048", shape=(2048, 4096)),
+    point("Llama 3.1 8B, prefill 16384", shape=(16384, 4096), devices=CUDA),
+    point("Qwen3 0.6B, prefill 2048", shape=(2048, 1024)),
+    point("Qwen3 0.6B, prefill 32768", shape=(32768, 1024), devices=CUDA),
+    point("Gemma 2 9B, prefill 1024", shape=(1024, 3584), casting="gemma", offset=1.0),
+    point("Gemma 2 9B, prefill 16384", shape=(16384, 3584), casting="gemma", offset=1.0, devices=CUDA),
+    point("DeepSeek-V3, decode 64", shape=(64, 7168)),
+    point("DeepSeek-V3, prefill 8192", shape=(8192, 7168), devices=CUDA),
+    dtypes=BENCH,
+)
+
+add_rms_norm_bench = grid(
+    point("Llama 3.1 8B, decode", shape=(1, 4096)),
+    point("Llama 3.1 8B, prefill 512", shape=(512, 4096)),
+    point("Llama 3.1 8B, prefill 16384", shape=(16384, 4096), devices=CUDA),
+    point("DeepSeek-V3, prefill 8192", shape=(8192, 7168), devices=CUDA),
+    dtypes=BENCH,
+)
+
+head_rms_norm_bench = grid(
+    point("Qwen3 0.6B queries, decode", shape=(1, 16, 128)),
+    point("Qwen3 0.6B queries, prefill 1024", shape=(1024, 16, 128)),
+    point("Qwen3 0.6B keys, prefill 1024", shape=(1024, 8, 128)),
+    point("Qwen3 0.6B queries, prefill 32768", shape=(32768, 16, 128), devices=CUDA),
+    dtypes=BENCH,
+)
+
+technique = Technique(
+    name="rmsnorm",
+    title="RMSNorm, with residual add, and per head",
+    paper="https://arxiv.org/abs/1910.07467",
+    operations=[
+        Operation(
+            name="rms_norm",
+            implementations=implementations("rms_norm"),
+            inputs=rms_norm_inputs,
+            cost=rms_norm_cost,
+            test_grid=rms_norm_tests,
+            bench_grid=rms_norm_bench,
+            adversarial=("x",),
+            real_input=rms_norm_real,
+        ),
+        Operation(
+            name="add_rms_norm",
+            implementations=implementations("add_rms_norm"),
+            inputs=add_rms_norm_inputs,
+            cost=add_rms_norm_cost,
+            test_grid=add_rms_norm_tests,
+            bench_grid=add_rms_norm_bench,
+            adversarial=("x", "residual"),
+            real_input=add_rms_norm_real,
+        ),
+        Operation(
+            name="head_rms_norm",
+            implementations=implementations("head_rms_norm"),
+            inputs=head_rms_norm_inputs,
+            cost=head_rms_norm_cost,
+            test_grid=head_rms_norm_tests,
+            bench_grid=head_rms_norm_bench,
+            adversarial=("x",),
+            real_input=head_rms_norm_real,
+        ),
+    ],
+    levels=f"{HERE}.levels",
+    replacements=f"{HERE}.replacements:replacements",
+)

@@ -1,0 +1,99 @@
+"""What the Triton kernels promise besides being right: launches, reproducibility, independence of rows."""
+
+import pytest
+import torch
+
+from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent, count_launches
+from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
+
+triton_forward = pytest.importorskip("kernel_pytorch.rmsnorm.triton_forward")
+
+
+def calls(device, columns):
+    x = torch.randn(21, columns, device=device, requires_grad=True)
+    weight = torch.randn(columns, device=device, requires_grad=True)
+    residual = torch.randn_like(x).requires_grad_()
+    return {
+        "rms_norm": (lambda x, w: rms_norm(x, w, level="triton"), [x, weight]),
+        "add_rms_norm": (lambda x, r, w: add_rms_norm(x, r, w, level="triton"), [x, residual, weight]),
+    }
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
+@pytest.mark.parametrize(
+    ("columns", "backward"),
+    [
+        (40, ["_backward_kernel", "_add_shares_kernel"]),
+        (8200, ["_backward_long_kernel", "_weight_shares_kernel", "_add_shares_kernel"]),
+    ],
+    ids=["one block", "long rows"],
+)
+def test_launches(name, columns, backward, device):
+    function, arguments = calls(device, columns)[name]
+    with count_launches() as forward:
+        outputs = function(*arguments)
+    assert len(forward) == 1, forward
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    with count_launches() as launched:
+        torch.autograd.backward(outputs, [torch.ones_like(o) for o in outputs])
+    assert launched == backward
+
+
+def test_only_what_is_needed_is_launched(device):
+    function, (x, weight) = calls(device, 40)["rms_norm"]
+    y = function(x, weight.detach())
+    with count_launches() as launched:
+        y.sum().backward()
+    assert launched == ["_backward_kernel"]
+
+
+@pytest.mark.parametrize("columns", [1, 16, 300, 8200])
+def test_bitwise_reproducible(columns, device):
+    function, arguments = calls(device, columns)["rms_norm"]
+    check_deterministic(function, arguments)
+
+
+@pytest.mark.parametrize("columns", [1, 16, 300, 16400])
+def test_row_does_not_depend_on_the_number_of_rows(columns, device):
+    for function, arguments in calls(device, columns).values():
+        check_rows_independent(function, arguments)
+    x, weight = torch.randn(9, 3, columns, device=device), torch.randn(3, columns, device=device)
+    check_rows_independent(lambda x: head_rms_norm(x, weight, level="triton"), [x])
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "expected"),
+    [
+        ((2, 1, 8), (2**31, 8, 1), True),
+        ((2**20, 1, 4096), (4096, 4096, 1), True),
+        ((2**18, 1, 4096), (4096, 4096, 1), False),
+        ((1, 1, 8), (2**40, 8, 1), False),
+    ],
+    ids=["large stride", "large tensor", "half of the limit", "stride of a single row"],
+)
+def test_wide_offsets_where_they_are_needed(shape, stride, expected):
+    assert triton_forward.exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: 8 GiB of bfloat16")
+def test_tensor_past_2_to_the_31(device):
+    x = torch.randn(2**19 + 3, 4096, device=device, dtype=torch.bfloat16)
+    y = rms_norm(x, level="triton")
+    torch.testing.assert_close(y[-5:], rms_norm(x[-5:], level="reference"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs and streams")
+def test_cuda_graph_and_side_stream(device):
+    x, weight = torch.randn(64, 4096, device=device), torch.randn(4096, device=device)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        rms_norm(x, weight, level="triton")
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = rms_norm(x, weight, level="triton")
+    x.normal_()
+    graph.replay()
+    torch.testing.assert_close(y, rms_norm(x, weight, level="reference"))

@@ -1,0 +1,145 @@
+"""The registered operators: under opcheck, torch.compile, export, autocast, checkpointing and the FLOP counter."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export
+from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
+
+operators = torch.ops.kernel_pytorch
+
+
+def make(*shape, device, dtype=torch.float32):
+    return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_opcheck(dtype, layout, device):
+    x = make(4, 3, 8, device=device, dtype=dtype)
+    if layout == "transposed":
+        x = x.detach().transpose(0, 1).requires_grad_()
+    weight = make(8, device=device, dtype=dtype)
+    rstd = torch.rand(x.shape[:-1], device=device)
+    cases = [
+        (operators.rms_norm, (x, weight, 1e-6, 0.0, "llama")),
+        (operators.rms_norm, (x, None, 1e-6, 0.0, "gemma")),
+        (operators.rms_norm, (x, make(x.shape[-2], 8, device=device), 1e-6, 1.0, "none")),
+        (operators.add_rms_norm, (x, x.detach().flip(0).requires_grad_(), weight, 1e-6, 0.0, "llama")),
+        (operators.add_rms_norm, (x, x.detach().float().requires_grad_(), weight, 1e-6, 0.0, "gemma")),
+        (operators.rms_norm_backward, (x, None, x, weight, rstd, 1e-6, 0.0, True, True)),
+        (operators.rms_norm_backward, (x, x, x, weight, rstd, 1e-6, 0.0, True, False)),
+        (operators.rms_norm_backward, (x, None, x, weight, rstd, 1e-6, 0.0, False, True)),
+        (operators.rms_norm_backward, (x, None, x, None, rstd, 1e-6, 0.0, True, True)),
+    ]
+    for operator, arguments in cases:
+        if operator is operators.rms_norm_backward and dtype == torch.float16:
+            continue  # its own gradients meet in float16, in another order under AOTAutograd than in eager
+        torch.library.opcheck(operator.default, arguments)
+
+
+CALLS = {
+    "rms_norm": (lambda x, w: rms_norm(x, w, level="triton"), [(6, 40), (40,)]),
+    "add_rms_norm": (lambda x, r, w: add_rms_norm(x, r, w, level="triton"), [(6, 40), (6, 40), (40,)]),
+    "head_rms_norm": (lambda x, w: head_rms_norm(x, w, level="triton"), [(6, 3, 16), (3, 16)]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_is_bitwise_eager(name, dynamic, device):
+    function, shapes = CALLS[name]
+    check_compiled_equals_eager(function, [make(*s, device=device) for s in shapes], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("level", ["triton", None])
+@pytest.mark.parametrize("name", CALLS)
+def test_export(name, level, device):
+    shapes = CALLS[name][1]
+    function = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "head_rms_norm": head_rms_norm}[name]
+    program = check_export(lambda *t: function(*t, level=level), [make(*s, device=device).detach() for s in shapes])
+    if level == "triton":
+        nodes = [str(node.target) for node in program.graph.nodes]
+        assert sum("kernel_pytorch" in target for target in nodes) == 1, nodes
+
+
+def test_first_call_of_a_process_is_compiled(device):
+    """Lazy imports happen inside the operator: nothing is imported while Dynamo traces."""
+    program = f"""
+        import torch
+        from kernel_pytorch.rmsnorm import RMSNorm, rms_norm
+        x = torch.randn(3, 8, device="{device}")
+        f = torch.compile(lambda x: rms_norm(x, level="triton"), fullgraph=True, dynamic=True)
+        torch.testing.assert_close(f(x), rms_norm(x, level="reference"))
+        module = torch.compile(RMSNorm(8, device="{device}"), fullgraph=True, dynamic=True)
+        torch.testing.assert_close(module(x), torch.nn.RMSNorm(8, device="{device}")(x))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
+
+
+def test_autocast(device):
+    """The norm runs in the dtype it is given, as torch.nn.RMSNorm does; the product after it does not."""
+    x, weight, projection = make(4, 8, device=device), make(8, device=device), make(8, 8, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        y = rms_norm(x, weight, level="triton")
+        z = y @ projection
+    assert (y.dtype, z.dtype) == (torch.float32, torch.bfloat16)
+    z.float().sum().backward()
+    assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in (x, weight, projection))
+
+
+def test_calling_the_operator_differentiates(device):
+    x, weight = make(4, 8, device=device), make(8, device=device)
+    ours = torch.autograd.grad(operators.rms_norm(x, weight, 1e-6, 0.0, "llama")[0].sum(), (x, weight))
+    theirs = torch.autograd.grad(rms_norm(x, weight, level="reference").sum(), (x, weight))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_flop_counter_sees_the_operators(device):
+    x, weight = make(4, 8, device=device), make(8, device=device)
+    with FlopCounterMode(display=False) as counter:
+        rms_norm(x, weight, level="triton").sum().backward()
+    counts = counter.get_flop_counts()["Global"]
+    assert counts[operators.rms_norm] == 4 * 32
+    assert counts[operators.rms_norm_backward] == 11 * 32
+
+
+def test_selective_checkpointing_sees_the_operator(device):
+    x, weight = make(4, 8, device=device), make(8, device=device)
+    seen = []
+
+    def policy(ctx, operator, *args, **kwargs):
+        seen.append((operator, ctx.is_recompute))
+        return (
+            CheckpointPolicy.MUST_SAVE if operator is operators.rms_norm.default else CheckpointPolicy.PREFER_RECOMPUTE
+        )
+
+    y = checkpoint(
+        lambda x, w: rms_norm(x.sin(), w, level="triton"),
+        x,
+        weight,
+        use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(policy),
+    )
+    y.sum().backward()
+    assert (operators.rms_norm.default, False) in seen
+    expected = torch.autograd.grad(rms_norm(x.sin(), weight, level="reference").sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("first", ["kernel_pytorch.rmsnorm", "torch.utils.flop_counter"])
+def test_flop_formulas_are_registered_whatever_is_imported_first(first):
+    program = f"""
+        import {first}
+        import kernel_pytorch.rmsnorm
+        import torch.utils.flop_counter
+        assert torch.ops.kernel_pytorch.rms_norm in torch.utils.flop_counter.flop_registry
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)

@@ -1,0 +1,106 @@
+"""What holds the workspace together: names line up, the namespace stays open, the README tells the truth."""
+
+import ast
+import importlib
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
+ROOT = Path(__file__).parent.parent
+HARNESS = ROOT / "harness"
+PACKAGES = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
+each_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+
+
+def declaration(package: Path) -> dict:
+    return tomllib.loads((package / "pyproject.toml").read_text())["project"]
+
+
+def test_the_namespace_has_no_init_file():
+    stray = [path for project in [HARNESS, *PACKAGES] for path in project.glob("src/kernel_pytorch/__init__.py*")]
+    assert not stray, f"hides every other package: {stray}"
+
+
+def test_the_namespace_is_shared_by_all_packages():
+    namespace = importlib.import_module("kernel_pytorch")
+    assert namespace.__file__ is None
+    assert {Path(folder) for folder in namespace.__path__} >= {
+        project / "src" / "kernel_pytorch" for project in [HARNESS, *PACKAGES]
+    }
+
+
+@each_package
+def test_one_word_runs_through_folder_distribution_import_and_entry_point(package):
+    project, word = declaration(package), package.name.replace("-", "_")
+    assert project["name"] == f"kernel-pytorch-{package.name}"
+    assert [folder.name for folder in (package / "src" / "kernel_pytorch").iterdir() if folder.is_dir()] == [word]
+    for target in project["entry-points"].get("kernel_pytorch.techniques", {}).values():
+        assert target == f"kernel_pytorch.{word}.technique:technique"
+    declared = {name for group in project["entry-points"].values() for name in group}
+    found = importlib.metadata.distribution(project["name"]).entry_points
+    assert {entry.name for entry in found} == declared == {package.name}
+
+
+@each_package
+def test_a_technique_is_named_as_its_package(package):
+    for entry in importlib.metadata.distribution(declaration(package)["name"]).entry_points:
+        if entry.group == "kernel_pytorch.techniques":
+            assert entry.load().name == package.name
+
+
+@each_package
+def test_a_package_is_complete(package):
+    source = package / "src" / "kernel_pytorch" / package.name.replace("-", "_")
+    assert (source / "py.typed").is_file()
+    assert (package / "README.md").is_file()
+    assert list((package / "tests").glob("test_*.py"))
+    assert len((package / "pyproject.toml").read_text().splitlines()) <= 40
+    assert declaration(package)["requires-python"] == declaration(HARNESS)["requires-python"]
+
+
+@each_package
+def test_a_technique_has_a_page(package):
+    if "kernel_pytorch.techniques" in declaration(package)["entry-points"]:
+        page = (ROOT / "docs" / "techniques" / f"{package.name}.md").read_text()
+        assert f"<!-- results: {package.name} -->" in page
+        readme = (package / "README.md").read_text()
+        assert readme.count("<!-- results:begin -->") == readme.count("<!-- results:end -->") == 1
+
+
+def test_ci_runs_what_the_readme_says():
+    commands = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv")]
+    assert [command.split()[-1] for command in commands] == ["bench", "tests"]
+    assert commands[1] in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_every_session_explains_itself_in_one_line():
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    sessions = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(mark).startswith("nox.session") for mark in node.decorator_list)
+    ]
+    assert {"tests", "bench", "lint", "docs", "matrix", "gpu"} <= {session.name for session in sessions}
+    for session in sessions:
+        explanation = ast.get_docstring(session) or ""
+        assert len(explanation.splitlines()) == 1, session.name
+        assert explanation.endswith("."), session.name
+
+
+def test_the_changelog_has_an_unreleased_section():
+    assert re.search(r"^## \[Unreleased\]$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_no_package_is_listed_by_hand():
+    for name in ["noxfile.py", "pyproject.toml", "mkdocs.yml", "docs/hooks.py", ".ci/run"]:
+        text = (ROOT / name).read_text()
+        assert not [package.name for package in PACKAGES if package.name in text], name
