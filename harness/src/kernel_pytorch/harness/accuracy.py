@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .availability import why_unavailable
-from .real_input import RealInputUnavailable, real_activations
-from .results import Accuracy
-from .technique import Implementation, Operation, Technique
-from .verification import Standard, examine, standard_for
+from kernel_pytorch.harness.availability import why_unavailable
+from kernel_pytorch.harness.real_input import RealInputUnavailable, real_activations
+from kernel_pytorch.harness.results import Accuracy
+from kernel_pytorch.harness.technique import Implementation, Operation, Technique
+from kernel_pytorch.harness.verification import Standard, examine, standard_for
 
 TOKENS = 512
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,7 +37,7 @@ def measure_accuracy(
                 if wanted is None or implementation.name in wanted:
                     found += _accuracy(technique, operation, implementation, dtype, against, device)
     tokens, channels = activations.shape
-    return tuple(found), f"{tokens} x {channels} hidden states of all-MiniLM-L6-v2 reading Python's documentation"
+    return tuple(found), f"{tokens} x {channels} hidden states of all-MiniLM-L6-v2 reading the docstrings of Python's standard library"
 
 
 def _accuracy(

@@ -6,13 +6,16 @@ hides what they do to a low-precision sum; that is why every technique is also m
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
+import itertools
 import os
 import re
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -29,7 +32,7 @@ class RealInputUnavailable(ImportError):
 
 
 def real_text(paragraphs: int = 256) -> list[str]:
-    """Paragraphs of English prose: the language reference that Python ships for `help()`, in a fixed order.
+    """Paragraphs of English prose from the docstrings of Python's standard library, in a fixed order.
 
     Args:
         paragraphs: how many; each holds at least 120 characters. They differ a little between versions of Python.
@@ -37,18 +40,33 @@ def real_text(paragraphs: int = 256) -> list[str]:
     Raises:
         ValueError: more paragraphs are asked for than there are.
     """
-    found = _all_text()
-    if not 0 < paragraphs <= len(found):
-        raise ValueError(f"real_text: paragraphs is {paragraphs}; allowed is 1 to {len(found)}")
-    return list(found[:paragraphs])
+    if paragraphs < 1:
+        raise ValueError(f"real_text: paragraphs is {paragraphs}; allowed is 1 and more")
+    found = list(itertools.islice(_prose(), paragraphs))
+    if len(found) < paragraphs:
+        raise ValueError(f"real_text: paragraphs is {paragraphs}; there are {len(found)}")
+    return found
 
 
-@functools.cache
-def _all_text() -> tuple[str, ...]:
-    pages = (page for _, page in sorted(topics.items()))
-    paragraphs = (" ".join(paragraph.split()) for page in pages for paragraph in re.split(r"\n\s*\n", page))
-    # A full stop at the end tells prose from grammars, code and tables.
-    return tuple(dict.fromkeys(text for text in paragraphs if len(text) >= 120 and text.endswith(".")))
+def _prose() -> Iterator[str]:
+    library = Path(sysconfig.get_path("stdlib"))
+    seen = set()
+    for file in [*sorted(library.glob("*.py")), *sorted(library.glob("*/*.py"))]:
+        for docstring in _docstrings(file):
+            for paragraph in re.split(r"\n\s*\n", docstring):
+                text = " ".join(paragraph.split())
+                # A capital first and a full stop last tell prose from signatures, examples and tables.
+                if len(text) >= 120 and text[0].isupper() and text.endswith(".") and text not in seen:
+                    seen.add(text)
+                    yield text
+
+
+def _docstrings(file: Path) -> list[str]:
+    """Docstrings of a module, its classes and its functions; parsed, never imported."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse(file.read_bytes())
+    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
+    return [docstring for docstring in found if docstring]
 
 
 def real_activations(*, tokens: int = 2048) -> torch.Tensor:
@@ -102,12 +120,10 @@ def _compute(tokens: int) -> torch.Tensor:
     norm = model.encoder.layer[len(model.encoder.layer) // 2].output.LayerNorm
     handle = norm.register_forward_pre_hook(lambda module, arguments: taken.append(arguments[0]))
     kept: list[torch.Tensor] = []
-    texts = _all_text()
+    prose = _prose()
     with torch.inference_mode():
-        for start in range(0, len(texts), _BATCH):
-            batch = tokenizer(
-                list(texts[start : start + _BATCH]), padding=True, truncation=True, max_length=256, return_tensors="pt"
-            )
+        while texts := list(itertools.islice(prose, _BATCH)):
+            batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
             model(**batch)
             kept.append(taken.pop()[batch["attention_mask"].bool()])
             if sum(map(len, kept)) >= tokens:
