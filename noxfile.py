@@ -50,7 +50,7 @@ print(f"torch {torch.__version__}, {triton}, Python {sys.version.split()[0]}")
 SITE = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "latex2mathml", "ruff"]
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
-nox.options.sessions = ["tests", "lint", "docs"]
+nox.options.sessions = ["tests", "lint", "static", "docs"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not see every wheel that pip sees: CONTRIBUTING.md
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
@@ -81,6 +81,14 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     sources = [str(project / "src") for project in PROJECTS]
     session.run("mypy", *sources, env={"MYPYPATH": os.pathsep.join(sources)})
+
+
+@nox.session
+def static(session: nox.Session) -> None:
+    """Compile every Triton kernel for every architecture, without a GPU, and hold it to its contract."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, [])
+    session.run("kernel-pytorch", "static", *arguments)
 
 
 @nox.session

@@ -21,15 +21,17 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def measure_accuracy(
     technique: Technique, device: torch.device, wanted: set[str] | None = None
 ) -> tuple[tuple[Accuracy, ...], str]:
-    """Errors of every implementation on real activations, and a sentence saying what those are or why there are none."""
+    """Errors of every implementation on real activations, and a sentence saying what those are or why none are."""
+    operations = [o for o in technique.operations if o.real_input is not None]
+    if not operations:
+        return (), "not measured here: real activations mean nothing to this technique"
     try:
         activations = real_activations(tokens=TOKENS).to(device)
     except RealInputUnavailable as error:
         return (), f"not measured here: {error}"
     found: list[Accuracy] = []
-    for operation in technique.operations:
-        if operation.real_input is None:
-            continue
+    for operation in operations:
+        assert operation.real_input is not None
         for dtype in DTYPES:
             arguments = [a.to(device) if isinstance(a, Tensor) else a for a in operation.real_input(activations, dtype)]
             against = standard_for(operation, arguments, device)
@@ -37,7 +39,8 @@ def measure_accuracy(
                 if wanted is None or implementation.name in wanted:
                     found += _accuracy(technique, operation, implementation, dtype, against, device)
     tokens, channels = activations.shape
-    return tuple(found), f"{tokens} x {channels} hidden states of all-MiniLM-L6-v2 reading the docstrings of Python's standard library"
+    what = f"{tokens} x {channels} hidden states of all-MiniLM-L6-v2 reading the docstrings of Python's library"
+    return tuple(found), what
 
 
 def _accuracy(
@@ -58,11 +61,13 @@ def _accuracy(
         yield Accuracy(**about, reason=reason)
         return
     for j in examine(implementation, against):
-        yield Accuracy(
-            **about,
-            quantity=j.quantity,
-            relative_error=j.relative_error,
-            reference_error=j.reference_error,
-            error_over_budget=j.error_over_budget if j.error_over_budget != float("inf") else None,
-            reason=j.message,
-        )
+        about |= {"quantity": j.quantity, "reason": j.message}
+        if j.error_over_budget == float("inf"):  # NaN, the wrong shape, an exception: there is no error to give
+            yield Accuracy(**about)
+        else:
+            yield Accuracy(
+                **about,
+                relative_error=j.relative_error,
+                reference_error=j.reference_error,
+                error_over_budget=j.error_over_budget,
+            )

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from .interpreter import is_interpreting
-from .technique import Implementation, Level, Technique
+from kernel_pytorch.harness.interpreter import is_interpreting
+from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 
 def levels_module(technique: Technique) -> Any:

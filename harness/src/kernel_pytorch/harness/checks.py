@@ -1,4 +1,8 @@
-"""What a technique's tests call. Each check raises AssertionError naming operation, level, case and quantity."""
+"""What a technique's tests call.
+
+Each check raises AssertionError saying what is wrong and where; what torch itself checks (second derivatives, export)
+raises torch's own errors.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .technique import Case, Implementation, Level, Operation, Technique
-from .verification import RANDOM, Trial, make_arguments, verify_trial
+from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.verification import RANDOM, Trial, make_arguments, verify_trial
 
 
-class Skipped(Exception):  # noqa: N818 - it is no error: the level cannot run here
+class Skipped(Exception):
     """The implementation cannot run here; the message says why."""
 
 
@@ -50,6 +54,7 @@ def check_gradient_combinations(function: Callable[..., Any], arguments: Sequenc
         incoming = [torch.randn(o.shape, generator=generator, device=o.device, dtype=torch.float64) for o in outputs]
         loss = sum((o.double() * g).sum() for o, g in zip(outputs, incoming, strict=True))
         assert isinstance(loss, Tensor)
+        assert loss.requires_grad, f"no output has a gradient, wanted for arguments {list(subset)}"
         loss.backward()
         return {i: own[i].grad for i in positions}
 
@@ -68,7 +73,8 @@ def check_gradient_combinations(function: Callable[..., Any], arguments: Sequenc
 def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
     """`gradcheck` and `gradgradcheck` in float64 on small inputs."""
     own = [
-        a.detach().double().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
+        a.detach().double().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
+        for a in arguments
     ]
     assert torch.autograd.gradcheck(function, own)
     assert torch.autograd.gradgradcheck(function, own)

@@ -7,17 +7,22 @@ can turn into a command.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 
 import typer
+from rich.markup import escape
 
-from .commands.bench import bench_command
-from .commands.common import messages
-from .commands.list import list_command
-from .commands.machine import machine_command
-from .commands.verify import verify_command
-from .discovery import UnknownNameError
-from .interpreter import interpret_without_gpu
+from kernel_pytorch.harness.commands.bench import bench_command
+from kernel_pytorch.harness.commands.common import PLAIN, messages
+from kernel_pytorch.harness.commands.compare import compare_command
+from kernel_pytorch.harness.commands.list import list_command
+from kernel_pytorch.harness.commands.machine import machine_command
+from kernel_pytorch.harness.commands.report import report_command
+from kernel_pytorch.harness.commands.static import static_command
+from kernel_pytorch.harness.commands.verify import verify_command
+from kernel_pytorch.harness.discovery import UnknownNameError
+from kernel_pytorch.harness.interpreter import interpret_without_gpu
 
 COMMAND_GROUP = "kernel_pytorch.commands"
 
@@ -32,16 +37,29 @@ app = typer.Typer(
 app.command("list")(list_command)
 app.command("verify")(verify_command)
 app.command("bench")(bench_command)
+app.command("compare")(compare_command)
+app.command("report")(report_command)
 app.command("machine")(machine_command)
+app.command("static")(static_command)
 
 
 def add_foreign_commands() -> None:
     """Add the commands of other packages; one that cannot be loaded is named and left out."""
     for entry_point in sorted(entry_points(group=COMMAND_GROUP), key=lambda e: e.name):
         try:
-            app.command(entry_point.name)(entry_point.load())
+            function = entry_point.load()
+            _check_command(function)
+            app.command(entry_point.name)(function)
         except Exception as error:  # whatever a package does wrong is its own affair
-            messages.print(f"[yellow]command {entry_point.name} is broken and left out:[/yellow] {error}")
+            reason = escape(f"{type(error).__name__}: {error}")
+            messages.print(f"[yellow]command {entry_point.name} is broken and left out:[/yellow] {reason}", **PLAIN)
+
+
+def _check_command(function: Callable[..., object]) -> None:
+    """Raise what typer would raise later, when one bad command would take all others with it."""
+    alone = typer.Typer()
+    alone.command()(function)
+    typer.main.get_command(alone)
 
 
 def main() -> None:
@@ -51,5 +69,5 @@ def main() -> None:
     try:
         app()
     except UnknownNameError as error:
-        messages.print(f"kernel-pytorch: {error}", highlight=False, soft_wrap=True)
+        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         sys.exit(2)

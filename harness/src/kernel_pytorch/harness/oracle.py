@@ -5,7 +5,8 @@ The truth is the reference run in float64, forward and gradients. A candidate ma
     budget_factor * max |reference - truth|  +  one unit in the last place of the truth
 
 where the reference runs in the candidate's own dtype and the maximum is taken over the tensor: as good as careful
-PyTorch in the same precision, up to a factor of two. NaN or infinity where the truth is representable fails.
+PyTorch in the same precision, up to a factor of two. NaN fails, and so does infinity where the truth is representable;
+a truth beyond the largest number of the dtype counts as that number, and infinity of its sign is as good.
 """
 
 from __future__ import annotations
@@ -127,9 +128,9 @@ def judge(candidate: Run, reference: Run, truth: Run, budget_factor: float = 2.0
 def unit_in_the_last_place(truth: Tensor, dtype: torch.dtype) -> Tensor:
     """Distance between neighbouring numbers of `dtype` around each float64 element of `truth`."""
     info = torch.finfo(dtype)
-    _, exponent = torch.frexp(truth.abs())
-    spacing = torch.ldexp(torch.full_like(truth, info.eps), exponent - 1)
-    return spacing.clamp_min(info.tiny * info.eps)
+    # Without its mantissa a float64 is the power of two below it: exact, which torch.ldexp is not beyond float32.
+    power_of_two = (truth.abs().view(torch.int64) & ~(2**52 - 1)).view(torch.float64)
+    return (power_of_two * info.eps).clamp_min(info.tiny * info.eps)
 
 
 def _judge(
@@ -148,17 +149,18 @@ def _judge(
     if candidate.numel() == 0:
         return Judgement(name, True)
 
-    representable = truth.abs() <= torch.finfo(candidate.dtype).max
-    ours, theirs, exact = (t[representable].double() for t in (candidate, reference, truth))
-    wrong_infinities = candidate[~representable & truth.isfinite()].isnan().sum().item()
-    not_finite = int((~ours.isfinite()).sum().item() + wrong_infinities)
-    if not_finite:
-        return failed(f"has {not_finite} NaN or infinite elements where the truth is finite")
+    largest_number = torch.finfo(candidate.dtype).max
+    defined = ~truth.isnan()
+    ours, theirs, exact = (t[defined].double() for t in (candidate, reference, truth))
     if exact.numel() == 0:
         return Judgement(name, True)
+    representable = exact.abs() <= largest_number
+    astray, reference_astray = (t.isnan() | (t.isinf() & representable) for t in (ours, theirs))
+    if astray.any():
+        return failed(f"has {int(astray.sum())} NaN or infinite elements where the truth is finite")
+    ours, theirs, exact = (t.clamp(-largest_number, largest_number) for t in (ours, theirs, exact))
 
-    reference_errors = (theirs - exact).abs()
-    reference_errors = reference_errors[reference_errors.isfinite()]
+    reference_errors = (theirs - exact)[~reference_astray].abs()
     largest = reference_errors.max().item() if reference_errors.numel() else 0.0
     budget = budget_factor * largest + unit_in_the_last_place(exact, candidate.dtype)
     errors = (ours - exact).abs()
@@ -176,12 +178,19 @@ def _judge(
 
 
 def _copy(argument: Any) -> Any:
-    """A detached copy with the same strides, gaps included."""
+    """A detached copy of a tensor and of all memory beneath it: same strides, same contents of the gaps."""
     if not isinstance(argument, Tensor):
         return argument
-    copy = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device)
-    return copy.copy_(argument.detach())
+    memory = argument.untyped_storage().clone()
+    copy = torch.empty(0, dtype=argument.dtype, device=argument.device)
+    return copy.set_(memory, argument.storage_offset(), argument.shape, argument.stride())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.equal(a.detach().isnan(), b.isnan()) and torch.equal(a.detach().nan_to_num(), b.nan_to_num()))
+    """Whether the memory beneath two tensors is the same, byte for byte, gaps included."""
+    return torch.equal(_memory(a), _memory(b))
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    memory = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(memory, 0, (memory.nbytes(),))

@@ -7,6 +7,7 @@ harness measured, so its JSON, its comparison and its histogram hold them.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,14 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from . import benchmark as engine
-from .checks import Skipped, check_trial
-from .discovery import discover
-from .interpreter import interpret_without_gpu
-from .machine import measure_machine
-from .results import Measurement, Results, load
-from .technique import Implementation, Operation
-from .verification import Trial, is_economical, trials
+from kernel_pytorch.harness.checks import Skipped, check_trial
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.interpreter import interpret_without_gpu
+from kernel_pytorch.harness.jobs import Job, jobs
+from kernel_pytorch.harness.machine import measure_machine
+from kernel_pytorch.harness.results import Measurement, Results, load
+from kernel_pytorch.harness.technique import Implementation, Operation
+from kernel_pytorch.harness.timing import run_job
+from kernel_pytorch.harness.verification import Trial, is_economical, trials
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +58,8 @@ def device() -> torch.device:
 def _fresh_dynamo() -> Iterator[None]:
     """Forget compiled functions after each test: past eight shapes torch.compile gives up."""
     yield
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch._dynamo.reset()
 
 
 def verification_trials(technique: str) -> list[Any]:
@@ -119,9 +122,13 @@ def benchmark_jobs(technique: str) -> list[Any]:
             job,
             implementation,
             id=f"{job.label}-{implementation.name}",
-            marks=pytest.mark.benchmark(timer=REPLAY, group=job.label),
+            marks=[
+                pytest.mark.benchmark(timer=REPLAY, group=job.label),
+                # A level that was refused has nothing to hand over, and fails for that already.
+                pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"),
+            ],
         )
-        for job in engine.jobs(discover().get(technique), best_device())
+        for job in jobs(discover().get(technique), best_device())
         for implementation in job.operation.implementations
     ]
 
@@ -131,7 +138,7 @@ class Recorder:
 
     def __init__(self, replay: Path | None, device: torch.device) -> None:
         self._device = device
-        self._found: dict[tuple[str, str, str], list[Measurement]] = {}
+        self._found: dict[tuple[str, str, str, str], list[Measurement]] = {}
         self._machine: Any = None
         for path in [] if replay is None else sorted(replay.glob("*.json")) if replay.is_dir() else [replay]:
             if path.name != "pytest-benchmark.json":
@@ -140,14 +147,15 @@ class Recorder:
 
     def _remember(self, results: Results) -> None:
         for m in results.measurements:
-            self._found.setdefault((m.operation, m.direction, m.case.label), []).append(m)
+            self._found.setdefault((results.technique, m.operation, m.direction, m.case.label), []).append(m)
 
-    def measurement(self, job: engine.Job, implementation: Implementation) -> Measurement | None:
+    def measurement(self, job: Job, implementation: Implementation) -> Measurement | None:
         """The measurement of one level; None where the file that is replayed has none."""
-        key = (job.operation.name, job.direction.value, engine.CaseRecord.of(job.case).label)
+        label = job.key[2]
+        key = (job.technique.name, job.operation.name, job.direction.value, label)
         if key not in self._found and not self._replaying:
             self._machine = self._machine or measure_machine(self._device, quick=True)
-            self._found[key] = engine.run_job(job, self._machine, self._device)
+            self._found[key] = run_job(job, self._machine, self._device)
         return next((m for m in self._found.get(key, []) if m.implementation == implementation.name), None)
 
 
@@ -157,10 +165,10 @@ def _recorder(request: pytest.FixtureRequest) -> Recorder:
 
 
 @pytest.fixture
-def report_samples(_recorder: Recorder, benchmark: Any) -> Callable[[engine.Job, Implementation], None]:
-    """`(job, implementation)`: hand the level's samples to pytest-benchmark; skip with the reason where there are none."""
+def report_samples(_recorder: Recorder, benchmark: Any) -> Callable[[Job, Implementation], None]:
+    """`(job, implementation)`: hand the level's samples to pytest-benchmark; skip with the reason if there are none."""
 
-    def report(job: engine.Job, implementation: Implementation) -> None:
+    def report(job: Job, implementation: Implementation) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
             measurement = _recorder.measurement(job, implementation)

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
-from .results import ComparisonRecord, Measurement, Results
+from kernel_pytorch.harness.results import Accuracy, ComparisonRecord, Measurement, Results
 
 NOT_MEASURED = "not measured here"
-COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", "vs reference", "vs native", "vs best PyTorch", "error")
+BASELINES = ("vs reference", "vs native", "vs best PyTorch")
+COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", *BASELINES, "error")
 PYTORCH_LEVELS = ("reference", "native", "torchscript", "compile")
 
 
@@ -24,7 +26,7 @@ def seconds(value: float) -> str:
 
 
 def speedup(comparison: ComparisonRecord | None) -> str:
-    """A ratio with its verdict; "=" where the interval lies within the band of equivalence, "?" where nobody can say."""
+    """A ratio with its verdict; "=" where the interval lies within the band of equivalence, "?" where none can say."""
     if comparison is None:
         return ""
     mark = {"FASTER": "", "SLOWER": "", "SAME": " =", "UNSURE": " ?"}[comparison.verdict]
@@ -84,25 +86,46 @@ def terminal_tables(results: Results) -> list[Table]:
             table.add_column(COLUMNS[0])
             for column in COLUMNS[1:]:
                 table.add_column(column, justify="right")
-        table.add_row(f"[bold]{label}[/bold]")
+        table.add_row(f"[bold]{escape(label)}[/bold]")
         best = best_pytorch(group)
         for m in group:
             table.add_row(*cells(m, best), end_section=m is group[-1])
     return list(tables.values())
 
 
-def accuracy_table(results: Results) -> Table:
-    """Relative errors on real activations, ours beside the reference's, and the share of the budget they use."""
-    table = Table(title=f"accuracy on {results.real_input}", title_justify="left")
-    for column in ("operation", "level", "dtype", "quantity", "error", "reference's error", "of budget"):
-        table.add_column(column)
+ACCURACY_COLUMNS = ("operation", "level", "dtype", "output", "reference", "worst gradient", "reference", "of budget")
+
+
+def accuracy_rows(results: Results) -> list[list[str]]:
+    """Relative errors on real activations by `ACCURACY_COLUMNS`: ours, then the reference's in the same dtype."""
+    found: dict[tuple[str, str, str], list[Accuracy]] = {}
     for a in results.accuracy:
-        if a.relative_error is None:
-            table.add_row(a.operation, a.implementation, a.dtype, f"{NOT_MEASURED}: {a.reason}")
+        found.setdefault((a.operation, a.implementation, a.dtype), []).append(a)
+    rows = []
+    for names, quantities in found.items():
+        measured = [a for a in quantities if a.relative_error is not None]
+        if not measured:
+            rows.append([*names, "wrong" if quantities[0].quantity else NOT_MEASURED, "", "", "", ""])
             continue
-        budget = "wrong: " + a.reason if a.reason else f"{a.error_over_budget:.0%}"
-        error, reference_error = f"{a.relative_error:.1e}", f"{a.reference_error:.1e}"
-        table.add_row(a.operation, a.implementation, a.dtype, a.quantity, error, reference_error, budget)
+        gradients = [a for a in measured if a.quantity.startswith("gradient")]
+        outputs = [a for a in measured if a not in gradients]
+        figures = []
+        for group in (outputs, gradients):
+            worst = max(group, key=lambda a: a.relative_error or 0.0, default=None)
+            errors = (worst.relative_error, worst.reference_error) if worst else (None, None)
+            figures += ["" if error is None else f"{error:.1e}" for error in errors]
+        over = [a.error_over_budget for a in measured]
+        rows.append([*names, *figures, "wrong" if None in over else f"{max(filter(None, over), default=0.0):.0%}"])
+    return rows
+
+
+def accuracy_table(results: Results) -> Table:
+    """`accuracy_rows` for the terminal."""
+    table = Table(title=f"relative error on {results.real_input}", title_justify="left")
+    for column in ACCURACY_COLUMNS:
+        table.add_column(column)
+    for row in accuracy_rows(results):
+        table.add_row(*row)
     return table
 
 
@@ -122,12 +145,17 @@ def markdown(results: Results) -> str:
         lines += [f"**`{operation}`, {direction}: {label}**", "", *header]
         lines += ["| " + " | ".join(cells(m, best)) + " |" for m in group]
         lines.append("")
+    if results.accuracy:
+        lines += [f"**Relative error on {results.real_input}**", ""]
+        lines += ["| " + " | ".join(ACCURACY_COLUMNS) + " |", "|" + " --- |" * len(ACCURACY_COLUMNS)]
+        lines += ["| " + " | ".join(row) + " |" for row in accuracy_rows(results)]
+        lines.append("")
     lines += [f"{reason[0].upper()}{reason[1:]}.  " for reason in reasons(results)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def plot(results: Results, folder: Path) -> list[Path]:
-    """Draw the share of the copy bandwidth that each level attains, as PNG and SVG.
+    """Draw the share of the copy bandwidth that each level attains, as PNG and SVG; nothing where none was measured.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -136,11 +164,14 @@ def plot(results: Results, folder: Path) -> list[Path]:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.patches import Patch
 
     panels: dict[tuple[str, str], dict[str, list[Measurement]]] = {}
     for (operation, direction, label), group in groups(results).items():
         panels.setdefault((operation, direction), {})[label] = [m for m in group if m.status == "measured"]
     levels = list(dict.fromkeys(m.implementation for m in results.measurements if m.status == "measured"))
+    if not levels:
+        return []
     heights = [max(1, len(cases)) * (len(levels) + 1) * 0.16 + 0.9 for cases in panels.values()]
     with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 9}):
         figure, axes = pyplot.subplots(
@@ -149,7 +180,8 @@ def plot(results: Results, folder: Path) -> list[Path]:
         for axis, ((operation, direction), cases) in zip(axes[:, 0], panels.items(), strict=True):
             _panel(axis, cases, levels)
             axis.set_title(f"{operation}, {direction}", loc="left")
-        axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(levels), frameon=False)
+        handles = [Patch(color=f"C{position}", label=level) for position, level in enumerate(levels)]
+        axes[0, 0].legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(levels), frameon=False)
         axes[-1, 0].set_xlabel("share of the copy bandwidth measured on this machine (99% interval)")
         figure.suptitle(f"{results.technique} on {results.machine.environment.device_name}")
         paths = [folder / f"{results.technique}.{kind}" for kind in ("png", "svg")]
@@ -177,7 +209,6 @@ def _panel(axis: Any, cases: dict[str, list[Measurement]], levels: list[str]) ->
                 color=f"C{position}",
                 height=0.9,
                 error_kw={"elinewidth": 1},
-                label=m.implementation if row == 0 else None,
             )
     axis.set_yticks(ticks, list(cases))
     axis.invert_yaxis()

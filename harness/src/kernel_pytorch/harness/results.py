@@ -9,13 +9,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .clock import Comparison, Interval
-from .machine import Machine
-from .technique import Case
+from kernel_pytorch.harness.clock import Comparison, Interval
+from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.technique import Case
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
+VERIFICATION_SUFFIX = ".verification.json"
 
-Status = Literal["measured", "unavailable", "wrong", "rejected"]
+Status = Literal["measured", "unavailable", "wrong", "rejected", "crashed"]
 
 
 class ResultsError(ValueError):
@@ -48,7 +50,9 @@ class ComparisonRecord(_Record):
     @classmethod
     def of(cls, comparison: Comparison) -> ComparisonRecord:
         """From the clock's own type."""
-        return cls(speedup=IntervalRecord.of(comparison.speedup), verdict=comparison.verdict.name)
+        return cls.model_validate(
+            {"speedup": IntervalRecord.of(comparison.speedup), "verdict": comparison.verdict.name}
+        )
 
 
 class CaseRecord(_Record):
@@ -65,17 +69,19 @@ class CaseRecord(_Record):
 
     @property
     def label(self) -> str:
-        """Name, shape and dtype for tables."""
-        shape = self.sizes.get("shape")
-        return f"{self.name} {'x'.join(map(str, shape))} {self.dtype}" if shape else f"{self.name} {self.dtype}"
+        """Name, sizes and dtype for tables; it tells the cases of an operation apart."""
+        shape = "x".join(map(str, self.sizes.get("shape", ())))
+        sizes = [f"{name}={value}" for name, value in self.sizes.items() if name != "shape"]
+        return " ".join(filter(None, [self.name, shape, *sizes, self.dtype]))
 
 
 class Measurement(_Record):
     """One implementation on one case in one direction.
 
     Attributes:
-        status: "measured"; "unavailable" (cannot run or be timed here); "wrong" (failed the oracle, so nobody cares how
-            fast it is); "rejected" (faster than this machine can be). All but the first carry a reason.
+        status: "measured"; "unavailable" (cannot run or be timed here); "wrong" (failed the oracle, so nobody cares
+            how fast it is); "rejected" (faster than this machine can be); "crashed" (ended its process, or did not
+            end). All but the first carry a reason.
         seconds: device time per call on a GPU, wall time on a CPU.
         samples: seconds per call, one per round; rounds are paired among the implementations of a case.
         bytes: compulsory traffic that bytes_per_second was divided from.
@@ -151,6 +157,43 @@ class Results(_Record):
 
     def save(self, path: Path) -> None:
         """Write the file in one step: a crash half-way leaves the previous file whole."""
+        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+
+
+class LevelVerification(_Record):
+    """What the verification of one level came to.
+
+    Attributes:
+        ran: trials that it ran.
+        right: how many of them were within the budget in every quantity.
+        worst: the largest error over its budget; None where nothing ran or something was not finite.
+        failures: one line for each thing that was wrong.
+        not_run: trials that could not run.
+        unavailable: why they could not, each reason once.
+    """
+
+    operation: str
+    implementation: str
+    ran: int
+    right: int
+    worst: float | None
+    failures: tuple[str, ...]
+    not_run: int
+    unavailable: tuple[str, ...]
+
+
+class VerificationReport(_Record):
+    """Everything that one verification found out about one technique on one device."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    technique: str
+    created: str
+    environment: Environment
+    sources: dict[str, str]
+    levels: tuple[LevelVerification, ...]
+
+    def save(self, path: Path) -> None:
+        """Write the file in one step."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.model_dump_json(indent=1) + "\n")
 
@@ -165,6 +208,8 @@ def load(path: Path) -> Results:
         return Results.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ResultsError(f"{path}: not a results file, not even text ({error.reason})") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
@@ -174,7 +219,8 @@ def load(path: Path) -> Results:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, then rename over it."""
+    """Write beside the target, then rename over it; folders that are missing are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -1,4 +1,7 @@
-"""Which source files an implementation consists of, and their digest: how a stale figure is recognised."""
+"""Which source files an implementation consists of, and their digest: how a stale figure is recognised.
+
+Imports are read from the syntax tree, so those inside functions count too, and no module is executed but the package.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,30 @@ import hashlib
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
-from .technique import Implementation
+from kernel_pytorch.harness.technique import Implementation, Technique
 
 
 def implementation_files(implementation: Implementation) -> list[Path]:
     """The implementation's module and all modules of its own package that it imports, at whatever depth.
 
-    Imports are read from the syntax tree, so those inside functions count too and nothing is executed.
+    The package's own `__init__` is left out: it names everything, and no implementation consists of everything.
+
+    Raises:
+        ModuleNotFoundError: there is no such module here, or it has no Python source.
     """
     module = implementation.target.partition(":")[0]
-    package = module.rpartition(".")[0]
+    package, folder = _package(module)
     found: dict[str, Path] = {}
     pending = [module]
     while pending:
         name = pending.pop()
-        path = None if name in found else _source(name)
+        path = None if name in found else _source(name, package, folder)
         if path is None:
             continue
         found[name] = path
-        pending += [n for n in _imports(path, package) if n.startswith(f"{package}.")]
+        pending += [n for n in _imports(path, name) if n.startswith(f"{package}.")]
+    if not found:
+        raise ModuleNotFoundError(f"{module} has no Python source here")
     return [found[name] for name in sorted(found)]
 
 
@@ -40,17 +48,46 @@ def digest(files: list[Path]) -> str:
 def implementation_digest(implementation: Implementation) -> str:
     """The digest that results carry; empty for what has no Python source here (a peer that is not installed)."""
     try:
-        return digest(implementation_files(implementation))
-    except ModuleNotFoundError:
+        files = implementation_files(implementation)
+    except (ModuleNotFoundError, ValueError):  # ValueError: a module made at run time, without a file
         return ""
+    return digest(files)
 
 
-def _source(module: str) -> Path | None:
-    spec = find_spec(module)
-    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+def technique_digests(technique: Technique) -> dict[str, str]:
+    """The digests of all implementations, by `operation/implementation`."""
+    return {
+        f"{operation.name}/{implementation.name}": implementation_digest(implementation)
+        for operation in technique.operations
+        for implementation in operation.implementations
+    }
 
 
-def _imports(path: Path, package: str) -> list[str]:
+def _package(module: str) -> tuple[str, Path]:
+    """The package that a module belongs to and its folder: the outermost one, what lies above it is a namespace."""
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        spec = find_spec(name)
+        if spec is None:
+            break
+        if spec.origin is not None:
+            return name, Path(spec.origin).parent
+    raise ModuleNotFoundError(f"{module} is not installed")
+
+
+def _source(module: str, package: str, folder: Path) -> Path | None:
+    """The file of a module of the package; None where the name is no module, but something that a module holds."""
+    if module == package:
+        spec = find_spec(module)
+        return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+    place = folder.joinpath(*module.removeprefix(f"{package}.").split("."))
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def _imports(path: Path, module: str) -> list[str]:
+    """Every dotted name that a file may import: modules, and whatever it takes from them."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     names = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -10,7 +10,7 @@ import enum
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -223,6 +223,8 @@ class Operation:
             raise ValueError(f"{self.name}: two implementations share a name: {', '.join(names)}")
         if torch.float32 not in {case.dtype for case in self.test_grid}:
             raise ValueError(f"{self.name}: test_grid has no float32 case; low precision hides wrong formulas")
+        if not any(point.core for point in self.test_grid.points):
+            raise ValueError(f"{self.name}: test_grid has no core case; torch.compile and adversaries run on no other")
 
     @property
     def reference(self) -> Implementation:
@@ -259,6 +261,33 @@ class Replacement:
 
 
 @dataclass(frozen=True)
+class KernelContract:
+    """What the compiled code of a kernel promises, on every architecture; `kernel-pytorch static` holds it to that.
+
+    That shared memory fits on the card and that the kernel compiles at all is asked of every kernel, without a word.
+
+    Attributes:
+        max_spill_bytes: registers spilled to memory, in bytes per thread.
+        max_registers: registers per thread, or None for no bound.
+        max_f64: float64 instructions where no argument is float64.
+        allow_tf32: whether products of float32 may be rounded to tf32.
+        min_load_bits: at the bench cases, at least four fifths of the bytes that the code reads from global memory are
+            read by instructions so wide. The rest is left for what a row has one of: a statistic, an offset.
+        min_store_bits: the same of what it writes.
+        matrix_instructions: architecture -> "mma", "wgmma" or "tcgen05": at the bench cases with a 16-bit argument the
+            products are made by that instruction. An architecture that is not named promises nothing.
+    """
+
+    max_spill_bytes: int = 0
+    max_registers: int | None = None
+    max_f64: int = 0
+    allow_tf32: bool = False
+    min_load_bits: int = 0
+    min_store_bits: int = 0
+    matrix_instructions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Technique:
     """What one package offers.
 
@@ -270,6 +299,7 @@ class Technique:
         levels: import string of the package's module that says which level runs where: `LEVELS`,
             `default_level(device) -> str` and `unavailable(level, device, dtype) -> str | None`.
         replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
+        contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
     """
 
     name: str
@@ -278,6 +308,7 @@ class Technique:
     operations: Sequence[Operation]
     levels: str
     replacements: str | None = None
+    contracts: Mapping[str, KernelContract] = field(default_factory=dict)
 
     def operation(self, name: str) -> Operation:
         """The operation of that name. Raises KeyError naming what exists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .adversaries import ADVERSARIES, LAYOUTS
-from .availability import why_unavailable
-from .oracle import Judgement, Run, in_float64, judge, random_like, run
-from .technique import Case, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.adversaries import ADVERSARIES, LAYOUTS
+from kernel_pytorch.harness.availability import why_unavailable
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.oracle import Judgement, Run, in_float64, judge, random_like, run
+from kernel_pytorch.harness.results import LevelVerification, VerificationReport
+from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
 
 RANDOM = "random"
 
@@ -88,10 +94,13 @@ def make_arguments(operation: Operation, trial: Trial, device: torch.device, see
     generator = torch.Generator(device).manual_seed(zlib.crc32(trial.label.encode()) ^ seed)
     arguments = list(operation.inputs(trial.case, generator))
     if trial.adversary != RANDOM:
-        for position, name in enumerate(operation.signature()):
-            argument = arguments[position]
-            if name in operation.adversarial and isinstance(argument, Tensor):
-                arguments[position] = ADVERSARIES[trial.adversary](argument)
+        names = operation.signature()
+        for name in operation.adversarial:
+            if name not in names:
+                raise ValueError(f"{operation.name}: adversarial names {name!r}; arguments are {', '.join(names)}")
+            argument = arguments[names.index(name)]
+            if isinstance(argument, Tensor):
+                arguments[names.index(name)] = ADVERSARIES[trial.adversary](argument)
     return arguments
 
 
@@ -166,6 +175,7 @@ def verify(
     *,
     levels: list[str] | None = None,
     exhaustive: bool = False,
+    worker: Worker | None = None,
 ) -> Iterator[Verification]:
     """Verify every implementation of every operation, trial by trial.
 
@@ -174,6 +184,7 @@ def verify(
         device: where.
         levels: names of the implementations, or None for all.
         exhaustive: run every trial at levels that compile anew for every shape too.
+        worker: process that the trials run in, so that one that crashes costs itself alone; None for this process.
 
     Yields:
         One verification per implementation and trial.
@@ -181,11 +192,96 @@ def verify(
     for operation in technique.operations:
         implementations = [i for i in operation.implementations if levels is None or i.name in levels]
         for trial in trials(operation, device):
-            against = standard(operation, trial, device)
-            for implementation in implementations:
-                if not exhaustive and not is_economical(implementation, trial):
-                    continue
-                if implementation.level is Level.COMPILE:
-                    # Past eight shapes torch.compile would raise (fullgraph) or fall back to eager (otherwise).
-                    torch._dynamo.reset()
-                yield verify_trial(technique, operation, implementation, trial, device, against)
+            chosen = [i for i in implementations if exhaustive or is_economical(i, trial)]
+            if not chosen:
+                continue
+            if worker is None:
+                yield from _verify_together(technique, operation, chosen, trial, device)
+            else:
+                yield from _verify_apart(technique, operation, chosen, trial, device, worker)
+
+
+def _verify_together(
+    technique: Technique,
+    operation: Operation,
+    implementations: list[Implementation],
+    trial: Trial,
+    device: torch.device,
+    announce: Announce = lambda stage: None,
+) -> list[Verification]:
+    """Hold implementations against one standard, in this process."""
+    against = standard(operation, trial, device)
+    found = []
+    for implementation in implementations:
+        announce(implementation.name)
+        if implementation.level is Level.COMPILE:
+            # Past eight shapes torch.compile would raise (fullgraph) or fall back to eager (otherwise).
+            torch._dynamo.reset()
+        found.append(verify_trial(technique, operation, implementation, trial, device, against))
+    return found
+
+
+def _verify_apart(
+    technique: Technique,
+    operation: Operation,
+    implementations: list[Implementation],
+    trial: Trial,
+    device: torch.device,
+    worker: Worker,
+) -> list[Verification]:
+    """The same in a worker; while it dies, again without the implementation that was running."""
+    dead: dict[str, str] = {}
+    names = [i.name for i in implementations]
+    while True:
+        alive = [name for name in names if name not in dead]
+        outcome = worker.call(_verify_in_child, technique.name, operation.name, alive, trial, str(device))
+        if not outcome.failure:
+            found = {v.implementation: v for v in outcome.value}
+            break
+        if outcome.stage not in alive:  # the reference itself, or the inputs
+            dead.update(dict.fromkeys(alive, f"in the reference or its inputs: {outcome.failure}"))
+            found = {}
+            break
+        dead[outcome.stage] = outcome.failure
+    for name, reason in dead.items():
+        judgement = Judgement("call", False, error_over_budget=float("inf"), message=reason)
+        found[name] = Verification(technique.name, operation.name, name, trial, (judgement,))
+    return [found[name] for name in names]
+
+
+def _verify_in_child(
+    technique: str, operation: str, names: list[str], trial: Trial, device: str, announce: Announce
+) -> list[Verification]:
+    found = discover().get(technique)
+    declared = found.operation(operation)
+    implementations = [declared.implementation(name) for name in names]
+    return _verify_together(found, declared, implementations, trial, torch.device(device), announce)
+
+
+def report(technique: Technique, found: list[Verification], device: torch.device) -> VerificationReport:
+    """Sum up what one technique's verifications came to, level by level."""
+    rows: dict[tuple[str, str], list[Verification]] = {}
+    for v in found:
+        rows.setdefault((v.operation, v.implementation), []).append(v)
+    return VerificationReport(
+        technique=technique.name,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        environment=describe_environment(device),
+        sources=technique_digests(technique),
+        levels=tuple(_level(*names, verifications) for names, verifications in rows.items()),
+    )
+
+
+def _level(operation: str, implementation: str, found: list[Verification]) -> LevelVerification:
+    ran = [v for v in found if v.unavailable is None]
+    worst = max((v.worst for v in ran), default=float("inf"))
+    return LevelVerification(
+        operation=operation,
+        implementation=implementation,
+        ran=len(ran),
+        right=sum(v.passed for v in ran),
+        worst=worst if worst != float("inf") else None,
+        failures=tuple(line for v in found for line in v.failures()),
+        not_run=len(found) - len(ran),
+        unavailable=tuple(sorted({v.unavailable for v in found if v.unavailable is not None})),
+    )

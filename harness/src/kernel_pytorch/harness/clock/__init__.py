@@ -6,7 +6,14 @@ from kernel_pytorch.harness.clock.cuda import on_clock_stream
 from kernel_pytorch.harness.clock.interleave import measure
 from kernel_pytorch.harness.clock.pool import cold_pool_bytes, last_level_cache_bytes, sets_needed
 from kernel_pytorch.harness.clock.self_test import SelfTestResult, self_test
-from kernel_pytorch.harness.clock.statistics import Comparison, Interval, Verdict, compare_paired, median_interval
+from kernel_pytorch.harness.clock.statistics import (
+    Comparison,
+    Interval,
+    Verdict,
+    compare_intervals,
+    compare_paired,
+    median_interval,
+)
 from kernel_pytorch.harness.clock.subject import Subject, Timing
 
 __all__ = [
@@ -17,6 +24,7 @@ __all__ = [
     "Timing",
     "Verdict",
     "cold_pool_bytes",
+    "compare_intervals",
     "compare_paired",
     "last_level_cache_bytes",
     "measure",

@@ -128,6 +128,23 @@ def compare_paired(
     return Comparison(speedup, _verdict(speedup, band))
 
 
+def compare_intervals(baseline: Interval, candidate: Interval, *, band: float = 0.02) -> Comparison:
+    """Compare two subjects that were timed apart, from their intervals alone.
+
+    The speedup lies between the least and the most that the two intervals allow: wider than what paired rounds give,
+    because nothing cancels.
+
+    Args:
+        baseline: median time and its interval, above 0.
+        candidate: the same, in the same unit.
+        band: as in `compare_paired`, also for the verdict.
+    """
+    if not (baseline.low > 0.0 and candidate.low > 0.0):
+        raise ValueError(f"baseline and candidate must be above 0; their ends are {baseline.low} and {candidate.low}")
+    speedup = Interval(baseline.median / candidate.median, baseline.low / candidate.high, baseline.high / candidate.low)
+    return Comparison(speedup, _verdict(speedup, band))
+
+
 def _order_statistics(values: np.ndarray, tail: float) -> tuple[float, float]:
     """The k-th smallest and the k-th largest sample, with k as large as `tail` allows, and at least 1.
 

@@ -11,13 +11,9 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..benchmark import benchmark, jobs
-from ..discovery import discover
-from ..machine import Machine, measure_machine
-from ..report import accuracy_table, plot, reasons, terminal_tables
-from ..results import Results
-from ..technique import Technique
-from .common import (
+from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
+from kernel_pytorch.harness.commands.common import (
+    PLAIN,
     DeviceOption,
     LevelOption,
     TechniqueArgument,
@@ -27,72 +23,141 @@ from .common import (
     parse_device,
     warn_broken,
 )
+from kernel_pytorch.harness.commands.report import draw, show
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.jobs import DIRECTIONS
+from kernel_pytorch.harness.machine import Machine, measure_machine
+from kernel_pytorch.harness.results import Results, ResultsError, load
+from kernel_pytorch.harness.technique import Direction, Technique
+
+CASE_TIMEOUT = 600.0
 
 
 def bench_command(
     technique: TechniqueArgument = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two cases per operation and fewer rounds: a first look.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two cases per operation and fewer rounds: a first look.")
+    ] = False,
     level: LevelOption = None,
     device: DeviceOption = None,
+    direction: Annotated[
+        list[Direction] | None,
+        typer.Option(
+            "--direction", help="Only this pass. May be given several times; forward and backward if omitted."
+        ),
+    ] = None,
     json: Annotated[
         Path | None,
         typer.Option("--json", help="Write the results to this file (one technique) or folder instead of results/."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder that holds one folder per device.")] = Path("results"),
+    machine: Annotated[
+        Path | None,
+        typer.Option("--machine", help="Use this record of `kernel-pytorch machine --json` instead of measuring."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run instead of beginning anew.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
+    ] = CASE_TIMEOUT,
 ) -> None:
     """Time every level on shapes of published models, implementations interleaved, inputs cold, outputs checked.
 
     A full run writes <out>/<device>/<technique>.json with a PNG and an SVG plot beside it. A partial one (--quick,
-    --level) writes a file only where --json says, so that it never replaces a full one. Ctrl-C keeps what was measured.
-    Exit code: 0, 1 if a level was wrong or faster than this machine can be, 2 for a name that does not exist.
+    --level, --direction) writes a file only where --json says, so that it never replaces a full one. A case that
+    crashes or hangs costs itself alone. What stands is kept after every case: Ctrl-C loses nothing, --resume goes on.
+    Exit code: 0; 1 if a level was wrong, crashed, or was faster than this machine can be; 2 for a name that does not
+    exist; 130 after Ctrl-C.
     """
     where = parse_device(device)
     discovery = discover()
-    warn_broken(discovery)
     techniques = discovery.select(technique)
     levels = check_levels(level, techniques)
+    warn_broken(discovery)
     if not techniques:
         messages.print("No technique is installed, so there is nothing to measure.")
         raise typer.Exit(1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
-        with messages.status("measuring what this machine can do") as status:
-            machine = measure_machine(where, quick=quick, on_step=lambda s: status.update(f"measuring the machine: {s}"))
-        refused = False
+    plan = Plan(None if levels is None else tuple(levels), quick, tuple(direction or DIRECTIONS))
+    partial = quick or levels is not None or direction is not None
+    ceilings = _machine(machine, where, quick=quick)
+    refused = False
+    with Worker(timeout) as worker:
         for selected in techniques:
-            results = _measure(selected, machine, where, levels, quick)
-            _show(results)
-            _save(results, _target(json, out, machine, selected, partial=quick or levels is not None, one=len(techniques) == 1))
-            refused |= any(m.status in ("wrong", "rejected") for m in results.measurements)
+            target = _target(json, out, ceilings, selected, partial=partial, one=len(techniques) == 1)
+            results = _measure(selected, ceilings, where, plan, worker, target, resume=resume)
+            show(results)
+            _save(results, target)
+            refused |= any(m.status in ("wrong", "rejected", "crashed") for m in results.measurements)
             if not results.complete:
                 raise typer.Exit(130)
     if refused:
         raise typer.Exit(1)
 
 
+def _machine(file: Path | None, device: torch.device, *, quick: bool) -> Machine:
+    """The record in the file, or a new one."""
+    if file is not None:
+        try:
+            return Machine.model_validate_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            messages.print(f"kernel-pytorch: {file} is no record of a machine: {escape(str(error))}", **PLAIN)
+            raise typer.Exit(2) from None
+    with messages.status("measuring what this machine can do") as status:
+        announce = "measuring the machine: {}".format
+        return measure_machine(device, quick=quick, on_step=lambda step: status.update(announce(step)))
+
+
 def _measure(
-    technique: Technique, machine: Machine, device: torch.device, levels: list[str] | None, quick: bool
+    technique: Technique,
+    machine: Machine,
+    device: torch.device,
+    plan: Plan,
+    worker: Worker,
+    target: Path | None,
+    *,
+    resume: bool,
 ) -> Results:
+    previous = _previous(technique, machine, plan, target) if resume else None
+
+    def keep(results: Results) -> None:
+        if target is not None:
+            results.save(_unfinished(target))
+
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=messages, transient=True) as progress:
-        task = progress.add_task(technique.name, total=len(jobs(technique, device, quick=quick)) + 1)
+    with Progress(*columns, console=messages, transient=True) as progress, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+        task = progress.add_task(technique.name, total=len(plan.jobs(technique, device)) + 1)
         started = iter([0])
 
         def on_job(label: str) -> None:
             progress.update(task, description=label, advance=next(started, 1))
 
-        return benchmark(technique, machine, device, levels=levels, quick=quick, on_job=on_job)
+        return benchmark(
+            technique, machine, device, plan, worker=worker, previous=previous, on_job=on_job, on_progress=keep
+        )
 
 
-def _show(results: Results) -> None:
-    for table in terminal_tables(results):
-        output.print(table)
-    if results.accuracy:
-        output.print(accuracy_table(results))
-    else:
-        output.print(f"accuracy on real activations: {escape(results.real_input)}", soft_wrap=True)
-    for reason in reasons(results):
-        output.print(escape(reason), soft_wrap=True, highlight=False)
+def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path | None) -> Results | None:
+    """The unfinished results of this technique, if they can be continued."""
+    if target is None or not _unfinished(target).is_file():
+        messages.print(f"{technique.name}: there is nothing to resume, so the run begins anew")
+        return None
+    try:
+        found = load(_unfinished(target))
+        reason = why_not_resumed(found, technique, machine, plan)
+    except ResultsError as error:
+        reason = str(error)
+    if reason is not None:
+        messages.print(f"{technique.name}: not resumed, {reason}; the run begins anew", **PLAIN)
+        return None
+    return found
+
+
+def _unfinished(target: Path) -> Path:
+    """Where results lie until they are complete."""
+    return target.with_suffix(".partial.json")
 
 
 def _target(
@@ -104,17 +169,15 @@ def _target(
     return None if partial else out / machine.slug / f"{technique.name}.json"
 
 
-def _save(results: Results, path: Path | None) -> None:
-    if path is None:
+def _save(results: Results, target: Path | None) -> None:
+    if target is None:
         output.print("a partial run: not written; give --json to keep it")
         return
     if not results.complete:
-        path = path.with_suffix(".partial.json")
-    results.save(path)
-    written = [path]
-    if results.complete:
-        try:
-            written += plot(results, path.parent)
-        except ModuleNotFoundError as error:
-            output.print(f"no plot: {error} (pip install 'kernel-pytorch-harness[plot]')", highlight=False)
-    output.print("written: " + ", ".join(map(str, written)), soft_wrap=True, highlight=False)
+        results.save(_unfinished(target))
+        output.print(f"interrupted; what stood is in {_unfinished(target)}, and --resume goes on", **PLAIN)
+        return
+    results.save(target)
+    _unfinished(target).unlink(missing_ok=True)
+    written = [target, *draw(results, target.parent)]
+    output.print(escape("written: " + ", ".join(map(str, written))), **PLAIN)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from ..discovery import Discovery, UnknownNameError
-from ..technique import Technique
+from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
+from kernel_pytorch.harness.technique import Technique
 
 # Tables are wide, and a pipe or a file has no width of its own.
 output = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 messages = Console(stderr=True)
+# How sentences are printed: one line each, whatever the width, so that they can be searched for.
+PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True}
 
 TechniqueArgument = Annotated[
-    str | None, typer.Argument(help="Name of one technique, as `kernel-pytorch list` prints it; all of them if omitted.")
+    str | None,
+    typer.Argument(help="Name of one technique, as `kernel-pytorch list` prints it; all of them if omitted."),
 ]
 LevelOption = Annotated[
     list[str] | None,
@@ -63,4 +67,4 @@ def check_levels(levels: list[str] | None, techniques: Iterable[Technique]) -> l
 def warn_broken(discovery: Discovery) -> None:
     """Say which packages could not be loaded, and go on."""
     for name, reason in discovery.broken.items():
-        messages.print(f"[yellow]technique {name} is broken and left out:[/yellow] {reason}", highlight=False)
+        messages.print(f"[yellow]technique {name} is broken and left out:[/yellow] {escape(reason)}", **PLAIN)

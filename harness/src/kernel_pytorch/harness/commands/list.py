@@ -6,11 +6,11 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from ..availability import default_level, why_not_timed, why_unavailable
-from ..discovery import discover
-from ..interpreter import is_interpreting
-from ..technique import Implementation, Level, Technique
-from .common import DeviceOption, TechniqueArgument, output, parse_device
+from kernel_pytorch.harness.availability import default_level, why_not_timed, why_unavailable
+from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output, parse_device
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.interpreter import is_interpreting
+from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 
 def list_command(technique: TechniqueArgument = None, device: DeviceOption = None) -> None:
@@ -19,18 +19,18 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
     discovery = discover()
     techniques = discovery.select(technique)
     for found in techniques:
-        table = Table(title=f"{found.name}: {found.title}", title_justify="left")
+        table = Table(title=escape(f"{found.name}: {found.title}"), title_justify="left")
         for column in ("operation", "level", f"on {where}", "default"):
             table.add_column(column)
         for operation in found.operations:
             for implementation in operation.implementations:
-                is_default = implementation.name == default_level(found, where)
-                row = (operation.name, implementation.name, state(found, implementation, where))
-                table.add_row(*row, "yes" if is_default else "", end_section=implementation is operation.implementations[-1])
+                default = "yes" if implementation.name == default_level(found, where) else ""
+                row = (operation.name, implementation.name, state(found, implementation, where), default)
+                table.add_row(*row, end_section=implementation is operation.implementations[-1])
         output.print(table)
     if technique is None:
         for name, reason in discovery.broken.items():
-            output.print(f"[red]{name}: broken.[/red] {escape(reason)}", highlight=False)
+            output.print(f"[red]{name}: broken.[/red] {escape(reason)}", **PLAIN)
         if not techniques and not discovery.broken:
             output.print("No technique is installed. Each is a package of its own, kernel-pytorch-<technique>.")
 

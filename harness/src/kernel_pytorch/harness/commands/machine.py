@@ -9,11 +9,11 @@ import torch
 import typer
 from rich.table import Table
 
-from ..clock import self_test
-from ..environment import describe_environment
-from ..machine import Machine, measure_machine
-from ..results import write_atomically
-from .common import DeviceOption, messages, output, parse_device
+from kernel_pytorch.harness.clock import self_test
+from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, parse_device
+from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.machine import Machine, measure_machine
+from kernel_pytorch.harness.results import write_atomically
 
 
 def machine_command(
@@ -68,8 +68,8 @@ def tables(machine: Machine) -> list[Table]:
         environment.add_row(name.replace("_", " "), "not known" if value is None else str(value))
     streams = Table("working set", "memory", "copy", "fastest stream", title="bandwidth", title_justify="left")
     for p in machine.ceilings.bandwidth:
-        rates = (f"{rate / 1e9:,.1f} GB/s" for rate in (p.bytes_per_second, p.peak_bytes_per_second))
-        streams.add_row(f"{p.bytes / 2**20:,.2f} MiB", p.memory, *rates)
+        figures = (f"{rate / 1e9:,.1f} GB/s" for rate in (p.bytes_per_second, p.peak_bytes_per_second))
+        streams.add_row(f"{p.bytes / 2**20:,.2f} MiB", p.memory, *figures)
     rates = Table("what", "measured", title="arithmetic and launches", title_justify="left")
     for dtype, rate in machine.ceilings.matmul_flops_per_second.items():
         rates.add_row(f"matrix product, {dtype}", f"{rate / 1e12:,.3f} TFLOP/s")

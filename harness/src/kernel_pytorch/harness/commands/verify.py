@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..discovery import discover
-from ..verification import Verification, is_economical, trials, verify
-from .common import (
+from kernel_pytorch.harness.commands.common import (
+    PLAIN,
     DeviceOption,
     LevelOption,
     TechniqueArgument,
@@ -23,6 +23,13 @@ from .common import (
     parse_device,
     warn_broken,
 )
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, VerificationReport
+from kernel_pytorch.harness.technique import Technique
+from kernel_pytorch.harness.verification import Verification, is_economical, report, trials, verify
+
+CASE_TIMEOUT = 300.0
 
 
 def verify_command(
@@ -32,65 +39,82 @@ def verify_command(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Run torch.compile on every case too, not on the core cases alone.")
     ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write what was found to this file (one technique) or folder."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
+    ] = CASE_TIMEOUT,
 ) -> None:
     """Hold every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
 
-    A level may err twice as far as the reference itself does in that dtype, plus one unit in the last place. Exit code:
-    0 if every level that can run here is right, 1 if any is wrong, 2 for a name that does not exist.
+    A level may err twice as far as the reference itself does in that dtype, plus one unit in the last place. A case
+    that crashes or hangs counts as wrong, and the others go on. Exit code: 0 if every level that can run here is right,
+    1 if any is wrong, 2 for a name that does not exist.
     """
     where = parse_device(device)
     discovery = discover()
-    warn_broken(discovery)
     techniques = discovery.select(technique)
     levels = check_levels(level, techniques)
+    warn_broken(discovery)
     if not techniques:
         messages.print("No technique is installed, so there is nothing to verify.")
         raise typer.Exit(1)
-    total = sum(
+    found: list[Verification] = []
+    with Worker(timeout) as worker, _progress() as progress, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+        task = progress.add_task("verifying", total=_count(techniques, where, levels, exhaustive))
+        for selected in techniques:
+            for verification in verify(selected, where, levels=levels, exhaustive=exhaustive, worker=worker):
+                found.append(verification)
+                progress.update(task, advance=1, description=f"{verification.operation} {verification.implementation}")
+    reports = [report(t, [v for v in found if v.technique == t.name], where) for t in techniques]
+    output.print(table(reports))
+    failures = [line for r in reports for level_found in r.levels for line in level_found.failures]
+    for line in failures:
+        output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)
+    if broken := technique is None and discovery.broken:
+        output.print(f"[red]broken packages:[/red] {', '.join(broken)}", **PLAIN)
+    if json is not None:
+        for r in reports:
+            one_file = len(reports) == 1 and json.suffix == ".json"
+            r.save(json if one_file else json / f"{r.technique}{VERIFICATION_SUFFIX}")
+    if failures or broken:
+        raise typer.Exit(1)
+
+
+def _count(techniques: list[Technique], device: torch.device, levels: list[str] | None, exhaustive: bool) -> int:
+    """How many verifications there will be."""
+    return sum(
         exhaustive or is_economical(i, trial)
         for t in techniques
         for o in t.operations
         for i in o.implementations
         if levels is None or i.name in levels
-        for trial in trials(o, where)
+        for trial in trials(o, device)
     )
-    found: list[Verification] = []
+
+
+def _progress() -> Progress:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=messages, transient=True) as progress, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
-        task = progress.add_task("verifying", total=total)
-        for selected in techniques:
-            for verification in verify(selected, where, levels=levels, exhaustive=exhaustive):
-                found.append(verification)
-                progress.update(task, advance=1, description=f"{verification.operation} {verification.implementation}")
-    output.print(summary(found))
-    failures = [line for verification in found for line in verification.failures()]
-    for line in failures:
-        output.print(f"[red]wrong:[/red] {escape(line)}", highlight=False, soft_wrap=True)
-    if broken := technique is None and discovery.broken:
-        output.print(f"[red]broken packages:[/red] {', '.join(broken)}")
-    if failures or broken:
-        raise typer.Exit(1)
+    return Progress(*columns, console=messages, transient=True)
 
 
-def summary(found: list[Verification]) -> Table:
+def table(reports: list[VerificationReport]) -> Table:
     """One row per operation and level."""
-    rows: dict[tuple[str, str, str], list[Verification]] = defaultdict(list)
-    for v in found:
-        rows[v.technique, v.operation, v.implementation].append(v)
-    table = Table(title="held against the reference in float64", title_justify="left")
+    found = Table(title="held against the reference in float64", title_justify="left")
     for column in ("technique", "operation", "level", "cases right", "worst error, of its budget", "could not run"):
-        table.add_column(column)
-    for names, verifications in rows.items():
-        ran = [v for v in verifications if v.unavailable is None]
-        right = [v for v in ran if v.passed]
-        style = "green" if len(right) == len(ran) else "red"
-        reasons = sorted({str(v.unavailable) for v in verifications if v.unavailable is not None})
-        skipped = len(verifications) - len(ran)
-        table.add_row(
-            *names,
-            f"[{style}]{len(right)} of {len(ran)}[/{style}]" if ran else "[yellow]none ran[/yellow]",
-            f"{max(v.worst for v in ran):.0%}" if ran and max(v.worst for v in ran) != float("inf") else "",
-            escape(f"{skipped}: {'; '.join(reasons)}") if skipped else "",
-        )
-    return table
+        found.add_column(column)
+    for r in reports:
+        for row in r.levels:
+            style = "green" if row.right == row.ran else "red"
+            found.add_row(
+                r.technique,
+                row.operation,
+                row.implementation,
+                f"[{style}]{row.right} of {row.ran}[/{style}]" if row.ran else "[yellow]none ran[/yellow]",
+                "" if row.worst is None else f"{row.worst:.0%}",
+                escape(f"{row.not_run}: {'; '.join(row.unavailable)}") if row.not_run else "",
+            )
+    return found

@@ -12,6 +12,7 @@ from kernel_pytorch.harness.technique import (
     Cost,
     Direction,
     Implementation,
+    KernelContract,
     Level,
     Operation,
     Technique,
@@ -199,6 +200,10 @@ head_rms_norm_bench = grid(
     dtypes=BENCH,
 )
 
+# In bytes: far from the 255 registers that it could have, ptxas keeps a value or two of a loop on the stack rather than
+# lose a resident block. Which configurations are hit changes with its version; what is too large spills hundreds.
+PARKED = 32
+
 technique = Technique(
     name="rmsnorm",
     title="RMSNorm, with residual add, and per head",
@@ -236,5 +241,16 @@ technique = Technique(
         ),
     ],
     levels=f"{HERE}.levels",
+    contracts={
+        "_forward_kernel": KernelContract(max_registers=128, min_load_bits=128, min_store_bits=128),
+        "_forward_long_kernel": KernelContract(max_spill_bytes=PARKED, max_registers=128),
+        "_backward_kernel": KernelContract(
+            max_spill_bytes=PARKED, max_registers=128, min_load_bits=128, min_store_bits=128
+        ),
+        "_backward_long_kernel": KernelContract(max_spill_bytes=PARKED, max_registers=128),
+        "_weight_shares_kernel": KernelContract(max_registers=128),
+        # It stores the sum over a tile: one row, too short for wide stores.
+        "_add_shares_kernel": KernelContract(max_registers=128, min_load_bits=128),
+    },
     replacements=f"{HERE}.replacements:replacements",
 )

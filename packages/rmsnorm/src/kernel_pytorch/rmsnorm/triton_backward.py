@@ -48,13 +48,15 @@ def _backward_kernel(
     share = tl.zeros([ROWS, BLOCK], dtype=wide)
 
     for tile in range(program, tl.cdiv(tokens, ROWS), tl.num_programs(0)):
-        token = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        token = tile * ROWS + tl.arange(0, ROWS)
         if LONG_OFFSETS:
             token = token.to(tl.int64)
+        # Before the axis of columns is added: a thread would load it once for every column that it holds.
+        rstd = tl.load(rstd_ptr + token * heads + head, mask=token < tokens, other=0.0)[:, None]
+        token = token[:, None]
         mask = (token < tokens) & column_mask
         h = tl.load(h_ptr + token * h_stride_t + head * h_stride_h + column, mask=mask, other=0.0).to(wide)
         dy = tl.load(dy_ptr + token * dy_stride_t + head * dy_stride_h + column, mask=mask, other=0.0).to(wide)
-        rstd = tl.load(rstd_ptr + token * heads + head, mask=token < tokens, other=0.0)
         x_hat = h * rstd
         if NEED_DWEIGHT:
             share += dy * x_hat
@@ -129,13 +131,15 @@ def _weight_shares_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     share = tl.zeros([ROWS, BLOCK], dtype=wide)
     for tile in range(program, tl.cdiv(tokens, ROWS), tl.num_programs(0)):
-        token = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        token = tile * ROWS + tl.arange(0, ROWS)
         if LONG_OFFSETS:
             token = token.to(tl.int64)
+        rstd = tl.load(rstd_ptr + token * heads + head, mask=token < tokens, other=0.0)[:, None]
+        token = token[:, None]
         mask = (token < tokens) & (column < columns)
         h = tl.load(h_ptr + token * h_stride_t + head * h_stride_h + column, mask=mask, other=0.0).to(wide)
         dy = tl.load(dy_ptr + token * dy_stride_t + head * dy_stride_h + column, mask=mask, other=0.0).to(wide)
-        share += dy * (h * tl.load(rstd_ptr + token * heads + head, mask=token < tokens, other=0.0))
+        share += dy * (h * rstd)
     column_out = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     share_row = shares_ptr + (program * heads + head) * columns
     tl.store(share_row + column_out, tl.sum(share, axis=0), mask=column_out < columns)
@@ -214,12 +218,14 @@ def _launch_one_block(
     tokens, heads, columns = views[0].shape
     block = triton.next_power_of_2(columns)
     tile = max(1, 1024 // block)
+    # Each row of a tile has offsets of its own: with 8 elements a thread, not 16, there are registers for them.
+    tile_warps = warps(tile * block) * (2 if tile > 1 else 1)
     programs = min(triton.cdiv(tokens, tile), max(1, program_count(dx.device) // heads))
     shares = torch.empty((programs, heads, columns) if need_dweight else (0,), dtype=rstd.dtype, device=dx.device)
     _backward_kernel[(programs, heads)](
         *views, weight, rstd, dx, shares,
         tokens, heads, columns, *(stride for view in views for stride in view.stride()[:2]),
-        NEED_DX=need_dx, NEED_DWEIGHT=need_dweight, ROWS=tile, BLOCK=block, num_warps=warps(tile * block), **flags,
+        NEED_DX=need_dx, NEED_DWEIGHT=need_dweight, ROWS=tile, BLOCK=block, num_warps=tile_warps, **flags,
     )  # fmt: skip
     return shares
 

@@ -1,0 +1,135 @@
+"""Running cases in a process of their own: one that crashes, hangs or exits costs itself alone.
+
+A CUDA fault poisons its process, an abort ends it, a deadlock never comes back. So cases run one after the other in a
+worker process, and the worker is replaced when it dies, raises, or outlasts its limit; the caller goes on with the
+next case.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one call.
+
+    Attributes:
+        value: what the function returned; None if it did not return.
+        failure: what happened instead, empty if it returned.
+        stage: the last stage that the function announced: what it was doing when it failed.
+    """
+
+    value: Any = None
+    failure: str = ""
+    stage: str = ""
+
+
+class Worker:
+    """Calls functions in a child process. A context manager; the child ends with it.
+
+    Attributes:
+        timeout: seconds that one call may take.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout: given {timeout}; it must be above 0 seconds")
+        self.timeout = timeout
+        self._context = multiprocessing.get_context("spawn")  # a forked child cannot use CUDA
+        self._process: Any = None
+        self._connection: Connection | None = None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, on_stage: Announce | None = None) -> Outcome:
+        """Call `function(*arguments, announce)` in the child.
+
+        Args:
+            function: importable by name in the child. Its last argument is a function that it may call with the name
+                of what it is about to do.
+            *arguments: picklable.
+            on_stage: called in this process with each announced stage.
+
+        Returns:
+            The value, or what happened instead.
+        """
+        connection = self._connected()
+        stage, deadline = "", time.monotonic() + self.timeout
+        try:
+            connection.send((function, arguments))
+            while connection.poll(max(0.0, deadline - time.monotonic())):
+                kind, content = connection.recv()
+                if kind == "stage":
+                    stage = content
+                    if on_stage is not None:
+                        on_stage(content)
+                elif kind == "value":
+                    return Outcome(value=content, stage=stage)
+                else:
+                    # Whatever raised may have left the device in a state that spoils the next case.
+                    self.close()
+                    return Outcome(failure=content, stage=stage)
+        except (EOFError, OSError):
+            return Outcome(failure=self._epitaph(), stage=stage)
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        return Outcome(failure=f"did not end within {self.timeout:g} seconds and was stopped", stage=stage)
+
+    def close(self) -> None:
+        """End the child, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection, theirs = self._context.Pipe()
+            self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._connection
+
+    def _epitaph(self) -> str:
+        """How the child ended; the next call starts another."""
+        self._process.join()
+        code = self._process.exitcode
+        self.close()
+        if code is not None and code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process exited with code {code}"
+
+
+def _serve(connection: Connection) -> None:
+    """The child's loop."""
+    # Ctrl-C reaches the whole process group; the parent decides what becomes of the child.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            sys.exit()
+        try:
+            value = function(*arguments, lambda stage: connection.send(("stage", stage)))
+        except Exception as error:
+            connection.send(("raised", f"raised {type(error).__name__}: {error}"))
+        else:
+            connection.send(("value", value))

@@ -1,0 +1,62 @@
+"""What a benchmark consists of: one job per operation, case and direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.results import CaseRecord
+from kernel_pytorch.harness.technique import Case, Direction, Operation, Technique
+
+DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
+
+QUICK_CASES = 2
+
+JobKey = tuple[str, str, str, str]
+"""Technique, operation, label of the case, direction: names a job in another process."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One table of figures: an operation, a case, a direction."""
+
+    technique: Technique
+    operation: Operation
+    case: Case
+    direction: Direction
+
+    @property
+    def key(self) -> JobKey:
+        """What finds the same job in another process."""
+        return self.technique.name, self.operation.name, CaseRecord.of(self.case).label, self.direction.value
+
+    @property
+    def label(self) -> str:
+        """For progress bars."""
+        return f"{self.operation.name} {self.direction.value}, {CaseRecord.of(self.case).label}"
+
+
+def jobs(
+    technique: Technique,
+    device: torch.device,
+    *,
+    quick: bool = False,
+    directions: tuple[Direction, ...] = DIRECTIONS,
+) -> list[Job]:
+    """What a benchmark of this technique measures on that device; `quick` keeps the first two cases of an operation."""
+    found = []
+    for operation in technique.operations:
+        cases = operation.bench_grid.cases(device.type)
+        for case in cases[:QUICK_CASES] if quick else cases:
+            found += [Job(technique, operation, case, direction) for direction in directions]
+    return found
+
+
+def find_job(key: JobKey, device: torch.device) -> Job:
+    """The job of that key, among the installed techniques. Raises KeyError if there is none."""
+    for job in jobs(discover().get(key[0]), device, directions=tuple(Direction)):
+        if job.key == key:
+            return job
+    raise KeyError(f"no job {', '.join(key)}")

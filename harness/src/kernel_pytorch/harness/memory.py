@@ -1,0 +1,94 @@
+"""What a call holds in memory: at most while it runs, and until its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that one call needs beside its arguments.
+
+    Attributes:
+        forward_peak: most that was allocated at any time in a forward without gradients, outputs included.
+        training_peak: the same over a forward and its backward, gradients included.
+        saved_for_backward: what the graph keeps alive between the two, arguments and outputs left out.
+    """
+
+    forward_peak: int
+    training_peak: int
+    saved_for_backward: int
+
+
+def profile_memory(function: Callable[..., Any], *arguments: Any) -> MemoryUse:
+    """Measure what one call of a function needs, after one call to warm up.
+
+    Args:
+        function: takes `arguments` by position, returns a tensor or a tuple of tensors.
+        *arguments: tensors, all on one device, and plain values. Floating-point tensors receive gradients.
+    """
+    leaves = [_leaf(a) for a in arguments]
+    device = next(a.device for a in arguments if isinstance(a, Tensor))
+
+    def forward() -> None:
+        with torch.no_grad():
+            function(*arguments)
+
+    def training() -> None:
+        outputs = _tensors(function(*leaves))
+        wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
+
+    return MemoryUse(_peak(forward, device), _peak(training, device), _saved(function, leaves))
+
+
+def _peak(call: Callable[[], None], device: torch.device) -> int:
+    call()  # caches of compilers and libraries are no part of a call
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    # Every allocation and release of torch's CPU allocator, in order; releases are negative.
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def _saved(function: Callable[..., Any], leaves: Sequence[Any]) -> int:
+    """Bytes of the distinct storages that autograd saves, without those of the arguments and outputs."""
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = _tensors(function(*leaves))
+    known = [t for t in (*leaves, *outputs) if isinstance(t, Tensor)]
+    for tensor in known:
+        saved.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(saved.values())
+
+
+def _leaf(argument: Any) -> Any:
+    if isinstance(argument, Tensor) and argument.is_floating_point():
+        return argument.detach().requires_grad_()
+    return argument
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)

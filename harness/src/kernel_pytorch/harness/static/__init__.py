@@ -1,0 +1,24 @@
+"""The performance contract that needs no GPU: what the compiled code of every kernel looks like.
+
+`kernel-pytorch static` compiles the Triton kernels for every architecture of `limits.ARCHITECTURES` and holds each to
+its `KernelContract`. From a launch to a verdict:
+
+    launches.py      which kernels are launched, with which constants: recorded from the launchers themselves
+    plan.py          which of these launches are compiled
+    instructions.py  what the PTX says: widths, tf32, float64, tensor cores, copies
+    resources.py     what the machine code needs: registers, stack, spills
+    limits.py        what an architecture has, and how many blocks fit on a multiprocessor
+    compiled.py      the facts about one compiled kernel, whatever compiler made it
+    gate.py          the facts held against the contract
+    worker.py        all of the above for one technique and architecture, in a process of its own
+    inspection.py    the processes, and what they found before
+
+Nothing here imports Triton but the modules that only `worker.py` uses.
+"""
+
+from kernel_pytorch.harness.static.compiled import Compiled
+from kernel_pytorch.harness.static.gate import Violation, violations
+from kernel_pytorch.harness.static.inspection import Inspection, inspect
+from kernel_pytorch.harness.static.limits import ARCHITECTURES, Limits
+
+__all__ = ["ARCHITECTURES", "Compiled", "Inspection", "Limits", "Violation", "inspect", "violations"]

@@ -1,0 +1,159 @@
+"""Everything about a technique's kernels: from the cache where nothing has changed, else from worker processes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import inspect as python_inspect
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kernel_pytorch.harness.results import write_atomically
+from kernel_pytorch.harness.sources import digest, implementation_files
+from kernel_pytorch.harness.static.compiled import Compiled
+from kernel_pytorch.harness.technique import Level, Technique
+
+# Read when a kernel is decorated (interpreter), and the default of Triton 3.6 to 3.9, which a later one changes.
+ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
+WORKER = "kernel_pytorch.harness.static.worker"
+
+
+class WorkerError(RuntimeError):
+    """A worker process ended without findings; the message is what it printed last."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Request(_Record):
+    """What a worker is asked.
+
+    Attributes:
+        technique: its name.
+        arch: a key of `ARCHITECTURES`.
+        everything: every distinct compilation of both grids instead of the covering set.
+        float64_scalars: compile kernels with float scalars once more, with these typed float64.
+    """
+
+    technique: str
+    arch: str
+    everything: bool
+    float64_scalars: bool
+
+
+class Findings(_Record):
+    """What a worker found.
+
+    Attributes:
+        compiled: one for every compilation.
+        problems: cases whose launches could not be recorded, and why.
+        launches: how many distinct compilations both grids lead to.
+    """
+
+    compiled: tuple[Compiled, ...]
+    problems: tuple[str, ...]
+    launches: int
+
+
+class _Cached(_Record):
+    key: str
+    findings: Findings
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The findings about one technique on one architecture, and whether they were known before."""
+
+    technique: Technique
+    arch: str
+    findings: Findings
+    cached: bool
+
+
+def inspect(
+    techniques: Sequence[Technique],
+    archs: Sequence[str],
+    *,
+    everything: bool = False,
+    on_done: Callable[[Inspection], None] = lambda inspection: None,
+) -> list[Inspection]:
+    """Compile the kernels of these techniques for these architectures, as many at a time as there are cores.
+
+    What a kernel does with a float64 scalar is decided before the architecture matters, so that is looked at on the
+    first architecture alone.
+
+    Raises:
+        WorkerError: a worker could not do its work.
+    """
+    requests = [
+        (
+            technique,
+            Request(technique=technique.name, arch=arch, everything=everything, float64_scalars=arch == archs[0]),
+        )
+        for technique in techniques
+        if any(i.level is Level.TRITON for o in technique.operations for i in o.implementations)
+        for arch in archs
+    ]
+
+    def answer(request: tuple[Technique, Request]) -> Inspection:
+        inspection = _look_up(*request)
+        on_done(inspection)
+        return inspection
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(answer, requests))
+
+
+def _look_up(technique: Technique, request: Request) -> Inspection:
+    place = cache_folder() / f"{request.technique}-{request.arch}{'-all' if request.everything else ''}.json"
+    key = _key(technique, request)
+    try:
+        known = _Cached.model_validate_json(place.read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        known = None
+    if known is not None and known.key == key:
+        return Inspection(technique, request.arch, known.findings, cached=True)
+    findings = _ask_worker(request)
+    if not findings.problems and not any(compiled.error for compiled in findings.compiled):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, _Cached(key=key, findings=findings).model_dump_json())
+    return Inspection(technique, request.arch, findings, cached=False)
+
+
+def cache_folder() -> Path:
+    """Where findings are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kernel-pytorch" / "static"
+
+
+def _key(technique: Technique, request: Request) -> str:
+    """Changes with all that can change the findings: sources, cases, compiler, its settings, and this package."""
+    triton_level = [i for o in technique.operations for i in o.implementations if i.level is Level.TRITON]
+    declared = {python_inspect.getsourcefile(operation.inputs) for operation in technique.operations}
+    files = {file for implementation in triton_level for file in implementation_files(implementation)}
+    files |= {Path(file) for file in declared if file} | set(Path(__file__).parent.glob("*.py"))
+    cases = [case.label for o in technique.operations for g in (o.test_grid, o.bench_grid) for case in g.cases("cuda")]
+    versions = [sys.version, *(importlib.metadata.version(name) for name in ("torch", "triton"))]
+    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_") and k not in ENVIRONMENT)
+    parts = [request.model_dump_json(), digest(sorted(files)), cases, versions, settings]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _ask_worker(request: Request) -> Findings:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "findings.json")
+        command = [sys.executable, "-m", WORKER, request.model_dump_json(), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)  # noqa: S603
+        if done.returncode != 0:
+            printed = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+            raise WorkerError(f"{request.technique} for {request.arch}: exit code {done.returncode}\n{printed}")
+        return Findings.model_validate_json(file.read_text(encoding="utf-8"))

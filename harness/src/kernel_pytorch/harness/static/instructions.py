@@ -1,0 +1,70 @@
+"""Reading PTX: how wide the accesses are, what rounds to tf32, what touches float64, what the tensor cores do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from kernel_pytorch.harness.static.compiled import Traffic
+
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+PREDICATE = re.compile(r"^@!?%?\w+\s+")
+ACCESS = re.compile(r"^(?P<verb>ld|st)\.(?:[\w:]+\.)*?global(?P<suffix>[.\w:]*)")
+VECTOR = re.compile(r"\.v(\d)")
+TYPE = re.compile(r"\.[bfsu](\d+)")
+ASYNC_COPY = re.compile(r"^cp\.async\.c[ag]\.shared\S*global\S*\s.*?,.*?,\s*(?P<bytes>0x[0-9a-f]+|\d+)")
+BULK_COPY = re.compile(r"^cp\.(?:reduce\.)?async\.bulk\.(?:tensor\S*?\.)?(?P<target>shared|global)")
+TF32 = re.compile(r"[.:]tf32\b")
+F64 = re.compile(r"\.f64\b")
+MATRIX = {
+    "mma": re.compile(r"^(?:mma\.s|wmma\.mma)"),
+    "wgmma": re.compile(r"^wgmma\.mma_async"),
+    "tcgen05": re.compile(r"^tcgen05\.mma"),
+}
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What was counted; the attributes are those of `Compiled`."""
+
+    loads: Traffic
+    stores: Traffic
+    tf32: int
+    f64: int
+    matrix: dict[str, int]
+    async_copies: int
+
+
+def count_instructions(ptx: str) -> Instructions:
+    """Count what the contract speaks of in the PTX of one kernel."""
+    accesses: dict[str, Counter[int]] = {"ld": Counter(), "st": Counter()}
+    bulk: Counter[str] = Counter()
+    matrix: Counter[str] = Counter()
+    tf32 = f64 = async_copies = 0
+    for statement in _statements(ptx):
+        if found := ACCESS.match(statement):
+            accesses[found["verb"]][_bits(found["suffix"])] += 1
+        elif found := ASYNC_COPY.match(statement):
+            async_copies += 1
+            accesses["ld"][8 * int(found["bytes"], 0)] += 1
+        elif found := BULK_COPY.match(statement):
+            bulk[found["target"]] += 1
+        matrix.update(kind for kind, pattern in MATRIX.items() if pattern.match(statement))
+        tf32 += bool(TF32.search(statement))
+        f64 += bool(F64.search(statement)) and not statement.startswith("ld.param")
+    loads = Traffic(accesses=dict(accesses["ld"]), bulk=bulk["shared"])
+    stores = Traffic(accesses=dict(accesses["st"]), bulk=bulk["global"])
+    return Instructions(loads, stores, tf32, f64, dict(matrix), async_copies)
+
+
+def _statements(ptx: str) -> list[str]:
+    """Instructions without predicate; directives and declarations, which start with a full stop, are left out."""
+    lines = (line.strip().lstrip("{} \t") for line in re.split(r"[;\n]", COMMENT.sub("", ptx)))
+    return [PREDICATE.sub("", line) for line in lines if line and not line.startswith(".")]
+
+
+def _bits(suffix: str) -> int:
+    """Width of `.v4.b32` and the like."""
+    vector, kind = VECTOR.search(suffix), TYPE.findall(suffix)
+    return (int(vector[1]) if vector else 1) * (int(kind[-1]) if kind else 0)

@@ -1,0 +1,174 @@
+"""Which kernels an implementation launches, with which constants, types and warps.
+
+Nothing of this is declared. The implementation is called on CPU tensors, forward and backward, with a driver that only
+names an architecture, and Triton is stopped where it would compile: what it was about to compile is the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from kernel_pytorch.harness.technique import Case, Operation
+
+_compile = JITFunction._do_compile
+
+
+class OfflineDriver:
+    """Stands where Triton looks for a GPU, and names one that is not there."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        """What Triton compiles for; a launcher that chooses by architecture asks this as well."""
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        """Triton keeps kernels by device: another number for each architecture keeps them apart."""
+        return self.capability
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """No stream."""
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where tensors that Triton makes would be."""
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Launch each configuration that autotuning would time, so that all of them are recorded."""
+
+        def benchmark(launch: Callable[[], Any], **_: Any) -> list[float]:
+            launch()
+            return [0.0, 0.0, 0.0]
+
+        return benchmark
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as its launcher launches it.
+
+    Attributes:
+        function: the Triton function.
+        key: what Triton tells compilations apart by.
+        signature: type by argument; "constexpr" for constants and what was specialised to one.
+        device: as the driver named it.
+        constexprs: values of the constants by position.
+        options: of the compiler, warps among them.
+        attributes: what is known of arguments: divisible by 16.
+        case: operation and case.
+        bench: launched by a case of the bench grid.
+        core: launched by a core case of the test grid.
+    """
+
+    function: Any
+    key: str
+    signature: dict[str, Any]
+    device: int
+    constexprs: dict[tuple[int, ...], Any]
+    options: Any
+    attributes: Any
+    case: str
+    bench: bool
+    core: bool
+
+    @property
+    def kernel(self) -> str:
+        """Name of the function."""
+        return self.function.__name__
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Declared constants by name, as JSON can hold them."""
+        names = self.function.arg_names
+        values = {names[i]: self.constexprs.get((i,)) for i in self.function.constexprs}
+        return {n: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for n, v in values.items()}
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Types of pointers, descriptors and float scalars; integers are left out, and so is what is constant."""
+        kinds = {name: str(kind) for name, kind in self.signature.items()}
+        return {name: kind for name, kind in kinds.items() if kind != "constexpr" and kind[0] not in "iu"}
+
+    @property
+    def float_scalars(self) -> tuple[str, ...]:
+        """Names of the scalars that are float32."""
+        return tuple(name for name, kind in self.signature.items() if kind == "fp32")
+
+    def with_float64_scalars(self) -> Launch:
+        """The same launch from a caller that passes Python floats as float64, as TorchInductor may."""
+        signature = {name: "fp64" if kind == "fp32" else kind for name, kind in self.signature.items()}
+        return replace(self, key=f"{self.key} float64", signature=signature)
+
+    def compile(self) -> Any:
+        """Triton's compiled kernel: metadata and code."""
+        parts = (self.key, self.signature, self.device, self.constexprs, self.options, self.attributes)
+        return _compile(self.function, *parts, True)
+
+
+def record_launches(operation: Operation, function: Callable[..., Any], case: Case, *, bench: bool) -> list[Launch]:
+    """Call an implementation on one case, forward and backward, and return what it would have launched."""
+    launches: list[Launch] = []
+    label, core = f"{operation.name}, {case.label}", case.core and not bench
+
+    def record(
+        self: Any, key: str, signature: Any, device: int, constexprs: Any, options: Any, attrs: Any, warmup: bool
+    ) -> None:
+        launches.append(Launch(self, key, signature, device, constexprs, options, attrs, label, bench, core))
+
+    with _in_place_of_compile(record):
+        outputs = function(*_arguments(operation, case))
+        differentiable = [o for o in _tensors(outputs) if o.requires_grad]
+        if differentiable:
+            torch.autograd.backward(differentiable, [torch.empty_like(o) for o in differentiable])
+    return launches
+
+
+@contextlib.contextmanager
+def _in_place_of_compile(record: Callable[..., None]) -> Iterator[None]:
+    """Triton launches what its compilation returns: nothing."""
+    JITFunction._do_compile = record
+    try:
+        yield
+    finally:
+        JITFunction._do_compile = _compile
+
+
+def use_architecture(capability: int) -> None:
+    """Let Triton compile for this architecture from now on."""
+    triton.runtime.driver.set_active(OfflineDriver(capability))
+
+
+def _arguments(operation: Operation, case: Case) -> list[Any]:
+    """Arguments of the right layout and of no particular value: memory that nobody touches takes none.
+
+    What is no floating point (indices, lengths) may decide a launch, so then the real arguments are made.
+    """
+    with FakeTensorMode():
+        arguments = operation.inputs(case, torch.Generator().manual_seed(0))
+    if not all(a.is_floating_point() for a in arguments if isinstance(a, Tensor)):
+        arguments = operation.inputs(case, torch.Generator().manual_seed(0))
+        return [_leaf(a) if isinstance(a, Tensor) else a for a in arguments]
+    return [
+        _leaf(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)) if isinstance(a, Tensor) else a
+        for a in arguments
+    ]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _tensors(outputs: Any) -> Sequence[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else [o for o in outputs if isinstance(o, Tensor)]

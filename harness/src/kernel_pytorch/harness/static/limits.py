@@ -1,0 +1,64 @@
+"""What each architecture has, and how many blocks of a kernel fit on one multiprocessor.
+
+Figures: `cuda_occupancy.h` of the CUDA toolkit 13, and "Technical Specifications per Compute Capability" in NVIDIA's
+CUDA C++ Programming Guide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+WARP = 32
+
+REGISTERS = 65536  # 32-bit registers of a multiprocessor
+PARTITIONS = 4  # of a multiprocessor; a warp and its registers live in one
+REGISTER_UNIT = 256  # registers are handed to a warp in units of so many
+SHARED_UNIT = 128  # and shared memory to a block, in bytes
+SHARED_RESERVED = 1 * KIB  # of every block, by CUDA itself
+
+
+@dataclass(frozen=True)
+class Limits:
+    """One architecture.
+
+    Attributes:
+        capability: compute capability as Triton writes it: 90 is 9.0.
+        warps: that a multiprocessor can hold.
+        blocks: that a multiprocessor can hold.
+        shared_bytes: shared memory of a multiprocessor.
+        shared_bytes_per_block: the most that one block can have, when it opts in.
+    """
+
+    capability: int
+    warps: int
+    blocks: int
+    shared_bytes: int
+    shared_bytes_per_block: int
+
+
+ARCHITECTURES = {
+    "sm_80": Limits(80, warps=64, blocks=32, shared_bytes=164 * KIB, shared_bytes_per_block=163 * KIB),
+    "sm_90": Limits(90, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB),
+    "sm_100": Limits(100, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB),
+    "sm_120": Limits(120, warps=48, blocks=24, shared_bytes=100 * KIB, shared_bytes_per_block=99 * KIB),
+}
+
+
+def resident_blocks(limits: Limits, *, warps: int, registers: int, shared_bytes: int) -> int:
+    """How many blocks one multiprocessor holds at a time; 0 if not even one fits.
+
+    Args:
+        limits: of the architecture.
+        warps: per block.
+        registers: per thread.
+        shared_bytes: per block.
+    """
+    registers_of_warp = _round_up(max(registers, 1) * WARP, REGISTER_UNIT)
+    warps_by_registers = REGISTERS // PARTITIONS // registers_of_warp * PARTITIONS
+    shared = _round_up(shared_bytes, SHARED_UNIT) + SHARED_RESERVED
+    return min(limits.blocks, limits.warps // warps, warps_by_registers // warps, limits.shared_bytes // shared)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

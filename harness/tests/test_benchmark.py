@@ -1,0 +1,102 @@
+"""Jobs are measured one after the other; what stands is kept, and an interrupted run can go on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_pytorch.harness import timing
+from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
+from kernel_pytorch.harness.jobs import find_job, jobs
+from kernel_pytorch.harness.technique import Direction
+
+CPU = torch.device("cpu")
+QUICK = Plan(quick=True)
+
+
+@pytest.fixture(autouse=True)
+def _small_pools(monkeypatch):
+    """Few input sets: the times themselves are not looked at."""
+    monkeypatch.setattr(timing, "sets_needed", lambda *arguments, **options: 3)
+
+
+def interrupt_at(job):
+    """A progress callback that acts as Ctrl-C at the start of a job, counted from 1."""
+    labels = []
+
+    def on_job(label):
+        labels.append(label)
+        if len(labels) == job:
+            raise KeyboardInterrupt
+
+    return on_job
+
+
+def cases(results):
+    return list(dict.fromkeys((m.case.name, m.direction) for m in results.measurements))
+
+
+def test_quick_is_the_first_two_cases_in_both_directions(toy):
+    found = jobs(toy.technique, CPU, quick=True)
+    assert [(job.case.name, job.direction.value) for job in found] == [
+        (case, direction) for case in ("small", "larger") for direction in ("forward", "backward")
+    ]
+    assert len(jobs(toy.technique, CPU)) == 6
+    assert found[0].label == "gate forward, small rows=8 columns=64 float32"
+
+
+def test_a_job_is_found_again_by_its_key(site, toy):
+    site.install_toy()
+    for job in jobs(toy.technique, CPU):
+        assert find_job(job.key, CPU).key == job.key
+    with pytest.raises(KeyError, match="no job toy, gate, nope, forward"):
+        find_job(("toy", "gate", "nope", "forward"), CPU)
+
+
+def test_results_name_their_sources_and_say_why_there_is_no_accuracy(toy, machine):
+    found = benchmark(toy.technique, machine, CPU, Plan(quick=True, directions=(Direction.FORWARD,)))
+    assert found.complete
+    assert found.quick
+    assert list(found.sources) == ["gate/reference", "gate/native", "gate/compile", "gate/cuda"]
+    assert all(len(digest) == 64 for digest in found.sources.values())
+    assert (found.accuracy, found.real_input.partition(":")[0]) == ((), "not measured here")
+    assert len(found.measurements) == 2 * 4
+
+
+def test_baselines_run_even_where_another_level_is_wanted(toy, machine):
+    found = benchmark(toy.technique, machine, CPU, Plan(levels=("compile",), quick=True))
+    assert {m.implementation for m in found.measurements} == {"reference", "native", "compile"}
+
+
+def test_after_an_interruption_what_was_measured_stays(toy, machine):
+    found = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(2))
+    assert not found.complete
+    assert cases(found) == [("small", "forward")]
+    assert [m.status for m in found.measurements] == ["measured", "measured", "measured", "unavailable"]
+
+
+def test_what_stands_is_handed_out_after_every_job(toy, machine):
+    progress = []
+    found = benchmark(toy.technique, machine, CPU, QUICK, on_progress=progress.append)
+    assert [len(cases(results)) for results in progress] == [1, 2, 3, 4]
+    assert not any(results.complete for results in progress)
+    assert progress[-1].measurements == found.measurements
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(toy, machine):
+    first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))
+    assert why_not_resumed(first, toy.technique, machine, QUICK) is None
+    whole = benchmark(toy.technique, machine, CPU, QUICK, previous=first)
+    assert whole.complete
+    assert len(cases(whole)) == 4
+    assert whole.measurements[: len(first.measurements)] == first.measurements
+
+
+def test_a_run_goes_on_only_if_it_would_be_the_same(toy, machine):
+    first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(2))
+    assert why_not_resumed(first, toy.technique, machine, Plan()) == "it was a quick run"
+    changed = first.model_copy(update={"sources": first.sources | {"gate/native": "changed"}})
+    assert why_not_resumed(changed, toy.technique, machine, QUICK) == "the sources have changed since"
+    environment = machine.environment.model_copy(update={"device_name": "Another CPU"})
+    elsewhere = first.model_copy(update={"machine": machine.model_copy(update={"environment": environment})})
+    assert why_not_resumed(elsewhere, toy.technique, machine, QUICK) == "it was measured on Another CPU"

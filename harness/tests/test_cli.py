@@ -1,0 +1,198 @@
+"""The command line as people meet it: help, one line for a mistyped name, files where they were asked for."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from kernel_pytorch.harness import timing
+from kernel_pytorch.harness.commands import bench as bench_module
+from kernel_pytorch.harness.commands import machine as machine_module
+from kernel_pytorch.harness.commands import verify as verify_module
+from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.results import load
+
+OPTIONS = {
+    "list": ("--device",),
+    "verify": ("--level", "--device", "--exhaustive"),
+    "bench": ("--quick", "--level", "--device", "--json", "--out", "--direction", "--machine", "--resume", "--timeout"),
+    "machine": ("--device", "--quick", "--self-test", "--slug", "--json"),
+}
+FOREIGN = '''
+import typer
+
+def doctor(model: str = "none") -> None:
+    """Examine a model."""
+    typer.echo(f"examined {model}")
+
+number = 3
+'''
+
+
+@pytest.fixture
+def toy_alone(site, toy, monkeypatch, machine):
+    """The toy technique, the only one installed, on a machine that takes no time to measure."""
+    site.install_toy()
+    monkeypatch.setattr(timing, "sets_needed", lambda *arguments, **options: 3)
+    for module in (bench_module, machine_module):
+        monkeypatch.setattr(module, "measure_machine", lambda device, quick=False, on_step=None: machine)
+    return site
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_names_every_option_and_the_exit_codes(command_line, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "200")
+    printed = command_line(command, "--help")
+    assert printed.code == 0
+    for option in OPTIONS[command]:
+        assert option in printed.out
+    if command != "list":
+        assert "Exit code: 0" in " ".join(printed.out.split())
+
+
+def test_help_of_the_whole_names_the_commands(command_line):
+    printed = command_line("--help")
+    assert all(command in printed.out for command in OPTIONS)
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "bench"])
+def test_an_unknown_technique_is_one_line(toy_alone, command_line, command):
+    printed = command_line(command, "nope")
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err == "kernel-pytorch: no technique 'nope'; installed are: toy\n"
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_an_unknown_level_is_one_line(toy_alone, command_line, command):
+    printed = command_line(command, "toy", "--level", "native", "--level", "nope[/red]")
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err == "kernel-pytorch: no level 'nope[/red]'; there are: reference, native, compile, cuda\n"
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "bench", "machine"])
+@pytest.mark.parametrize("device", ["tpu", "cuda:99"])
+def test_an_unknown_device_is_one_line(toy_alone, command_line, command, device):
+    printed = command_line(command, "--device", device)
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err.startswith(f"kernel-pytorch: no device '{device}'; available here are: cpu")
+    assert printed.err.count("\n") == 1
+
+
+def test_in_a_process_of_its_own_nothing_else_is_on_stderr(toy_alone):
+    printed = toy_alone.run("verify", "toy", "--level", "nope")
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err == "kernel-pytorch: no level 'nope'; there are: reference, native, compile, cuda\n"
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_where_nothing_is_installed_there_is_nothing_to_do(site, command_line, command):
+    printed = command_line(command, "--device", "cpu")
+    assert printed.code == 1
+    assert printed.err.startswith("No technique is installed, so there is nothing to ")
+
+
+def test_list_shows_each_level_its_state_and_the_default(toy_alone, command_line):
+    printed = command_line("list", "--device", "cpu")
+    assert printed.code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.out.splitlines() if "│ gate" in line]
+    assert rows == [
+        ["gate", "reference", "runs", ""],
+        ["gate", "native", "runs", "yes"],
+        ["gate", "compile", "runs", ""],
+        ["gate", "cuda", "cannot run: the toy has no kernel", ""],
+    ]
+    assert "toy: a gate [small]" in printed.out
+
+
+def test_list_where_nothing_is_installed_says_what_to_install(site, command_line):
+    assert "kernel-pytorch-<technique>" in command_line("list").out
+
+
+def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
+    printed = command_line("verify", "--device", "cpu")
+    assert printed.code == 0, printed.out
+    assert "18 of 18" in printed.out
+    assert "18: the toy has no kernel" in printed.out
+
+
+def test_verify_is_red_and_names_what_is_wrong(toy_alone, toy, command_line, monkeypatch):
+    monkeypatch.setattr(verify_module, "Worker", lambda timeout: contextlib.nullcontext())  # this process will do
+    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
+    printed = command_line("verify", "--device", "cpu", "--level", "native")
+    assert printed.code == 1
+    wrong = [line for line in printed.out.splitlines() if line.startswith("wrong: ")]
+    assert sum(": output is off" in line for line in wrong) == 18
+    assert wrong[0].startswith("wrong: toy gate level 'native', case plain [rows=4 columns=16] float32: output is off")
+
+
+def test_the_slug_is_alone_on_its_line(command_line):
+    printed = command_line("machine", "--device", "cpu", "--slug")
+    assert printed == (0, describe_environment("cpu").slug + "\n", "")
+
+
+def test_the_machine_is_printed_and_written(toy_alone, machine, command_line, tmp_path):
+    path = tmp_path / "new" / "machine.json"
+    printed = command_line("machine", "--device", "cpu", "--json", str(path))
+    assert printed.code == 0
+    assert "Made-up CPU" in printed.out
+    assert type(machine).model_validate_json(path.read_text()) == machine
+
+
+def test_a_quick_run_writes_the_file_that_it_is_told_to(toy_alone, command_line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "out" / "toy.json"
+    printed = command_line("bench", "toy", "--quick", "--level", "native", "--device", "cpu", "--json", str(path))
+    assert printed.code == 0, printed.out
+    assert "gate, backward" in printed.out
+    results = load(path)
+    assert results.complete
+    assert results.quick
+    assert {(m.case.name, m.implementation, m.status) for m in results.measurements} == {
+        (case, level, "measured") for case in ("small", "larger") for level in ("reference", "native")
+    }
+    assert not (tmp_path / "results").exists()
+    assert not list(path.parent.glob("*.partial.json"))
+
+
+def test_a_partial_run_writes_nothing_unless_it_is_told_to(toy_alone, command_line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_module, "Worker", lambda timeout: contextlib.nullcontext())  # this process will do
+    for options in (["--quick"], ["--level", "compile"], ["--direction", "backward"]):
+        printed = command_line("bench", "toy", "--device", "cpu", *options)
+        assert "a partial run: not written; give --json to keep it" in printed.out
+        assert [file.name for file in tmp_path.iterdir()] == ["site"]
+
+
+def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_module, "Worker", lambda timeout: contextlib.nullcontext())
+    printed = command_line("bench", "--device", "cpu")
+    assert printed.code == 0, printed
+    folder = tmp_path / "results" / "made-up-2-threads"
+    assert load(folder / "toy.json").complete
+    assert printed.out.splitlines()[-1].startswith("written: results/made-up-2-threads/toy.json")
+    assert {file.suffix for file in folder.iterdir()} <= {".json", ".png", ".svg"}
+
+
+def test_a_wrong_level_makes_a_benchmark_fail(toy_alone, toy, command_line, monkeypatch):
+    monkeypatch.setattr(bench_module, "Worker", lambda timeout: contextlib.nullcontext())
+    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
+    printed = command_line("bench", "--quick", "--level", "native", "--device", "cpu")
+    assert printed.code == 1
+    assert "gate native, forward, small rows=8 columns=64 float32: wrong: output is off by" in printed.out
+
+
+def test_foreign_commands_appear_and_broken_ones_are_left_out(toy_alone, command_line):
+    names = {"doctor": "foreign:doctor", "absent": "foreign:nobody", "number": "foreign:number", "lost": "no_such:f"}
+    toy_alone.install("foreign", {"kernel_pytorch.commands": names}, foreign=FOREIGN)
+    printed = command_line("doctor", "--model", "bert")
+    assert printed.code == 0
+    assert printed.out == "examined bert\n"
+    lines = printed.err.splitlines()
+    assert len(lines) == 3
+    assert lines[0] == (
+        "command absent is broken and left out: AttributeError: module 'foreign' has no attribute 'nobody'"
+    )
+    assert lines[1] == "command lost is broken and left out: ModuleNotFoundError: No module named 'no_such'"
+    assert lines[2].startswith("command number is broken and left out: ")

@@ -1,0 +1,189 @@
+"""The truth, the budget, and what no candidate may do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernel_pytorch.harness.adversaries import packed_view
+from kernel_pytorch.harness.oracle import Run, in_float64, judge, run, unit_in_the_last_place
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+EPS = 2.0**-23  # of float32
+
+
+def verdict(candidate, reference, truth, factor=2.0):
+    """The judgement on one output."""
+    runs = [Run((t,), {}) for t in (candidate, reference, truth)]
+    (judgement,) = judge(*runs, factor)
+    return judgement
+
+
+def against_itself(candidate, truth):
+    """The judgement where the reference is the truth, rounded."""
+    truth = torch.tensor(truth, dtype=torch.float64)
+    return verdict(torch.tensor(candidate, dtype=torch.float32), truth.float(), truth)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_unit_in_the_last_place_is_the_step_to_the_next_number(dtype, data):
+    largest = torch.tensor([torch.finfo(dtype).max], dtype=dtype).view(BITS[dtype]).item()
+    bits = torch.tensor([data.draw(st.integers(0, largest - 1))], dtype=BITS[dtype])
+    number, following = bits.view(dtype).double(), (bits + 1).view(dtype).double()
+    for sign in (1.0, -1.0):
+        assert unit_in_the_last_place(sign * number, dtype).item() == (following - number).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_unit_agrees_with_nextafter_at_the_edges(dtype):
+    info = torch.finfo(dtype)
+    edges = torch.tensor(
+        [0.0, info.tiny * info.eps, info.tiny / 2, info.tiny, 1.0, 2.0, 1e30, info.max / 2], dtype=dtype
+    )
+    steps = torch.nextafter(edges, torch.full_like(edges, math.inf)).double() - edges.double()
+    assert unit_in_the_last_place(edges.double(), dtype).tolist() == steps.tolist()
+
+
+@given(st.integers(0, 1000), st.integers(0, 5000), st.integers(1, 4), st.sampled_from([1.0, -1.0]))
+@settings(deadline=None)
+def test_the_budget_is_the_factor_times_the_error_of_the_reference_and_one_unit(reference, ours, factor, sign):
+    truth = torch.full((3,), sign, dtype=torch.float64)
+    off = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64) * EPS * sign
+    judgement = verdict((truth + ours * off).float(), (truth + reference * off).float(), truth, float(factor))
+    assert judgement.passed == (ours <= factor * reference + 1)
+    assert judgement.error_over_budget == pytest.approx(ours / (factor * reference + 1))
+
+
+def test_just_inside_passes_and_just_outside_says_how_far():
+    reference, truth = torch.tensor([1.0 + 8 * EPS]), torch.ones(1, dtype=torch.float64)
+    assert verdict(torch.tensor([1.0 + 17 * EPS]), reference, truth).passed
+    judgement = verdict(torch.tensor([1.0 + 18 * EPS]), reference, truth)
+    assert not judgement.passed
+    assert judgement.message.startswith(
+        "is off by 2.15e-06 where 2.03e-06 is allowed (got 1, truth 1; 1 of 1 elements)"
+    )
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+@settings(deadline=None)
+def test_the_truth_itself_passes_in_every_dtype(values):
+    truth = torch.tensor(values, dtype=torch.float64)
+    for dtype in DTYPES:
+        assert verdict(truth.to(dtype), truth.to(dtype), truth).passed
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_fail_where_the_truth_is_finite(value):
+    judgement = against_itself([1.0, value, 1.0], [1.0, 1.0, 1.0])
+    assert not judgement.passed
+    assert judgement.message == "has 1 NaN or infinite elements where the truth is finite"
+    assert judgement.error_over_budget == math.inf
+
+
+@pytest.mark.parametrize("truth", [1e39, math.inf])
+def test_beyond_the_largest_number_infinity_passes_and_nothing_else(truth):
+    largest = torch.finfo(torch.float32).max
+    assert against_itself([1.0, math.inf], [1.0, truth]).passed
+    assert against_itself([1.0, largest], [1.0, truth]).passed
+    assert against_itself([1.0, -math.inf], [1.0, -truth]).passed
+    for wrong in (-math.inf, math.nan, 0.0, 1e38):
+        assert not against_itself([1.0, wrong], [1.0, truth]).passed
+
+
+def test_an_infinite_reference_gives_no_budget():
+    truth = torch.ones(2, dtype=torch.float64)
+    assert not verdict(torch.tensor([1.0, 1.1]), torch.tensor([math.inf, 1.0]), truth).passed
+
+
+def test_where_the_truth_is_not_a_number_nothing_is_asked():
+    assert against_itself([1.0, 5.0], [1.0, math.nan]).passed
+    assert not against_itself([2.0, 5.0], [1.0, math.nan]).passed
+
+
+def test_around_zero_only_the_smallest_number_is_allowed():
+    assert against_itself([1e-45], [0.0]).passed
+    assert not against_itself([3e-45], [0.0]).passed
+
+
+@pytest.mark.parametrize(
+    ("candidate", "message"),
+    [
+        (torch.zeros(3), "is (3,) torch.float32, the reference's is (2,) torch.float32"),
+        (torch.zeros(1, 2), "is (1, 2) torch.float32"),
+        (torch.zeros(2, dtype=torch.float16), "is (2,) torch.float16, the reference's is (2,) torch.float32"),
+    ],
+)
+def test_shape_and_dtype_are_those_of_the_reference(candidate, message):
+    judgement = verdict(candidate, torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    assert not judgement.passed
+    assert judgement.message.startswith(message)
+
+
+def test_empty_outputs_are_right():
+    assert verdict(torch.zeros(0, 3), torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.float64)).passed
+
+
+def test_missing_and_extra_gradients_are_found():
+    y, exact = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
+    reference, truth = Run((y,), {"x": y, "mask": None}), Run((exact,), {"x": exact, "mask": None})
+    verdicts = {j.quantity: j.message for j in judge(Run((y,), {"x": None, "mask": y}), reference, truth)}
+    assert verdicts == {
+        "output": "",
+        "gradient of x": "is missing (None)",
+        "gradient of mask": "is not None, the reference's is",
+    }
+    assert all(j.passed for j in judge(reference, reference, truth))
+
+
+def test_the_number_of_outputs_is_that_of_the_reference():
+    y, exact = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
+    (judgement,) = judge(Run((y, y), {}), Run((y,), {}), Run((exact,), {}))
+    assert not judgement.passed
+    assert judgement.message == "2 outputs, the reference has 1"
+
+
+def test_outputs_are_counted_where_there_are_several():
+    y = torch.zeros(2)
+    assert list(Run((y, y), {"x": y}).quantities()) == ["output 0", "output 1", "gradient of x"]
+
+
+def double_in_float64(x, weight, count):
+    assert count == 2
+    return x * weight + x.new_tensor(1.0)
+
+
+def test_the_truth_is_the_function_in_float64():
+    arguments = [torch.tensor([1.0, 3.0]), torch.tensor([0.1, 0.2]), 2]
+    truth = run(double_in_float64, ["x", "weight", "count"], in_float64(arguments), [torch.ones(2).double()])
+    assert truth.outputs[0].dtype is torch.float64
+    assert list(truth.gradients) == ["x", "weight"]
+    torch.testing.assert_close(truth.gradients["x"], arguments[1].double(), rtol=0, atol=0)
+    assert truth.written == ()
+    assert arguments[0].grad is None
+
+
+def test_the_forward_alone_has_no_graph():
+    outcome = run(torch.exp, ["x"], [torch.zeros(2)])
+    assert outcome.gradients == {}
+    assert not outcome.outputs[0].requires_grad
+
+
+def test_a_copy_has_the_layout_of_the_argument_and_its_gaps():
+    seen = []
+
+    def function(x):
+        seen.append((x.stride(), x.storage_offset(), x.as_strided((4, 7), (7, 1))[:, 3:].isnan().all().item()))
+        return x * 2
+
+    argument = packed_view(torch.ones(4, 3))
+    incoming = packed_view(torch.ones(4, 3))
+    run(function, ["x"], [argument], [incoming])
+    assert seen[0] == ((7, 1), 0, True)
+    assert argument.as_strided((4, 7), (7, 1))[:, 3:].isnan().all()

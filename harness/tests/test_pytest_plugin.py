@@ -1,0 +1,151 @@
+"""pytest and pytest-benchmark, driven from a declaration, in a pytest of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernel_pytorch.harness import pytest_plugin
+from kernel_pytorch.harness.jobs import jobs
+from kernel_pytorch.harness.pytest_plugin import Recorder, Replay
+from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results
+
+pytest_plugins = ("pytester",)
+
+CPU = torch.device("cpu")
+CHILD = """
+import pytest
+from kernel_pytorch.harness.pytest_plugin import benchmark_jobs, verification_trials
+
+@pytest.mark.parametrize(("operation", "implementation", "trial"), verification_trials("toy"))
+def test_level(verify_level, operation, implementation, trial):
+    verify_level("toy", operation, implementation, trial)
+
+@pytest.mark.parametrize(("job", "implementation"), benchmark_jobs("toy"))
+def test_time(report_samples, job, implementation):
+    report_samples(job, implementation)
+"""
+
+
+def record(job, level, status="measured", samples=(), reason=""):
+    seconds = IntervalRecord(median=statistics.median(samples), low=0, high=1) if samples else None
+    return Measurement(
+        operation="gate",
+        case=CaseRecord.of(job.case),
+        direction=job.direction.value,
+        implementation=level,
+        level=level,
+        status=status,
+        reason=reason,
+        seconds=seconds,
+        samples=samples,
+        method="made up",
+    )
+
+
+@pytest.fixture
+def recorded(toy, machine):
+    """Results of every job: one level measured, one unavailable, one wrong, and none of the reference."""
+    generator = torch.Generator().manual_seed(0)
+    measurements = []
+    for job in jobs(toy.technique, CPU):
+        samples = tuple((torch.rand(9, generator=generator, dtype=torch.float64) * 1e-5).tolist())
+        measurements += [
+            record(job, "native", samples=samples),
+            record(job, "cuda", "unavailable", reason="no kernel when it was measured"),
+            record(job, "compile", "wrong", reason="output is off"),
+        ]
+    about = {"technique": "toy", "created": "", "quick": False, "machine": machine, "sources": {}}
+    return Results(**about, measurements=tuple(measurements))
+
+
+@pytest.fixture
+def child(site, pytester, monkeypatch):
+    """Run a pytest that finds the toy technique; its native level is wrong in float16."""
+    site.install_toy()
+    source = (site.folder / "toy.py").read_text()
+    planted = source.replace(".mul(factor)", ".mul(1.01 * factor if x.dtype is torch.float16 else factor)")
+    assert planted != source
+    (site.folder / "toy.py").write_text(planted)
+    path = os.pathsep.join([str(site.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    pytester.makepyfile(test_toy=CHILD)
+
+    def run(*arguments):
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", "--import-mode=importlib", *arguments)
+
+    return run
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the records are of the CPU")
+def test_levels_are_verified_and_recorded_samples_replayed(child, recorded, pytester):
+    results, report = pytester.path / "results", pytester.path / "benchmark.json"
+    recorded.save(results / "toy.json")
+    (results / "pytest-benchmark.json").write_text("not a results file")
+    result = child(f"--kernel-pytorch-replay={results}", f"--benchmark-json={report}", "-W", "error")
+    cases, adversarial, timed = 4, 2 * 7, 6
+    trials = cases + adversarial
+    result.assert_outcomes(
+        passed=trials + (trials - 2) + trials // 2 + timed,  # reference, compile on core cases, half of native, native
+        failed=trials // 2 + timed,  # native in float16; compile, recorded as wrong
+        skipped=trials + 2 * timed,  # cuda; cuda and reference
+    )
+    for line in (
+        "*the toy has no kernel*",
+        "*no kernel when it was measured*",
+        "*the results that are replayed hold no such measurement*",
+    ):
+        result.stdout.fnmatch_lines([line])
+    result.stdout.fnmatch_lines(["*AssertionError: toy gate level 'native', case plain*float16: output is off by*"])
+    result.stdout.fnmatch_lines(["*AssertionError: wrong: output is off"])
+    found = {entry["name"]: entry for entry in json.loads(report.read_text())["benchmarks"]}
+    assert len(found) == timed
+    natives = [m for m in recorded.measurements if m.implementation == "native"]
+    for m in natives:
+        stats = found[f"test_time[gate {m.direction}, {m.case.label}-native]"]["stats"]
+        assert stats["median"] == m.seconds.median
+        assert (stats["min"], stats["max"], stats["rounds"]) == (min(m.samples), max(m.samples), len(m.samples))
+
+
+def test_the_timer_moves_by_the_samples_and_then_stands_still():
+    timer, samples = Replay(), (1e-5, 0.1, 3.0)
+    timer.load(samples)
+    assert tuple(-timer() + timer() for _ in samples) == samples
+    assert [timer(), timer()] == [0.0, 0.0]
+
+
+def test_without_a_record_each_job_is_measured_once(toy, machine, monkeypatch):
+    measured = []
+
+    def run_job(job, on, device):
+        measured.append((job.key, on))
+        return [record(job, "native", samples=(1e-6,))]
+
+    monkeypatch.setattr(pytest_plugin, "run_job", run_job)
+    monkeypatch.setattr(pytest_plugin, "measure_machine", lambda device, quick: machine)
+    recorder = Recorder(None, CPU)
+    first, second = jobs(toy.technique, CPU)[:2]
+    native, compiled = toy.gate.implementation("native"), toy.gate.implementation("compile")
+    assert recorder.measurement(first, native).implementation == "native"
+    assert recorder.measurement(first, compiled) is None
+    assert recorder.measurement(second, native).direction == "backward"
+    assert measured == [(first.key, machine), (second.key, machine)]
+
+
+def test_records_of_another_technique_are_not_taken(toy, recorded, tmp_path):
+    recorded.model_copy(update={"technique": "another"}).save(tmp_path / "another.json")
+    recorder = Recorder(tmp_path / "another.json", CPU)
+    assert recorder.measurement(jobs(toy.technique, CPU)[0], toy.gate.implementation("native")) is None
+
+
+def test_the_interpreter_is_on_where_there_is_no_gpu(monkeypatch):
+    for has_gpu, wanted in ((False, "1"), (True, None)):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda has_gpu=has_gpu: has_gpu))
+        pytest_plugin.pytest_configure(None)
+        assert os.environ.get("TRITON_INTERPRET") == wanted

@@ -1,0 +1,186 @@
+"""Tables, pages and plots say what was measured, what was not, and why."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kernel_pytorch.harness.report import (
+    COLUMNS,
+    best_pytorch,
+    cells,
+    groups,
+    markdown,
+    plot,
+    reasons,
+    seconds,
+    speedup,
+    terminal_tables,
+)
+from kernel_pytorch.harness.results import CaseRecord, ComparisonRecord, IntervalRecord, Measurement, Results
+
+KERNEL = "Triton kernels need compute capability 8.0 [sm_80]"
+
+
+def interval(median):
+    return IntervalRecord(median=median, low=0.9 * median, high=1.1 * median)
+
+
+def comparison(ratio, verdict="FASTER"):
+    return ComparisonRecord(speedup=interval(ratio), verdict=verdict)
+
+
+def measurement(implementation, status="measured", case="prefill", **fields):
+    about = {"operation": "gate", "direction": "forward", "level": implementation.partition(":")[0]}
+    record = CaseRecord(name=case, dtype="float16", sizes={"shape": [8, 64]})
+    return Measurement(**about, implementation=implementation, case=record, status=status, **fields)
+
+
+def timed(implementation, median, **fields):
+    figures = {"bytes_per_second": 4096 / median, "share_of_copy": 0.25e-6 / median, "relative_error": 1.2e-4}
+    return measurement(implementation, seconds=interval(median), samples=(median,), **figures | fields)
+
+
+@pytest.fixture
+def results(machine):
+    faster = {"reference": comparison(4.0), "native": comparison(1.0, "SAME"), "compile": comparison(0.5, "UNSURE")}
+    measurements = (
+        timed("reference", 4e-6),
+        timed("native", 2e-6, comparisons={"reference": comparison(2.0)}),
+        timed("compile", 1e-6, comparisons={"reference": comparison(4.0), "native": comparison(2.0)}),
+        timed("cuda", 1.01e-6, comparisons=faster),
+        measurement("triton", "unavailable", reason=KERNEL),
+        measurement("peer:quick", "rejected", reason="memory: too fast", seconds=interval(1e-9), samples=(1e-9,)),
+        measurement("triton", "unavailable", case="decode", reason=KERNEL),
+        measurement("native", "wrong", case="decode", reason="output is off by 1"),
+    )
+    about = {"technique": "toy", "created": "2026-01-02T03:04:05+00:00", "quick": True, "sources": {}}
+    return Results(**about, machine=machine, measurements=measurements)
+
+
+def printed(tables):
+    console = Console(width=200, file=io.StringIO())
+    for table in tables:
+        console.print(table)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.5, "1.5 s"), (0.0125, "12.5 ms"), (1e-3, "1 ms"), (9.99e-4, "999 µs"), (1.2e-8, "0.012 µs")]
+)
+def test_durations_have_three_digits_and_a_unit(value, text):
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"), [("FASTER", "2.00x"), ("SLOWER", "2.00x"), ("SAME", "2.00x ="), ("UNSURE", "2.00x ?")]
+)
+def test_a_verdict_has_its_mark(verdict, text):
+    assert speedup(comparison(2.0, verdict)) == text
+    assert speedup(None) == ""
+
+
+def test_the_best_pytorch_is_the_fastest_that_was_measured(results):
+    prefill, decode = groups(results).values()
+    assert best_pytorch(prefill) == "compile"
+    assert best_pytorch(decode) is None
+    assert best_pytorch([m for m in prefill if m.implementation in ("cuda", "peer:quick")]) is None
+
+
+def test_a_row_holds_a_cell_for_every_column(results):
+    prefill, decode = groups(results).values()
+    row = dict(zip(COLUMNS, cells(prefill[3], "compile"), strict=True))
+    assert row == {
+        "level": "cuda",
+        "median": "1.01 µs",
+        "99% interval": "0.909 µs to 1.11 µs",
+        "GB/s": "4.1",
+        "of copy": "25%",
+        "vs reference": "4.00x",
+        "vs native": "1.00x =",
+        "vs best PyTorch": "0.50x ?",
+        "error": "1.2e-04",
+    }
+    assert cells(prefill[2], "compile")[COLUMNS.index("vs best PyTorch")] == "is it"
+    for m in (*prefill, *decode):
+        assert len(cells(m, "compile")) == len(COLUMNS)
+
+
+def test_a_row_without_a_figure_shows_none(results):
+    prefill, decode = groups(results).values()
+    assert cells(prefill[4], "compile")[:3] == ["triton", "not measured here", ""]
+    assert cells(prefill[5], "compile")[:3] == ["peer:quick", "rejected", ""]
+    assert cells(decode[1], None)[:3] == ["native", "wrong", ""]
+
+
+def test_every_reason_is_given_once(results):
+    assert reasons(results) == [
+        f"triton not measured here: {KERNEL}",
+        "gate peer:quick, forward, prefill 8x64 float16: rejected: memory: too fast",
+        "gate native, forward, decode 8x64 float16: wrong: output is off by 1",
+    ]
+
+
+def test_the_terminal_shows_cases_below_each_other(results):
+    (table,) = terminal_tables(results)
+    text = printed([table])
+    assert "gate, forward" in text
+    assert text.index("prefill 8x64 float16") < text.index("1.01 µs") < text.index("decode 8x64 float16")
+    assert text.count("not measured here") == 2
+    assert text.count("is it") == 1
+
+
+def test_brackets_in_names_are_printed(results):
+    m = timed("native", 1e-6)
+    odd = m.model_copy(update={"case": m.case.model_copy(update={"name": "[bold]odd[/]"})})
+    assert "[bold]odd[/] 8x64 float16" in printed(terminal_tables(results.model_copy(update={"measurements": (odd,)})))
+
+
+def test_a_page_says_where_when_and_how(results):
+    page = markdown(results)
+    assert page.startswith("Measured on Made-up CPU with torch 2.13.0, 2 CPU threads, on 2026-01-02. A quick run:")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
+    assert {row.count("|") for row in rows} == {len(COLUMNS) + 1}
+    assert "| compile | 1 µs | 0.9 µs to 1.1 µs | 4.1 | 25% | 4.00x | 2.00x | is it | 1.2e-04 |" in rows
+    assert "| triton | not measured here |  |  |  |  |  |  |  |" in rows
+    assert page.count(KERNEL) == 1
+    assert "A quick run" not in markdown(results.model_copy(update={"quick": False}))
+
+
+def test_a_plot_is_a_png_and_an_svg_that_come_out_the_same_twice(results, tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+        assert [path.name for path in plot(results, folder)] == ["toy.png", "toy.svg"]
+    one, other = ((folder / "toy.svg").read_bytes() for folder in folders)
+    assert one == other
+    assert b"<svg" in one
+    assert (folders[0] / "toy.png").read_bytes().startswith(b"\x89PNG")
+    slower = tuple(m.model_copy(update={"share_of_copy": 0.1}) if m.seconds else m for m in results.measurements)
+    plot(results.model_copy(update={"measurements": slower}), folders[1])
+    assert (folders[1] / "toy.svg").read_bytes() != one
+
+
+def test_the_legend_names_levels_that_the_first_case_lacks(results, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    late = (
+        measurement("native", "wrong", reason="off"),
+        timed("reference", 1e-6),
+        timed("native", 1e-6, case="decode"),
+    )
+    plot(results.model_copy(update={"measurements": late}), tmp_path)
+    text = (tmp_path / "toy.svg").read_text()
+    assert ">native</text>" in text
+    assert ">reference</text>" in text
+
+
+def test_where_nothing_was_measured_there_is_no_plot(results, tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    refused = tuple(m for m in results.measurements if m.status != "measured")
+    assert plot(results.model_copy(update={"measurements": refused}), tmp_path) == []
+    assert plot(results.model_copy(update={"measurements": ()}), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

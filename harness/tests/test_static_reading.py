@@ -1,0 +1,162 @@
+"""Reading PTX and tool output, and how many blocks fit on a multiprocessor."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_pytorch.harness.static import ARCHITECTURES, Compiled, resources, violations
+from kernel_pytorch.harness.static.compiled import Traffic
+from kernel_pytorch.harness.static.instructions import count_instructions
+from kernel_pytorch.harness.static.limits import resident_blocks
+from kernel_pytorch.harness.static.resources import ToolMissingError, parse_resources, parse_spills
+from kernel_pytorch.harness.technique import KernelContract, Technique
+
+
+@pytest.mark.parametrize(
+    ("line", "bits"),
+    [
+        ("@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];", 128),
+        ("ld.global.nc.L1::no_allocate.v2.u64 {%rd1, %rd2}, [%rd3];", 128),
+        ("ld.global.v8.f32 {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}, [%rd3];", 256),
+        ("@!%p1 ld.volatile.global.b16 %rs1, [%rd1];", 16),
+        ("ld.relaxed.gpu.global.L1::evict_first.v2.b32 {%r1, %r2}, [%rd1];", 64),
+        ("cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;", 128),
+        ("cp.async.ca.shared.global.L2::128B [%r1], [%rd1], 8;", 64),
+    ],
+)
+def test_width_of_a_load(line, bits):
+    assert count_instructions(line).loads == Traffic(accesses={bits: 1})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [%r5];",
+        "ld.param.b64 %rd1, [kernel_param_0];",
+        "// ld.global.b32 %r1, [%rd1];",
+        ".param .u64 .ptr .global .align 1 kernel_param_0,",
+        "prefetch.global.L2 [%rd1];",
+    ],
+)
+def test_no_load(line):
+    assert count_instructions(line).loads == Traffic()
+
+
+def test_stores_tf32_float64_and_tensor_cores():
+    found = count_instructions(
+        """
+        .reg .f64 %fd<3>;
+        { st.global.v2.b32 [%rd1], {%r1, %r2}; }
+        ld.param.f64 %fd1, [kernel_param_2];
+        cvt.rn.f32.f64 %f1, %fd1;
+        mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1}, {%r2}, {%f1};
+        wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, %p1, 1, 1, 0, 0;
+        wgmma.wait_group.sync.aligned 0;
+        @%p1 tcgen05.mma.cta_group::1.kind::tf32 [%r1], %rd1, %rd2, %r3, %p1;
+        """
+    )
+    assert found.stores == Traffic(accesses={64: 1})
+    assert (found.tf32, found.f64) == (2, 1)
+    assert found.matrix == {"mma": 1, "wgmma": 1, "tcgen05": 1}
+
+
+def test_the_copy_engine():
+    found = count_instructions(
+        """
+        cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 128, [%r4];
+        cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r2, %r3}], [%r1];
+        cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%rd1, {%r2, %r3}], [%r1];
+        cp.async.bulk.commit_group;
+        ld.global.b32 %r1, [%rd1];
+        """
+    )
+    assert (found.loads.bulk, found.stores.bulk) == (2, 2)
+    assert found.loads.share(128) == 1.0
+
+
+def test_share_is_of_bytes_not_of_instructions():
+    traffic = Traffic(accesses={128: 3, 32: 3})
+    assert traffic.widest == 128
+    assert traffic.share(128) == pytest.approx(0.8)
+    assert Traffic().share(128) == 1.0
+
+
+def test_tool_output():
+    printed = (
+        "Resource usage:\n Common:\n  GLOBAL:0\n Function k:\n  REG:72 STACK:8 SHARED:1024 LOCAL:0 CONSTANT[0]:640\n"
+    )
+    assert parse_resources(printed, "k") == (72, 8)
+    log = "ptxas info : Properties for k\n    {} bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n"
+    assert parse_spills(log.format(8), 8) == 12
+    assert parse_spills(log.format(16), 8) == 8, "another frame: the whole stack counts"
+
+
+def test_a_missing_tool_is_named(monkeypatch):
+    compiler = pytest.importorskip("triton.backends.nvidia.compiler", reason="needs Triton: it brings the tools")
+
+    def missing(capability):
+        raise RuntimeError("Cannot find ptxas")
+
+    monkeypatch.setattr(compiler, "get_ptxas", missing)
+    with pytest.raises(ToolMissingError, match=r"ptxas is not where Triton looks for it.*TRITON_PTXAS_PATH"):
+        resources._tool("ptxas", 90)
+    monkeypatch.setattr(resources, "_tool", lambda name, capability: "/nowhere/cuobjdump")
+    with pytest.raises(ToolMissingError, match="/nowhere/cuobjdump cannot be run"):
+        resources.measure_resources("k", b"", "", 90)
+
+
+@pytest.mark.parametrize(
+    ("arch", "warps", "registers", "shared", "blocks"),
+    [
+        ("sm_90", 8, 32, 0, 8),  # all 64 warps
+        ("sm_90", 8, 80, 0, 3),  # 2560 registers a warp, 24 warps
+        ("sm_90", 1, 16, 0, 32),  # the number of blocks
+        ("sm_90", 4, 32, 100 * 1024, 2),  # shared memory
+        ("sm_90", 4, 32, 227 * 1024, 1),
+        ("sm_90", 4, 32, 228 * 1024, 0),
+        ("sm_120", 8, 32, 0, 6),  # 48 warps
+        ("sm_120", 4, 32, 99 * 1024, 1),
+    ],
+)
+def test_resident_blocks(arch, warps, registers, shared, blocks):
+    found = resident_blocks(ARCHITECTURES[arch], warps=warps, registers=registers, shared_bytes=shared)
+    assert found == blocks
+
+
+def compiled(**facts):
+    about = {"kernel": "k", "arch": "sm_90", "constants": {"BLOCK": 64}, "warps": 4, "case": "here", "bench": True}
+    return Compiled(**{**about, "arguments": {"x": "*fp32"}, **facts})
+
+
+def rules(contract, *kernels):
+    technique = Technique("t", "t", "", [], "t", contracts={} if contract is None else {"k": contract})
+    return [violation.rule for violation in violations(technique, kernels)]
+
+
+def test_what_a_kernel_without_a_contract_promises():
+    assert rules(None, compiled(loads=Traffic(accesses={16: 9}), registers=255)) == []
+    assert rules(None, compiled(spill_bytes=4), compiled(tf32=1), compiled(f64=1)) == [
+        "spilled bytes",
+        "tf32 instructions",
+        "float64 instructions",
+    ]
+
+
+def test_float64_is_allowed_where_an_argument_is_float64():
+    assert rules(None, compiled(f64=9, arguments={"x": "*fp64"})) == []
+
+
+def test_widths_and_tensor_cores_are_promised_at_the_bench_cases():
+    contract = KernelContract(min_load_bits=128, matrix_instructions={"sm_90": "wgmma"})
+    narrow = {"loads": Traffic(accesses={16: 9}), "arguments": {"x": "*bf16"}}
+    assert rules(contract, compiled(**narrow)) == ["width of loads", "tensor-core instructions"]
+    assert rules(contract, compiled(**narrow, bench=False)) == []
+    assert rules(contract, compiled(loads=Traffic(accesses={128: 1}))) == [], "float32 is not for the tensor cores"
+    assert rules(contract, compiled(arch="sm_80", arguments={"x": "*bf16"})) == [], "sm_80 promised nothing"
+
+
+def test_a_bound_can_be_raised():
+    contract = KernelContract(max_spill_bytes=8, allow_tf32=True, max_registers=200)
+    assert rules(contract, compiled(spill_bytes=8, tf32=3, registers=200)) == []
+    assert rules(contract, compiled(spill_bytes=9, registers=201)) == ["spilled bytes", "registers"]

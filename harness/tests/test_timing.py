@@ -1,0 +1,161 @@
+"""A figure is recorded only of what is right before and after, possible on this machine, and set beside its peers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+import torch
+
+from kernel_pytorch.harness import timing
+from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
+from kernel_pytorch.harness.jobs import jobs
+from kernel_pytorch.harness.technique import Direction
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small_pools(monkeypatch):
+    """Few input sets: the times themselves are not looked at."""
+    monkeypatch.setattr(timing, "sets_needed", lambda *arguments, **options: 3)
+
+
+def recording(function, inputs):
+    """The function, which remembers what it was given."""
+
+    def record(x, weight, factor):
+        inputs.add((tuple(x.flatten().tolist()), tuple(weight.tolist())))
+        return function(x, weight, factor)
+
+    return record
+
+
+@pytest.fixture
+def measured(toy, machine):
+    """Measurements of the first case, by level."""
+
+    def measure(direction=Direction.FORWARD, on=machine, wanted=None, **options):
+        job = jobs(toy.technique, CPU, directions=(direction,))[0]
+        found = timing.run_job(job, on, CPU, wanted, rounds=FEWEST_ROUNDS, **options)
+        return {m.implementation: m for m in found}
+
+    return measure
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_what_runs_is_measured_and_what_does_not_says_why(measured, direction):
+    found = measured(direction)
+    assert list(found) == ["reference", "native", "compile", "cuda"]
+    assert (found["cuda"].status, found["cuda"].reason) == ("unavailable", "the toy has no kernel")
+    for name in ("reference", "native", "compile"):
+        m = found[name]
+        assert (m.status, m.reason, m.direction) == ("measured", "", direction.value)
+        assert len(m.samples) == FEWEST_ROUNDS
+        assert m.seconds.low <= m.seconds.median <= m.seconds.high
+        assert m.bytes == 2 * 8 * 64 * 4
+        assert m.bytes_per_second == pytest.approx(m.bytes / m.seconds.median)
+        assert m.share_of_copy == pytest.approx(m.bytes_per_second / 1e18)
+        assert m.error_over_budget <= 1.0
+
+
+def test_comparisons_hold_every_pytorch_level_but_the_level_itself(measured):
+    found = measured()
+    levels = {"reference", "native", "compile"}
+    assert {name: set(found[name].comparisons) for name in levels} == {name: levels - {name} for name in levels}
+
+
+def test_what_crashed_before_is_not_run_again(measured, toy, monkeypatch):
+    def fatal(x, weight, factor):
+        raise SystemExit("run again")
+
+    monkeypatch.setattr(toy, "native", fatal)
+    announced = []
+    found = measured(excluded={"native": "its process was killed by SIGSEGV"}, announce=announced.append)
+    assert (found["native"].status, found["native"].reason) == ("crashed", "its process was killed by SIGSEGV")
+    assert set(found["reference"].comparisons) == {"compile"}
+    assert announced == ["reference", "compile", "cuda", "timing"]
+
+
+def test_a_wrong_level_is_not_timed(measured, toy, monkeypatch):
+    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
+    found = measured()
+    assert found["native"].status == "wrong"
+    assert found["native"].reason.startswith("output is off by")
+    assert found["native"].samples == ()
+    assert set(found["reference"].comparisons) == {"compile"}
+
+
+def test_a_wrong_gradient_matters_only_where_gradients_are_timed(measured, toy, monkeypatch):
+    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight.detach(), factor))
+    assert measured()["native"].status == "measured"
+    found = measured(Direction.BACKWARD)["native"]
+    assert (found.status, found.reason) == ("wrong", "gradient of weight is missing (None)")
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_level_that_turns_wrong_while_it_is_timed_is_refused(measured, toy, monkeypatch, direction):
+    calls = []
+
+    def remembering(x, weight, factor):
+        calls.append(x)
+        return toy.reference(x, weight, factor if len(calls) < 5 else 1.01 * factor)
+
+    monkeypatch.setattr(toy, "native", remembering)
+    found = measured(direction)
+    assert found["native"].status == "wrong"
+    assert found["native"].reason.startswith("after timing, on fresh inputs: output is off by")
+    assert "native" not in found["reference"].comparisons
+
+
+def test_a_result_that_is_cached_is_wrong_on_fresh_inputs(measured, toy, monkeypatch):
+    cache = []
+
+    def caching(x, weight, factor):
+        cache.append(toy.reference(x, weight, factor))
+        return cache[0]
+
+    monkeypatch.setattr(toy, "native", caching)
+    assert measured()["native"].reason.startswith("after timing, on fresh inputs: ")
+
+
+def test_what_is_faster_than_the_machine_is_rejected(measured, make_machine):
+    found = measured(on=make_machine(1.0))
+    for name in ("reference", "native", "compile"):
+        assert found[name].status == "rejected"
+        assert "times the fastest stream measured on this machine" in found[name].reason
+        assert found[name].comparisons == {}
+
+
+def test_what_was_rejected_is_no_baseline(measured, toy, monkeypatch, make_machine):
+    native = toy.native
+    monkeypatch.setattr(toy, "native", lambda *arguments: (time.sleep(5e-3), native(*arguments))[1])
+    found = measured(on=make_machine(2e6))  # 4 KiB in 5 ms is possible there, in less than 2 ms it is not
+    assert {name: found[name].status for name in ("native", "reference")} == {
+        "native": "measured",
+        "reference": "rejected",
+    }
+    assert found["native"].comparisons == {}
+
+
+def test_all_levels_are_timed_on_the_same_inputs(toy, monkeypatch):
+    seen = {"reference": set(), "native": set()}
+    for level, inputs in seen.items():
+        monkeypatch.setattr(toy, level, recording(getattr(toy, level), inputs))
+    implementations = [toy.gate.implementation(level) for level in seen]
+    for direction in Direction:
+        job = jobs(toy.technique, CPU, directions=(direction,))[0]
+        timing._time(job, implementations, CPU, FEWEST_ROUNDS)
+        assert len(seen["reference"]) == 3
+        assert seen["reference"] == seen["native"]
+        seen["reference"].clear()
+        seen["native"].clear()
+
+
+def test_a_backward_alone_can_be_repeated_under_torch_compile(measured, monkeypatch):
+    assert measured(Direction.BACKWARD)["compile"].status == "measured"
+    assert torch._functorch.config.donated_buffer, "the setting holds for the benchmark only"
+    monkeypatch.setattr(timing, "_reusable_graphs", lambda direction: contextlib.nullcontext())
+    with pytest.raises(RuntimeError, match="donated buffers"):
+        measured(Direction.BACKWARD)

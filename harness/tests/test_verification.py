@@ -1,0 +1,159 @@
+"""Right levels pass, wrong ones are named, and all are given the same inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from kernel_pytorch.harness.adversaries import ADVERSARIES
+from kernel_pytorch.harness.technique import Implementation, Level, grid, point
+from kernel_pytorch.harness.verification import RANDOM, is_economical, make_arguments, trials, verify
+
+CPU = torch.device("cpu")
+
+
+def verified(technique, **options):
+    """Verifications by level."""
+    found = {}
+    for verification in verify(technique, CPU, **options):
+        found.setdefault(verification.implementation, []).append(verification)
+    return found
+
+
+def failures(found, level):
+    return [line for verification in found[level] for line in verification.failures()]
+
+
+def recording(function, calls):
+    """The function, which remembers the arguments of its calls in less than float64."""
+
+    @functools.wraps(function)
+    def record(x, weight, factor):
+        if x.dtype is not torch.float64:
+            calls.append((x.detach().clone(), weight.detach().clone()))
+        return function(x, weight, factor)
+
+    return record
+
+
+def test_right_levels_pass(toy):
+    found = verified(toy.technique)
+    assert set(found) == {"reference", "native", "compile", "cuda"}
+    assert [line for level in found for line in failures(found, level)] == []
+    assert max(v.worst for v in found["native"]) <= 1.0
+
+
+def test_a_wrong_level_is_named_with_technique_operation_case_and_quantity(toy, monkeypatch):
+    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
+    found = verified(toy.technique)
+    assert not any(v.passed for v in found["native"])
+    first = failures(found, "native")[0]
+    assert first.startswith("toy gate level 'native', case plain [rows=4 columns=16] float32: output is off by")
+    quantities = {line.partition("float32: ")[2].partition(" is off")[0] for line in failures(found, "native")[:3]}
+    assert quantities == {"output", "gradient of x", "gradient of weight"}
+    assert failures(found, "reference") == failures(found, "compile") == []
+
+
+def test_a_level_that_is_wrong_on_one_layout_alone_is_named_with_it(toy, monkeypatch):
+    def blind_to_strides(x, weight, factor):
+        return toy.reference(x.as_strided(x.shape, (x.shape[1], 1)), weight, factor)
+
+    monkeypatch.setattr(toy, "native", blind_to_strides)
+    wrong = {v.trial.adversary for v in verified(toy.technique, levels=["native"])["native"] if not v.passed}
+    assert wrong == {"strided view", "packed view"}
+
+
+def test_a_level_that_raises_is_wrong_and_the_others_go_on(toy, monkeypatch):
+    def raising(x, weight, factor):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(toy, "native", raising)
+    found = verified(toy.technique)
+    assert all("call raised ZeroDivisionError: planted" in line for line in failures(found, "native"))
+    assert len(failures(found, "native")) == len(found["native"]) == len(found["reference"])
+    assert failures(found, "compile") == []
+
+
+def test_what_is_unavailable_is_no_failure_and_says_why(toy):
+    found = verified(toy.technique, levels=["cuda"])
+    assert list(found) == ["cuda"]
+    for verification in found["cuda"]:
+        assert verification.passed
+        assert verification.unavailable == "the toy has no kernel"
+        assert verification.judgements == ()
+        assert verification.worst == 0.0
+
+
+def test_a_peer_that_is_not_installed_is_unavailable(toy):
+    peer = Implementation("peer:nobody", Level.PEER, "a_library_that_nobody_has:function")
+    operation = dataclasses.replace(toy.gate, implementations=[toy.gate.reference, peer])
+    found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["peer:nobody"])
+    reasons = {v.unavailable for v in found["peer:nobody"]}
+    assert reasons == {"ModuleNotFoundError: No module named 'a_library_that_nobody_has'"}
+
+
+def test_every_implementation_is_given_the_same_inputs(toy, monkeypatch):
+    seen = {"reference": [], "native": []}
+    for level, calls in seen.items():
+        monkeypatch.setattr(toy, level, recording(getattr(toy, level), calls))
+    count = len(verified(toy.technique, levels=["native"])["native"])
+    # The reference runs twice: for the shape of the incoming gradients, and with them.
+    assert len(seen["reference"]) == 2 * count
+    for ours, theirs in zip(seen["native"], seen["reference"][::2], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_inputs_are_the_same_again_and_differ_between_trials_and_seeds(toy):
+    every = trials(toy.gate, CPU)
+    first, second, planted = every[0], every[1], every[-1]
+    x = make_arguments(toy.gate, first, CPU)[0]
+    assert torch.equal(x, make_arguments(toy.gate, first, CPU)[0])
+    assert not torch.equal(x, make_arguments(toy.gate, first, CPU, seed=1)[0])
+    assert first.case.dtype != second.case.dtype
+    assert not torch.allclose(x, make_arguments(toy.gate, second, CPU)[0].float(), atol=1e-2)
+    assert planted.adversary != RANDOM
+    assert not torch.equal(make_arguments(toy.gate, planted, CPU)[1], make_arguments(toy.gate, second, CPU)[1])
+
+
+def test_adversaries_are_planted_in_the_data_alone(toy):
+    zeros = next(t for t in trials(toy.gate, CPU) if t.adversary == "zero rows")
+    x, weight, factor = make_arguments(toy.gate, zeros, CPU)
+    assert not x[::2].any()
+    assert weight.all()
+    assert factor == 1.5
+
+
+def test_an_argument_that_does_not_exist_cannot_be_adversarial(toy):
+    operation = dataclasses.replace(toy.gate, adversarial=("z",))
+    with pytest.raises(ValueError, match="gate: adversarial names 'z'; arguments are x, weight, factor"):
+        make_arguments(operation, trials(operation, CPU)[-1], CPU)
+
+
+def test_trials_are_every_case_and_every_adversary_on_one_core_case_per_dtype(toy):
+    labels = [trial.label for trial in trials(toy.gate, CPU)]
+    assert len(set(labels)) == len(labels) == 4 + 2 * len(ADVERSARIES)
+    assert labels[0] == "plain [rows=4 columns=16] float32"
+    assert labels[4] == f"plain [rows=4 columns=16] float32, {next(iter(ADVERSARIES))}"
+    assert len(trials(dataclasses.replace(toy.gate, adversarial=()), CPU)) == 4
+
+
+def test_what_compiles_for_every_shape_keeps_to_core_cases_unless_told(toy):
+    every = trials(toy.gate, CPU)
+    core = [trial for trial in every if trial.case.core]
+    assert 0 < len(core) < len(every)
+    assert [v.trial for v in verified(toy.technique, levels=["compile"])["compile"]] == core
+    assert [v.trial for v in verified(toy.technique, levels=["compile"], exhaustive=True)["compile"]] == every
+    native, compiled = toy.gate.implementation("native"), toy.gate.implementation("compile")
+    assert all(is_economical(native, trial) for trial in every)
+    assert [trial for trial in every if is_economical(compiled, trial)] == core
+
+
+def test_more_shapes_than_torch_compile_remembers_are_no_failure(toy):
+    points = [point(f"{n} rows", core=True, rows=n, columns=3) for n in range(1, 12)]
+    operation = dataclasses.replace(toy.gate, test_grid=grid(*points, dtypes=[torch.float32]), adversarial=())
+    found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["compile"])
+    assert failures(found, "compile") == []
+    assert len(found["compile"]) == len(points)
