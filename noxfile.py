@@ -50,6 +50,9 @@ print(f"torch {torch.__version__}, {triton}, Python {sys.version.split()[0]}")
 SITE = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "latex2mathml", "ruff"]
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
+# Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
+PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
+
 nox.options.sessions = ["tests", "lint", "static", "docs"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not see every wheel that pip sees: CONTRIBUTING.md
 nox.options.reuse_venv = "yes"
@@ -60,8 +63,8 @@ nox.options.error_on_missing_interpreters = False
 def tests(session: nox.Session) -> None:
     """Run every test: harness, packages and workspace."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"])
-    session.run("python", "-m", "pytest", *arguments)
+    prepare(session, choice, ["test"], more=["pytest-xdist"])
+    session.run("python", "-m", "pytest", *PARALLEL, *arguments)
 
 
 @nox.session
@@ -102,8 +105,8 @@ def docs(session: nox.Session) -> None:
 @nox.parametrize("python,torch", MATRIX)
 def matrix(session: nox.Session, torch: str) -> None:
     """Run every test on the oldest, the default and the newest torch, each on another Python."""
-    prepare(session, torch, ["test"])
-    session.run("python", "-m", "pytest", *session.posargs)
+    prepare(session, torch, ["test"], more=["pytest-xdist"])
+    session.run("python", "-m", "pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none")

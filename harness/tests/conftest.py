@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from kernel_pytorch.harness import availability, cli
+from kernel_pytorch.harness.commands.common import output
 from kernel_pytorch.harness.discovery import GROUP
 from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings, Environment, Machine
 
@@ -132,6 +133,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
     """Run `kernel-pytorch` in this process."""
     monkeypatch.setattr(cli.app, "registered_commands", [*cli.app.registered_commands])
+    monkeypatch.setattr(output, "_width", 200)  # whatever the terminal of the test run is
 
     def run(*arguments: str) -> Printed:
         monkeypatch.setattr(sys, "argv", ["kernel-pytorch", *arguments])

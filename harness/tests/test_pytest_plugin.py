@@ -74,6 +74,7 @@ def child(site, pytester, monkeypatch):
     (site.folder / "toy.py").write_text(planted)
     path = os.pathsep.join([str(site.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the child is no worker of this run
     pytester.makepyfile(test_toy=CHILD)
 
     def run(*arguments):

@@ -18,6 +18,9 @@ from typing import Any
 
 Announce = Callable[[str], None]
 
+START_TIMEOUT = 300.0
+"""Seconds for a new process to import what it needs; a busy machine may take long."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -62,12 +65,16 @@ class Worker:
             The value, or what happened instead.
         """
         connection = self._connected()
-        stage, deadline = "", time.monotonic() + self.timeout
+        stage, limit = "", START_TIMEOUT
+        deadline = time.monotonic() + limit
         try:
             connection.send((function, arguments))
             while connection.poll(max(0.0, deadline - time.monotonic())):
                 kind, content = connection.recv()
-                if kind == "stage":
+                if kind == "started":
+                    limit = self.timeout
+                    deadline = time.monotonic() + limit
+                elif kind == "stage":
                     stage = content
                     if on_stage is not None:
                         on_stage(content)
@@ -83,7 +90,7 @@ class Worker:
             self.close()
             raise
         self.close()
-        return Outcome(failure=f"did not end within {self.timeout:g} seconds and was stopped", stage=stage)
+        return Outcome(failure=f"did not end within {limit:g} seconds and was stopped", stage=stage)
 
     def close(self) -> None:
         """End the child, whatever it is doing."""
@@ -127,6 +134,8 @@ def _serve(connection: Connection) -> None:
             function, arguments = connection.recv()
         except EOFError:
             sys.exit()
+        # Receiving the function has imported its module, which is no part of the case.
+        connection.send(("started", None))
         try:
             value = function(*arguments, lambda stage: connection.send(("stage", stage)))
         except Exception as error:

@@ -158,7 +158,7 @@ def _summary(inspections: list[Inspection], broken: list[Violation], seconds: fl
     compiled = sum(len(i.findings.compiled) for i in inspections)
     known = sum(len(i.findings.compiled) for i in inspections if i.cached)
     launches = sum(i.findings.launches for i in inspections)
-    verdict = f"[red]{len(broken)} contracts broken[/red]" if broken else "[green]every contract kept[/green]"
+    verdict = f"[red]promises broken: {len(broken)}[/red]" if broken else "[green]every contract kept[/green]"
     return (
         f"{verdict}: {compiled} compilations ({known} known from before) for the {launches} distinct launches "
         f"of both grids, in {seconds:.0f} s"

@@ -1,0 +1,1 @@
+"""Declare a technique once; prove it, time it, explain it."""
