@@ -13,10 +13,11 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.jobs import DIRECTIONS, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Machine
-from kernel_pytorch.harness.results import Accuracy, Measurement, Results
+from kernel_pytorch.harness.results import Accuracy, Measurement, Results, WholeCost
 from kernel_pytorch.harness.sources import technique_digests
-from kernel_pytorch.harness.technique import Direction, Technique
+from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
+from kernel_pytorch.harness.whole_cost import call_cost, no_cost, with_starts
 
 QUICK_ROUNDS = 12
 ACCURACY = "accuracy on real activations"
@@ -30,11 +31,13 @@ class Plan:
         levels: names of the implementations, or None for all. The reference and native always run: they are baselines.
         quick: fewer cases and rounds.
         directions: passes to time.
+        whole_cost: measure host time, memory, compilation and launches too, on the first case of each operation.
     """
 
     levels: tuple[str, ...] | None = None
     quick: bool = False
     directions: tuple[Direction, ...] = DIRECTIONS
+    whole_cost: bool = False
 
     @property
     def wanted(self) -> set[str] | None:
@@ -79,7 +82,12 @@ def benchmark(
     """
     measurements: list[Measurement] = []
 
-    def results(complete: bool, accuracy: tuple[Accuracy, ...] = (), real_input: str = "") -> Results:
+    def results(
+        complete: bool,
+        accuracy: tuple[Accuracy, ...] = (),
+        real_input: str = "",
+        costs: tuple[WholeCost, ...] = (),
+    ) -> Results:
         return Results(
             technique=technique.name,
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -90,6 +98,7 @@ def benchmark(
             measurements=tuple(measurements),
             accuracy=accuracy,
             real_input=real_input,
+            costs=costs,
         )
 
     try:
@@ -100,9 +109,10 @@ def benchmark(
             on_progress(results(complete=False))
         on_job(ACCURACY)
         accuracy, real_input = _accuracy(technique, device, plan, worker)
+        costs = _costs(technique, device, plan, worker, on_job) if plan.whole_cost else ()
     except KeyboardInterrupt:
         return results(complete=False)
-    return results(True, accuracy, real_input)
+    return results(True, accuracy, real_input, costs)
 
 
 def why_not_resumed(previous: Results, technique: Technique, machine: Machine, plan: Plan) -> str | None:
@@ -175,3 +185,32 @@ def _accuracy_in_child(
 ) -> tuple[tuple[Accuracy, ...], str]:
     announce(ACCURACY)
     return measure_accuracy(discover().get(technique), torch.device(device), wanted)
+
+
+def _costs(
+    technique: Technique, device: torch.device, plan: Plan, worker: Worker | None, on_job: Callable[[str], None]
+) -> tuple[WholeCost, ...]:
+    """The whole cost of every implementation on the first case of its operation."""
+    found = []
+    for operation in technique.operations:
+        case = operation.bench_grid.cases(device.type)[0]
+        for i in operation.implementations:
+            if plan.wanted is not None and i.name not in plan.wanted:
+                continue
+            on_job(f"whole cost of {operation.name} {i.name}")
+            if worker is None:
+                cost = call_cost(technique, operation, i, case, device)
+            else:
+                outcome = worker.call(_cost_in_child, technique.name, operation.name, i.name, case, str(device))
+                cost = outcome.value or no_cost(operation, i, case, outcome.failure)
+            found.append(with_starts(cost, technique, operation, i, case, device))
+    return tuple(found)
+
+
+def _cost_in_child(
+    technique: str, operation: str, implementation: str, case: Case, device: str, announce: Announce
+) -> WholeCost:
+    announce(implementation)
+    found = discover().get(technique)
+    declared = found.operation(operation)
+    return call_cost(found, declared, declared.implementation(implementation), case, torch.device(device))

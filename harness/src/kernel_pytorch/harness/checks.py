@@ -67,7 +67,8 @@ def check_gradient_combinations(function: Callable[..., Any], arguments: Sequenc
                 assert gradient is None, f"{where}: has a gradient that nobody asked for"
                 continue
             assert gradient is not None, f"{where}: gradient is missing"
-            torch.testing.assert_close(gradient, full[i], rtol=0, atol=0, msg=lambda m, w=where: f"{w}: {m}")
+            # Not bitwise: a compiler makes another graph of every subset.
+            torch.testing.assert_close(gradient, full[i], msg=lambda m, w=where: f"{w}: {m}")
 
 
 def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from kernel_pytorch.harness.results import Accuracy, ComparisonRecord, Measurement, Results
 
 NOT_MEASURED = "not measured here"
+NO_FIGURE = "-"
 BASELINES = ("vs reference", "vs native", "vs best PyTorch")
 COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", *BASELINES, "error")
 PYTORCH_LEVELS = ("reference", "native", "torchscript", "compile")
@@ -129,6 +130,55 @@ def accuracy_table(results: Results) -> Table:
     return table
 
 
+COST_COLUMNS = (
+    "operation", "level", "eager call", "compiled call", "graph replay", "peak, forward", "peak, training",
+    "saved for backward", "first call, cold", "first call, warm", "launches",
+)  # fmt: skip
+
+
+def cost_rows(results: Results) -> list[list[str]]:
+    """What calls cost beside device time, by `COST_COLUMNS`; `missing_costs` says why a cell has no figure."""
+    rows = []
+    for c in results.costs:
+        times = [_figure(value, seconds) for value in (c.eager, c.compiled, c.graph)]
+        sizes = [_figure(value, size) for value in (c.forward_peak, c.training_peak, c.saved_for_backward)]
+        starts = [_figure(value, seconds) for value in (c.cold_start, c.warm_start)]
+        rows.append([c.operation, c.implementation, *times, *sizes, *starts, _figure(c.launches, str)])
+    return rows
+
+
+def cost_table(results: Results) -> Table:
+    """`cost_rows` for the terminal."""
+    cases = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
+    table = Table(title=f"whole cost of a call: {cases}", title_justify="left")
+    for column in COST_COLUMNS:
+        table.add_column(column, justify="left" if column in COST_COLUMNS[:2] else "right")
+    for row in cost_rows(results):
+        table.add_row(*row)
+    return table
+
+
+def missing_costs(results: Results) -> list[str]:
+    """Why cells of the cost table have no figure, each reason once."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for c in results.costs:
+        for name, reason in c.missing.items():
+            found.setdefault((c.implementation, reason), {})[name.replace("_", " ")] = None
+    return [f"{level}: {', '.join(names)} {NOT_MEASURED}: {reason}" for (level, reason), names in found.items()]
+
+
+def size(count: int) -> str:
+    """Bytes with three significant digits and a unit."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
+
+
+def _figure(value: Any, show: Callable[[Any], str]) -> str:
+    return NO_FIGURE if value is None else show(value)
+
+
 def markdown(results: Results) -> str:
     """The tables for a page."""
     environment = results.machine.environment
@@ -150,6 +200,14 @@ def markdown(results: Results) -> str:
         lines += ["| " + " | ".join(ACCURACY_COLUMNS) + " |", "|" + " --- |" * len(ACCURACY_COLUMNS)]
         lines += ["| " + " | ".join(row) + " |" for row in accuracy_rows(results)]
         lines.append("")
+    if results.costs:
+        lines += ["**Whole cost of a call**", "", "| " + " | ".join(COST_COLUMNS) + " |"]
+        lines += [
+            "|" + " --- |" * len(COST_COLUMNS),
+            *("| " + " | ".join(row) + " |" for row in cost_rows(results)),
+            "",
+        ]
+        lines += [f"{reason}.  " for reason in missing_costs(results)]
     lines += [f"{reason[0].upper()}{reason[1:]}.  " for reason in reasons(results)]
     return "\n".join(lines).rstrip() + "\n"
 

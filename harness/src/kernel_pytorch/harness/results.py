@@ -134,6 +134,37 @@ class Accuracy(_Record):
     reason: str = ""
 
 
+class WholeCost(_Record):
+    """What one implementation costs beside device time, on one case. None: not measured here; `missing` says why.
+
+    Attributes:
+        eager: seconds of host time per call from Python; on a CPU those of the whole call.
+        compiled: the same from a function under `torch.compile(fullgraph=True)`.
+        graph: the same for the replay of a CUDA graph.
+        forward_peak: bytes allocated at most in a forward without gradients, output included, arguments not.
+        training_peak: the same over a forward and its backward.
+        saved_for_backward: bytes that the graph keeps between the two, arguments and outputs not counted.
+        cold_start: seconds that the first forward and backward take longer than the second, caches on disk empty.
+        warm_start: the same in the next process.
+        launches: kernels that one forward launches.
+        missing: by the name of a figure, why it is not there.
+    """
+
+    operation: str
+    implementation: str
+    case: CaseRecord
+    eager: float | None = None
+    compiled: float | None = None
+    graph: float | None = None
+    forward_peak: int | None = None
+    training_peak: int | None = None
+    saved_for_backward: int | None = None
+    cold_start: float | None = None
+    warm_start: float | None = None
+    launches: int | None = None
+    missing: dict[str, str] = {}
+
+
 class Results(_Record):
     """Everything that one benchmark run found out about one technique.
 
@@ -153,6 +184,7 @@ class Results(_Record):
     sources: dict[str, str]
     measurements: tuple[Measurement, ...]
     accuracy: tuple[Accuracy, ...] = ()
+    costs: tuple[WholeCost, ...] = ()
     real_input: str = ""
 
     def save(self, path: Path) -> None:

@@ -47,6 +47,12 @@ def bench_command(
             "--direction", help="Only this pass. May be given several times; forward and backward if omitted."
         ),
     ] = None,
+    whole_cost: Annotated[
+        bool,
+        typer.Option(
+            "--whole-cost", help="Also measure host time, memory, compilation and launches, which takes longer."
+        ),
+    ] = False,
     json: Annotated[
         Path | None,
         typer.Option("--json", help="Write the results to this file (one technique) or folder instead of results/."),
@@ -79,7 +85,7 @@ def bench_command(
     if not techniques:
         messages.print("No technique is installed, so there is nothing to measure.")
         raise typer.Exit(1)
-    plan = Plan(None if levels is None else tuple(levels), quick, tuple(direction or DIRECTIONS))
+    plan = Plan(None if levels is None else tuple(levels), quick, tuple(direction or DIRECTIONS), whole_cost)
     partial = quick or levels is not None or direction is not None
     ceilings = _machine(machine, where, quick=quick)
     refused = False

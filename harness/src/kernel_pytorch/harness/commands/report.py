@@ -10,7 +10,15 @@ from rich.markup import escape
 
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.report import accuracy_table, markdown, plot, reasons, terminal_tables
+from kernel_pytorch.harness.report import (
+    accuracy_table,
+    cost_table,
+    markdown,
+    missing_costs,
+    plot,
+    reasons,
+    terminal_tables,
+)
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load, write_atomically
 from kernel_pytorch.harness.sources import implementation_digest
 
@@ -79,7 +87,9 @@ def show(results: Results) -> None:
         output.print(accuracy_table(results))
     else:
         output.print(f"accuracy on real activations: {escape(results.real_input)}", **PLAIN)
-    for reason in reasons(results):
+    if results.costs:
+        output.print(cost_table(results))
+    for reason in [*missing_costs(results), *reasons(results)]:
         output.print(escape(reason), **PLAIN)
 
 

@@ -1,0 +1,111 @@
+"""Everything that a call costs beside device time: host time, memory, compilation, launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.availability import why_unavailable
+from kernel_pytorch.harness.checks import count_launches
+from kernel_pytorch.harness.compile_cost import compile_cost, host_time
+from kernel_pytorch.harness.interpreter import is_interpreting
+from kernel_pytorch.harness.memory import profile_memory
+from kernel_pytorch.harness.results import CaseRecord, WholeCost
+from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
+
+INTERPRETED = "Triton's interpreter stands in for the device"
+STARTS = ("cold_start", "warm_start")
+COMPILERS = (Level.COMPILE, Level.TRITON)
+
+
+def call_cost(
+    technique: Technique, operation: Operation, implementation: Implementation, case: Case, device: torch.device
+) -> WholeCost:
+    """Measure what a call costs in a process that has called before, and say of the rest why it is not measured.
+
+    Args:
+        technique: installed, so that child processes find it.
+        operation: of the technique.
+        implementation: of the operation.
+        case: of its bench grid; a small one shows the host, since the device does not hide it.
+        device: where.
+    """
+    figures: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    reason = why_unavailable(technique, implementation, device, case.dtype)
+    if reason is not None:
+        return no_cost(operation, implementation, case, reason)
+    interpreted = implementation.level is Level.TRITON and device.type == "cpu" and is_interpreting()
+    if interpreted:
+        missing |= dict.fromkeys(("eager", "compiled", "graph", *STARTS), INTERPRETED)
+    else:
+        host = host_time(operation, implementation.name, case, device)
+        figures |= {"eager": host.eager, "compiled": host.compiled, "graph": host.graph}
+        if host.compiled is None:
+            missing["compiled"] = "torch.compile(fullgraph=True) cannot trace it"
+        if host.graph is None:
+            missing["graph"] = "no CUDA" if device.type != "cuda" else "it cannot be captured"
+    memory = profile_memory(implementation.load(), *operation.inputs(case, torch.Generator(device).manual_seed(0)))
+    figures |= {
+        "forward_peak": memory.forward_peak,
+        "training_peak": memory.training_peak,
+        "saved_for_backward": memory.saved_for_backward,
+    }
+    figures["launches"] = _launches(operation, implementation, case, device, missing)
+    return no_cost(operation, implementation, case).model_copy(update={**figures, "missing": missing})
+
+
+def no_cost(operation: Operation, implementation: Implementation, case: Case, reason: str = "") -> WholeCost:
+    """A record without any figure."""
+    missing = dict.fromkeys(FIGURES, reason) if reason else {}
+    return WholeCost(
+        operation=operation.name, implementation=implementation.name, case=CaseRecord.of(case), missing=missing
+    )
+
+
+FIGURES = tuple(
+    name for name in WholeCost.model_fields if name not in ("operation", "implementation", "case", "missing")
+)
+
+
+def with_starts(
+    cost: WholeCost,
+    technique: Technique,
+    operation: Operation,
+    implementation: Implementation,
+    case: Case,
+    device: torch.device,
+) -> WholeCost:
+    """Add what the first call costs, measured in processes of its own."""
+    if set(STARTS) <= set(cost.missing):
+        return cost
+    if implementation.level not in COMPILERS:
+        nothing = dict.fromkeys(STARTS, "nothing is compiled at the first call")
+        return cost.model_copy(update={"missing": cost.missing | nothing})
+    start = compile_cost(technique.name, operation.name, implementation.name, case, device)
+    failed = dict.fromkeys(STARTS, start.failure) if start.failure else {}
+    figures = {"cold_start": start.cold, "warm_start": start.warm}
+    return cost.model_copy(update={**figures, "missing": cost.missing | failed})
+
+
+def _launches(
+    operation: Operation, implementation: Implementation, case: Case, device: torch.device, missing: dict[str, str]
+) -> int | None:
+    """Kernels of one forward: all of them on CUDA, Triton's own in the interpreter."""
+    arguments = operation.inputs(case, torch.Generator(device).manual_seed(0))
+    function = implementation.load()
+    with torch.no_grad():
+        function(*arguments)
+        if device.type == "cuda":
+            activities = [torch.profiler.ProfilerActivity.CUDA]
+            with torch.profiler.profile(activities=activities) as profiler:
+                function(*arguments)
+                torch.cuda.synchronize(device)
+            return sum(e.count for e in profiler.key_averages() if "memcpy" not in e.key.lower())
+        if implementation.level is not Level.TRITON:
+            missing["launches"] = "no CUDA"
+            return None
+        with count_launches() as names:
+            function(*arguments)
+        return len(names)
