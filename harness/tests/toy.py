@@ -22,7 +22,7 @@ from kernel_pytorch.harness.technique import (
 LEVELS = ("reference", "native", "compile", "cuda")
 
 
-def default_level(device: torch.device) -> str:
+def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
     return "native"
 
 

@@ -62,9 +62,14 @@ def test_float64_is_computed_in_float64(level, device):
     torch.testing.assert_close(rms_norm(x, weight, level=level), expected, rtol=1e-14, atol=0)
 
 
-def test_default_is_native_on_the_cpu():
-    x, weight = torch.randn(4, 8), torch.randn(8)
-    assert torch.equal(rms_norm(x, weight), rms_norm(x, weight, level="native"))
+@pytest.mark.parametrize(
+    ("shape", "dtype", "level"),
+    [((4, 8), torch.float32, "native"), ((4, 8), torch.bfloat16, "native"), ((256, 4096), torch.bfloat16, "reference")],
+)
+def test_default_on_the_cpu_goes_by_dtype_and_size(shape, dtype, level):
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1:]).to(dtype)
+    assert torch.equal(rms_norm(x, weight), rms_norm(x, weight, level=level))
 
 
 def test_head_weight_may_be_expanded(device):

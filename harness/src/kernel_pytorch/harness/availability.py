@@ -13,6 +13,10 @@ import torch
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIZES = {"small": 2**10, "large": 2**30}
+"""Numbers of elements that a default may depend on."""
+
 
 def levels_module(technique: Technique) -> Any:
     """The technique's module that says which level runs where."""
@@ -46,9 +50,18 @@ def why_not_timed(
     return why_unavailable(technique, implementation, device, dtype)
 
 
-def default_level(technique: Technique, device: torch.device) -> str:
-    """What `level=None` means on that device."""
-    return levels_module(technique).default_level(device)
+def default_for(technique: Technique, implementation: Implementation, device: torch.device) -> str:
+    """For which inputs `level=None` means this implementation: "yes", "", or the dtypes and sizes, for tables."""
+    default = levels_module(technique).default_level
+    asked = [(dtype, size, elements) for dtype in DTYPES for size, elements in SIZES.items()]
+    found = [
+        (dtype, size) for dtype, size, elements in asked if default(device, dtype, elements) == implementation.name
+    ]
+    if len(found) == len(asked):
+        return "yes"
+    whole = [str(d).removeprefix("torch.") for d in DTYPES if all((d, size) in found for size in SIZES)]
+    parts = [f"{str(d).removeprefix('torch.')} {s}" for d, s in found if str(d).removeprefix("torch.") not in whole]
+    return ", ".join([*whole, *parts])
 
 
 @functools.cache

@@ -224,24 +224,31 @@ def plot(results: Results, folder: Path) -> list[Path]:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    panels: dict[tuple[str, str], dict[str, list[Measurement]]] = {}
-    for (operation, direction, label), group in groups(results).items():
-        panels.setdefault((operation, direction), {})[label] = [m for m in group if m.status == "measured"]
+    panels: dict[str, dict[str, dict[str, list[Measurement]]]] = {}
+    for (operation, direction, _), group in groups(results).items():
+        case = group[0].case
+        label = f"{case.name}\n{case.label.removeprefix(case.name).strip()}"
+        panels.setdefault(operation, {}).setdefault(direction, {})[label] = group
     levels = list(dict.fromkeys(m.implementation for m in results.measurements if m.status == "measured"))
     if not levels:
         return []
-    heights = [max(1, len(cases)) * (len(levels) + 1) * 0.16 + 0.9 for cases in panels.values()]
-    with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 9}):
+    directions = list(dict.fromkeys(direction for columns in panels.values() for direction in columns))
+    rows = [max(map(len, columns.values())) * (len(levels) + 1) * 0.13 + 0.5 for columns in panels.values()]
+    with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 8}):
         figure, axes = pyplot.subplots(
-            len(panels), 1, figsize=(9, sum(heights) + 0.6), squeeze=False, height_ratios=heights, layout="constrained"
-        )
-        for axis, ((operation, direction), cases) in zip(axes[:, 0], panels.items(), strict=True):
-            _panel(axis, cases, levels)
-            axis.set_title(f"{operation}, {direction}", loc="left")
+            len(panels), len(directions), figsize=(2.5 + 4 * len(directions), sum(rows) + 1.2),
+            squeeze=False, sharex=True, height_ratios=rows, layout="constrained",
+        )  # fmt: skip
+        for line, (operation, columns) in zip(axes, panels.items(), strict=True):
+            for axis, direction in zip(line, directions, strict=True):
+                _panel(axis, columns.get(direction, {}), levels, labelled=axis is line[0])
+                axis.set_title(f"{operation}, {direction}", loc="left")
         handles = [Patch(color=f"C{position}", label=level) for position, level in enumerate(levels)]
-        axes[0, 0].legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(levels), frameon=False)
-        axes[-1, 0].set_xlabel("share of the copy bandwidth measured on this machine (99% interval)")
-        figure.suptitle(f"{results.technique} on {results.machine.environment.device_name}")
+        figure.legend(handles=handles, loc="outside upper right", ncols=len(levels), frameon=False)
+        figure.supxlabel("share of the copy bandwidth measured on this machine, with 99% interval")
+        figure.suptitle(
+            f"{results.technique} on {results.machine.environment.device_name}", x=0.01, horizontalalignment="left"
+        )
         paths = [folder / f"{results.technique}.{kind}" for kind in ("png", "svg")]
         for path in paths:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -249,13 +256,13 @@ def plot(results: Results, folder: Path) -> list[Path]:
     return paths
 
 
-def _panel(axis: Any, cases: dict[str, list[Measurement]], levels: list[str]) -> None:
+def _panel(axis: Any, cases: dict[str, list[Measurement]], levels: list[str], *, labelled: bool) -> None:
     ticks = []
     for row, (_, group) in enumerate(cases.items()):
         base = row * (len(levels) + 1)
         ticks.append(base + (len(levels) - 1) / 2)
         for m in group:
-            if m.seconds is None or m.share_of_copy is None:
+            if m.status != "measured" or m.seconds is None or m.share_of_copy is None:
                 continue
             position = levels.index(m.implementation)
             # Share and time are inversely proportional, so the ends of the interval change places.
@@ -268,7 +275,7 @@ def _panel(axis: Any, cases: dict[str, list[Measurement]], levels: list[str]) ->
                 height=0.9,
                 error_kw={"elinewidth": 1},
             )
-    axis.set_yticks(ticks, list(cases))
+    axis.set_yticks(ticks, list(cases) if labelled else [""] * len(ticks))
     axis.invert_yaxis()
     axis.axvline(100, color="black", linewidth=0.8)
     axis.xaxis.set_major_formatter("{x:.0f}%")

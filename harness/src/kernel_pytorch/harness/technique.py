@@ -297,7 +297,7 @@ class Technique:
         paper: address of the paper that defines it.
         operations: the functions.
         levels: import string of the package's module that says which level runs where: `LEVELS`,
-            `default_level(device) -> str` and `unavailable(level, device, dtype) -> str | None`.
+            `default_level(device, dtype, elements) -> str` and `unavailable(level, device, dtype) -> str | None`.
         replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
         contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
     """

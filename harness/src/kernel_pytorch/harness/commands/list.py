@@ -6,7 +6,7 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from kernel_pytorch.harness.availability import default_level, why_not_timed, why_unavailable
+from kernel_pytorch.harness.availability import DTYPES, default_for, why_not_timed, why_unavailable
 from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output, parse_device
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import is_interpreting
@@ -24,7 +24,7 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
             table.add_column(column)
         for operation in found.operations:
             for implementation in operation.implementations:
-                default = "yes" if implementation.name == default_level(found, where) else ""
+                default = default_for(found, implementation, where)
                 row = (operation.name, implementation.name, state(found, implementation, where), default)
                 table.add_row(*row, end_section=implementation is operation.implementations[-1])
         output.print(table)
@@ -37,10 +37,7 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
 
 def state(technique: Technique, implementation: Implementation, device: torch.device) -> str:
     """Whether a level runs there, in which dtypes it does not, and why."""
-    reasons = {
-        dtype: why_unavailable(technique, implementation, device, dtype)
-        for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    }
+    reasons = {dtype: why_unavailable(technique, implementation, device, dtype) for dtype in DTYPES}
     if all(reasons.values()):
         return f"[yellow]cannot run:[/yellow] {escape(str(reasons[torch.float32]))}"
     if implementation.level is Level.TRITON and device.type == "cpu" and is_interpreting():

@@ -16,17 +16,20 @@ from . import autograd, native, reference
 LEVELS = ("reference", "native", "torchscript", "compile", "triton")
 MINIMUM_CAPABILITY = (8, 0)
 
-# Compute capabilities on which the Triton kernels were verified and measured fastest. A test holds this against the
+# What was measured fastest, compilers left out because their first call takes seconds. A test holds both against the
 # committed results; everywhere else the default is native.
-TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset()
+TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset()  # compute capabilities
+REFERENCE_IS_FASTEST = 2**20  # elements of 16 bits on a CPU: F.rms_norm has no fused kernel there, and does more passes
 
 HAS_TRITON = find_spec("triton") is not None
 
 
-def default_level(device: torch.device) -> str:
-    """The level that `level=None` means on this device: the fastest one measured there, native where none was."""
+def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
+    """The level that `level=None` means for x of this device, dtype and size: the fastest one measured there."""
     if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST:
         return "triton"
+    if device.type == "cpu" and dtype.itemsize == 2 and elements >= REFERENCE_IS_FASTEST:
+        return "reference"
     return "native"
 
 
@@ -63,7 +66,8 @@ def resolve(function: str, level: str | None, *tensors: Tensor | None) -> Callab
     x = tensors[0]
     assert x is not None
     if level is None:
-        level = default_level(x.device)
+        # A traced size is a symbol: asking how large it is would bind the graph to the answer.
+        level = default_level(x.device, x.dtype, 0 if torch.compiler.is_compiling() else x.numel())
     elif level not in LEVELS:
         raise ValueError(f"level: given {level!r}; allowed are None, {', '.join(map(repr, LEVELS))}")
     for tensor in tensors:
