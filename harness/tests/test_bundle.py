@@ -1,0 +1,69 @@
+"""The script of the bundle, on a bundle of two stubs: it unpacks elsewhere, runs the job, and tells what came out."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "bundle" / "run.py"
+STUB = """
+import json, os, sys
+record = {"arguments": sys.argv[1:], "activations": os.environ["KERNEL_PYTORCH_ACTIVATIONS"], "file": __file__}
+open(sys.argv[sys.argv.index("--json") + 1] + "/record.json", "w").write(json.dumps(record))
+sys.exit(int("fail" in sys.argv))
+"""
+
+pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="not a checkout: the bundle does not hold its own builder")
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """A read-only bundle whose harness only notes how it was called, with one test that passes."""
+    folder = tmp_path / "bundle"
+    (folder / "wheels").mkdir(parents=True)
+    (folder / "tests").mkdir()
+    with zipfile.ZipFile(folder / "wheels" / "stub-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("kernel_pytorch/harness/__init__.py", "")
+        wheel.writestr("kernel_pytorch/harness/__main__.py", STUB)
+    (folder / "tests" / "test_one.py").write_text("def test_one():\n    pass\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:kernel_pytorch -p no:kernel_pytorch.harness\n")
+    (folder / "run.py").write_text(SCRIPT.read_text())
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield folder
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
+
+
+def run(bundle, out, *arguments):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    # Plugins that are installed here are no part of the bundle.
+    environment |= {"PIP_NO_INDEX": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, str(bundle / "run.py"), arguments[0], "--out", str(out), *arguments[1:]]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_bench_hands_over_where_to_write_and_what_follows(bundle, tmp_path):
+    done = run(bundle, tmp_path / "out", "bench", "--quick")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["arguments"] == ["bench", "--json", str(tmp_path / "out"), "--quick"]
+    assert record["activations"] == str(bundle / "activations.safetensors")
+    assert not record["file"].startswith(str(bundle))
+
+
+def test_verify_runs_the_tests_too(bundle, tmp_path):
+    done = run(bundle, tmp_path / "out", "verify")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'tests="1"' in (tmp_path / "out" / "tests.xml").read_text()
+
+
+def test_what_is_wrong_is_the_exit_code(bundle, tmp_path):
+    assert run(bundle, tmp_path / "out", "verify", "fail").returncode == 1
+    (bundle / "tests" / "test_one.py").chmod(0o644)
+    (bundle / "tests" / "test_one.py").write_text("def test_one():\n    assert False\n")
+    assert run(bundle, tmp_path / "out", "verify").returncode == 1

@@ -1,0 +1,52 @@
+"""The whole cost of a call: what can be told here is told, the rest says why not."""
+
+import torch
+
+from kernel_pytorch.harness.report import cost_rows, markdown, missing_costs
+from kernel_pytorch.harness.results import Results
+from kernel_pytorch.harness.whole_cost import FIGURES, STARTS, call_cost, with_starts
+
+CPU = torch.device("cpu")
+
+
+def cost_of(toy, level):
+    implementation = toy.gate.implementation(level)
+    case = toy.gate.bench_grid.cases()[0]
+    cost = call_cost(toy.technique, toy.gate, implementation, case, CPU)
+    return with_starts(cost, toy.technique, toy.gate, implementation, case, CPU)
+
+
+def test_a_level_that_runs(toy):
+    cost = cost_of(toy, "native")
+    assert cost.eager > 0.0
+    assert cost.forward_peak >= 8 * 64 * 4  # at least its output
+    assert cost.training_peak >= cost.forward_peak
+    assert cost.missing["graph"] == "no CUDA"
+    assert cost.missing["launches"] == "no CUDA"
+    assert cost.missing["cold_start"] == "nothing is compiled at the first call"
+    told = {name for name in FIGURES if getattr(cost, name) is not None}
+    assert told | set(cost.missing) == set(FIGURES)
+    assert not told & set(cost.missing)
+
+
+def test_a_level_that_cannot_run_says_why_for_every_figure(toy):
+    cost = cost_of(toy, "cuda")
+    assert cost.missing == dict.fromkeys(FIGURES, "the toy has no kernel")
+
+
+def test_a_level_that_compiles_is_started_in_a_process_of_its_own(site, toy, monkeypatch):
+    site.install_toy()
+    cost = cost_of(toy, "compile")
+    assert all(getattr(cost, name) >= 0.0 for name in STARTS), cost.missing
+
+
+def test_the_report_shows_figures_and_reasons(toy, machine):
+    about = {"technique": "toy", "created": "2026-01-01", "quick": False, "machine": machine, "sources": {}}
+    found = Results(**about, measurements=(), costs=(cost_of(toy, "native"), cost_of(toy, "cuda")))
+    native, cuda = cost_rows(found)
+    assert native[:2] == ["gate", "native"]
+    assert native[2].endswith("µs")
+    assert native[4] == "-"  # no CUDA graph
+    assert cuda[2:] == ["-"] * 9
+    assert any(line.startswith("cuda: ") and line.endswith("the toy has no kernel") for line in missing_costs(found))
+    assert "**Whole cost of a call**" in markdown(found)
