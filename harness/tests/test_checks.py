@@ -70,7 +70,7 @@ def test_a_gradient_that_differs_in_one_combination():
     def careless(x, weight):
         return gate(x, weight) if weight.requires_grad else gate(x, weight) * 1.5
 
-    with pytest.raises(AssertionError, match=r"argument 0 with gradients wanted for \[0\]: Tensor-likes are not equal"):
+    with pytest.raises(AssertionError, match=r"argument 0 with gradients wanted for \[0\]: Tensor-likes are not close"):
         checks.check_gradient_combinations(careless, arguments())
 
 
