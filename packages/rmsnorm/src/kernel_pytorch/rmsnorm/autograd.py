@@ -34,7 +34,7 @@ def backward_formula(
     return dx.to(h.dtype), dweight
 
 
-def _backward(
+def differentiable_backward(
     dy: Tensor,
     dh: Tensor | None,
     h: Tensor,
@@ -44,15 +44,14 @@ def _backward(
     offset: float,
     need_dx: bool,
     need_dweight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    need_dweight = need_dweight and weight is not None
-    if torch.is_grad_enabled():
+) -> tuple[Tensor, Tensor]:
+    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernels."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dy, dh, h, weight)):
         dx, dweight = backward_formula(dy, dh, h, weight, eps, offset)
-    else:
-        tensors = (dy, dh, h, weight, rstd)
-        scalars = (eps, offset, need_dx, need_dweight)
-        dx, dweight = below_autograd(operators.rms_norm_backward, launch_backward, tensors, *scalars)
-    return dx if need_dx else None, dweight if need_dweight else None
+        nothing = h.new_empty((0,))
+        return dx if need_dx else nothing, dweight if need_dweight and dweight is not None else nothing.clone()
+    tensors = (dy, dh, h, weight, rstd)
+    return below_autograd(operators.rms_norm_backward, launch_backward, tensors, eps, offset, need_dx, need_dweight)
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -75,8 +74,8 @@ class RMSNormFunction(torch.autograd.Function):
         x, weight, rstd = ctx.saved_tensors
         need_dx, need_dweight = ctx.needs_input_grad[:2]
         eps, offset = ctx.scalars
-        dx, dweight = _backward(dy, None, x, weight, rstd, eps, offset, need_dx, need_dweight)
-        return dx, dweight, None, None, None
+        dx, dweight = differentiable_backward(dy, None, x, weight, rstd, eps, offset, need_dx, need_dweight)
+        return dx if need_dx else None, dweight if need_dweight else None, None, None, None
 
 
 class AddRMSNormFunction(torch.autograd.Function):
@@ -106,42 +105,24 @@ class AddRMSNormFunction(torch.autograd.Function):
         if dy is None:
             dx, dweight = dh, None
         else:
-            dx, dweight = _backward(dy, dh, h, weight, rstd, eps, offset, need_x or need_residual, need_dweight)
+            dx, dweight = differentiable_backward(
+                dy, dh, h, weight, rstd, eps, offset, need_x or need_residual, need_dweight
+            )
         x_dtype, residual_dtype = ctx.dtypes
         return (
             dx.to(x_dtype) if need_x and dx is not None else None,
             dx.to(residual_dtype) if need_residual and dx is not None else None,
-            dweight,
+            dweight if need_dweight else None,
             None,
             None,
             None,
         )
 
 
-def _differentiable_backward(
-    dy: Tensor,
-    dh: Tensor | None,
-    h: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    eps: float,
-    offset: float,
-    need_dx: bool,
-    need_dweight: bool,
-) -> tuple[Tensor, Tensor]:
-    """Autograd of the backward operator itself: the formula where a graph is wanted, else the kernels."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dy, dh, h, weight)):
-        dx, dweight = backward_formula(dy, dh, h, weight, eps, offset)
-        nothing = h.new_empty((0,))
-        return dx if need_dx else nothing, dweight if need_dweight and dweight is not None else nothing.clone()
-    tensors = (dy, dh, h, weight, rstd)
-    return below_autograd(operators.rms_norm_backward, launch_backward, tensors, eps, offset, need_dx, need_dweight)
-
-
 flops.register_when_counted()
 library.impl("rms_norm", RMSNormFunction.apply, "Autograd")
 library.impl("add_rms_norm", AddRMSNormFunction.apply, "Autograd")
-library.impl("rms_norm_backward", _differentiable_backward, "Autograd")
+library.impl("rms_norm_backward", differentiable_backward, "Autograd")
 
 
 # The level: one positional signature, shared with reference.py.
