@@ -133,8 +133,11 @@ def measure_and_replay(
 ) -> None:
     """Run `kernel-pytorch bench`; pytest-benchmark then records the samples it took, and measures nothing again."""
     session.run(*command, "bench", *arguments, **options)
-    place = arguments.index("--device") if "--device" in arguments else len(arguments)
-    slug = run_silently(session, *command, "machine", "--slug", *arguments[place : place + 2], **options)
+    if any(argument.startswith("-") and not argument.startswith("--device") for argument in arguments):
+        session.log("a partial run: pytest-benchmark records full ones alone")
+        return
+    device = [a for before, a in zip(["", *arguments], arguments, strict=False) if "--device" in (before, a[:8])]
+    slug = run_silently(session, *command, "machine", "--slug", *device, **options)
     results = Path("results", slug.splitlines()[-1].strip())
     folders = [str(folder.relative_to(ROOT)) for folder in sorted(ROOT.glob("packages/*/benchmarks"))]
     record = [f"--kernel-pytorch-replay={results}", f"--benchmark-json={results / 'pytest-benchmark.json'}"]
@@ -210,10 +213,13 @@ def torch_requirements(session: nox.Session, choice: str | None) -> list[str]:
     version = choice or TORCH
     triton = TRITON_OF_TORCH.get(".".join(version.split(".")[:2]))
     if triton is None:
-        session.error(f"no Triton is known for torch {version}; known are torch {', '.join(TRITON_OF_TORCH)}")
+        known = ", ".join(TRITON_OF_TORCH)
+        session.error(f"no Triton is known for torch {version}; known are torch {known}, and 2.10 is the oldest")
     if not choice:
         stop_before_cuda_without_gpu(session)
-    return [f"torch=={version}", f"triton=={triton}; sys_platform == 'linux'"]
+    # Triton 3.6's interpreter makes scalars of arrays, which numpy has refused since 2.4.
+    more = ["numpy<2.4"] if triton == "3.6.0" else []
+    return [f"torch=={version}", f"triton=={triton}; sys_platform == 'linux'", *more]
 
 
 def stop_before_cuda_without_gpu(session: nox.Session) -> None:

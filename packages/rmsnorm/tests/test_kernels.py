@@ -75,6 +75,17 @@ def test_wide_offsets_where_they_are_needed(shape, stride, expected):
     assert triton_forward.exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
 
 
+def test_gradients_of_expanded_views_have_offsets_of_their_own(monkeypatch, device):
+    """x and dy are small views of huge shapes; dx is not, so its offsets decide."""
+    from kernel_pytorch.rmsnorm import triton_backward
+
+    asked = []
+    monkeypatch.setattr(triton_backward, "exceeds_int32", lambda *tensors: asked.extend(tensors))
+    x = torch.randn(1, 8, device=device).expand(5, 8)
+    dx, _ = triton_backward.backward(x, None, x, None, torch.ones(5, device=device), 0.0, True, False)
+    assert any(t is dx for t in asked)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: 8 GiB of bfloat16")
 def test_tensor_past_2_to_the_31(device):

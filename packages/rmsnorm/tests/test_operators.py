@@ -143,3 +143,23 @@ def test_flop_formulas_are_registered_whatever_is_imported_first(first):
         assert torch.ops.kernel_pytorch.rms_norm in torch.utils.flop_counter.flop_registry
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
+
+
+def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
+    x = make(4, 8, device=device)
+    with pytest.raises(ValueError, match=r"weight: shape is \(3,\); it must be the end of that of x, \(4, 8\)"):
+        operators.rms_norm(x, make(3, device=device), 1e-6, 0.0, "llama")
+    with pytest.raises(ValueError, match="casting: given 'lama'"):
+        operators.rms_norm(x, None, 1e-6, 0.0, "lama")
+    with pytest.raises(TypeError, match=r"x: dtype is torch\.int32"):
+        operators.rms_norm(x.detach().int(), None, 1e-6, 0.0, "llama")
+
+
+def test_functional_gradients(device):
+    x, weight = make(4, 8, device=device).detach(), make(8, device=device).detach()
+    ours, theirs = (
+        torch.func.grad(lambda x, w, level=level: rms_norm(x, w, level=level).square().sum(), argnums=(0, 1))(x, weight)
+        for level in ("triton", "reference")
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)

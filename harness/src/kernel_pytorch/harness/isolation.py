@@ -18,6 +18,9 @@ from typing import Any
 
 Announce = Callable[[str], None]
 
+GOODBYE_TIMEOUT = 5.0
+"""Seconds for an idle process to tidy up: what it shares with others outlives it if it is killed."""
+
 START_TIMEOUT = 300.0
 """Seconds for a new process to import what it needs; a busy machine may take long."""
 
@@ -93,12 +96,13 @@ class Worker:
         return Outcome(failure=f"did not end within {limit:g} seconds and was stopped", stage=stage)
 
     def close(self) -> None:
-        """End the child, whatever it is doing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
+        """End the child: it leaves by itself if it waits for work, and is killed if it does anything else."""
         if self._connection is not None:
             self._connection.close()
+        if self._process is not None:
+            self._process.join(GOODBYE_TIMEOUT)
+            self._process.kill()
+            self._process.join()
         self._process = self._connection = None
 
     def __enter__(self) -> Worker:

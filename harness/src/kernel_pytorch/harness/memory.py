@@ -56,7 +56,8 @@ def _peak(call: Callable[[], None], device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         call()
     # Every allocation and release of torch's CPU allocator, in order; releases are negative.
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]

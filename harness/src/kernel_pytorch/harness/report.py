@@ -66,7 +66,15 @@ def reasons(results: Results) -> list[str]:
             found[f"{m.implementation} {NOT_MEASURED}: {m.reason}"] = None
         elif m.status != "measured":
             found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {m.status}: {m.reason}"] = None
+    for a in results.accuracy:
+        if a.reason and a.quantity:
+            found[f"{a.operation} {a.implementation}, {a.dtype}, real activations: {a.quantity} {a.reason}"] = None
     return list(found)
+
+
+def wrong_on_real_input(results: Results) -> bool:
+    """Whether a level of ours is over its budget on real activations; what PyTorch's own levels do is only told."""
+    return any(a.reason and a.quantity and a.implementation not in PYTORCH_LEVELS for a in results.accuracy)
 
 
 def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
@@ -116,7 +124,9 @@ def accuracy_rows(results: Results) -> list[list[str]]:
             errors = (worst.relative_error, worst.reference_error) if worst else (None, None)
             figures += ["" if error is None else f"{error:.1e}" for error in errors]
         over = [a.error_over_budget for a in measured]
-        rows.append([*names, *figures, "wrong" if None in over else f"{max(filter(None, over), default=0.0):.0%}"])
+        worst_share = max(filter(None, over), default=0.0)
+        mark = "wrong" if None in over else f"{'over: ' if worst_share > 1.0 else ''}{worst_share:.0%}"
+        rows.append([*names, *figures, mark])
     return rows
 
 

@@ -18,16 +18,19 @@ from kernel_pytorch.harness.commands.common import (
     LevelOption,
     TechniqueArgument,
     check_levels,
+    check_writable,
     messages,
     output,
     parse_device,
     warn_broken,
+    warn_if_busy,
 )
 from kernel_pytorch.harness.commands.report import draw, show
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import DIRECTIONS
 from kernel_pytorch.harness.machine import Machine, measure_machine
+from kernel_pytorch.harness.report import wrong_on_real_input
 from kernel_pytorch.harness.results import Results, ResultsError, load
 from kernel_pytorch.harness.technique import Direction, Technique
 
@@ -87,6 +90,8 @@ def bench_command(
         raise typer.Exit(1)
     plan = Plan(None if levels is None else tuple(levels), quick, tuple(direction or DIRECTIONS), whole_cost)
     partial = quick or levels is not None or direction is not None
+    warn_if_busy()
+    check_writable(json)
     ceilings = _machine(machine, where, quick=quick)
     refused = False
     with Worker(timeout) as worker:
@@ -96,6 +101,7 @@ def bench_command(
             show(results)
             _save(results, target)
             refused |= any(m.status in ("wrong", "rejected", "crashed") for m in results.measurements)
+            refused |= wrong_on_real_input(results)
             if not results.complete:
                 raise typer.Exit(130)
     if refused:
@@ -108,7 +114,8 @@ def _machine(file: Path | None, device: torch.device, *, quick: bool) -> Machine
         try:
             return Machine.model_validate_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            messages.print(f"kernel-pytorch: {file} is no record of a machine: {escape(str(error))}", **PLAIN)
+            reason = escape(str(error).splitlines()[0])
+            messages.print(f"kernel-pytorch: {file} is no record of a machine: {reason}", **PLAIN)
             raise typer.Exit(2) from None
     with messages.status("measuring what this machine can do") as status:
         announce = "measuring the machine: {}".format
@@ -177,7 +184,8 @@ def _target(
 
 def _save(results: Results, target: Path | None) -> None:
     if target is None:
-        output.print("a partial run: not written; give --json to keep it")
+        state = "a partial run" if results.complete else "interrupted"
+        output.print(f"{state}: not written; give --json to keep it")
         return
     if not results.complete:
         results.save(_unfinished(target))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
+from kernel_pytorch.harness.noise import CpuReader
 from kernel_pytorch.harness.technique import Technique
 
 # Tables are wide, and a pipe or a file has no width of its own.
@@ -20,6 +22,9 @@ output = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ el
 messages = Console(stderr=True)
 # How sentences are printed: one line each, whatever the width, so that they can be searched for.
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True}
+
+BUSY = 0.7
+"""Processes that want a core, per core, from which on a warning is due."""
 
 TechniqueArgument = Annotated[
     str | None,
@@ -68,3 +73,25 @@ def warn_broken(discovery: Discovery) -> None:
     """Say which packages could not be loaded, and go on."""
     for name, reason in discovery.broken.items():
         messages.print(f"[yellow]technique {name} is broken and left out:[/yellow] {escape(reason)}", **PLAIN)
+
+
+def warn_if_busy() -> None:
+    """Say so if other work wants the processor: it disturbs figures, and ceilings that are too low flatter them."""
+    load = CpuReader().read().load
+    if load is not None and load > BUSY:
+        messages.print(f"[yellow]this machine is busy ({load:.1f} processes per core): figures will be unsure[/yellow]")
+
+
+def check_writable(target: Path | None) -> None:
+    """End with one line and exit code 2, before anything is measured, if results could not be written there."""
+    if target is None:
+        return
+    folder = target.parent if target.suffix == ".json" else target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(folder, os.W_OK) else "permission denied"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason is not None:
+        messages.print(f"kernel-pytorch: cannot write {escape(str(target))}: {escape(reason)}", **PLAIN)
+        raise typer.Exit(2)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from kernel_pytorch.harness.clock import self_test
-from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, parse_device
+from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, parse_device, warn_if_busy
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.results import write_atomically
@@ -36,6 +36,7 @@ def machine_command(
     if test_clock:
         run_self_test(where)
         return
+    warn_if_busy()
     with messages.status("measuring") as status:
         machine = measure_machine(where, quick=quick, on_step=lambda step: status.update(f"measuring: {step}"))
     for table in tables(machine):

@@ -56,6 +56,9 @@ def report_command(
             output.print(escape(line), **PLAIN)
         raise typer.Exit(1 if stale else 0)
     if readme is not None:
+        if not readme.is_file():
+            messages.print(f"kernel-pytorch: no file {escape(str(readme))}", **PLAIN)
+            raise typer.Exit(2)
         write_readme(readme, list(found.values()))
         return
     for file, results in found.items():
@@ -85,7 +88,7 @@ def show(results: Results) -> None:
         output.print(table)
     if results.accuracy:
         output.print(accuracy_table(results))
-    else:
+    elif results.real_input:
         output.print(f"accuracy on real activations: {escape(results.real_input)}", **PLAIN)
     if results.costs:
         output.print(cost_table(results))

@@ -18,6 +18,7 @@ from kernel_pytorch.harness.commands.common import (
     LevelOption,
     TechniqueArgument,
     check_levels,
+    check_writable,
     messages,
     output,
     parse_device,
@@ -61,6 +62,7 @@ def verify_command(
     if not techniques:
         messages.print("No technique is installed, so there is nothing to verify.")
         raise typer.Exit(1)
+    check_writable(json)
     found: list[Verification] = []
     with Worker(timeout) as worker, _progress() as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)

@@ -58,19 +58,26 @@ class RMSNormFunction(torch.autograd.Function):
     """`(x, weight) -> (y, rstd)`; rstd carries no gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
-    ) -> tuple[Tensor, Tensor]:
-        """Save x, weight and one float32 a row."""
-        y, rstd = below_autograd(operators.rms_norm, launch_forward, (x, weight), eps, offset, casting)
-        ctx.save_for_backward(x, weight, rstd)
-        ctx.mark_non_differentiable(rstd)
-        ctx.scalars = eps, offset
-        return y, rstd
+    def forward(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> tuple[Tensor, Tensor]:
+        """Run the operator."""
+        return below_autograd(operators.rms_norm, launch_forward, (x, weight), eps, offset, casting)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, _drstd: Any) -> tuple[Tensor | None, ...]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save x, weight and one float32 a row."""
+        x, weight, eps, offset, _ = inputs
+        _, rstd = output
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.mark_non_differentiable(rstd)
+        # rstd has no gradient, and would otherwise get a tensor of zeros.
+        ctx.set_materialize_grads(False)
+        ctx.scalars = eps, offset
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, _drstd: Any) -> tuple[Tensor | None, ...]:
         """Gradients of x and weight, each only where it is needed."""
+        if dy is None:
+            return None, None, None, None, None
         x, weight, rstd = ctx.saved_tensors
         need_dx, need_dweight = ctx.needs_input_grad[:2]
         eps, offset = ctx.scalars
@@ -83,18 +90,23 @@ class AddRMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
+        x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Save h, weight and one float32 a row."""
+        """Run the operator."""
         tensors = (x, residual, weight)
-        y, h, rstd = below_autograd(operators.add_rms_norm, launch_add_forward, tensors, eps, offset, casting)
+        return below_autograd(operators.add_rms_norm, launch_add_forward, tensors, eps, offset, casting)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Save h, weight and one float32 a row."""
+        x, residual, weight, eps, offset, _ = inputs
+        _, h, rstd = output
         ctx.save_for_backward(h, weight, rstd)
         ctx.mark_non_differentiable(rstd)
         # An output that nobody used would otherwise arrive as a tensor of zeros, read for nothing.
         ctx.set_materialize_grads(False)
         ctx.scalars = eps, offset
         ctx.dtypes = x.dtype, residual.dtype
-        return y, h, rstd
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _drstd: Any) -> tuple[Tensor | None, ...]:

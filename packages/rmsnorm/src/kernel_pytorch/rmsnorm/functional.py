@@ -35,7 +35,8 @@ def rms_norm(
         offset: added to the weight: 1.0 for models that store weights around zero (Gemma).
         casting: where to round. "llama": the norm in float32, rounded to x.dtype before the weight is applied.
             "gemma" (and `torch.nn.RMSNorm`): everything in float32, rounded once to x.dtype. "none": every product in
-            x.dtype, only the mean in float32.
+            x.dtype, only the mean in float32. Levels "native" and "compile" may leave out a rounding in between and
+            are the more accurate for it; "reference" and "triton" round exactly there.
         level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
 
     Returns:
@@ -48,8 +49,8 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    _check_tensor("x", x)
-    _check_scalars(eps, casting)
+    check_tensor("x", x)
+    _check_scalars(eps, offset, casting)
     if weight is not None:
         _check_weight(weight, x, x.shape[-1:])
     return resolve("rms_norm", level, x, weight)(x, weight, eps, offset, casting)
@@ -89,9 +90,9 @@ def add_rms_norm(
     Source: as `rms_norm`; the residual add in front of it as in Touvron et al., "LLaMA", 2023,
     https://arxiv.org/abs/2302.13971.
     """
-    _check_tensor("x", x)
-    _check_tensor("residual", residual)
-    _check_scalars(eps, casting)
+    check_tensor("x", x)
+    check_tensor("residual", residual)
+    _check_scalars(eps, offset, casting)
     if residual.shape != x.shape:
         raise ValueError(f"residual: shape is {_shape(residual)}; it must be that of x, {_shape(x)}")
     _check_device("residual", residual, x)
@@ -132,17 +133,21 @@ def head_rms_norm(
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
     root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
     """
-    _check_tensor("x", x)
-    _check_scalars(eps, casting)
+    check_tensor("x", x)
+    _check_scalars(eps, offset, casting)
     if x.dim() < 2:
         raise ValueError(f"x: shape is {_shape(x)}; it must be (..., H, D)")
     _check_weight(weight, x, x.shape[-2:])
     return resolve("head_rms_norm", level, x, weight)(x, weight, eps, offset, casting)
 
 
-def _check_tensor(name: str, tensor: Tensor) -> None:
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless this is a tensor whose rows can be normalised."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: given {type(tensor).__name__}; it must be a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        given = "nested" if tensor.is_nested else tensor.layout
+        raise TypeError(f"{name}: layout is {given}; allowed is torch.strided")
     if tensor.dtype not in DTYPES:
         allowed = ", ".join(str(dtype) for dtype in DTYPES)
         raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are {allowed}")
@@ -153,7 +158,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
 
 
 def _check_weight(weight: Tensor, x: Tensor, shape: torch.Size) -> None:
-    _check_tensor("weight", weight)
+    check_tensor("weight", weight)
     if weight.shape != shape:
         raise ValueError(f"weight: shape is {_shape(weight)}; for x of shape {_shape(x)} it must be {tuple(shape)}")
     _check_device("weight", weight, x)
@@ -164,8 +169,13 @@ def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:
         raise ValueError(f"{name}: device is {tensor.device}; it must be that of x, {x.device}")
 
 
-def _check_scalars(eps: float, casting: str) -> None:
-    if not eps >= 0.0:
+def _check_scalars(eps: float, offset: float, casting: str) -> None:
+    for name, value in (("eps", eps), ("offset", offset)):
+        if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+            raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
+        if not abs(value) < float("inf"):
+            raise ValueError(f"{name}: given {value}; it must be finite")
+    if eps < 0.0:
         raise ValueError(f"eps: given {eps}; it must not be negative")
     if casting not in CASTINGS:
         raise ValueError(f"casting: given {casting!r}; allowed are {', '.join(map(repr, CASTINGS))}")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .functional import rms_norm
+from .functional import check_tensor, rms_norm
+from .levels import check_level
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -38,6 +39,7 @@ class RMSNorm(torch.nn.RMSNorm):
         level: str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        check_level(level)
         self.level = level
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,6 +49,7 @@ class RMSNorm(torch.nn.RMSNorm):
             ValueError: the trailing dimensions of x are not `normalized_shape`.
             TypeError: as `rms_norm`.
         """
+        check_tensor("x", x)
         dimensions = len(self.normalized_shape)
         if tuple(x.shape[-dimensions:]) != self.normalized_shape:
             raise ValueError(f"x: shape is {tuple(x.shape)}; its last dimensions must be {self.normalized_shape}")
@@ -56,3 +59,7 @@ class RMSNorm(torch.nn.RMSNorm):
         weight = None if self.weight is None else self.weight.flatten()
         y = rms_norm(x.flatten(-dimensions), weight, eps=eps, casting="gemma", level=self.level)
         return y.view(x.shape)
+
+    def extra_repr(self) -> str:
+        """As the stock module, with the level where one was asked for."""
+        return super().extra_repr() + (f", level={self.level!r}" if self.level is not None else "")

@@ -1,7 +1,8 @@
 """What PyTorch itself offers best: `torch.nn.functional.rms_norm`, one kernel where the dtypes allow it.
 
-`F.rms_norm` computes in float32 and rounds once, so the rounding that "llama" and "none" ask for in between is left
-out: the result is the more accurate one, in the dtype that `casting` says.
+The fused kernel computes in float32 and rounds once, so where it is used the rounding that "llama" and "none" ask for
+in between is left out: the result is the more accurate one, in the dtype that `casting` says. Whoever needs a model's
+own rounding to the bit asks for "reference" or "triton".
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, castin
     """`rms_norm` of `reference.py` through `F.rms_norm`; same arguments and result dtype."""
     if weight is None:
         return F.rms_norm(x, x.shape[-1:], None, eps)
-    scale = weight if offset == 0.0 else offset + weight.to(torch.promote_types(weight.dtype, torch.float32))
-    per_head = weight.dim() == 2
-    if not per_head and scale.dtype == x.dtype:
-        return F.rms_norm(x, x.shape[-1:], scale, eps)
-    # One weight row per head, or another dtype than x: the fused kernel takes neither, so the scale is a second one.
+    if offset == 0.0 and weight.dim() == 1 and weight.dtype == x.dtype:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    # One weight row per head, an offset, or another dtype than x: the fused kernel takes none of them.
+    wide = torch.promote_types(x.dtype, torch.float32)
     if casting == "gemma":
-        return (F.rms_norm(x, x.shape[-1:], None, eps) * scale).to(x.dtype)
-    return (F.rms_norm(x, x.shape[-1:], None, eps) * scale).to(torch.promote_types(x.dtype, weight.dtype))
+        scale = offset + weight.to(wide)
+        if weight.dim() == 1 and x.dtype == wide:
+            return F.rms_norm(x, x.shape[-1:], scale, eps)
+        return (F.rms_norm(x.to(wide), x.shape[-1:], None, eps) * scale).to(x.dtype)
+    return F.rms_norm(x, x.shape[-1:], None, eps) * (weight if offset == 0.0 else offset + weight)
 
 
 def add_rms_norm(

@@ -35,10 +35,21 @@ def result_dtype(x_dtype: torch.dtype, weight: Tensor | None, casting: str) -> t
 # Implementations: the same launcher on the GPU and, under Triton's interpreter, on the CPU.
 
 
+def _check(x: Tensor, weight: Tensor | None, casting: str) -> None:
+    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    if casting not in ("llama", "gemma", "none"):
+        raise ValueError(f"casting: given {casting!r}; allowed are 'llama', 'gemma', 'none'")
+    if not x.is_floating_point() or x.dtype.itemsize < 2:
+        raise TypeError(f"x: dtype is {x.dtype}; allowed are float16, bfloat16, float32, float64")
+    if weight is not None and (weight.dim() not in (1, 2) or weight.shape != x.shape[-weight.dim() :]):
+        raise ValueError(f"weight: shape is {tuple(weight.shape)}; it must be the end of that of x, {tuple(x.shape)}")
+
+
 def launch_forward(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> tuple[Tensor, Tensor]:
     """`(y, rstd)` from the Triton kernel."""
     from . import triton_forward
 
+    _check(x, weight, casting)
     y, _, rstd = triton_forward.forward(x, None, weight, eps, offset, casting)
     return y, rstd
 
@@ -49,6 +60,7 @@ def launch_add_forward(
     """`(y, h, rstd)` from the Triton kernel."""
     from . import triton_forward
 
+    _check(x, weight, casting)
     return triton_forward.forward(x, residual, weight, eps, offset, casting)
 
 

@@ -195,7 +195,7 @@ def backward(
     views = [token_head_rows(t, heads) for t in (dy, dy if dh is None else dh, h)]
     launch = _launch_one_block if triton.next_power_of_2(h.shape[-1]) <= BLOCK_LIMIT else _launch_long_rows
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": dh is not None, "OFFSET": offset}
-    flags["LONG_OFFSETS"] = exceeds_int32(*views)
+    flags["LONG_OFFSETS"] = exceeds_int32(*views) or exceeds_int32(dx)
     with on_device(h):
         shares = launch(views, weight, rstd, dx, need_dx, need_dweight, flags)
         if need_dweight:

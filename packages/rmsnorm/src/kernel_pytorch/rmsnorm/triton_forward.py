@@ -156,8 +156,6 @@ def forward(
     """
     columns = x.shape[-1]
     heads = weight.shape[0] if weight is not None and weight.dim() == 2 else 1
-    x_rows = token_head_rows(x, heads)
-    residual_rows = x_rows if residual is None else token_head_rows(residual, heads)
     h = (
         x
         if residual is None
@@ -168,6 +166,8 @@ def forward(
     rows = rstd.numel()
     if rows == 0:
         return y, h, rstd
+    x_rows = token_head_rows(x, heads)
+    residual_rows = x_rows if residual is None else token_head_rows(residual, heads)
 
     block = triton.next_power_of_2(columns)
     kernel, rows_per_program = (_forward_kernel, max(1, 1024 // block))
