@@ -9,7 +9,7 @@ import torch
 from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, rms_norm
 
 LEVELS = ["reference", "native", "torchscript", "compile", "triton"]
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 
 
 def llama(x, weight, eps=1e-6):

@@ -8,7 +8,7 @@ from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
 
 LEVELS = ["reference", "native", "torchscript", "triton"]  # AOTAutograd, level "compile", refuses second derivatives
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 
 
 def arguments(name, dtype, device):

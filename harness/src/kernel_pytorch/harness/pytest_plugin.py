@@ -83,7 +83,7 @@ def verify_level(device: torch.device) -> Callable[[str, Operation, Implementati
 
     def check(technique: str, operation: Operation, implementation: Implementation, trial: Trial) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+            warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
             try:
                 check_trial(discover().get(technique), operation, implementation, trial, device)
             except Skipped as reason:
@@ -170,7 +170,7 @@ def report_samples(_recorder: Recorder, benchmark: Any) -> Callable[[Job, Implem
 
     def report(job: Job, implementation: Implementation) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+            warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
             measurement = _recorder.measurement(job, implementation)
         if measurement is None:
             pytest.skip("the results that are replayed hold no such measurement")

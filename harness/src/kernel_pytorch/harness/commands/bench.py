@@ -140,7 +140,7 @@ def _measure(
 
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=messages, transient=True) as progress, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         task = progress.add_task(technique.name, total=len(plan.jobs(technique, device)) + 1)
         started = iter([0])
 

@@ -65,7 +65,7 @@ def verify_command(
     check_writable(json)
     found: list[Verification] = []
     with Worker(timeout) as worker, _progress() as progress, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         task = progress.add_task("verifying", total=_count(techniques, where, levels, exhaustive))
         for selected in techniques:
             for verification in verify(selected, where, levels=levels, exhaustive=exhaustive, worker=worker):
