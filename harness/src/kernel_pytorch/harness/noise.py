@@ -1,7 +1,8 @@
-"""What the machine did while it was measured: clock, power, throttling, load. Only read, never set.
+"""What the machine does while it is measured: clock, power, throttling, load. Only read, never set.
 
 A card that heats up slows down, and a neighbour that wakes up takes a core. Interleaving keeps that out of ratios;
-here it is made visible: samples that were taken while the clock moved are marked, and the results say how many.
+here it is made visible: a busy machine is told so before it is measured, `watching` collects readings while something
+runs, and `marked` says which samples were taken while the clock moved.
 """
 
 from __future__ import annotations
