@@ -79,7 +79,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, style and types."""
-    install_once(session, [["ruff==0.17.*", "mypy==2.4.*", *third_party([])]])
+    install_once(session, [["ruff==0.17.*", "mypy==2.4.*", *third_party(["test"])]])
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     sources = [str(project / "src") for project in PROJECTS]
