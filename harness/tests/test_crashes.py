@@ -98,7 +98,8 @@ def test_interrupt_keeps_what_stands_and_resume_goes_on(site, tmp_path, machine_
     file, partial = tmp_path / "crashing.json", tmp_path / "crashing.partial.json"
     arguments = ["bench", "toy", "--quick", "--json", str(file), "--machine", machine_file]
     command = [sys.executable, "-m", "kernel_pytorch.harness", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(site.folder)}
+    path = os.pathsep.join(filter(None, [str(site.folder), os.environ.get("PYTHONPATH", "")]))
+    environment = os.environ | {"PYTHONPATH": path}
     run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not partial.exists() and run.poll() is None and time.monotonic() < deadline:

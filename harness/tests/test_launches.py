@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_pytorch.harness.checks import count_launches
+from kernel_pytorch.harness.launches import count_launches
 
 triton = pytest.importorskip("triton", reason="counts launches of Triton kernels")
 tl = triton.language

@@ -81,7 +81,8 @@ def test_what_is_written_is_a_failure_of_its_own():
     honest = run(lambda x: x * 2, ["x"], [torch.ones(4, 3)])
     writing = run(lambda x: (x * 2, in_place(x))[0], ["x"], [torch.ones(4, 3)])
     truth = run(lambda x: x * 2, ["x"], [torch.ones(4, 3).double()])
-    assert [j.message for j in judge(writing, honest, truth) if not j.passed] == ["x was written into"]
+    failed = [j for j in judge(writing, honest, truth) if not j.passed]
+    assert [(j.quantity, j.message) for j in failed] == [("x", "was written into")]
 
 
 def test_inputs_that_overlap_themselves_can_be_copied():

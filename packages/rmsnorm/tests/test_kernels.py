@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent, count_launches
+from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
+from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
 
 triton_forward = pytest.importorskip("kernel_pytorch.rmsnorm.triton_forward")

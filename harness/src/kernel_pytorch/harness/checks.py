@@ -6,8 +6,7 @@ raises torch's own errors.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,14 +70,14 @@ def check_gradient_combinations(function: Callable[..., Any], arguments: Sequenc
             torch.testing.assert_close(gradient, full[i], msg=lambda m, w=where: f"{w}: {m}")
 
 
-def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """`gradcheck` and `gradgradcheck` in float64 on small inputs."""
+def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[Any], *, fast: bool = False) -> None:
+    """`gradcheck` and `gradgradcheck` in float64 on small inputs; `fast`, along random directions, on any."""
     own = [
         a.detach().double().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
         for a in arguments
     ]
-    assert torch.autograd.gradcheck(function, own)
-    assert torch.autograd.gradgradcheck(function, own)
+    assert torch.autograd.gradcheck(function, own, fast_mode=fast)
+    assert torch.autograd.gradgradcheck(function, own, fast_mode=fast)
 
 
 def check_compiled_equals_eager(function: Callable[..., Any], arguments: Sequence[Any], *, dynamic: bool) -> None:
@@ -94,6 +93,18 @@ def check_compiled_equals_eager(function: Callable[..., Any], arguments: Sequenc
 
 def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.export.ExportedProgram:
     """`torch.export` with every first dimension dynamic runs, and gives what eager gives at another size."""
+    program, larger = export_with_dynamic_rows(function, arguments)
+    rest = iter(larger)
+    eager = function(*(next(rest) if isinstance(a, Tensor) else a for a in arguments))
+    for ours, theirs in zip(_tensors(program.module()(*larger)), _tensors(eager), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    return program
+
+
+def export_with_dynamic_rows(
+    function: Callable[..., Any], arguments: Sequence[Any]
+) -> tuple[torch.export.ExportedProgram, tuple[Tensor, ...]]:
+    """Export a function of the tensors among `arguments`, and give tensors with twice as many rows to try it on."""
 
     class Exported(torch.nn.Module):
         def forward(self, *tensors: Tensor) -> Any:
@@ -106,9 +117,7 @@ def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torc
     shapes = {"tensors": tuple({0: batch} if t.dim() > 1 and t.shape[0] == rows else None for t in tensors)}
     program = torch.export.export(Exported(), tensors, dynamic_shapes=shapes)
     larger = tuple(torch.cat([t, t]) if s is not None else t for t, s in zip(tensors, shapes["tensors"], strict=True))
-    for ours, theirs in zip(_tensors(program.module()(*larger)), _tensors(Exported()(*larger)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    return program
+    return program, larger
 
 
 def check_deterministic(function: Callable[..., Any], arguments: Sequence[Any], *, repeats: int = 3) -> None:
@@ -120,13 +129,29 @@ def check_deterministic(function: Callable[..., Any], arguments: Sequence[Any], 
 
 
 def check_rows_independent(function: Callable[..., Any], arguments: Sequence[Any], rows: str = "leading") -> None:
-    """A row's result does not depend on how many rows there are: the first rows alone give bitwise the same."""
-    whole = _tensors(function(*arguments))
+    """A row's result does not depend on how many rows there are: the first rows alone give bitwise the same.
+
+    So does its gradient, of every argument with rows that wants one.
+    """
     count = arguments[0].shape[0]
+    with_rows = [isinstance(a, Tensor) and a.dim() > 1 and a.shape[0] == count for a in arguments]
+
+    def results(keep: int) -> list[Tensor]:
+        part = [
+            a.detach()[:keep].requires_grad_(a.requires_grad) if has else a
+            for a, has in zip(arguments, with_rows, strict=True)
+        ]
+        outputs = _tensors(function(*part))
+        wanted = [a for a, has in zip(part, with_rows, strict=True) if has and a.requires_grad]
+        if not wanted:
+            return list(outputs)
+        incoming = _incoming(outputs, count)
+        return [*outputs, *torch.autograd.grad(outputs, wanted, incoming)]
+
+    whole = results(count)
     for keep in sorted({1, count // 2, count - 1}):
-        part = [a[:keep] if isinstance(a, Tensor) and a.dim() > 1 and a.shape[0] == count else a for a in arguments]
-        for ours, theirs in zip(_tensors(function(*part)), whole, strict=True):
-            message = f"{keep} of {count} {rows} rows"
+        for position, (ours, theirs) in enumerate(zip(results(keep), whole, strict=True)):
+            message = f"result {position}, {keep} of {count} {rows} rows"
             torch.testing.assert_close(ours, theirs[:keep], rtol=0, atol=0, msg=lambda m, w=message: f"{w}: {m}")
 
 
@@ -135,41 +160,23 @@ def case_arguments(operation: Operation, case: Case, device: torch.device) -> li
     return make_arguments(operation, Trial(case, RANDOM), device)
 
 
-@contextlib.contextmanager
-def count_launches() -> Iterator[list[str]]:
-    """Collect the names of the Triton kernels launched in the body, on a GPU or in the interpreter."""
-    import triton
-    from triton.runtime.interpreter import GridExecutor
-
-    names: list[str] = []
-    run_compiled, run_interpreted = triton.JITFunction.run, GridExecutor.__call__
-
-    def counted_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("warmup"):
-            names.append(self.fn.__name__)
-        return run_compiled(self, *args, **kwargs)
-
-    def counted_interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        names.append(self.fn.__name__)
-        return run_interpreted(self, *args, **kwargs)
-
-    triton.JITFunction.run, GridExecutor.__call__ = counted_compiled, counted_interpreted
-    try:
-        yield names
-    finally:
-        triton.JITFunction.run, GridExecutor.__call__ = run_compiled, run_interpreted
-
-
 def _forward_and_backward(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Tensor]:
     own = [
         a.detach().clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
     ]
     outputs = _tensors(function(*own))
-    generator = torch.Generator(outputs[0].device).manual_seed(0)
-    incoming = [torch.randn(o.shape, generator=generator, device=o.device).to(o.dtype) for o in outputs]
+    incoming = _incoming(outputs)
     leaves = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
     return [o.detach() for o in outputs] + list(torch.autograd.grad(outputs, leaves, incoming))
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _incoming(outputs: Sequence[Tensor], rows: int | None = None) -> list[Tensor]:
+    """Incoming gradients, always the same for the same shapes; with `rows`, the first of those of so many rows."""
+    generator = torch.Generator(outputs[0].device).manual_seed(0)
+    shapes = [o.shape if rows is None else (rows, *o.shape[1:]) for o in outputs]
+    incoming = [torch.randn(s, generator=generator, device=outputs[0].device) for s in shapes]
+    return [g[: o.shape[0]].to(o.dtype) for g, o in zip(incoming, outputs, strict=True)]

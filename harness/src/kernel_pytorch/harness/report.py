@@ -72,6 +72,31 @@ def reasons(results: Results) -> list[str]:
     return list(found)
 
 
+def conditions(results: Results) -> list[str]:
+    """What the machine did while it was measured, and what long work does to it: one line each."""
+    timed = [m for m in results.measurements if m.conditions is not None]
+    told = [m.conditions for m in timed if m.conditions is not None]
+    parts = []
+    for name, unit, scale in (("clock_hz", "MHz", 1e-6), ("power_watts", "W", 1.0), ("load", "tasks a core", 1.0)):
+        ranges = [r for c in told if (r := getattr(c, name)) is not None]
+        if ranges:
+            low, high = (f"{scale * end:,.4g}" for end in (min(r.low for r in ranges), max(r.high for r in ranges)))
+            parts.append(f"{name.split('_')[0]} {low} to {high} {unit}")
+    held = sorted({reason for c in told for reason in c.throttled})
+    if held:
+        parts.append(f"clock held down ({', '.join(held)}) in {sum(bool(c.throttled) for c in told)} of {len(told)}")
+    samples = sum(len(m.samples) for m in timed)
+    if samples and any("clock" in part for part in parts):
+        parts.append(f"{sum(len(m.marked) for m in timed) / samples:.1%} of the samples taken while the clock moved")
+    lines = [f"While it was measured: {'; '.join(parts)}"] if parts else []
+    for m in timed:
+        if m.burst and m.sustained:
+            burst, sustained = (f"{m.flops / s / 1e12:,.1f} TFLOP/s" for s in (m.burst, m.sustained))
+            where = f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}"
+            lines.append(f"{where}: {burst} after a rest, {sustained} sustained")
+    return lines
+
+
 def wrong_on_real_input(results: Results) -> bool:
     """Whether a level of ours is over its budget on real activations; what PyTorch's own levels do is only told."""
     return any(a.reason and a.quantity and a.implementation not in PYTORCH_LEVELS for a in results.accuracy)
@@ -218,7 +243,7 @@ def markdown(results: Results) -> str:
             "",
         ]
         lines += [f"{reason}.  " for reason in missing_costs(results)]
-    lines += [f"{reason[0].upper()}{reason[1:]}.  " for reason in reasons(results)]
+    lines += [f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *reasons(results))]
     return "\n".join(lines).rstrip() + "\n"
 
 

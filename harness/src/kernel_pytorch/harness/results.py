@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.noise import Trace
 from kernel_pytorch.harness.technique import Case
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -75,6 +76,39 @@ class CaseRecord(_Record):
         return " ".join(filter(None, [self.name, shape, *sizes, self.dtype]))
 
 
+class RangeRecord(_Record):
+    """Smallest, median and largest of some readings."""
+
+    low: float
+    median: float
+    high: float
+
+
+class Conditions(_Record):
+    """What the machine did while the implementations of one case were timed in turns; None: it does not tell.
+
+    Attributes:
+        clock_hz: of the multiprocessors; on a CPU the mean of the cores that the process may use.
+        power_watts: of the card.
+        load: processes that want a core, per core.
+        throttled: why the clock was held down, if it was.
+    """
+
+    clock_hz: RangeRecord | None = None
+    power_watts: RangeRecord | None = None
+    load: RangeRecord | None = None
+    throttled: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, trace: Trace) -> Conditions:
+        """From the watcher's readings."""
+        ranges = {name: trace.range_of(name) for name in ("clock_hz", "power_watts", "load")}
+        records = {
+            name: RangeRecord(low=found[0], median=found[1], high=found[2]) for name, found in ranges.items() if found
+        }
+        return cls(**records, throttled=trace.throttle_reasons())
+
+
 class Measurement(_Record):
     """One implementation on one case in one direction.
 
@@ -89,6 +123,10 @@ class Measurement(_Record):
         comparisons: by baseline, every PyTorch level that was measured in the same rounds.
         relative_error: ||output - truth|| / ||truth||, worst output; the truth is the reference in float64.
         error_over_budget: the worst element's error divided by what it is allowed.
+        marked: indices of the samples that were taken while the clock moved.
+        conditions: of the machine meanwhile, the same for all implementations of a case.
+        burst: seconds per call right after a rest; of long matrix kernels on a GPU, else None.
+        sustained: seconds per call at the end of seconds of continuous work; None as for `burst`.
     """
 
     operation: str
@@ -111,6 +149,10 @@ class Measurement(_Record):
     comparisons: dict[str, ComparisonRecord] = {}
     relative_error: float | None = None
     error_over_budget: float | None = None
+    marked: tuple[int, ...] = ()
+    conditions: Conditions | None = None
+    burst: float | None = None
+    sustained: float | None = None
 
 
 class Accuracy(_Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,24 +13,39 @@ from torch import Tensor
 
 from kernel_pytorch.harness.availability import why_not_timed
 from kernel_pytorch.harness.clock import (
+    Endurance,
     Subject,
     Timing,
     compare_paired,
+    elapsed_on_cuda,
+    endurance,
     measure,
     median_interval,
     on_clock_stream,
     sets_needed,
 )
+from kernel_pytorch.harness.graphs import count_graphs
 from kernel_pytorch.harness.jobs import Job
 from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.noise import Trace, marked, reader_for, watching
 from kernel_pytorch.harness.oracle import Judgement
-from kernel_pytorch.harness.results import CaseRecord, ComparisonRecord, IntervalRecord, Measurement, Status
+from kernel_pytorch.harness.results import (
+    CaseRecord,
+    ComparisonRecord,
+    Conditions,
+    IntervalRecord,
+    Measurement,
+    Status,
+)
 from kernel_pytorch.harness.roofline import Attained, attain, faster_than_physics
 from kernel_pytorch.harness.technique import Direction, Implementation, Level
 from kernel_pytorch.harness.verification import RANDOM, Trial, examine, standard
+from kernel_pytorch.harness.workload import Workload
 
 ROUNDS = 30
 MEMORY_LIMIT = {"cpu": 2 * 2**30, "cuda": 24 * 2**30}  # bytes for all input sets of one case
+MATRIX_INTENSITY = 32  # FLOPs per byte from which arithmetic, not memory, is what heats a GPU up
+LONG_CALL = 100e-6  # seconds; what is shorter is surrounded by pauses in any network
 PYTORCH = (Level.REFERENCE, Level.NATIVE, Level.TORCHSCRIPT, Level.COMPILE)
 
 
@@ -91,90 +107,105 @@ def _check_and_time(
     excluded: Mapping[str, str],
     announce: Callable[[str], None],
 ) -> dict[str, Measurement]:
-    backward = job.direction is not Direction.FORWARD
     found = {i.name: crashed(job, i, excluded[i.name]) for i in implementations if i.name in excluded}
+    found |= _check(job, device, [i for i in implementations if i.name not in found], announce)
+    runnable = [i for i in implementations if i.name not in found]
+    announce("timing")
+    if not runnable:
+        return found
+    measured = _time(job, runnable, device, rounds)
+    checked = _check_again(job, runnable, measured, device)
+    trusted = {
+        name: timing
+        for name, timing in measured.timings.items()
+        if not checked[name][1] and not faster_than_physics(_attained(job, timing, machine))
+    }
+    for implementation in runnable:
+        judgements, problem = checked[implementation.name]
+        if problem:
+            found[implementation.name] = _refusal(job, implementation, "wrong", problem)
+        else:
+            found[implementation.name] = _measurement(job, implementation, measured, trusted, judgements, machine)
+    return found
+
+
+def _check(
+    job: Job, device: torch.device, implementations: list[Implementation], announce: Callable[[str], None]
+) -> dict[str, Measurement]:
+    """What cannot be timed or is wrong, by name."""
     if any(i.level is Level.COMPILE for i in implementations):  # importing Dynamo takes seconds
         torch._dynamo.reset()  # every job has a new shape; past eight torch.compile would give up
     before = standard(job.operation, Trial(job.case, RANDOM), device)
+    found = {}
     for implementation in implementations:
-        if implementation.name in found:
-            continue
         announce(implementation.name)
         reason = why_not_timed(job.technique, implementation, device, job.case.dtype)
         if reason is not None:
             found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
-        elif problem := _problem(examine(implementation, before, backward=backward)):
+            continue
+        with contextlib.ExitStack() as stack:
+            graphs = stack.enter_context(count_graphs()) if implementation.level is Level.COMPILE else None
+            problem = _problem(examine(implementation, before, backward=job.direction is not Direction.FORWARD))
+        problem = problem or (graphs.problem() if graphs else "")
+        if problem:
             found[implementation.name] = _refusal(job, implementation, "wrong", problem)
-    runnable = [i for i in implementations if i.name not in found]
-    announce("timing")
-    timings = _time(job, runnable, device, rounds) if runnable else {}
-    after = standard(job.operation, Trial(job.case, RANDOM), device, seed=1)
-    checked = {i.name: examine(i, after, backward=backward) for i in runnable}
-    trusted = {
-        name: timing
-        for name, timing in timings.items()
-        if not _problem(checked[name]) and not faster_than_physics(_attained(job, timing, machine))
-    }
-    for implementation in runnable:
-        name = implementation.name
-        if problem := _problem(checked[name]):
-            problem = f"after timing, on fresh inputs: {problem}"
-            found[name] = _refusal(job, implementation, "wrong", problem)
-        else:
-            found[name] = _measurement(job, implementation, timings[name], trusted, checked[name], machine)
     return found
 
 
-def _time(
-    job: Job,
-    implementations: list[Implementation],
-    device: torch.device,
-    rounds: int,
-) -> dict[str, Timing]:
+@dataclass(frozen=True)
+class _Measured:
+    """What came out of timing the implementations of a job, and what they were timed on."""
+
+    workload: Workload
+    calls: dict[str, Callable[[int], tuple[Tensor, ...]]]
+    timings: dict[str, Timing]
+    trace: Trace
+    endurance: dict[str, Endurance]
+
+
+def _time(job: Job, implementations: list[Implementation], device: torch.device, rounds: int) -> _Measured:
     per_set = max(1, job.operation.cost(job.case, job.direction).bytes)
     # Each implementation holds outputs or graphs of its own for every set, so the memory limit is shared.
     limit = MEMORY_LIMIT[device.type] // (2 * len(implementations))
     sets = sets_needed(per_set, device, memory_limit_bytes=limit)
-    generator = torch.Generator(device).manual_seed(0)
-    pool = [job.operation.inputs(job.case, generator) for _ in range(sets)]
     with on_clock_stream(device):
-        subjects = [
-            Subject(i.name, _call(i.load(), pool, job.direction, generator), sets, per_set) for i in implementations
-        ]
-    return measure(subjects, device, rounds=rounds)
+        workload = Workload.of(job, sets, torch.Generator(device).manual_seed(0))
+        calls = {i.name: workload.call(i) for i in implementations}
+    subjects = [Subject(name, call, sets, per_set) for name, call in calls.items()]
+    with watching(reader_for(device)) as readings:
+        timings = measure(subjects, device, rounds=rounds)
+    enduring = {
+        name: endurance(elapsed_on_cuda(calls[name], sets, device), seconds)
+        for name, seconds in _long_products(job, timings, device).items()
+    }
+    return _Measured(workload, calls, timings, Trace(tuple(readings)), enduring)
 
 
-def _call(
-    function: Callable[..., Any], pool: list[tuple[Any, ...]], direction: Direction, generator: torch.Generator
-) -> Callable[[int], object]:
-    """What one timed call does on one input set."""
-    if direction is Direction.FORWARD:
-
-        def forward(index: int) -> object:
-            with torch.no_grad():
-                return function(*pool[index])
-
-        return forward
-
-    leaves = [[a.detach().requires_grad_() if _is_float(a) else a for a in arguments] for arguments in pool]
-    wanted = [[a for a in arguments if _is_float(a)] for arguments in leaves]
-
-    def outputs_of(index: int) -> tuple[Tensor, ...]:
-        result = function(*leaves[index])
-        return (result,) if isinstance(result, Tensor) else result
-
-    incoming = [
-        tuple(torch.randn(o.shape, generator=generator, device=o.device).to(o.dtype) for o in outputs_of(index))
-        for index in range(len(pool))
-    ]
-    if direction is Direction.BOTH:
-        return lambda index: torch.autograd.grad(outputs_of(index), wanted[index], incoming[index])
-    graphs = [outputs_of(index) for index in range(len(pool))]
-    return lambda index: torch.autograd.grad(graphs[index], wanted[index], incoming[index], retain_graph=True)
+def _long_products(job: Job, timings: Mapping[str, Timing], device: torch.device) -> dict[str, float]:
+    """Seconds per call of what makes a GPU hot: long kernels with much arithmetic for every byte."""
+    cost = job.operation.cost(job.case, job.direction)
+    if device.type != "cuda" or cost.flops < MATRIX_INTENSITY * cost.bytes:
+        return {}
+    medians = {name: statistics.median(timing.samples) for name, timing in timings.items()}
+    return {name: seconds for name, seconds in medians.items() if seconds >= LONG_CALL}
 
 
-def _is_float(argument: object) -> bool:
-    return isinstance(argument, Tensor) and argument.is_floating_point()
+def _check_again(
+    job: Job, implementations: list[Implementation], measured: _Measured, device: torch.device
+) -> dict[str, tuple[tuple[Judgement, ...], str]]:
+    """Judgements after timing and what is wrong: on fresh inputs, and on the timed ones with new contents."""
+    after = standard(job.operation, Trial(job.case, RANDOM), device, seed=1)
+    renewed = measured.workload.renew(torch.Generator(device).manual_seed(2))
+    found = {}
+    for i in implementations:
+        fresh = examine(i, after, backward=job.direction is not Direction.FORWARD)
+        problem = _problem(fresh)
+        if problem:
+            problem = f"after timing, on fresh inputs: {problem}"
+        elif problem := _problem(measured.workload.examine(i, measured.calls[i.name], renewed)):
+            problem = f"the timed call, after its inputs changed in place: {problem}"
+        found[i.name] = fresh, problem
+    return found
 
 
 def _problem(judgements: tuple[Judgement, ...]) -> str:
@@ -204,12 +235,14 @@ def _attained(job: Job, timing: Timing, machine: Machine) -> Attained:
 def _measurement(
     job: Job,
     implementation: Implementation,
-    timing: Timing,
+    measured: _Measured,
     trusted: dict[str, Timing],
     judgements: tuple[Judgement, ...],
     machine: Machine,
 ) -> Measurement:
     """Set one timing beside the machine's limits and every trusted PyTorch level of the same rounds."""
+    timing = measured.timings[implementation.name]
+    enduring = measured.endurance.get(implementation.name)
     cost = job.operation.cost(job.case, job.direction)
     attained = _attained(job, timing, machine)
     impossible = faster_than_physics(attained)
@@ -240,4 +273,8 @@ def _measurement(
         },
         relative_error=max(j.relative_error for j in judgements),
         error_over_budget=max(j.error_over_budget for j in judgements),
+        marked=tuple(index for index, moved in enumerate(marked(measured.trace, timing.spans)) if moved),
+        conditions=Conditions.of(measured.trace),
+        burst=enduring.burst if enduring else None,
+        sustained=enduring.sustained if enduring else None,
     )

@@ -15,6 +15,7 @@ from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.launches import COUNTED, judge_launches
 from kernel_pytorch.harness.oracle import Judgement, Run, in_float64, judge, random_like, run
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
 from kernel_pytorch.harness.sources import technique_digests
@@ -122,18 +123,24 @@ def standard(operation: Operation, trial: Trial, device: torch.device, seed: int
 
 
 def standard_for(
-    operation: Operation, arguments: list[object], device: torch.device, seed: int = 0, adversary: str = RANDOM
+    operation: Operation,
+    arguments: list[object],
+    device: torch.device,
+    seed: int = 0,
+    adversary: str = RANDOM,
+    incoming: list[Tensor] | None = None,
 ) -> Standard:
     """Run the reference on given arguments, in their dtype and in float64.
 
-    The incoming gradients are random, in the layout of the arguments where that is what the adversary is about.
+    Incoming gradients that are not given are random, in the layout of the arguments where the adversary is about that.
     """
     names, function = operation.signature(), operation.reference.load()
-    outputs = run(function, names, arguments).outputs
-    generator = torch.Generator(device).manual_seed(seed + 1)
-    incoming = random_like(outputs, generator)
-    if adversary in LAYOUTS:
-        incoming = [ADVERSARIES[adversary](g) for g in incoming]
+    if incoming is None:
+        outputs = run(function, names, arguments).outputs
+        generator = torch.Generator(device).manual_seed(seed + 1)
+        incoming = random_like(outputs, generator)
+        if adversary in LAYOUTS:
+            incoming = [ADVERSARIES[adversary](g) for g in incoming]
     reference = run(function, names, arguments, incoming)
     truth = run(function, names, in_float64(arguments), in_float64(incoming))
     return Standard(names, arguments, incoming, reference, truth)
@@ -166,7 +173,21 @@ def verify_trial(
     reason = why_unavailable(technique, implementation, device, trial.case.dtype)
     if reason is not None:
         return Verification(*about, unavailable=reason)
-    return Verification(*about, examine(implementation, against or standard(operation, trial, device)))
+    against = against or standard(operation, trial, device)
+    judgements = examine(implementation, against)
+    if implementation.level in COUNTED and trial.case.core and trial.adversary == RANDOM:
+        judgements += (_judge_launches(operation, implementation, trial.case, against, device),)
+    return Verification(*about, judgements)
+
+
+def _judge_launches(
+    operation: Operation, implementation: Implementation, case: Case, against: Standard, device: torch.device
+) -> Judgement:
+    """Count the kernels of a call; a call that raises was judged already."""
+    try:
+        return judge_launches(operation, implementation, case, against.arguments, against.output_gradients, device)
+    except Exception as error:
+        return Judgement("launches", False, error_over_budget=float("inf"), message=f"not counted: {error}")
 
 
 def verify(

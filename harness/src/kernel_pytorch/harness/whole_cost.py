@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.availability import why_unavailable
-from kernel_pytorch.harness.checks import count_launches
 from kernel_pytorch.harness.compile_cost import compile_cost, host_time
 from kernel_pytorch.harness.interpreter import is_interpreting
+from kernel_pytorch.harness.launches import watch_device
 from kernel_pytorch.harness.memory import profile_memory
 from kernel_pytorch.harness.results import CaseRecord, WholeCost
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
@@ -95,17 +95,11 @@ def _launches(
     """Kernels of one forward: all of them on CUDA, Triton's own in the interpreter."""
     arguments = operation.inputs(case, torch.Generator(device).manual_seed(0))
     function = implementation.load()
+    if device.type != "cuda" and implementation.level is not Level.TRITON:
+        missing["launches"] = "no CUDA"
+        return None
     with torch.no_grad():
         function(*arguments)
-        if device.type == "cuda":
-            activities = [torch.profiler.ProfilerActivity.CUDA]
-            with torch.profiler.profile(activities=activities) as profiler:
-                function(*arguments)
-                torch.cuda.synchronize(device)
-            return sum(e.count for e in profiler.key_averages() if "memcpy" not in e.key.lower())
-        if implementation.level is not Level.TRITON:
-            missing["launches"] = "no CUDA"
-            return None
-        with count_launches() as names:
+        with watch_device(device) as names:
             function(*arguments)
-        return len(names)
+    return len(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernel_pytorch.harness.clock.cuda import on_clock_stream
+from kernel_pytorch.harness.clock.endurance import Endurance, elapsed_on_cuda, endurance
 from kernel_pytorch.harness.clock.interleave import measure
 from kernel_pytorch.harness.clock.pool import cold_pool_bytes, last_level_cache_bytes, sets_needed
 from kernel_pytorch.harness.clock.self_test import SelfTestResult, self_test
@@ -18,6 +19,7 @@ from kernel_pytorch.harness.clock.subject import Subject, Timing
 
 __all__ = [
     "Comparison",
+    "Endurance",
     "Interval",
     "SelfTestResult",
     "Subject",
@@ -26,6 +28,8 @@ __all__ = [
     "cold_pool_bytes",
     "compare_intervals",
     "compare_paired",
+    "elapsed_on_cuda",
+    "endurance",
     "last_level_cache_bytes",
     "measure",
     "median_interval",

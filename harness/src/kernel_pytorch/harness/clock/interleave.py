@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -59,10 +60,13 @@ def measure(
     stride = max(sampler.calls_per_sample for sampler in samplers)
     generator = np.random.default_rng(seed)
     samples: list[list[float]] = [[] for _ in samplers]
+    spans: list[list[tuple[float, float]]] = [[] for _ in samplers]
     for round_number in range(rounds):
         start = round_number * stride % subjects[0].sets
         for index in generator.permutation(len(samplers)):
+            begin = time.perf_counter()
             samples[index].append(samplers[index].sample(start))
+            spans[index].append((begin, time.perf_counter()))
         if on_round is not None:
             on_round()
     return {
@@ -72,8 +76,9 @@ def measure(
             calls_per_sample=sampler.calls_per_sample,
             method=sampler.method,
             pool_bytes=sampler.subject.sets * sampler.subject.bytes_per_set,
+            spans=tuple(when),
         )
-        for sampler, seconds in zip(samplers, samples, strict=True)
+        for sampler, seconds, when in zip(samplers, samples, spans, strict=True)
     }
 
 

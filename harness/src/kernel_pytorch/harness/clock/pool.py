@@ -11,6 +11,10 @@ MOST_SETS = 256
 """Above this a pool of small tensors costs more to fill than it tells; it then fits in the cache, and the size of the
 pool says so."""
 
+FEWEST_SETS = {"cpu": 2, "cuda": 8}
+"""Where buffers happen to lie decides how they share the channels of a GPU's memory: on an H200 a copy over two sets of
+117 MB took 12 % longer than over four and more, over eight it was within 1 % of the copy over 64."""
+
 ASSUMED_CPU_CACHE_BYTES = 32 * 2**20
 """Last-level cache of a processor that does not say."""
 
@@ -28,11 +32,12 @@ def sets_needed(bytes_per_set: int, device: torch.device | str, *, memory_limit_
         memory_limit_bytes: the pool stays below this, if two sets do.
 
     Returns:
-        Enough sets for the pool to exceed `cold_pool_bytes`, at least 2 and at most `MOST_SETS`.
+        Enough sets for the pool to exceed `cold_pool_bytes`, at least `FEWEST_SETS` and at most `MOST_SETS`.
     """
     if bytes_per_set < 1:
         raise ValueError(f"bytes_per_set is {bytes_per_set}; allowed is 1 or more")
-    sets = min(cold_pool_bytes(device) // bytes_per_set + 1, MOST_SETS)
+    sets = cold_pool_bytes(device) // bytes_per_set + 1
+    sets = min(max(sets, FEWEST_SETS[torch.device(device).type]), MOST_SETS)
     if memory_limit_bytes is not None:
         sets = min(sets, memory_limit_bytes // bytes_per_set)
     return max(sets, 2)

@@ -45,6 +45,7 @@ class Timing:
         calls_per_sample: how many calls each sample is the mean of.
         method: how it was timed, for people. Times of different methods are different quantities.
         pool_bytes: bytes of all rotated sets together: decides which level of memory is the ceiling.
+        spans: when each sample began and ended, in seconds of `time.perf_counter`: what else happened then?
     """
 
     name: str
@@ -52,3 +53,4 @@ class Timing:
     calls_per_sample: int
     method: str
     pool_bytes: int
+    spans: tuple[tuple[float, float], ...] = ()

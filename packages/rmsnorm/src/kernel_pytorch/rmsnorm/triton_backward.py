@@ -5,13 +5,15 @@ With `g = dy * (offset + weight)` and `x_hat = h * rstd`, everything in float32 
     dx      = rstd * (g - x_hat * mean(g * x_hat)) + dh
     dweight = sum over rows of dy * x_hat
 
-A fixed number of programs walk the rows, each keeping its share of dweight in registers (`_backward_kernel`); a second
-kernel adds the shares in a fixed order (`_add_shares_kernel`), so the result is bitwise reproducible. Rows longer than
-a block take one kernel for dx (`_backward_long_kernel`) and one for the shares of dweight (`_weight_shares_kernel`).
+A fixed number of programs walk the rows, each keeping its share of dweight in registers while the next tiles are on
+their way into shared memory (`_backward_kernel`); a second kernel adds the shares in a fixed order
+(`_add_shares_kernel`), so the result is bitwise reproducible. Rows longer than a block take one kernel for dx
+(`_backward_long_kernel`) and one for the shares of dweight (`_weight_shares_kernel`).
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -22,7 +24,14 @@ from torch import Tensor
 from .triton_forward import LONG_BLOCK, exceeds_int32, on_device, token_head_rows, warps
 
 BLOCK_LIMIT = 8192  # columns of h, dy, weight and dweight that one program holds in registers
-PROGRAMS_PER_MULTIPROCESSOR = 4
+# Bytes of h in a tile: two rows, within these bounds. Smaller ones leave the copies into shared memory too short, larger
+# ones leave too few to be in flight at once.
+SMALLEST_TILE, LARGEST_TILE = 2048, 16384
+BYTES_PER_WARP = 2048
+STAGES = 3  # tiles under way: one is computed, two are copied
+# KiB that one program can have, by compute capability; 99 elsewhere (CUDA C++ Programming Guide, technical specifications).
+SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+LONG_PROGRAMS_PER_MULTIPROCESSOR = 4
 INTERPRETER_PROGRAMS = 4  # the interpreter runs programs one after the other
 
 
@@ -31,12 +40,12 @@ def _backward_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, rstd_ptr, dx_ptr, shares_ptr,
     tokens, heads, columns, dy_stride_t, dy_stride_h, dh_stride_t, dh_stride_h, h_stride_t, h_stride_h,
     HAS_WEIGHT: tl.constexpr, HAS_DH: tl.constexpr, NEED_DX: tl.constexpr, NEED_DWEIGHT: tl.constexpr,
-    OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+    OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """This program takes every P-th tile of ROWS tokens of one head, and sums its share of dweight.
 
     dy, dh, h: (T, H, N) with unit stride in N. weight: (H, N). rstd: (T, H). dx: (T, H, N) contiguous.
-    shares: (P, H, N).
+    shares: (P, H, N), of which a single one is dweight itself.
     """
     program = tl.program_id(0)
     head = tl.program_id(1)
@@ -47,7 +56,7 @@ def _backward_kernel(
         scale = OFFSET + tl.load(weight_ptr + head * columns + column, mask=column_mask, other=0.0).to(wide)
     share = tl.zeros([ROWS, BLOCK], dtype=wide)
 
-    for tile in range(program, tl.cdiv(tokens, ROWS), tl.num_programs(0)):
+    for tile in tl.range(program, tl.cdiv(tokens, ROWS), tl.num_programs(0), num_stages=STAGES):
         token = tile * ROWS + tl.arange(0, ROWS)
         if LONG_OFFSETS:
             token = token.to(tl.int64)
@@ -73,7 +82,8 @@ def _backward_kernel(
 
     if NEED_DWEIGHT:
         share_row = shares_ptr + (program * heads + head) * columns
-        tl.store(share_row + tl.arange(0, BLOCK), tl.sum(share, axis=0), mask=tl.arange(0, BLOCK) < columns)
+        total = tl.sum(share, axis=0).to(shares_ptr.dtype.element_ty)
+        tl.store(share_row + tl.arange(0, BLOCK), total, mask=tl.arange(0, BLOCK) < columns)
 
 
 @triton.jit
@@ -169,7 +179,7 @@ def backward(
     need_dx: bool,
     need_dweight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the backward kernels: one or two, and the addition of the shares where dweight is needed.
+    """Launch the backward kernels: one or two, and the addition of the shares where there are several of dweight.
 
     Args:
         dy: `(..., N)`, any strides.
@@ -197,10 +207,10 @@ def backward(
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": dh is not None, "OFFSET": offset}
     flags["LONG_OFFSETS"] = exceeds_int32(*views) or exceeds_int32(dx)
     with on_device(h):
-        shares = launch(views, weight, rstd, dx, need_dx, need_dweight, flags)
-        if need_dweight:
-            _add_shares_kernel[(triton.cdiv(dweight.numel(), 64),)](
-                shares, dweight, shares.shape[0], dweight.numel(), ROWS=64, BLOCK=64, num_warps=4
+        shares = launch(views, weight, rstd, dx, dweight, need_dx, need_dweight, flags)
+        if need_dweight and shares is not dweight:
+            _add_shares_kernel[(triton.cdiv(dweight.numel(), 16),)](
+                shares, dweight, shares.shape[0], dweight.numel(), ROWS=256, BLOCK=16, num_warps=8
             )
     return dx, dweight
 
@@ -210,22 +220,28 @@ def _launch_one_block(
     weight: Tensor | None,
     rstd: Tensor,
     dx: Tensor,
+    dweight: Tensor,
     need_dx: bool,
     need_dweight: bool,
     flags: dict[str, Any],
 ) -> Tensor:
-    """Compute dx and return the shares of dweight, `(P, H, N)`: one launch."""
+    """Compute dx and return the shares of dweight, `(P, H, N)`, or dweight itself if it is one: one launch."""
     tokens, heads, columns = views[0].shape
     block = triton.next_power_of_2(columns)
-    tile = max(1, 1024 // block)
-    # Each row of a tile has offsets of its own: with 8 elements a thread, not 16, there are registers for them.
-    tile_warps = warps(tile * block) * (2 if tile > 1 else 1)
-    programs = min(triton.cdiv(tokens, tile), max(1, program_count(dx.device) // heads))
-    shares = torch.empty((programs, heads, columns) if need_dweight else (0,), dtype=rstd.dtype, device=dx.device)
+    row_bytes = block * views[2].element_size()
+    rows = max(1, min(max(2 * row_bytes, SMALLEST_TILE), LARGEST_TILE) // row_bytes)
+    tile_bytes = rows * row_bytes
+    walkers = program_count(dx.device, max(1, LARGEST_TILE // tile_bytes))
+    programs = min(triton.cdiv(tokens, rows), max(1, walkers // heads))
+    shares = dweight
+    if need_dweight and programs > 1:
+        shares = torch.empty((programs, heads, columns), dtype=rstd.dtype, device=dx.device)
     _backward_kernel[(programs, heads)](
         *views, weight, rstd, dx, shares,
         tokens, heads, columns, *(stride for view in views for stride in view.stride()[:2]),
-        NEED_DX=need_dx, NEED_DWEIGHT=need_dweight, ROWS=tile, BLOCK=block, num_warps=tile_warps, **flags,
+        NEED_DX=need_dx, NEED_DWEIGHT=need_dweight, ROWS=rows, BLOCK=block,
+        STAGES=stages(tile_bytes * (3 if flags["HAS_DH"] else 2), dx.device),
+        num_warps=min(16, tile_bytes // BYTES_PER_WARP), **flags,
     )  # fmt: skip
     return shares
 
@@ -235,6 +251,7 @@ def _launch_long_rows(
     weight: Tensor | None,
     rstd: Tensor,
     dx: Tensor,
+    dweight: Tensor,
     need_dx: bool,
     need_dweight: bool,
     flags: dict[str, Any],
@@ -249,9 +266,10 @@ def _launch_long_rows(
             heads, columns, *(stride for view in views for stride in view.stride()[:2]), **flags, **shape,
         )  # fmt: skip
     if not need_dweight:
-        return dx
+        return dweight
     blocks = triton.cdiv(columns, LONG_BLOCK)
-    programs = min(tokens, max(1, program_count(dx.device) // (heads * blocks)))
+    walkers = program_count(dx.device, LONG_PROGRAMS_PER_MULTIPROCESSOR)
+    programs = min(tokens, max(1, walkers // (heads * blocks)))
     shares = torch.empty((programs, heads, columns), dtype=rstd.dtype, device=dx.device)
     _weight_shares_kernel[(programs, blocks, heads)](
         dy, h, rstd, shares, tokens, heads, columns, *dy.stride()[:2], *h.stride()[:2],
@@ -260,8 +278,23 @@ def _launch_long_rows(
     return shares
 
 
-def program_count(device: torch.device) -> int:
-    """How many programs share the rows. It decides the order of the sum, so it depends on the device alone."""
+def program_count(device: torch.device, per_multiprocessor: int) -> int:
+    """How many programs share the rows. It decides the order of the sum, so it depends on device and shape alone."""
     if device.type != "cuda":
         return INTERPRETER_PROGRAMS
-    return PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def stages(bytes_in_tile: int, device: torch.device) -> int:
+    """How many tiles of h, dy and dh are under way at once: one, and what there is shared memory for."""
+    # Beside the tiles it holds what the reduction exchanges.
+    return min(STAGES, 1 + (shared_memory(device) - 4096) // bytes_in_tile)
+
+
+@functools.lru_cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program can have on `device`, which is the current one."""
+    if triton.knobs.runtime.interpret:
+        return 227 * 1024
+    architecture = triton.runtime.driver.active.get_current_target().arch
+    return SHARED_MEMORY.get(architecture, 99) * 1024

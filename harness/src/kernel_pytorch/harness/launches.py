@@ -1,0 +1,107 @@
+"""Which kernels a call launches: a fused operation that quietly runs the unfused pair is caught by counting."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.harness.oracle import Judgement
+from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation
+
+COUNTED = (Level.TRITON, Level.CUDA)
+
+
+@contextlib.contextmanager
+def count_launches() -> Iterator[list[str]]:
+    """Collect the names of the Triton kernels launched in the body, on a GPU or in the interpreter."""
+    import triton
+    from triton.runtime.interpreter import GridExecutor
+
+    names: list[str] = []
+    run_compiled, run_interpreted = triton.JITFunction.run, GridExecutor.__call__
+
+    def counted_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("warmup"):
+            names.append(self.fn.__name__)
+        return run_compiled(self, *args, **kwargs)
+
+    def counted_interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(self.fn.__name__)
+        return run_interpreted(self, *args, **kwargs)
+
+    triton.JITFunction.run, GridExecutor.__call__ = counted_compiled, counted_interpreted
+    try:
+        yield names
+    finally:
+        triton.JITFunction.run, GridExecutor.__call__ = run_compiled, run_interpreted
+
+
+@contextlib.contextmanager
+def watch_device(device: torch.device) -> Iterator[list[str]]:
+    """Collect the names of all kernels that the body runs on a GPU, whoever launched them; copies are left out.
+
+    In the interpreter only Triton's own kernels are seen.
+    """
+    if device.type != "cuda":
+        with count_launches() as names:
+            yield names
+        return
+    names = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        yield names
+        torch.cuda.synchronize(device)
+    for event in profiler.key_averages():
+        if "memcpy" not in event.key.lower():
+            names += [event.key] * event.count
+
+
+def judge_launches(
+    operation: Operation,
+    implementation: Implementation,
+    case: Case,
+    arguments: list[Any],
+    incoming: list[Tensor],
+    device: torch.device,
+) -> Judgement:
+    """Hold the kernels of a forward and of a backward against what the operation's cost declares.
+
+    Args:
+        operation: whose `cost` says how many launches a direction takes; where it says nothing, any number is right.
+        implementation: of a level that has kernels of its own, and launches one at least.
+        case: what the arguments were made for.
+        arguments: by position.
+        incoming: gradients of the outputs.
+        device: where they lie.
+    """
+    function = implementation.load()
+    leaves = [a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    wanted = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
+    problems = []
+
+    def forward() -> tuple[Tensor, ...]:
+        outputs = function(*leaves)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+    torch.autograd.grad(forward(), wanted, incoming, allow_unused=True)  # what is launched once only, compilation too
+    with watch_device(device) as launched:
+        outputs = forward()
+    problems += _problem(operation, case, Direction.FORWARD, launched)
+    with watch_device(device) as launched:
+        torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
+    problems += _problem(operation, case, Direction.BACKWARD, launched)
+    return Judgement("launches", not problems, error_over_budget=float("inf") if problems else 0.0,
+                     message="; ".join(problems))  # fmt: skip
+
+
+def _problem(operation: Operation, case: Case, direction: Direction, launched: list[str]) -> list[str]:
+    declared = operation.cost(case, direction).launches
+    kernels = ", ".join(launched)
+    if not launched:
+        return [f"the {direction.value} launches no kernel of its own: something else computes the result"]
+    if declared is not None and len(launched) > declared:
+        return [f"the {direction.value} launches {len(launched)} kernels ({kernels}) where {declared} are declared"]
+    return []
