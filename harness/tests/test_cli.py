@@ -117,7 +117,7 @@ def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
 
 
 def test_verify_is_red_and_names_what_is_wrong(toy_alone, toy, command_line, monkeypatch):
-    monkeypatch.setattr(verify_module, "Worker", lambda timeout: contextlib.nullcontext())  # this process will do
+    monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())  # this process will do
     monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
     printed = command_line("verify", "--device", "cpu", "--level", "native")
     assert printed.code == 1
@@ -157,7 +157,7 @@ def test_a_quick_run_writes_the_file_that_it_is_told_to(toy_alone, command_line,
 
 def test_a_partial_run_writes_nothing_unless_it_is_told_to(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_module, "Worker", lambda timeout: contextlib.nullcontext())  # this process will do
+    monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())  # this process will do
     for options in (["--quick"], ["--level", "compile"], ["--direction", "backward"]):
         printed = command_line("bench", "toy", "--device", "cpu", *options)
         assert "a partial run: not written; give --json to keep it" in printed.out
@@ -166,7 +166,7 @@ def test_a_partial_run_writes_nothing_unless_it_is_told_to(toy_alone, command_li
 
 def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_module, "Worker", lambda timeout: contextlib.nullcontext())
+    monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
     printed = command_line("bench", "--device", "cpu")
     assert printed.code == 0, printed
     folder = tmp_path / "results" / "made-up-2-threads"
@@ -176,7 +176,7 @@ def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line
 
 
 def test_a_wrong_level_makes_a_benchmark_fail(toy_alone, toy, command_line, monkeypatch):
-    monkeypatch.setattr(bench_module, "Worker", lambda timeout: contextlib.nullcontext())
+    monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
     printed = command_line("bench", "--quick", "--level", "native", "--device", "cpu")
     assert printed.code == 1

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.interpreter import is_interpreting
+from kernel_pytorch.harness.peers import Peer
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -27,8 +28,8 @@ def why_unavailable(
     technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
 ) -> str | None:
     """The reason why this implementation cannot run on that device in that dtype, or None."""
-    if implementation.level is Level.PEER:
-        reason = None
+    if isinstance(implementation, Peer):
+        reason = implementation.why_absent(device, dtype)
     else:
         reason = levels_module(technique).unavailable(implementation.level.value, device, dtype)
     if reason is None and implementation.level is Level.COMPILE and device.type == "cpu" and not _cpp_compiler():
@@ -45,9 +46,12 @@ def why_not_timed(
     technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
 ) -> str | None:
     """The reason why this implementation's time cannot be told there, or None."""
-    if implementation.level is Level.TRITON and device.type == "cpu" and is_interpreting():
+    reason = why_unavailable(technique, implementation, device, dtype)
+    if isinstance(implementation, Peer) and reason is not None:
+        return reason
+    if implementation.level in (Level.TRITON, Level.PEER) and device.type == "cpu" and is_interpreting():
         return "no GPU: Triton's interpreter checks results, its time means nothing"
-    return why_unavailable(technique, implementation, device, dtype)
+    return reason
 
 
 def default_for(technique: Technique, implementation: Implementation, device: torch.device) -> str:

@@ -9,6 +9,7 @@ import importlib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from kernel_pytorch.harness.peers import with_peers
 from kernel_pytorch.harness.technique import Technique
 
 GROUP = "kernel_pytorch.techniques"
@@ -62,5 +63,5 @@ def discover() -> Discovery:
         except Exception as error:  # whatever a package does wrong is its own affair
             broken[entry_point.name] = f"{type(error).__name__}: {error}"
         else:
-            techniques[entry_point.name] = technique
+            techniques[entry_point.name] = with_peers(technique)
     return Discovery(techniques, broken)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 import torch
 
@@ -23,3 +25,39 @@ def interpret_without_gpu() -> bool:
 def is_interpreting() -> bool:
     """Whether Triton kernels run in the interpreter: right or wrong can be told, fast or slow cannot."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def complete_interpreter() -> None:
+    """Let the interpreter run what compiled kernels may do and it cannot: other people's are not ours to change.
+
+    A float argument is a scalar with methods (`eps.to(tl.float32)`), where the interpreter hands over a Python float;
+    and functions of CUDA's libdevice, which it leaves without a body, are those of Triton that have the same name.
+    """
+    import numpy as np
+    import triton.language as tl
+    from triton.language import math
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    converted = interpreter._implicit_cvt
+    if getattr(converted, "is_complete", False):
+        return
+
+    def convert(argument: Any) -> Any:
+        if isinstance(argument, float):
+            handle = interpreter.TensorHandle(np.array([argument], dtype=np.float32), tl.float32)
+            return tl.tensor(handle, tl.float32)
+        return converted(argument)
+
+    convert.is_complete = True  # type: ignore[attr-defined]
+    interpreter._implicit_cvt = convert
+    for name in set(dir(libdevice)) & set(math.__all__ if hasattr(math, "__all__") else dir(math)):
+        if callable(getattr(math, name)) and not name.startswith("_"):
+            # Looked up when it is called: the interpreter replaces the functions of `tl` while a kernel runs.
+            setattr(libdevice, name, functools.partial(_of_triton, name))
+
+
+def _of_triton(name: str, *arguments: Any) -> Any:
+    import triton.language as tl
+
+    return getattr(tl, name)(*arguments)

@@ -45,12 +45,14 @@ class Worker:
 
     Attributes:
         timeout: seconds that one call may take.
+        prepare: called first thing in every child, importable by name; None for nothing.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, prepare: Callable[[], object] | None = None) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout: given {timeout}; it must be above 0 seconds")
         self.timeout = timeout
+        self.prepare = prepare
         self._context = multiprocessing.get_context("spawn")  # a forked child cannot use CUDA
         self._process: Any = None
         self._connection: Connection | None = None
@@ -114,7 +116,7 @@ class Worker:
     def _connected(self) -> Connection:
         if self._connection is None:
             self._connection, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process = self._context.Process(target=_serve, args=(theirs, self.prepare), daemon=True)
             self._process.start()
             theirs.close()
         return self._connection
@@ -129,10 +131,12 @@ class Worker:
         return f"its process exited with code {code}"
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, prepare: Callable[[], object] | None) -> None:
     """The child's loop."""
     # Ctrl-C reaches the whole process group; the parent decides what becomes of the child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if prepare is not None:
+        prepare()
     while True:
         try:
             function, arguments = connection.recv()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from kernel_pytorch.harness.results import Accuracy, ComparisonRecord, Measurement, Results
 
 NOT_MEASURED = "not measured here"
+NOT_INSTALLED = "not installed"
 NO_FIGURE = "-"
 BASELINES = ("vs reference", "vs native", "vs best PyTorch")
 COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", *BASELINES, "error")
@@ -36,15 +37,47 @@ def speedup(comparison: ComparisonRecord | None) -> str:
 
 def best_pytorch(group: Iterable[Measurement]) -> str | None:
     """The fastest PyTorch level of a group: the only baseline that a claim may stand on."""
-    timed = [m for m in group if m.level in PYTORCH_LEVELS and m.status == "measured" and m.seconds]
+    return _fastest(m for m in group if m.level in PYTORCH_LEVELS)
+
+
+def best_peer(group: Iterable[Measurement]) -> str | None:
+    """The fastest implementation of others in a group."""
+    return _fastest(m for m in group if m.level == "peer")
+
+
+def _fastest(group: Iterable[Measurement]) -> str | None:
+    timed = [m for m in group if m.status == "measured" and m.seconds]
     return min(timed, key=lambda m: m.seconds.median if m.seconds else 0.0).implementation if timed else None
+
+
+def columns(results: Results) -> tuple[str, ...]:
+    """`COLUMNS`, with one more baseline where peers were measured."""
+    if best_peer(results.measurements) is None:
+        return COLUMNS
+    return (*COLUMNS[:-1], "vs best peer", COLUMNS[-1])
+
+
+def rows(group: list[Measurement], header: Sequence[str]) -> list[list[str]]:
+    """The rows of one case, by `columns`."""
+    best, peer = best_pytorch(group), best_peer(group)
+    found = []
+    for m in group:
+        row = cells(m, best)
+        if len(header) > len(COLUMNS):
+            own = m.seconds is not None and m.status == "measured"
+            row.insert(
+                -1, "is it" if m.implementation == peer else speedup(m.comparisons.get(peer or "")) if own else ""
+            )
+        found.append(row)
+    return found
 
 
 def cells(measurement: Measurement, best: str | None) -> list[str]:
     """One row of a table, by `COLUMNS`."""
     m = measurement
     if m.seconds is None or m.status != "measured":
-        return [m.implementation, NOT_MEASURED if m.status == "unavailable" else m.status, *[""] * (len(COLUMNS) - 2)]
+        absent = NOT_INSTALLED if m.reason.startswith(NOT_INSTALLED) else NOT_MEASURED
+        return [m.implementation, absent if m.status == "unavailable" else m.status, *[""] * (len(COLUMNS) - 2)]
     return [
         m.implementation,
         seconds(m.seconds.median),
@@ -98,8 +131,11 @@ def conditions(results: Results) -> list[str]:
 
 
 def wrong_on_real_input(results: Results) -> bool:
-    """Whether a level of ours is over its budget on real activations; what PyTorch's own levels do is only told."""
-    return any(a.reason and a.quantity and a.implementation not in PYTORCH_LEVELS for a in results.accuracy)
+    """Whether a level of ours is over its budget on real activations; what PyTorch's levels and peers do is told."""
+    return any(
+        a.reason and a.quantity and a.implementation not in PYTORCH_LEVELS and not a.implementation.startswith("peer:")
+        for a in results.accuracy
+    )
 
 
 def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
@@ -113,17 +149,17 @@ def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
 def terminal_tables(results: Results) -> list[Table]:
     """One table per operation and direction, cases below each other."""
     tables: dict[tuple[str, str], Table] = {}
+    header = columns(results)
     for (operation, direction, label), group in groups(results).items():
         table = tables.get((operation, direction))
         if table is None:
             table = tables[operation, direction] = Table(title=f"{operation}, {direction}", title_justify="left")
-            table.add_column(COLUMNS[0])
-            for column in COLUMNS[1:]:
+            table.add_column(header[0])
+            for column in header[1:]:
                 table.add_column(column, justify="right")
         table.add_row(f"[bold]{escape(label)}[/bold]")
-        best = best_pytorch(group)
-        for m in group:
-            table.add_row(*cells(m, best), end_section=m is group[-1])
+        for row in (found := rows(group, header)):
+            table.add_row(*row, end_section=row is found[-1])
     return list(tables.values())
 
 
@@ -224,11 +260,11 @@ def markdown(results: Results) -> str:
         + (" A quick run: fewer cases and rounds." if results.quick else ""),
         "",
     ]
-    header = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    names = columns(results)
+    header = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
     for (operation, direction, label), group in groups(results).items():
-        best = best_pytorch(group)
         lines += [f"**`{operation}`, {direction}: {label}**", "", *header]
-        lines += ["| " + " | ".join(cells(m, best)) + " |" for m in group]
+        lines += ["| " + " | ".join(row) + " |" for row in rows(group, names)]
         lines.append("")
     if results.accuracy:
         lines += [f"**Relative error on {results.real_input}**", ""]

@@ -39,14 +39,14 @@ from kernel_pytorch.harness.results import (
 )
 from kernel_pytorch.harness.roofline import Attained, attain, faster_than_physics
 from kernel_pytorch.harness.technique import Direction, Implementation, Level
-from kernel_pytorch.harness.verification import RANDOM, Trial, examine, standard
+from kernel_pytorch.harness.verification import RANDOM, Trial, examine, not_offered, standard
 from kernel_pytorch.harness.workload import Workload
 
 ROUNDS = 30
 MEMORY_LIMIT = {"cpu": 2 * 2**30, "cuda": 24 * 2**30}  # bytes for all input sets of one case
 MATRIX_INTENSITY = 32  # FLOPs per byte from which arithmetic, not memory, is what heats a GPU up
 LONG_CALL = 100e-6  # seconds; what is shorter is surrounded by pauses in any network
-PYTORCH = (Level.REFERENCE, Level.NATIVE, Level.TORCHSCRIPT, Level.COMPILE)
+BASELINES = (Level.REFERENCE, Level.NATIVE, Level.TORCHSCRIPT, Level.COMPILE, Level.PEER)
 
 
 @contextlib.contextmanager
@@ -145,9 +145,11 @@ def _check(
             continue
         with contextlib.ExitStack() as stack:
             graphs = stack.enter_context(count_graphs()) if implementation.level is Level.COMPILE else None
-            problem = _problem(examine(implementation, before, backward=job.direction is not Direction.FORWARD))
-        problem = problem or (graphs.problem() if graphs else "")
-        if problem:
+            judgements = examine(implementation, before, backward=job.direction is not Direction.FORWARD)
+        problem = _problem(judgements) or (graphs.problem() if graphs else "")
+        if reason := not_offered(implementation, judgements):
+            found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
+        elif problem:
             found[implementation.name] = _refusal(job, implementation, "wrong", problem)
     return found
 
@@ -240,7 +242,7 @@ def _measurement(
     judgements: tuple[Judgement, ...],
     machine: Machine,
 ) -> Measurement:
-    """Set one timing beside the machine's limits and every trusted PyTorch level of the same rounds."""
+    """Set one timing beside the machine's limits and every trusted level of PyTorch and of others."""
     timing = measured.timings[implementation.name]
     enduring = measured.endurance.get(implementation.name)
     cost = job.operation.cost(job.case, job.direction)
@@ -250,7 +252,7 @@ def _measurement(
         i.name
         for i in job.operation.implementations
         # Times of different methods are different quantities.
-        if i.level in PYTORCH and i.name in trusted and trusted[i.name].method == timing.method
+        if i.level in BASELINES and i.name in trusted and trusted[i.name].method == timing.method
     ]
     return Measurement(
         **_about(job, implementation),

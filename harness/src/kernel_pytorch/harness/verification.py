@@ -160,6 +160,13 @@ def examine(implementation: Implementation, against: Standard, *, backward: bool
     return tuple(judge(candidate, reference, truth, implementation.budget_factor))
 
 
+def not_offered(implementation: Implementation, judgements: tuple[Judgement, ...]) -> str:
+    """Why another library does not compute this case at all, if it says so itself; ours must compute every case."""
+    said = "raised NotImplementedError: "
+    messages = [j.message for j in judgements if j.message.startswith(said)]
+    return messages[0].removeprefix(said) if messages and implementation.level is Level.PEER else ""
+
+
 def verify_trial(
     technique: Technique,
     operation: Operation,
@@ -175,6 +182,8 @@ def verify_trial(
         return Verification(*about, unavailable=reason)
     against = against or standard(operation, trial, device)
     judgements = examine(implementation, against)
+    if reason := not_offered(implementation, judgements):
+        return Verification(*about, unavailable=reason)
     if implementation.level in COUNTED and trial.case.core and trial.adversary == RANDOM:
         judgements += (_judge_launches(operation, implementation, trial.case, against, device),)
     return Verification(*about, judgements)

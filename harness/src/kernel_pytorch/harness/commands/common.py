@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.markup import escape
 
 from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
 from kernel_pytorch.harness.noise import CpuReader
+from kernel_pytorch.harness.peers import PeersError, add_peers
 from kernel_pytorch.harness.technique import Technique
 
 # Tables are wide, and a pipe or a file has no width of its own.
@@ -38,6 +40,25 @@ DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="cpu, cuda or cuda:1. The first GPU where there is one, else the CPU, if omitted."),
 ]
+PeersOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--peers",
+        help="A package's benchmarks/peers.py: other libraries' implementations take part. May be given several times.",
+    ),
+]
+
+
+def load_peers(files: list[Path] | None) -> Callable[[], object] | None:
+    """Add the peers in this process, and return what adds them in another; None where there are none."""
+    if not files:
+        return None
+    try:
+        add_peers(files)
+    except PeersError as error:
+        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
+        raise typer.Exit(2) from None
+    return partial(add_peers, files)
 
 
 def parse_device(name: str | None) -> torch.device:

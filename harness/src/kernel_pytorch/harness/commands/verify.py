@@ -16,9 +16,11 @@ from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
     LevelOption,
+    PeersOption,
     TechniqueArgument,
     check_levels,
     check_writable,
+    load_peers,
     messages,
     output,
     parse_device,
@@ -26,6 +28,7 @@ from kernel_pytorch.harness.commands.common import (
 )
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, VerificationReport
 from kernel_pytorch.harness.technique import Technique
 from kernel_pytorch.harness.verification import Verification, is_economical, report, trials, verify
@@ -40,6 +43,7 @@ def verify_command(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Run torch.compile on every case too, not on the core cases alone.")
     ] = False,
+    peers: PeersOption = None,
     json: Annotated[
         Path | None,
         typer.Option("--json", help="Also write what was found to this file (one technique) or folder."),
@@ -52,9 +56,10 @@ def verify_command(
 
     A level may err twice as far as the reference itself does in that dtype, plus one unit in the last place. A case
     that crashes or hangs counts as wrong, and the others go on. Exit code: 0 if every level that can run here is right,
-    1 if any is wrong, 2 for a name that does not exist.
+    1 if any of ours is wrong, 2 for a name that does not exist.
     """
     where = parse_device(device)
+    prepare = load_peers(peers)
     discovery = discover()
     techniques = discovery.select(technique)
     levels = check_levels(level, techniques)
@@ -64,7 +69,7 @@ def verify_command(
         raise typer.Exit(1)
     check_writable(json)
     found: list[Verification] = []
-    with Worker(timeout) as worker, _progress() as progress, warnings.catch_warnings():
+    with Worker(timeout, prepare) as worker, _progress() as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         task = progress.add_task("verifying", total=_count(techniques, where, levels, exhaustive))
         for selected in techniques:
@@ -73,9 +78,10 @@ def verify_command(
                 progress.update(task, advance=1, description=f"{verification.operation} {verification.implementation}")
     reports = [report(t, [v for v in found if v.technique == t.name], where) for t in techniques]
     output.print(table(reports))
-    failures = [line for r in reports for level_found in r.levels for line in level_found.failures]
-    for line in failures:
+    lines = [(each.implementation, line) for r in reports for each in r.levels for line in each.failures]
+    for _, line in lines:
         output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)
+    failures = [name for name, _ in lines if not name.startswith(PEER_PREFIX)]  # what others do is only told
     if broken := technique is None and discovery.broken:
         output.print(f"[red]broken packages:[/red] {', '.join(broken)}", **PLAIN)
     if json is not None:
