@@ -2,7 +2,8 @@
 
 - `Techniques` in the navigation holds every page of docs/techniques/, `Harness` one page per module of the harness.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
-- `<!-- results: NAME -->` becomes the measured table of packages/NAME/README.md.
+- `<!-- results: NAME -->` becomes the measured table of packages/NAME/README.md, `<!-- support: NAME -->` what works
+  with what.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put measured tables where a page asks for them."""
-    return re.sub(r"<!-- results: (\S+) -->", lambda found: measured_table(found[1]), markdown)
+    """Put generated tables where a page asks for them."""
+    return re.sub(r"<!-- (results|support): (\S+) -->", lambda found: generated_table(found[2], found[1]), markdown)
 
 
-def measured_table(package: str) -> str:
-    """The part of a package's README that `kernel-pytorch report` writes."""
+def generated_table(package: str, name: str) -> str:
+    """The part of a package's README that `kernel-pytorch report` or `kernel-pytorch support` writes."""
     readme = (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")
-    return readme.partition("<!-- results:begin -->")[2].partition("<!-- results:end -->")[0].strip()
+    return readme.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].strip()
 
 
 def modules() -> list[str]:

@@ -7,12 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
+from kernel_pytorch.harness.page import markdown
 from kernel_pytorch.harness.report import (
     COLUMNS,
     best_pytorch,
     cells,
     groups,
-    markdown,
     plot,
     reasons,
     seconds,
@@ -141,10 +141,12 @@ def test_brackets_in_names_are_printed(results):
 def test_a_page_says_where_when_and_how(results):
     page = markdown(results)
     assert page.startswith("Measured on Made-up CPU with torch 2.13.0, 2 CPU threads, on 2026-01-02. A quick run:")
-    rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
-    assert {row.count("|") for row in rows} == {len(COLUMNS) + 1}
-    assert "| compile | 1 µs | 0.9 µs to 1.1 µs | 4.1 | 25% | 4.00x | 2.00x | is it | 1.2e-04 |" in rows
-    assert "| triton | not measured here |  |  |  |  |  |  |  |" in rows
+    header, _, prefill, decode = (line for line in page.splitlines() if line.startswith("|"))
+    levels = "reference | native | compile | cuda | triton | peer:quick"
+    assert header == f"| case | {levels} | cuda over native | cuda over best PyTorch |"
+    times = "4 µs ± 10.0%, 6% | 2 µs ± 10.0%, 12% | 1 µs ± 10.0%, 25% | 1.01 µs ± 10.0%, 25%"
+    assert prefill == f"| prefill 8x64 float16 | {times} | - | rejected | 1.00x = | 0.50x ? |"
+    assert decode == "| decode 8x64 float16 |  | wrong |  |  | - |  |  |  |"
     assert page.count(KERNEL) == 1
     assert "A quick run" not in markdown(results.model_copy(update={"quick": False}))
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from kernel_pytorch.harness.report import cost_rows, markdown, missing_costs
+from kernel_pytorch.harness.page import markdown
+from kernel_pytorch.harness.report import cost_rows, missing_costs
 from kernel_pytorch.harness.results import Results
 from kernel_pytorch.harness.whole_cost import FIGURES, STARTS, call_cost, with_starts
 
@@ -49,4 +50,4 @@ def test_the_report_shows_figures_and_reasons(toy, machine):
     assert native[4] == "-"  # no CUDA graph
     assert cuda[2:] == ["-"] * 9
     assert any(line.startswith("cuda: ") and line.endswith("the toy has no kernel") for line in missing_costs(found))
-    assert "**Whole cost of a call**" in markdown(found)
+    assert "**Whole cost of a call**:" in markdown(found)

@@ -93,18 +93,6 @@ def check_compiled_equals_eager(function: Callable[..., Any], arguments: Sequenc
 
 def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.export.ExportedProgram:
     """`torch.export` with every first dimension dynamic runs, and gives what eager gives at another size."""
-    program, larger = export_with_dynamic_rows(function, arguments)
-    rest = iter(larger)
-    eager = function(*(next(rest) if isinstance(a, Tensor) else a for a in arguments))
-    for ours, theirs in zip(_tensors(program.module()(*larger)), _tensors(eager), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    return program
-
-
-def export_with_dynamic_rows(
-    function: Callable[..., Any], arguments: Sequence[Any]
-) -> tuple[torch.export.ExportedProgram, tuple[Tensor, ...]]:
-    """Export a function of the tensors among `arguments`, and give tensors with twice as many rows to try it on."""
 
     class Exported(torch.nn.Module):
         def forward(self, *tensors: Tensor) -> Any:
@@ -117,7 +105,9 @@ def export_with_dynamic_rows(
     shapes = {"tensors": tuple({0: batch} if t.dim() > 1 and t.shape[0] == rows else None for t in tensors)}
     program = torch.export.export(Exported(), tensors, dynamic_shapes=shapes)
     larger = tuple(torch.cat([t, t]) if s is not None else t for t, s in zip(tensors, shapes["tensors"], strict=True))
-    return program, larger
+    for ours, theirs in zip(_tensors(program.module()(*larger)), _tensors(Exported()(*larger)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    return program
 
 
 def check_deterministic(function: Callable[..., Any], arguments: Sequence[Any], *, repeats: int = 3) -> None:

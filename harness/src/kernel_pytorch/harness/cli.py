@@ -18,8 +18,10 @@ from kernel_pytorch.harness.commands.common import PLAIN, messages
 from kernel_pytorch.harness.commands.compare import compare_command
 from kernel_pytorch.harness.commands.list import list_command
 from kernel_pytorch.harness.commands.machine import machine_command
+from kernel_pytorch.harness.commands.profile import profile_command
 from kernel_pytorch.harness.commands.report import report_command
 from kernel_pytorch.harness.commands.static import static_command
+from kernel_pytorch.harness.commands.support import support_command
 from kernel_pytorch.harness.commands.verify import verify_command
 from kernel_pytorch.harness.discovery import UnknownNameError
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
@@ -39,8 +41,10 @@ app.command("verify")(verify_command)
 app.command("bench")(bench_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)
+app.command("profile")(profile_command)
 app.command("machine")(machine_command)
 app.command("static")(static_command)
+app.command("support")(support_command)
 
 
 def add_foreign_commands() -> None:

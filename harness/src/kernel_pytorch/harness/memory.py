@@ -25,12 +25,13 @@ class MemoryUse:
     saved_for_backward: int
 
 
-def profile_memory(function: Callable[..., Any], *arguments: Any) -> MemoryUse:
+def profile_memory(function: Callable[..., Any], *arguments: Any, parameters: Sequence[Tensor] = ()) -> MemoryUse:
     """Measure what one call of a function needs, after one call to warm up.
 
     Args:
         function: takes `arguments` by position, returns a tensor or a tuple of tensors.
         *arguments: tensors, all on one device, and plain values. Floating-point tensors receive gradients.
+        parameters: what the function uses without being given it, a module's parameters; they receive gradients too.
     """
     leaves = [_leaf(a) for a in arguments]
     device = next(a.device for a in arguments if isinstance(a, Tensor))
@@ -39,15 +40,26 @@ def profile_memory(function: Callable[..., Any], *arguments: Any) -> MemoryUse:
         with torch.no_grad():
             function(*arguments)
 
-    def training() -> None:
-        outputs = _tensors(function(*leaves))
-        wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    training = training_step(function, arguments, parameters)
+    return MemoryUse(peak(forward, device), peak(training, device), _saved(function, leaves, parameters))
+
+
+def training_step(
+    function: Callable[..., Any], arguments: Sequence[Any], parameters: Sequence[Tensor] = ()
+) -> Callable[[], None]:
+    """A forward and its backward, with ones coming in at every output; arguments as in `profile_memory`."""
+    leaves = [_leaf(a) for a in arguments]
+    wanted = [t for t in (*leaves, *parameters) if isinstance(t, Tensor) and t.requires_grad]
+
+    def step() -> None:
+        outputs = [o for o in _tensors(function(*leaves)) if o.requires_grad]
         torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
 
-    return MemoryUse(_peak(forward, device), _peak(training, device), _saved(function, leaves))
+    return step
 
 
-def _peak(call: Callable[[], None], device: torch.device) -> int:
+def peak(call: Callable[[], object], device: torch.device) -> int:
+    """Most bytes that a call allocates at any time; it is called once before, and then measured."""
     call()  # caches of compilers and libraries are no part of a call
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -68,8 +80,8 @@ def _peak(call: Callable[[], None], device: torch.device) -> int:
     return most
 
 
-def _saved(function: Callable[..., Any], leaves: Sequence[Any]) -> int:
-    """Bytes of the distinct storages that autograd saves, without those of the arguments and outputs."""
+def _saved(function: Callable[..., Any], leaves: Sequence[Any], parameters: Sequence[Tensor]) -> int:
+    """Bytes of the distinct storages that autograd saves, without those of arguments, parameters and outputs."""
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -79,7 +91,7 @@ def _saved(function: Callable[..., Any], leaves: Sequence[Any]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         outputs = _tensors(function(*leaves))
-    known = [t for t in (*leaves, *outputs) if isinstance(t, Tensor)]
+    known = [t for t in (*leaves, *parameters, *outputs) if isinstance(t, Tensor)]
     for tensor in known:
         saved.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(saved.values())

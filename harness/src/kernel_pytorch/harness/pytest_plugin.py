@@ -7,6 +7,7 @@ harness measured, so its JSON, its comparison and its histogram hold them.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,12 +20,26 @@ import torch
 from kernel_pytorch.harness.checks import Skipped, check_trial
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
+from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import Job, jobs
 from kernel_pytorch.harness.machine import measure_machine
 from kernel_pytorch.harness.results import Measurement, Results, load
+from kernel_pytorch.harness.support import (
+    CAPABILITIES,
+    Capability,
+    Processes,
+    Shared,
+    Subject,
+    absence,
+    check_declaration,
+    examine,
+)
 from kernel_pytorch.harness.technique import Implementation, Operation
 from kernel_pytorch.harness.timing import run_job
 from kernel_pytorch.harness.verification import Trial, is_economical, trials
+
+SUPPORT_TIMEOUT = 300.0
+"""Seconds that a check of the support table may take in a process of its own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,6 +103,61 @@ def verify_level(device: torch.device) -> Callable[[str, Operation, Implementati
                 check_trial(discover().get(technique), operation, implementation, trial, device)
             except Skipped as reason:
                 pytest.skip(str(reason))
+
+    return check
+
+
+def support_cases(technique: str) -> list[Any]:
+    """Parameters `(operation, implementation, row)` for a test of every cell of the support table, with readable ids.
+
+    Raises KeyError if an implementation declares a row unsupported that does not exist.
+    """
+    operations = discover().get(technique).operations
+    for operation in operations:
+        check_declaration(operation)
+    return [
+        pytest.param(operation, implementation, row, id=f"{operation.name}-{implementation.name}-{row.name}")
+        for operation in operations
+        for implementation in operation.implementations
+        for row in CAPABILITIES
+    ]
+
+
+@pytest.fixture(scope="session")
+def _support(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Shared]]:
+    """What the tests of one technique share; processes are started by the first test that needs them."""
+    where, folder = best_device(), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the other workers of this run know it too
+    device_type = "cuda" if torch.cuda.device_count() > 1 else "cpu"
+    with Processes(device_type=device_type) as processes, Worker(SUPPORT_TIMEOUT) as worker:
+        known: dict[str, Shared] = {}
+
+        def shared(technique: str) -> Shared:
+            if technique not in known:
+                known[technique] = Shared(discover().get(technique), where, processes, worker, folder)
+            return known[technique]
+
+        yield shared
+
+
+@pytest.fixture
+def check_support(_support: Callable[[str], Shared]) -> Callable[[str, Operation, Implementation, Capability], None]:
+    """`(technique, operation, implementation, row)`: fails unless it works, or is declared not to and does not.
+
+    Skips with the reason where the implementation cannot run, and where only another machine can tell.
+    """
+
+    def check(technique: str, operation: Operation, implementation: Implementation, row: Capability) -> None:
+        subject = Subject(_support(technique), operation, implementation)
+        reason = absence(subject)
+        if reason is not None:
+            pytest.skip(reason)
+        outcome = examine(subject, row)
+        if outcome.answer == "not tested here":
+            pytest.skip(outcome.reason)
+        if outcome.answer == "wrong":
+            pytest.fail("\n".join(filter(None, [outcome.reason, outcome.error])), pytrace=False)
 
     return check
 

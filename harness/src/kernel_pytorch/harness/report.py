@@ -191,6 +191,15 @@ def accuracy_rows(results: Results) -> list[list[str]]:
     return rows
 
 
+def accuracy_figures(results: Results) -> dict[tuple[str, str, str], str]:
+    """Worst output and worst gradient by operation, level and dtype, in one cell."""
+    found = {}
+    for operation, level, dtype, output, _, gradient, _, share in accuracy_rows(results):
+        over = f" ({share})" if share.startswith("over") else ""
+        found[operation, level, dtype] = ", ".join(filter(None, [output, gradient])) + over
+    return {name: NO_FIGURE if cell == NOT_MEASURED else cell for name, cell in found.items()}
+
+
 def accuracy_table(results: Results) -> Table:
     """`accuracy_rows` for the terminal."""
     table = Table(title=f"relative error on {results.real_input}", title_justify="left")
@@ -248,39 +257,6 @@ def size(count: int) -> str:
 
 def _figure(value: Any, show: Callable[[Any], str]) -> str:
     return NO_FIGURE if value is None else show(value)
-
-
-def markdown(results: Results) -> str:
-    """The tables for a page."""
-    environment = results.machine.environment
-    lines = [
-        f"Measured on {environment.device_name} with torch {environment.torch}"
-        + (f", triton {environment.triton}" if environment.triton else "")
-        + f", {environment.torch_threads} CPU threads, on {results.created[:10]}."
-        + (" A quick run: fewer cases and rounds." if results.quick else ""),
-        "",
-    ]
-    names = columns(results)
-    header = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
-    for (operation, direction, label), group in groups(results).items():
-        lines += [f"**`{operation}`, {direction}: {label}**", "", *header]
-        lines += ["| " + " | ".join(row) + " |" for row in rows(group, names)]
-        lines.append("")
-    if results.accuracy:
-        lines += [f"**Relative error on {results.real_input}**", ""]
-        lines += ["| " + " | ".join(ACCURACY_COLUMNS) + " |", "|" + " --- |" * len(ACCURACY_COLUMNS)]
-        lines += ["| " + " | ".join(row) + " |" for row in accuracy_rows(results)]
-        lines.append("")
-    if results.costs:
-        lines += ["**Whole cost of a call**", "", "| " + " | ".join(COST_COLUMNS) + " |"]
-        lines += [
-            "|" + " --- |" * len(COST_COLUMNS),
-            *("| " + " | ".join(row) + " |" for row in cost_rows(results)),
-            "",
-        ]
-        lines += [f"{reason}.  " for reason in missing_costs(results)]
-    lines += [f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *reasons(results))]
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def plot(results: Results, folder: Path) -> list[Path]:

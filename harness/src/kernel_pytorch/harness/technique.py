@@ -47,6 +47,8 @@ class Implementation:
             imports nothing optional.
         budget_factor: how many times the reference's own error is allowed; above 2 only with a reason, never above 4.
         budget_reason: why `budget_factor` is above 2.
+        unsupported: row of the support table, or "<row> on cuda", "<row> on cpu" -> why this implementation has to say
+            no there. A row that is not named must work; one that is named must not.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Implementation:
     target: str
     budget_factor: float = 2.0
     budget_reason: str = ""
+    unsupported: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.budget_factor <= 4.0:

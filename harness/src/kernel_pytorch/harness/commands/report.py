@@ -10,20 +10,24 @@ from rich.markup import escape
 
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.page import markdown
+from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.report import (
     accuracy_table,
+    conditions,
     cost_table,
-    markdown,
     missing_costs,
     plot,
     reasons,
     terminal_tables,
 )
-from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load, write_atomically
+from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load
 from kernel_pytorch.harness.sources import implementation_digest
+from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
+from kernel_pytorch.harness.technique import Level
 
 OTHER_FILES = ("pytest-benchmark.json", ".partial.json", VERIFICATION_SUFFIX)
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+BLOCK = "results"
 
 
 def report_command(
@@ -41,7 +45,7 @@ def report_command(
     Exit code: 0; 1 with --check-stale if sources have changed since they were measured; 2 for what cannot be read.
     """
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
-    files = [file for file in files if not file.name.endswith(OTHER_FILES)]
+    files = [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name != SUPPORT_FOLDER]
     if not files:
         messages.print(f"kernel-pytorch: no results in {path}; `kernel-pytorch bench` makes them", **PLAIN)
         raise typer.Exit(2)
@@ -56,9 +60,6 @@ def report_command(
             output.print(escape(line), **PLAIN)
         raise typer.Exit(1 if stale else 0)
     if readme is not None:
-        if not readme.is_file():
-            messages.print(f"kernel-pytorch: no file {escape(str(readme))}", **PLAIN)
-            raise typer.Exit(2)
         write_readme(readme, list(found.values()))
         return
     for file, results in found.items():
@@ -68,16 +69,16 @@ def report_command(
 
 def write_readme(readme: Path, found: list[Results]) -> None:
     """Put the tables of the technique that lies beside `readme` between its markers."""
-    text = readme.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    tables = [markdown(results) for results in found if results.technique == readme.resolve().parent.name]
-    if not begin or not end or not tables:
-        missing = f"no results of {readme.resolve().parent.name}" if begin and end else f"no {BEGIN} and {END}"
-        messages.print(f"kernel-pytorch: {readme} was not written: {missing}", **PLAIN)
-        raise typer.Exit(2)
-    body = "\n".join(tables)
-    write_atomically(readme, f"{before}{begin}\n{body}{end}{after}")
+    name = readme.resolve().parent.name
+    found = sorted(found, key=lambda results: results.machine.environment.device_type != "cuda")  # GPUs first
+    tables = [markdown(results) for results in found if results.technique == name]
+    try:
+        if not tables:
+            raise ReadmeError(f"{readme} was not written: no results of {name}")
+        write_block(readme, BLOCK, "\n".join(tables))
+    except ReadmeError as error:
+        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
+        raise typer.Exit(2) from None
 
 
 def show(results: Results) -> None:
@@ -92,8 +93,8 @@ def show(results: Results) -> None:
         output.print(f"accuracy on real activations: {escape(results.real_input)}", **PLAIN)
     if results.costs:
         output.print(cost_table(results))
-    for reason in [*missing_costs(results), *reasons(results)]:
-        output.print(escape(reason), **PLAIN)
+    for line in [*conditions(results), *missing_costs(results), *reasons(results)]:
+        output.print(escape(line), **PLAIN)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -115,7 +116,11 @@ def stale_sources(results: Results) -> list[str]:
         for o in discovery.techniques[results.technique].operations
         for i in o.implementations
     }
-    measured = {f"{m.operation}/{m.implementation}" for m in results.measurements if m.status == "measured"}
+    measured = {
+        f"{m.operation}/{m.implementation}"
+        for m in results.measurements
+        if m.status == "measured" and m.level != Level.PEER.value  # not ours to keep fresh
+    }
     return [
         f"{name} has changed since it was measured" if name in now else f"{name} no longer exists"
         for name in sorted(measured)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import sharding
+
 library = torch.library.Library("kernel_pytorch", "FRAGMENT")
 library.define("rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)")
 library.define(
@@ -124,6 +126,9 @@ def _(
     if weight is None:
         return dx, h.new_empty((0,), dtype=rstd.dtype)
     return dx, weight.new_empty(weight.shape if need_dweight else (0,))
+
+
+sharding.register_when_distributed()
 
 
 # Dispatch.

@@ -24,12 +24,13 @@ from torch import Tensor
 from .triton_forward import LONG_BLOCK, exceeds_int32, on_device, token_head_rows, warps
 
 BLOCK_LIMIT = 8192  # columns of h, dy, weight and dweight that one program holds in registers
-# Bytes of h in a tile: two rows, within these bounds. Smaller ones leave the copies into shared memory too short, larger
-# ones leave too few to be in flight at once.
+# Bytes of h in a tile: two rows, within these bounds. Smaller ones leave the copies into shared memory too short,
+# larger ones leave too few to be in flight at once.
 SMALLEST_TILE, LARGEST_TILE = 2048, 16384
 BYTES_PER_WARP = 2048
 STAGES = 3  # tiles under way: one is computed, two are copied
-# KiB that one program can have, by compute capability; 99 elsewhere (CUDA C++ Programming Guide, technical specifications).
+# KiB that one program can have, by compute capability; 99 elsewhere (CUDA C++ Programming Guide, technical
+# specifications).
 SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
 LONG_PROGRAMS_PER_MULTIPROCESSOR = 4
 INTERPRETER_PROGRAMS = 4  # the interpreter runs programs one after the other

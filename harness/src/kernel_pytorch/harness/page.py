@@ -1,0 +1,110 @@
+"""Results as a page shows them: one row per case, one column per level, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernel_pytorch.harness.report import (
+    COST_COLUMNS,
+    NO_FIGURE,
+    PYTORCH_LEVELS,
+    accuracy_figures,
+    best_peer,
+    best_pytorch,
+    conditions,
+    cost_rows,
+    groups,
+    missing_costs,
+    reasons,
+    seconds,
+    speedup,
+)
+from kernel_pytorch.harness.results import Measurement, Results
+
+LEGEND = (
+    "Median time of a call ± half of its 99 % interval, and the share of the copy bandwidth measured through the "
+    "memory that the working set fits in. `=`: no difference beyond 2 %. `?`: the interval does not tell."
+)
+
+
+def markdown(results: Results) -> str:
+    """The tables for a page."""
+    environment = results.machine.environment
+    lines = [
+        f"Measured on {environment.device_name} with torch {environment.torch}"
+        + (f", triton {environment.triton}" if environment.triton else "")
+        + f", {environment.torch_threads} CPU threads, on {results.created[:10]}."
+        + (" A quick run: fewer cases and rounds." if results.quick else "")
+        + f" {LEGEND}",
+        "",
+    ]
+    cases: dict[tuple[str, str], list[list[Measurement]]] = {}
+    for (operation, direction, _), group in groups(results).items():
+        cases.setdefault((operation, direction), []).append(group)
+    for (operation, direction), found in cases.items():
+        lines += [f"**`{operation}`, {direction}**", "", *time_table(found), ""]
+    if results.accuracy:
+        lines += [f"**Relative error on {results.real_input}**: output, worst gradient", ""]
+        lines += [*accuracy_table(results), ""]
+    if results.costs:
+        labels = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
+        lines += [f"**Whole cost of a call**: {labels}", "", *_table(COST_COLUMNS, cost_rows(results)), ""]
+        lines += [f"{reason}.  " for reason in missing_costs(results)]
+    lines += [f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *reasons(results))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def time_table(cases: Sequence[list[Measurement]]) -> list[str]:
+    """The lines of one table: cases below each other, levels beside each other, then what ours are over others."""
+    names = list(dict.fromkeys(m.implementation for group in cases for m in group))
+    own = [
+        name
+        for name in names
+        if any(m.implementation == name and _is_own(m) and m.status == "measured" for group in cases for m in group)
+    ]
+    peers = any(best_peer(group) for group in cases)
+    header = ["case", *names, *(f"{name} over {other}" for name in own for other in _others(peers))]
+    rows = []
+    for group in cases:
+        by_name = {m.implementation: m for m in group}
+        row = [group[0].case.label, *(time_cell(by_name.get(name)) for name in names)]
+        baselines = ["native", best_pytorch(group), *([best_peer(group)] if peers else [])]
+        for name in own:
+            m = by_name.get(name)
+            row += [speedup(m.comparisons.get(b or "")) if m is not None else "" for b in baselines]
+        rows.append(row)
+    return _table(header, rows)
+
+
+def time_cell(measurement: Measurement | None) -> str:
+    """Time, interval and share of one measurement, or what there is instead."""
+    m = measurement
+    if m is None:
+        return ""
+    if m.seconds is None or m.status != "measured":
+        return NO_FIGURE if m.status == "unavailable" else m.status
+    spread = (m.seconds.high - m.seconds.low) / 2.0 / m.seconds.median
+    share = f", {m.share_of_copy:.0%}" if m.share_of_copy is not None else ""
+    return f"{seconds(m.seconds.median)} ± {spread:.1%}{share}"
+
+
+def accuracy_table(results: Results) -> list[str]:
+    """The lines of the table of errors: operation and level below each other, dtypes beside each other."""
+    dtypes = list(dict.fromkeys(a.dtype for a in results.accuracy))
+    figures = accuracy_figures(results)
+    names = list(dict.fromkeys((a.operation, a.implementation) for a in results.accuracy))
+    rows = [[*name, *(figures.get((*name, dtype), NO_FIGURE) for dtype in dtypes)] for name in names]
+    return _table(["operation", "level", *dtypes], rows)
+
+
+def _others(peers: bool) -> list[str]:
+    return ["native", "best PyTorch", *(["best peer"] if peers else [])]
+
+
+def _is_own(m: Measurement) -> bool:
+    return m.level not in PYTORCH_LEVELS and m.level != "peer"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
+    return [lines[0], "|" + " --- |" * len(header), *lines[1:]]

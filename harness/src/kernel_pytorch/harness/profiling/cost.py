@@ -1,0 +1,206 @@
+"""What one recorded call cannot avoid doing: the bytes it must move, the operations it must do, or why nobody knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.profiling.events import Call, TensorUse, resolve
+
+WRITES_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+"""Operators whose first argument is written and not read."""
+
+READS_SOME = {
+    "embedding",
+    "index_select",
+    "index",
+    "gather",
+    "take",
+    "take_along_dim",
+    "nll_loss_forward",
+    "_unsafe_index",
+    "_embedding_bag",
+    "_embedding_bag_forward_only",
+}
+"""Operators that read of their first argument no more than they write, and not all of it."""
+
+WRITES_SOME = {"index_put_", "_index_put_impl_", "_unsafe_index_put", "index_add_", "scatter_", "scatter_add_"}
+"""Operators that touch of their first argument no more than there is in the others."""
+
+AT_LEAST = "at least: what it kept from its forward, and what it writes in place, is not recorded"
+NO_ARGUMENTS = "not known: the profiler recorded no tensor"
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of bytes or FLOPs.
+
+    Attributes:
+        value: None where it is not known.
+        note: why it is not known, or what it leaves out.
+    """
+
+    value: int | None
+    note: str = ""
+
+
+def traffic(call: Call) -> Count:
+    """Compulsory bytes of one call: each input read once, each output written once, temporaries left out.
+
+    Outputs are what the call allocated and kept, and what its schema says it writes into. A view moves nothing.
+    """
+    if call.kind in ("kernel", "host"):
+        return Count(None, "not known: no operator launched it")
+    if not all(t.strided for t in call.tensors):
+        return Count(None, "not known: an argument is sparse")
+    if call.kind == "function":
+        if not call.tensors:
+            return Count(None, NO_ARGUMENTS)
+        return Count(sum(t.bytes for t in _distinct(call.tensors)) + call.allocated, AT_LEAST)
+    name = call.name.rpartition("::")[2]
+    if "empty" in name:
+        return Count(0, "memory is set aside, not written")
+    operator = resolve(call.name, call.overload)
+    if torch.Tag.inplace_view in operator.tags:
+        return Count(0, "a view: nothing is moved")
+    written = [t for i, t in _by_position(call) if _is_written(operator, i)]
+    output = sum(t.bytes for t in _distinct(written)) + call.allocated
+    if output == 0:
+        if _returns_tensors(operator):
+            return Count(0, "a view: nothing is moved")
+        if name in ("_local_scalar_dense", "item"):
+            return Count(sum(t.dtype.itemsize for t in call.tensors))
+    read = [(i, t) for i, t in _by_position(call) if not _is_overwritten(operator, name, i)]
+    return Count(output + _read_bytes(name, read, output) - _untouched(name, call, written))
+
+
+def flops(call: Call) -> Count:
+    """Floating-point operations of one call, by the formulas of `torch.utils.flop_counter`."""
+    # It imports Triton, which nothing here needs.
+    from torch.utils.flop_counter import flop_registry
+
+    operator = resolve(call.name, call.overload) if call.kind == "operator" else None
+    if operator is None:
+        return Count(None, "not counted: no operator")
+    formula = flop_registry.get(operator.overloadpacket)
+    if formula is None and "_flash_attention_for_cpu" in call.name:
+        # The same product of matrices; torch before 2.15 has no formula for the CPU's operator.
+        formula = flop_registry.get(getattr(torch.ops.aten, call.name[len("aten::") :].replace("_for_cpu", "")))
+    if formula is None:
+        return Count(None, "not counted: torch has no formula for it")
+    positional, named = _split(operator, call.arguments, _shape)
+    try:
+        outputs = _outputs_on_meta(operator, call)
+    except Exception:  # an argument that the profiler does not record; most formulas read no output
+        outputs = None
+    try:
+        full = int(formula(*positional, **named, out_val=outputs))
+    except Exception as error:
+        return Count(None, f"not counted: the formula failed ({type(error).__name__})")
+    share = _causal_share(operator, call)
+    return Count(full) if share == 1 else Count(int(full * share), "without those that the causal mask leaves out")
+
+
+def principal_dtype(call: Call) -> torch.dtype | None:
+    """The dtype of the first floating-point argument."""
+    return next((t.dtype for t in call.tensors if t.dtype.is_floating_point or t.dtype.is_complex), None)
+
+
+def _by_position(call: Call) -> list[tuple[int, TensorUse]]:
+    """Each tensor with the index of the argument that it is, or is an element of."""
+    found = []
+    for index, argument in enumerate(call.arguments):
+        for value in argument if isinstance(argument, list) else [argument]:
+            if isinstance(value, TensorUse):
+                found.append((index, value))
+    return found
+
+
+def _distinct(tensors: Any) -> list[TensorUse]:
+    """Each tensor once, however often it was given."""
+    return list({t.identity or id(t): t for t in tensors}.values())
+
+
+def _is_written(operator: Any, index: int) -> bool:
+    arguments = operator._schema.arguments
+    return index < len(arguments) and bool(arguments[index].is_write)
+
+
+def _is_overwritten(operator: Any, name: str, index: int) -> bool:
+    """Whether an argument is written without being read: an `out=`, or the target of a copy."""
+    if not _is_written(operator, index):
+        return False
+    return operator._schema.arguments[index].kwarg_only or (index == 0 and name in WRITES_ONLY)
+
+
+def _returns_tensors(operator: Any) -> bool:
+    return any("Tensor" in str(value.type) for value in operator._schema.returns)
+
+
+def _read_bytes(name: str, read: list[tuple[int, TensorUse]], output: int) -> int:
+    if name in READS_SOME:
+        first = [t for i, t in read if i == 0]
+        others = [t for i, t in read if i != 0]
+        return min(sum(t.bytes for t in first), output) + sum(t.bytes for t in _distinct(others))
+    return sum(t.bytes for t in _distinct(t for _, t in read))
+
+
+def _untouched(name: str, call: Call, written: list[TensorUse]) -> int:
+    """What was counted as read and written of a tensor that is only written in places."""
+    if name not in WRITES_SOME or not written:
+        return 0
+    others = sum(t.bytes for i, t in _by_position(call) if i != 0)
+    return 2 * max(0, written[0].bytes - others)
+
+
+def _causal_share(operator: Any, call: Call) -> Fraction:
+    """The part of an attention's square that a causal mask leaves: torch's formulas count all of it."""
+    names = [declared.name for declared in operator._schema.arguments]
+    given = dict(zip(names, call.arguments, strict=False))
+    query, key = given.get("query"), given.get("key")
+    if given.get("is_causal") is not True or not (isinstance(query, TensorUse) and isinstance(key, TensorUse)):
+        return Fraction(1)
+    if len(query.shape) < 2 or len(key.shape) < 2:
+        return Fraction(1)
+    rows, columns = query.shape[-2], key.shape[-2]
+    square = min(rows, columns)
+    # Row i sees the first i + 1 columns.
+    seen = square * (square + 1) // 2 + max(0, rows - columns) * columns
+    return Fraction(seen, max(rows * columns, 1))
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, TensorUse):
+        return torch.Size(value.shape)
+    return [_shape(item) for item in value] if isinstance(value, list) else value
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, TensorUse):
+        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")
+    return [_on_meta(item) for item in value] if isinstance(value, list) else value
+
+
+def _split(operator: Any, arguments: tuple[Any, ...], convert: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Recorded arguments as the operator is called: by position, and by name where the schema demands it."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for declared, value in zip(operator._schema.arguments, arguments, strict=False):
+        converted = convert(value)
+        if value is None and declared.has_default_value():
+            converted = declared.default_value
+        if declared.kwarg_only:
+            named[declared.name] = converted
+        else:
+            positional.append(converted)
+    return positional, named
+
+
+def _outputs_on_meta(operator: Any, call: Call) -> Any:
+    """What the operator returns, as tensors without memory."""
+    positional, named = _split(operator, call.arguments, _on_meta)
+    named = {name: value for name, value in named.items() if name not in ("device", "generator")}
+    return operator(*positional, **named)

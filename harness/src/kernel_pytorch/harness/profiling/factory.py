@@ -1,0 +1,107 @@
+"""`package.module:factory`: what makes the module that is profiled."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WANTED = "(module, inputs) or (module, inputs, kwargs)"
+
+
+class FactoryError(ValueError):
+    """A factory that cannot be used; the message says which part of it, and why."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a factory returned.
+
+    Attributes:
+        module: to be profiled.
+        inputs: by position.
+        kwargs: by name.
+    """
+
+    module: torch.nn.Module
+    inputs: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def make(target: str) -> Made:
+    """Import a factory and call it.
+
+    Args:
+        target: `package.module:factory`; the current folder is on the path, as with `python -m`. The factory takes no
+            arguments and returns `(module, inputs)` or `(module, inputs, kwargs)`; inputs are a tuple or a list, or
+            one tensor.
+
+    Raises:
+        FactoryError: the string is of another form, the module cannot be imported, it has no such attribute, the
+            factory raised, or it returned something else.
+    """
+    name, colon, attribute = target.partition(":")
+    if not (name and colon and attribute):
+        raise FactoryError(f"given {target!r}; give package.module:factory, as in models.small:make")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(name)
+    except Exception as error:  # whatever the module does when it is imported
+        raise FactoryError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise FactoryError(f"module {name!r} has no attribute {attribute!r}") from None
+    if not callable(found):
+        raise FactoryError(f"{target} is of type {type(found).__name__}; it must be a function without arguments")
+    try:
+        made = found()
+    except Exception as error:
+        raise FactoryError(f"{target} raised {type(error).__name__}: {error}{place_of(error)}") from error
+    return _checked(target, made)
+
+
+def moved(made: Made, device: torch.device) -> Made:
+    """The same on a device: module, and every tensor of the inputs."""
+    from torch.utils._pytree import tree_map
+
+    def move(value: Any) -> Any:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    inputs, kwargs = tree_map(move, (made.inputs, dict(made.kwargs)))
+    return Made(made.module.to(device), inputs, kwargs)
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of the innermost frame, in brackets, for the end of a message."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return "" if frame is None else f" ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})"
+
+
+def _checked(target: str, made: Any) -> Made:
+    def refuse(what: str) -> FactoryError:
+        return FactoryError(f"{target} returned {what}; it must return {WANTED}")
+
+    if not isinstance(made, tuple):
+        raise refuse(type(made).__name__)
+    if len(made) not in (2, 3):
+        raise refuse(f"{len(made)} values")
+    module, inputs, kwargs = (*made, {})[:3]
+    if not isinstance(module, torch.nn.Module):
+        raise refuse(f"{type(module).__name__} as module")
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if not isinstance(inputs, list | tuple):
+        raise refuse(f"{type(inputs).__name__} as inputs")
+    if not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+        raise refuse(f"{kwargs!r} as kwargs")
+    return Made(module, tuple(inputs), kwargs)

@@ -1,0 +1,236 @@
+"""Profiling a module: steps on the clock without the profiler, steps under it, one step with its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from kernel_pytorch.harness.clock import Interval, median_interval
+from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
+from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.profiling.events import STEP, Recording, profiler, read, tensor_label
+from kernel_pytorch.harness.profiling.placement import local_machine, operator_uses
+from kernel_pytorch.harness.profiling.records import MemoryTimeline, Profile
+from kernel_pytorch.harness.profiling.timeline import memory_timeline
+from kernel_pytorch.harness.results import IntervalRecord
+
+STEPS = 5
+WARM_UP_STEPS = 3
+
+
+def profile_module(
+    module: torch.nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    backward: bool = False,
+    steps: int = STEPS,
+    compile: bool = False,
+    machine: Machine | None = None,
+    trace: Path | str | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Profile:
+    """Find out where the time and the memory of a module go, on the device that it is on.
+
+    The module keeps its mode (train or eval) and its gradients; whatever else its forward changes (running statistics,
+    the state of random generators) is changed.
+
+    Args:
+        module: any module, its tensors on one device.
+        *inputs: what it is called with, by position.
+        kwargs: what it is called with, by name.
+        backward: a step is the forward and its backward, with standard normal gradients coming in at every output that
+            requires one: no loss is computed. Otherwise it is the forward without gradients.
+        steps: how many are profiled.
+        compile: run `torch.compile(module)`.
+        machine: the limits that shares are of; measured now, once per process, if None.
+        trace: where to write what happened when, as a file for https://ui.perfetto.dev; `.json` or `.json.gz`.
+        on_stage: called with the name of each stage before it begins.
+
+    Raises:
+        ValueError: `steps` below 1, tensors on several devices or on one that is neither cpu nor cuda, or `backward`
+            where no output requires a gradient.
+    """
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; allowed is 1 or more")
+    named = dict(kwargs or {})
+    device = device_of(module, (inputs, named))
+    if machine is None:
+        on_stage("measuring what the machine can do")
+        machine = local_machine(str(device))
+    with _gradients_kept(module, (inputs, named)) as clear, _named_kernels(compile, device):
+        on_stage("warming up")
+        step = _step(torch.compile(module) if compile else module, inputs, named, backward)
+        measured = _measure(step, clear, device, steps, trace, on_stage)
+    return Profile(
+        module=type(module).__name__,
+        inputs=tuple(tensor_label(t.dtype, t.shape) for t in tree_leaves((inputs, named)) if isinstance(t, Tensor)),
+        direction="both" if backward else "forward",
+        compiled=compile,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        machine=machine,
+        steps=steps,
+        step=IntervalRecord.of(measured.interval),
+        profiled_seconds=measured.wall,
+        busy_seconds=measured.recording.busy_seconds,
+        operators=operator_uses(measured.recording.calls, machine.ceilings),
+        memory=measured.memory,
+        device_peak=measured.device_peak,
+    )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    interval: Interval
+    recording: Recording
+    wall: float
+    memory: MemoryTimeline
+    device_peak: int | None
+
+
+def device_of(module: torch.nn.Module, arguments: Any) -> torch.device:
+    """The one device of all parameters, buffers and inputs; numbers in tensors (no dimensions) may be elsewhere.
+
+    Raises:
+        ValueError: there are several, or one that is neither cpu nor cuda.
+    """
+    tensors = [*module.parameters(), *module.buffers(), *tree_leaves(arguments)]
+    devices = {str(t.device): t.device for t in tensors if isinstance(t, Tensor) and t.dim() > 0}
+    if len(devices) > 1:
+        raise ValueError(f"the module and its inputs are on {' and '.join(sorted(devices))}; move all to one device")
+    device = next(iter(devices.values()), torch.device("cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"the module is on {device}; allowed are cpu and cuda")
+    return device
+
+
+def _step(function: Callable[..., Any], inputs: Any, named: dict[str, Any], backward: bool) -> Callable[[], None]:
+    """One step; where it has a backward, the incoming gradients are made here, once."""
+    if not backward:
+
+        def forward() -> None:
+            with torch.no_grad():
+                function(*inputs, **named)
+
+        return forward
+
+    def differentiable() -> list[Tensor]:
+        with torch.enable_grad():
+            result = function(*inputs, **named)
+        return [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+
+    outputs = differentiable()
+    if not outputs:
+        raise ValueError("backward: no output of the module requires a gradient; profile the forward alone")
+    incoming = [torch.randn_like(output) for output in outputs]
+
+    def both() -> None:
+        torch.autograd.backward(differentiable(), incoming)
+
+    return both
+
+
+@contextlib.contextmanager
+def _gradients_kept(module: torch.nn.Module, arguments: Any) -> Iterator[Callable[[], None]]:
+    """Yield what lets go of all gradients, and put back at the end those that there were."""
+    tensors = [t for t in (*module.parameters(), *tree_leaves(arguments)) if isinstance(t, Tensor) and t.is_leaf]
+    before = [t.grad for t in tensors]
+
+    def clear() -> None:
+        for tensor in tensors:
+            tensor.grad = None
+
+    clear()
+    try:
+        yield clear
+    finally:
+        for tensor, gradient in zip(tensors, before, strict=True):
+            tensor.grad = gradient
+
+
+@contextlib.contextmanager
+def _named_kernels(compile: bool, device: torch.device) -> Iterator[None]:
+    """Have TorchInductor announce its kernels to the profiler, which it does by itself on a GPU only."""
+    if not compile or device.type != "cpu":
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch({"cpp.enable_kernel_profile": True}):
+        yield
+
+
+def _measure(
+    step: Callable[[], None],
+    clear: Callable[[], None],
+    device: torch.device,
+    steps: int,
+    trace: Path | str | None,
+    on_stage: Callable[[str], None],
+) -> _Measured:
+    """Run steps to warm up, on the clock, under the profiler, and one with its memory."""
+    for _ in range(WARM_UP_STEPS):
+        step()
+        clear()
+    on_stage("timing without the profiler")
+    interval = _time(step, clear, device, max(steps, FEWEST_ROUNDS))
+    on_stage("profiling")
+    recording, wall = _record(step, clear, device, steps, trace)
+    on_stage("recording memory")
+    return _Measured(interval, recording, wall, *_memory(step, clear, device))
+
+
+def _time(step: Callable[[], None], clear: Callable[[], None], device: torch.device, rounds: int) -> Interval:
+    """Seconds of a step by the wall clock, as whoever calls it sees them."""
+    samples = []
+    for _ in range(rounds):
+        _wait(device)
+        begin = time.perf_counter()
+        step()
+        _wait(device)
+        samples.append(time.perf_counter() - begin)
+        clear()
+    return median_interval(samples)
+
+
+def _record(
+    step: Callable[[], None], clear: Callable[[], None], device: torch.device, steps: int, trace: Path | str | None
+) -> tuple[Recording, float]:
+    """The calls of all steps, and the wall clock around them."""
+    _wait(device)
+    running = profiler(device)
+    with running:
+        begin = time.perf_counter()
+        for _ in range(steps):
+            with torch.profiler.record_function(STEP):
+                step()
+            _wait(device)
+            clear()
+        wall = time.perf_counter() - begin
+    if trace is not None:
+        running.export_chrome_trace(str(trace))
+    return read(running, device), wall
+
+
+def _memory(
+    step: Callable[[], None], clear: Callable[[], None], device: torch.device
+) -> tuple[MemoryTimeline, int | None]:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    timeline = memory_timeline(step, device)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    clear()
+    return timeline, peak
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,168 @@
+"""The record of a profile: what `profile.json` holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.results import IntervalRecord
+
+if TYPE_CHECKING:
+    from kernel_pytorch.harness.profiling.tables import PrintableTable
+
+Bound = Literal["memory", "compute", "overhead"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KernelUse(_Record):
+    """A kernel that an operator launched.
+
+    Attributes:
+        name: as the GPU's profiler prints it.
+        calls: over all steps.
+        seconds: over all steps.
+    """
+
+    name: str
+    calls: int
+    seconds: float
+
+
+class Attainment(_Record):
+    """How near an operator comes to what the machine can do.
+
+    Attributes:
+        bytes_per_second: compulsory bytes over the median time of a call; None where the bytes are not known.
+        share_of_copy: of the copy rate of the memory that the operator's own bytes fit in; see `roofline.attain`.
+        flops_per_second: None where the FLOPs are not counted.
+        share_of_matmul: of the matmul rate in that dtype; None where FLOPs are not counted or that was not measured.
+        bound: what must take longest on this machine: moving the bytes, doing the arithmetic, or launching it. None
+            where the bytes are not known.
+        above: the rates that are above their limit, "memory" or "compute"; their shares mean nothing.
+        problem: what that may come from; empty if none is.
+    """
+
+    bytes_per_second: float | None = None
+    share_of_copy: float | None = None
+    flops_per_second: float | None = None
+    share_of_matmul: float | None = None
+    bound: Bound | None = None
+    above: tuple[Literal["memory", "compute"], ...] = ()
+    problem: str = ""
+
+
+class OperatorUse(_Record):
+    """All calls of one operator with one set of shapes.
+
+    Attributes:
+        name: of the operator, with its overload.
+        kind: see `events.Call`.
+        inputs: dtype and shape of each tensor that it was given.
+        calls: over all steps.
+        seconds: over all steps; of its kernels on a GPU, else of the call without what other rows count.
+        seconds_per_call: median.
+        share: of the time of all rows.
+        bytes: compulsory traffic of one call, None where it is not known.
+        bytes_note: why not, or what is left out.
+        flops: of one call, None where they are not counted.
+        flops_note: why not.
+        attained: rates, against the machine's limits.
+        kernels: what it launched, the longest first. Several are placed together: nobody knows which moved what.
+    """
+
+    name: str
+    kind: Literal["operator", "function", "kernel", "host"]
+    inputs: tuple[str, ...]
+    calls: int
+    seconds: float
+    seconds_per_call: float
+    share: float
+    bytes: int | None = None
+    bytes_note: str = ""
+    flops: int | None = None
+    flops_note: str = ""
+    attained: Attainment = Attainment()
+    kernels: tuple[KernelUse, ...] = ()
+
+
+class MemoryTimeline(_Record):
+    """What is allocated while a step runs.
+
+    Attributes:
+        seconds: since the step began, one per change.
+        bytes: by category ("parameters", "activations", ...), or "allocated" alone; one figure per entry of `seconds`.
+        peak: the most at any time, all categories together.
+        note: why it is not split by category; empty if it is.
+    """
+
+    seconds: tuple[float, ...]
+    bytes: dict[str, tuple[int, ...]]
+    peak: int
+    note: str = ""
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Bytes by category at the peak, those of none left out."""
+        totals = [sum(column) for column in zip(*self.bytes.values(), strict=True)]
+        if not totals:
+            return {}
+        moment = totals.index(max(totals))
+        return {name: series[moment] for name, series in self.bytes.items() if series[moment]}
+
+
+class Profile(_Record):
+    """Where the time and the memory of a module go.
+
+    Attributes:
+        module: name of its class.
+        inputs: dtype and shape of each tensor among its inputs.
+        direction: "forward" without gradients, or "both": forward and backward.
+        compiled: whether it ran under torch.compile.
+        created: UTC, ISO 8601.
+        machine: what it ran on, and the measured limits that shares are of.
+        steps: how many were profiled.
+        step: seconds of one step without the profiler, wall clock, the GPU's work waited for.
+        profiled_seconds: wall clock over all profiled steps. The profiler slows the host down.
+        busy_seconds: how long the GPU had work during these; None on a CPU.
+        operators: one row per operator and shapes, the longest first. Their times add up to at most
+            `profiled_seconds` (on a GPU: unless kernels overlap).
+        memory: over one step.
+        device_peak: the most that PyTorch had allocated on the GPU during that step, from its allocator; None on a
+            CPU.
+    """
+
+    module: str
+    inputs: tuple[str, ...]
+    direction: Literal["forward", "both"]
+    compiled: bool
+    created: str
+    machine: Machine
+    steps: int
+    step: IntervalRecord
+    profiled_seconds: float
+    busy_seconds: float | None
+    operators: tuple[OperatorUse, ...]
+    memory: MemoryTimeline
+    device_peak: int | None
+
+    def to_json(self) -> str:
+        """The whole record."""
+        return self.model_dump_json(indent=1)
+
+    def table(self, top: int = 20) -> PrintableTable:
+        """The rows that took longest; both `print` and rich show it."""
+        from kernel_pytorch.harness.profiling.tables import table
+
+        return table(self, top)
+
+    def write(self, folder: Path | str, top: int = 40) -> list[Path]:
+        """Write `profile.json`, `page.html` and, where matplotlib is installed, `memory.svg`; the paths come back."""
+        from kernel_pytorch.harness.profiling.page import write
+
+        return write(self, Path(folder), top)

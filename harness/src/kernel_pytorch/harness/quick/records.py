@@ -1,0 +1,230 @@
+"""What the quick functions return: records that print themselves, draw themselves and become JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from rich.markup import escape
+
+from kernel_pytorch.harness.profiling.records import MemoryTimeline
+from kernel_pytorch.harness.profiling.tables import TOO_FAST, PrintableTable
+from kernel_pytorch.harness.report import seconds, size, speedup
+from kernel_pytorch.harness.results import ComparisonRecord, IntervalRecord
+
+
+class Shown(BaseModel):
+    """A record of a measurement."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def to_json(self) -> str:
+        """The whole record."""
+        return self.model_dump_json(indent=1)
+
+
+class Benchmark(Shown):
+    """The time of one function.
+
+    Attributes:
+        name: of the function.
+        device: what it ran on, in words.
+        inputs: dtype and shape of each tensor argument.
+        direction: always a call without gradients; a backward that is timed is written into the function.
+        seconds: per call; device time on a GPU, wall time on a CPU.
+        samples: seconds per call, one per round.
+        calls_per_sample: how many calls each sample is the mean of.
+        method: how it was timed.
+        pool_bytes: bytes of all input sets together; decides which memory is the limit.
+        bytes: of arguments, a module's own tensors and results, each once.
+        bytes_per_second: `bytes` over the median.
+        share_of_copy: of the copy rate measured for the memory that `pool_bytes` fit in; None if `problem`.
+        problem: why the rate cannot be true, empty if it can.
+        notes: what else is to be known.
+    """
+
+    name: str
+    device: str
+    inputs: tuple[str, ...]
+    direction: Literal["forward"] = "forward"
+    seconds: IntervalRecord
+    samples: tuple[float, ...]
+    calls_per_sample: int
+    method: str
+    pool_bytes: int
+    bytes: int
+    bytes_per_second: float
+    share_of_copy: float | None
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+    def table(self) -> PrintableTable:
+        """One row; both `print` and rich show it."""
+        found = printable(f"{self.name} on {self.device}, {', '.join(self.inputs)}", self.notes, self.problem)
+        for column in ("median", "99% interval", "bytes", "GB/s", "of copy"):
+            found.add_column(column, justify="right")
+        found.add_row(
+            seconds(self.seconds.median),
+            _interval(self.seconds),
+            size(self.bytes),
+            f"{self.bytes_per_second / 1e9:,.1f}",
+            TOO_FAST if self.share_of_copy is None else f"{self.share_of_copy:.0%}",
+        )
+        return found
+
+
+class Contender(Shown):
+    """One implementation of a comparison.
+
+    Attributes:
+        name: as it was given.
+        status: "measured"; "wrong" (differs from the reference, raises, or writes into its inputs); "unavailable"
+            (cannot run or be timed here). All but the first carry a reason.
+        reason: why its time says nothing.
+        seconds: per call; also there for one that turned out wrong after it was timed, to be struck out.
+        samples: seconds per call; samples of the same index belong to the same round.
+        method: how it was timed.
+        comparison: speedup over the reference, from the paired ratios; None unless measured alike.
+        relative_error: ||output - truth|| / ||truth||, worst output.
+        error_over_budget: the worst element's error divided by what it is allowed.
+        share_of_copy: of the copy rate of the memory that the inputs fit in; None if the rate cannot be true.
+    """
+
+    name: str
+    status: Literal["measured", "wrong", "unavailable"]
+    reason: str = ""
+    seconds: IntervalRecord | None = None
+    samples: tuple[float, ...] = ()
+    method: str = ""
+    comparison: ComparisonRecord | None = None
+    relative_error: float | None = None
+    error_over_budget: float | None = None
+    share_of_copy: float | None = None
+
+
+class Comparison(Shown):
+    """Implementations of one function, proven against the reference and timed in turns.
+
+    Attributes:
+        title: what was compared.
+        device: what it ran on, in words.
+        inputs: dtype and shape of each tensor argument.
+        direction: always calls without gradients.
+        reference: name of the implementation that the others are held against.
+        tolerance: how far they may be from it, in words.
+        bytes: that each must move: arguments and results, or what the operation declares.
+        pool_bytes: bytes of all input sets together.
+        contenders: in the order that they were given in.
+        notes: what else is to be known.
+    """
+
+    title: str
+    device: str
+    inputs: tuple[str, ...]
+    direction: Literal["forward"] = "forward"
+    reference: str
+    tolerance: str
+    bytes: int
+    pool_bytes: int
+    contenders: tuple[Contender, ...]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Contender:
+        """The implementation of that name. Raises KeyError naming those that there are."""
+        for contender in self.contenders:
+            if contender.name == name:
+                return contender
+        raise KeyError(f"no implementation {name!r}; there are {', '.join(c.name for c in self.contenders)}")
+
+    def table(self) -> PrintableTable:
+        """One row per implementation; both `print` and rich show it. The time of a wrong one is struck out."""
+        lines = [f"{c.name} {c.status}: {c.reason}" for c in self.contenders if c.reason]
+        lines.append(f"Allowed: {self.tolerance}.")
+        found = printable(f"{self.title} on {self.device}, {', '.join(self.inputs)}", (*lines, *self.notes))
+        found.add_column("implementation")
+        for column in ("median", "99% interval", "GB/s", "of copy", f"vs {escape(self.reference)}", "error"):
+            found.add_column(column, justify="right")
+        for c in self.contenders:
+            found.add_row(escape(c.name), *self._figures(c))
+        return found
+
+    def plot(self, path: Path | str) -> Path:
+        """Draw the times with their intervals, PNG or SVG by the name of the file.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+            ValueError: another suffix.
+        """
+        from kernel_pytorch.harness.quick.plots import bars
+
+        return bars(self, Path(path))
+
+    def _figures(self, c: Contender) -> list[str]:
+        if c.seconds is None:
+            return [f"[red]{c.status}[/red]" if c.status == "wrong" else c.status]
+        times = [seconds(c.seconds.median), _interval(c.seconds)]
+        if c.status == "wrong":
+            # Terminals and files differ in what they can strike out; a word is understood everywhere.
+            return [f"[strike]{times[0]}[/strike] [red]wrong[/red]", f"[strike]{times[1]}[/strike]"]
+        return [
+            *times,
+            f"{self.bytes / c.seconds.median / 1e9:,.1f}",
+            TOO_FAST if c.share_of_copy is None else f"{c.share_of_copy:.0%}",
+            "is it" if c.name == self.reference else speedup(c.comparison) or "timed differently",
+            "" if c.relative_error is None else f"{c.relative_error:.1e}",
+        ]
+
+
+class MemoryProfile(Shown):
+    """What one call needs beside its arguments, in bytes.
+
+    Attributes:
+        name: of the function.
+        device: what it ran on, in words.
+        inputs: dtype and shape of each tensor argument.
+        forward_peak: most that was allocated at any time in a forward without gradients, results included.
+        training_peak: the same over a forward and its backward, gradients included; None where nothing is
+            differentiable.
+        saved_for_backward: what the graph keeps alive between the two, arguments and results left out.
+        timeline: of the forward and its backward, or of the forward alone.
+    """
+
+    name: str
+    device: str
+    inputs: tuple[str, ...]
+    forward_peak: int
+    training_peak: int | None
+    saved_for_backward: int | None
+    timeline: MemoryTimeline
+
+    def table(self) -> PrintableTable:
+        """One row; both `print` and rich show it."""
+        found = printable(f"{self.name} on {self.device}, {', '.join(self.inputs)}")
+        figures = (self.forward_peak, self.training_peak, self.saved_for_backward)
+        for column in ("peak, forward", "peak, training", "saved for backward"):
+            found.add_column(column, justify="right")
+        found.add_row(*("nothing to train" if value is None else size(value) for value in figures))
+        return found
+
+    def plot(self, path: Path | str) -> Path:
+        """Draw the timeline as SVG. Raises ModuleNotFoundError where matplotlib is not installed."""
+        from kernel_pytorch.harness.profiling.plots import memory
+        from kernel_pytorch.harness.results import write_atomically
+
+        if Path(path).suffix != ".svg":
+            raise ValueError(f"given {str(path)!r}; the timeline is drawn as .svg")
+        write_atomically(Path(path), memory(self.timeline))
+        return Path(path)
+
+
+def printable(title: str, *lines: Any) -> PrintableTable:
+    """An empty table with a title and lines beneath it."""
+    found = [line for group in lines for line in ([group] if isinstance(group, str) else group) if line]
+    return PrintableTable(
+        title=escape(title), title_justify="left", caption=escape("\n".join(found)) or None, caption_justify="left"
+    )
+
+
+def _interval(record: IntervalRecord) -> str:
+    return f"{seconds(record.low)} to {seconds(record.high)}"

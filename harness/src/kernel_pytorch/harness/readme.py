@@ -1,0 +1,44 @@
+"""The parts of a package's README that are generated: what stands between `<!-- NAME:begin -->` and its `:end`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernel_pytorch.harness.results import write_atomically
+
+
+class ReadmeError(ValueError):
+    """A README that cannot be read or has no place for the block; the message says which."""
+
+
+def read_block(readme: Path, name: str) -> str:
+    """What stands between the markers.
+
+    Raises:
+        ReadmeError: there is no such file, or it lacks the markers.
+    """
+    return _parts(readme, name)[1]
+
+
+def write_block(readme: Path, name: str, body: str) -> None:
+    """Replace what stands between the markers.
+
+    Raises:
+        ReadmeError: as for `read_block`; nothing is written.
+    """
+    before, _, after = _parts(readme, name)
+    write_atomically(readme, before + body + after)
+
+
+def _parts(readme: Path, name: str) -> tuple[str, str, str]:
+    """The text up to the block, the block, and the rest; markers belong to the outer two."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ReadmeError(f"no file {readme}" if not readme.is_file() else f"{readme}: {error.strerror}") from error
+    before, found, rest = text.partition(f"{begin}\n")
+    body, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ReadmeError(f"{readme} has no {begin} and {end}, each on a line of its own")
+    return before + found, body, closed + after

@@ -1,0 +1,33 @@
+"""What works with what: fullgraph, export, checkpointing, sharding ..., per operation and level, generated from tests.
+
+An implementation declares what it does not support, with the reason; everything else must work, and what is declared
+must not. So the table is never typed: it is what came out.
+"""
+
+from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
+from kernel_pytorch.harness.support.examination import absence, examine, examine_technique, up_to_date
+from kernel_pytorch.harness.support.processes import Processes, ProcessesError
+from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord, load, load_all
+from kernel_pytorch.harness.support.subject import Shared, Subject
+from kernel_pytorch.harness.support.table import markdown
+
+__all__ = [
+    "CAPABILITIES",
+    "Absent",
+    "Capability",
+    "Outcome",
+    "Processes",
+    "ProcessesError",
+    "Shared",
+    "Subject",
+    "SupportRecord",
+    "absence",
+    "capability",
+    "check_declaration",
+    "examine",
+    "examine_technique",
+    "load",
+    "load_all",
+    "markdown",
+    "up_to_date",
+]

@@ -1,0 +1,142 @@
+"""Asking every implementation about every row, and holding the answer against the declaration."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from kernel_pytorch.harness.availability import why_unavailable
+from kernel_pytorch.harness.checks import Skipped
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
+from kernel_pytorch.harness.support.processes import Processes
+from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord
+from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
+from kernel_pytorch.harness.technique import Technique
+
+UNDECLARED = "does not work, and is not declared as unsupported"
+OUTDATED = "declared as unsupported, but works: remove it"
+
+
+def examine(subject: Subject, row: Capability) -> Outcome:
+    """Ask one implementation, which must be able to run here, about one row."""
+    elsewhere = row.elsewhere(subject.device)
+    if elsewhere is not None:
+        return _outcome(subject, row, "not tested here", elsewhere)
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch._dynamo.reset()  # what one check compiled, or gave up to compile, is no part of the next
+    error = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each torch warns of other things; what is asked here is whether it works
+        try:
+            row.check(subject)
+        except Skipped as reason:
+            return _outcome(subject, row, "not tested here", str(reason))
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+    return _judged(subject, row, error)
+
+
+def _judged(subject: Subject, row: Capability, error: str) -> Outcome:
+    """Hold what was raised, if anything was, against the declaration."""
+    declared = declared_no(subject, row.name)
+    if not error:
+        return _outcome(subject, row, "yes") if declared is None else _outcome(subject, row, "wrong", OUTDATED)
+    if declared is None:
+        return _outcome(subject, row, "wrong", UNDECLARED, error)
+    return _outcome(subject, row, "no", declared, error.splitlines()[0])
+
+
+def _outcome(subject: Subject, row: Capability, answer: str, reason: str = "", error: str = "") -> Outcome:
+    about = {"operation": subject.operation.name, "implementation": subject.implementation.name}
+    return Outcome.model_validate(
+        about | {"capability": row.name, "answer": answer, "reason": reason, "error": error.strip()}
+    )
+
+
+def absence(subject: Subject) -> str | None:
+    """Why the implementation cannot run here at all, or None."""
+    return why_unavailable(subject.shared.technique, subject.implementation, subject.device, torch.float32)
+
+
+def examine_technique(
+    technique: Technique,
+    device: torch.device,
+    *,
+    worker: Worker | None = None,
+    processes: Processes | None = None,
+    on_subject: Callable[[str], None] = lambda label: None,
+) -> SupportRecord:
+    """Ask every implementation of every operation about every row.
+
+    Args:
+        technique: the technique.
+        device: where.
+        worker: process that the checks run in, so that one that crashes costs itself alone; None for this process.
+        processes: of one group, for the rows that need several.
+        on_subject: called with what is about to be asked.
+
+    Raises:
+        KeyError: an implementation declares a row unsupported that does not exist.
+    """
+    shared = Shared(technique, device, processes, worker)
+    outcomes: list[Outcome] = []
+    absent: list[Absent] = []
+    for operation in technique.operations:
+        check_declaration(operation)
+        for implementation in operation.implementations:
+            subject = Subject(shared, operation, implementation)
+            reason = absence(subject)
+            if reason is not None:
+                absent.append(Absent(operation=operation.name, implementation=implementation.name, reason=reason))
+                continue
+            for row in CAPABILITIES:
+                on_subject(f"{operation.name} {implementation.name}: {row.name}")
+                here = worker is None or row.own_processes
+                outcomes.append(examine(subject, row) if here else _examine_apart(subject, row))
+    return SupportRecord(
+        technique=technique.name,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        environment=describe_environment(device),
+        sources=technique_digests(technique),
+        outcomes=tuple(outcomes),
+        absent=tuple(absent),
+    )
+
+
+def _examine_apart(subject: Subject, row: Capability) -> Outcome:
+    assert subject.shared.worker is not None
+    names = (subject.shared.technique.name, subject.operation.name, subject.implementation.name, row.name)
+    outcome = subject.shared.worker.call(_examine_in_child, *names, str(subject.device))
+    return outcome.value if not outcome.failure else _judged(subject, row, outcome.failure)
+
+
+def _examine_in_child(
+    technique: str, operation: str, implementation: str, row: str, device: str, announce: Announce
+) -> Outcome:
+    shared = _shared_in_child(technique, device)
+    declared = shared.technique.operation(operation)
+    return examine(Subject(shared, declared, declared.implementation(implementation)), capability(row))
+
+
+@functools.cache
+def _shared_in_child(technique: str, device: str) -> Shared:
+    """The same for all calls of this process."""
+    return Shared(discover().get(technique), torch.device(device))
+
+
+def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportRecord, list[str]]:
+    """The record without what was found out about sources that have changed since, and what that is."""
+    now = technique_digests(technique)
+    changed = {name for name, digest in record.sources.items() if now.get(name) != digest}
+    kept = tuple(o for o in record.outcomes if f"{o.operation}/{o.implementation}" not in changed)
+    absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in now)
+    return record.model_copy(update={"outcomes": kept, "absent": absent}), sorted(changed)

@@ -1,0 +1,126 @@
+"""The row of the support table about many devices: the same function on DTensors, and as a module under FSDP2.
+
+The functions here run in every process of a group at once. What they return is gathered, so that it can be held against
+what one process computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.oracle import Run
+from kernel_pytorch.harness.support.subject import Shared, Subject, tensors
+from kernel_pytorch.harness.verification import Standard
+
+
+def check_sharded(mesh: Any, technique: str, operation: str, implementation: str) -> None:
+    """Data sharded by rows, parameters replicated; then the same with the parameters under `fully_shard`."""
+    found = discover().get(technique)
+    device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+    declared = found.operation(operation)
+    hold_sharded(mesh, Subject(Shared(found, device), declared, declared.implementation(implementation)))
+
+
+def hold_sharded(mesh: Any, subject: Subject) -> None:
+    """The check itself, of a subject that this process has made."""
+    # An even number: the processes share the caches of torch.compile, which go by the shape of the whole.
+    against = subject.standard(rows=2)
+    data = [name for name in subject.names if subject.has_rows(name)]
+    outputs, gradients = run_sharded(mesh, subject.function, against, dict.fromkeys(data, Shard(0)))
+    subject.hold(gather(outputs, gradients), against)
+    candidate = run_fully_sharded(mesh, subject.function, against, data)
+    if candidate is not None:
+        subject.hold(candidate, against)
+
+
+def run_sharded(
+    mesh: Any, function: Callable[..., Any], against: Standard, placements: Mapping[str, Any]
+) -> tuple[tuple[DTensor, ...], dict[str, DTensor | None]]:
+    """Call a function on DTensors, and its backward with gradients placed like the outputs.
+
+    Args:
+        mesh: one-dimensional.
+        function: takes `against.arguments` by position.
+        against: the arguments, the same in every process.
+        placements: of arguments by name; what is not named is replicated.
+
+    Returns:
+        Outputs, and gradients by name, as they came.
+    """
+    own = [
+        distribute(a, mesh, placements.get(name, Replicate())).requires_grad_(a.is_floating_point())
+        if isinstance(a, Tensor)
+        else a
+        for name, a in zip(against.names, against.arguments, strict=True)
+    ]
+    outputs = tensors(function(*own))
+    incoming = [
+        distribute(g, mesh, Replicate() if o.placements[0].is_partial() else o.placements[0])
+        for g, o in zip(against.output_gradients, outputs, strict=True)
+    ]
+    wanted = {n: a for n, a in zip(against.names, own, strict=True) if isinstance(a, DTensor) and a.requires_grad}
+    gradients = torch.autograd.grad(outputs, list(wanted.values()), incoming, allow_unused=True)
+    return outputs, dict(zip(wanted, gradients, strict=True))
+
+
+def distribute(tensor: Tensor, mesh: Any, placement: Any) -> DTensor:
+    """A tensor that every process has, as a DTensor; as a pending sum of equal parts if that is the placement."""
+    if placement.is_partial():
+        return DTensor.from_local(tensor.detach() / mesh.size(), mesh, [placement])
+    return distribute_tensor(tensor.detach().clone(), mesh, [placement], src_data_rank=None)  # so nothing is sent
+
+
+def gather(outputs: Sequence[DTensor], gradients: Mapping[str, DTensor | None]) -> Run:
+    """The whole of every tensor, in every process."""
+    whole = {name: None if g is None else g.full_tensor() for name, g in gradients.items()}
+    return Run(tuple(o.detach().full_tensor() for o in outputs), whole)
+
+
+class _Module(torch.nn.Module):
+    """A function whose parameters are a module's."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], data: Sequence[str]) -> None:
+        super().__init__()
+        self._function, self._arguments = function, dict(arguments)
+        for name, argument in arguments.items():
+            if isinstance(argument, Tensor) and argument.is_floating_point() and name not in data:
+                self.register_parameter(name, torch.nn.Parameter(argument.detach().clone()))
+
+    def forward(self, **data: Tensor) -> Any:
+        """Call the function with this data."""
+        own = dict(self.named_parameters()) | data
+        return self._function(*(own.get(name, argument) for name, argument in self._arguments.items()))
+
+
+def run_fully_sharded(mesh: Any, function: Callable[..., Any], against: Standard, data: Sequence[str]) -> Run | None:
+    """The same as a module under `fully_shard`, each process with its share of the rows; None without parameters.
+
+    FSDP averages the gradients of the processes, and the sum is what is returned.
+    """
+    module = _Module(function, dict(zip(against.names, against.arguments, strict=True)), data)
+    if not list(module.parameters()):
+        return None
+    fully_shard(module, mesh=mesh)
+    rank, count = mesh.get_local_rank(), mesh.size()
+    named = zip(against.names, against.arguments, strict=True)
+    whole = {name: a for name, a in named if isinstance(a, Tensor) and name in data}
+    own = {name: a.detach().chunk(count)[rank].clone().requires_grad_() for name, a in whole.items()}
+    outputs = tensors(module(**own))
+    torch.autograd.backward(outputs, [g.chunk(count)[rank].clone() for g in against.output_gradients])
+
+    def joined(local: Tensor, like: Tensor) -> Tensor:
+        local = local.detach().contiguous()
+        shape, stride = like.shape, torch.empty(like.shape, device="meta").stride()
+        return DTensor.from_local(local, mesh, [Shard(0)], shape=shape, stride=stride).full_tensor()
+
+    gradients = {name: joined(a.grad, a_whole) for (name, a), a_whole in zip(own.items(), whole.values(), strict=True)}
+    gradients |= {name: parameter.grad.full_tensor() * count for name, parameter in module.named_parameters()}
+    ordered = {name: gradients[name] for name in against.names if name in gradients}
+    return Run(tuple(joined(o, g) for o, g in zip(outputs, against.output_gradients, strict=True)), ordered)

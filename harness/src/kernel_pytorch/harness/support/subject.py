@@ -1,0 +1,139 @@
+"""What a capability is asked about: one implementation of one operation, on its smallest representative case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.oracle import Run, judge
+from kernel_pytorch.harness.oracle import run as run_function
+from kernel_pytorch.harness.support.processes import Processes
+from kernel_pytorch.harness.technique import Case, Implementation, Operation, Technique
+from kernel_pytorch.harness.verification import RANDOM, Standard, Trial, make_arguments, standard_for
+
+BUDGET_FACTOR = 4.0
+"""The largest that the oracle allows: what compiles or splits a function may add its numbers in another order."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all subjects of a technique have in common.
+
+    Attributes:
+        technique: the technique.
+        device: where it is tested.
+        processes: of one group, for what needs several.
+        worker: process for what may end its process; None for this one.
+        folder: where processes that examine the same technique tell each other what takes long; None where none do.
+        found: what was worked out before, by what it is.
+    """
+
+    technique: Technique
+    device: torch.device
+    processes: Processes | None = None
+    worker: Worker | None = None
+    folder: Path | None = None
+    found: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, work: Callable[[], Any]) -> Any:
+        """`work()`, done the first time only."""
+        if key not in self.found:
+            self.found[key] = work()
+        return self.found[key]
+
+    def once_for_all(self, name: str, work: Callable[[], Any]) -> Any:
+        """The same among all processes with this folder; what `work` returns must be JSON."""
+        if self.folder is None:
+            return self.once(name, work)
+        from filelock import FileLock  # torch needs it
+
+        path = self.folder / f"{self.technique.name}-{name.replace(' ', '-')}.json"
+        with FileLock(f"{path}.lock"):
+            if not path.is_file():
+                path.write_text(json.dumps(work()), encoding="utf-8")
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One implementation of one operation."""
+
+    shared: Shared
+    operation: Operation
+    implementation: Implementation
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is tested."""
+        return self.shared.device
+
+    @property
+    def case(self) -> Case:
+        """The first core case in float32: the one that stands for the operation."""
+        cases = self.operation.test_grid.cases(self.device.type)
+        found = next((case for case in cases if case.core and case.dtype == torch.float32), None)
+        if found is None:
+            raise ValueError(f"{self.operation.name}: test_grid has no float32 core case; the support table needs one")
+        return found
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The implementation, loaded."""
+        return self.implementation.load()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arguments."""
+        return self.operation.signature()
+
+    def arguments(self, rows: int = 1, seed: int = 0) -> list[Any]:
+        """The arguments of the case: the same for every implementation; `rows` is how many times as many."""
+        arguments = make_arguments(self.operation, Trial(self.case, RANDOM), self.device, seed)
+        return [
+            torch.cat([a.roll(turn, 0) for turn in range(rows)]) if isinstance(a, Tensor) and self.has_rows(name) else a
+            for name, a in zip(self.names, arguments, strict=True)
+        ]
+
+    def has_rows(self, name: str) -> bool:
+        """Whether an argument is data, which a network has a row of per token, and no parameter."""
+        return name in self.operation.adversarial
+
+    def standard(self, rows: int = 1, seed: int = 0) -> Standard:
+        """What the results on `arguments(rows, seed)` are held against, and the incoming gradients."""
+        key = ("standard", self.operation.name, rows, seed)
+        return self.shared.once(key, lambda: standard_for(self.operation, self.arguments(rows, seed), self.device))
+
+    def run(self, function: Callable[..., Any], against: Standard, *, backward: bool = True) -> Run:
+        """Call a function that stands for the implementation, and its backward."""
+        return run_function(function, self.names, against.arguments, against.output_gradients if backward else None)
+
+    def hold(self, candidate: Run, against: Standard) -> None:
+        """Raise AssertionError unless every output, and every gradient that there is, is within the budget."""
+        reference, truth = against.reference, against.truth
+        if not candidate.gradients:
+            reference, truth = reference.without_gradients(), truth.without_gradients()
+        wrong = [j for j in judge(candidate, reference, truth, BUDGET_FACTOR) if not j.passed]
+        assert not wrong, "; ".join(f"{j.quantity} {j.message}" for j in wrong)
+
+
+def declared_no(subject: Subject, row: str) -> str | None:
+    """Why the implementation declares that it says no in a row, on this device or everywhere; None if it does not."""
+    declared = subject.implementation.unsupported
+    return declared.get(f"{row} on {subject.device.type}", declared.get(row))
+
+
+def tensors(result: Any) -> tuple[Tensor, ...]:
+    """What a function returned, always as a tuple."""
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def leaves(arguments: Sequence[Any]) -> list[Any]:
+    """Copies of arguments that want their gradients, where they can have any."""
+    return [a.detach().clone().requires_grad_(a.is_floating_point()) if isinstance(a, Tensor) else a for a in arguments]

@@ -1,0 +1,347 @@
+"""Planted faults: every row of the support table passes what is right and has been seen to fail what it is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_pytorch.harness import availability
+from kernel_pytorch.harness.support import CAPABILITIES, Processes, ProcessesError, Shared, Subject, capability, examine
+from kernel_pytorch.harness.support.examination import OUTDATED, UNDECLARED
+
+CPU = torch.device("cpu")
+
+
+def gate(x, weight, factor):
+    """In the place of the toy's own, whose sigmoid has other bits at the end of a vector than within."""
+    return x * x * weight * factor
+
+
+def gradients(dy, x, weight, factor):
+    g = dy * factor * x
+    return 2 * g * weight, (g * x).sum(0), None
+
+
+# Faults, by the row that has to find each.
+
+
+def breaking(x, weight, factor):
+    torch._dynamo.graph_break()
+    return gate(x, weight, factor)
+
+
+def two_faced(x, weight, factor):
+    return gate(x, weight, factor * 1.01 if torch.compiler.is_compiling() else factor)
+
+
+def made_for_four_rows(x, weight, factor):
+    return gate(x, weight, factor) if x.shape[0] == 4 else gate(x.double(), weight, factor).to(x.dtype)
+
+
+def looking_at_the_data(x, weight, factor):
+    return gate(x, weight, factor) if x.sum() > 0 else gate(x, weight, factor).clone()
+
+
+def always_float16(x, weight, factor):
+    return gate(x, weight, factor).half()
+
+
+def unseen(x, weight, factor):
+    """The launcher of a kernel, called beside the dispatcher."""
+    return _Unseen.apply(x, weight, factor)
+
+
+class _Unseen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, factor):
+        ctx.save_for_backward(x, weight)
+        ctx.factor = factor
+        with torch.utils._python_dispatch._disable_current_modes():
+            return gate(x, weight, factor)
+
+    @staticmethod
+    def backward(ctx, dy):
+        with torch.utils._python_dispatch._disable_current_modes():
+            return gradients(dy, *ctx.saved_tensors, ctx.factor)
+
+
+class _WrongAgain(torch.autograd.Function):
+    """Its gradient is right, and treated as a constant when it is differentiated."""
+
+    @staticmethod
+    def forward(ctx, x, weight, factor):
+        ctx.save_for_backward(x, weight)
+        ctx.factor = factor
+        return gate(x, weight, factor)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = (t.detach() for t in ctx.saved_tensors)
+        return gradients(dy, x, weight, ctx.factor)
+
+
+def wrong_again(x, weight, factor):
+    return _WrongAgain.apply(x, weight, factor)
+
+
+CALLS = []
+
+
+def drifting(x, weight, factor):
+    CALLS.append(None)
+    return gate(x, weight, factor) + 1e-6 * (len(CALLS) % 2)
+
+
+class _DriftingGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        CALLS.append(None)
+        return dy * (1 + 1e-6 * (len(CALLS) % 2))
+
+
+def drifting_gradient(x, weight, factor):
+    return _DriftingGradient.apply(gate(x, weight, factor))
+
+
+def knowing_its_neighbours(x, weight, factor):
+    return gate(x, weight, factor) + 1e-6 * x.mean()
+
+
+class _GradientOfTheBatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy + 1e-6 * dy.mean()
+
+
+def gradient_of_the_batch(x, weight, factor):
+    return _GradientOfTheBatch.apply(gate(x, weight, factor))
+
+
+PLANTS = [
+    ("fullgraph", breaking, "Unsupported"),
+    ("fullgraph", two_faced, "AssertionError: output is off by"),
+    ("dynamic shapes", made_for_four_rows, "RecompileError"),
+    ("dynamic shapes", two_faced, "AssertionError: output is off by"),
+    ("opcheck", gate, "AssertionError: reaches no operator in torch.ops.kernel_pytorch"),
+    ("export", looking_at_the_data, "data-dependent|guard"),
+    ("export", made_for_four_rows, "rows_of_gate"),
+    ("export", two_faced, "AssertionError: output is off by"),
+    ("AOTInductor", looking_at_the_data, "data-dependent|guard"),
+    ("AOTInductor", two_faced, "AssertionError: output is off by"),
+    ("autocast", always_float16, "AssertionError: output is .* torch.float16, the reference's is .* torch.float32"),
+    ("selective checkpointing", unseen, "AssertionError: the policy sees no operator"),
+    ("FLOP counter", gate, "AssertionError: 0 operations are counted in the forward"),
+    ("double backward", wrong_again, "GradcheckError: .*Jacobian mismatch"),
+    ("determinism", drifting, "AssertionError: result 0: Tensor-likes are not equal"),
+    ("determinism", drifting_gradient, "AssertionError: result 1: Tensor-likes are not equal"),
+    ("batch invariance", knowing_its_neighbours, "AssertionError: result 0, 1 of 4 leading rows"),
+    ("batch invariance", gradient_of_the_batch, "AssertionError: result 1, 1 of 4 leading rows"),
+]
+RIGHT = [name for name in dict.fromkeys(name for name, *_ in PLANTS) if name not in ("opcheck", "FLOP counter")]
+
+
+class InsteadOfALibrary:
+    """What AOTInductor makes, without the seconds that it takes: the exported program itself."""
+
+    def __init__(self, program):
+        self.run = program.module()
+
+    def __call__(self, *inputs):
+        return self.run(*inputs)
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch):
+    """What is compared matters here, not what compiles: that is the test of every technique."""
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_with(f, **options | {"backend": "aot_eager"}))
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda program, package_path: program)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", InsteadOfALibrary)
+
+
+@pytest.fixture
+def subject(toy, monkeypatch):
+    """The toy with another function at the native level, on which it is asked about."""
+
+    def make(function, device=CPU, **unsupported):
+        monkeypatch.setattr(toy, "reference", gate)
+        monkeypatch.setattr(toy, "native", function)
+        native = dataclasses.replace(toy.gate.implementation("native"), unsupported=unsupported)
+        operation = dataclasses.replace(toy.gate, implementations=[toy.gate.reference, native])
+        technique = dataclasses.replace(toy.technique, operations=[operation])
+        return Subject(Shared(technique, device), operation, native)
+
+    return make
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_a_yes(subject, name):
+    outcome = examine(subject(gate), capability(name))
+    assert (outcome.answer, outcome.reason, outcome.error) == ("yes", "", "")
+    assert (outcome.operation, outcome.implementation, outcome.capability) == ("gate", "native", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "error"), PLANTS, ids=lambda value: getattr(value, "__name__", str(value).replace(" ", "-")[:20])
+)
+def test_an_undeclared_no_is_wrong_and_a_declared_one_is_not(subject, name, plant, error):
+    CALLS.clear()
+    outcome = examine(subject(plant), capability(name))
+    assert (outcome.answer, outcome.reason) == ("wrong", UNDECLARED)
+    assert re.search(error, outcome.error), outcome.error
+    CALLS.clear()
+    declared = examine(subject(plant, **{name: "planted"}), capability(name))
+    assert (declared.answer, declared.reason) == ("no", "planted")
+    assert declared.error == outcome.error.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_declared_no_that_works_is_wrong(subject, name):
+    outcome = examine(subject(gate, **{name: "planted"}), capability(name))
+    assert (outcome.answer, outcome.reason) == ("wrong", OUTDATED)
+
+
+def test_one_that_cannot_be_packaged_does_not_take_the_others_along(subject, toy):
+    broken = subject(looking_at_the_data)
+    reference = Subject(broken.shared, broken.operation, toy.gate.reference)
+    assert examine(reference, capability("AOTInductor")).answer == "yes"
+    assert examine(broken, capability("AOTInductor")).answer == "wrong"
+
+
+def test_flops_of_a_product_are_counted(subject):
+    def product(x, weight, factor):
+        return gate(x @ torch.eye(16), weight, factor)
+
+    assert examine(subject(product), capability("FLOP counter")).answer == "yes"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_only_another_machine_can_tell(subject, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(availability, "_cpp_compiler", lambda: None)
+    asked = subject(gate, torch.device(device))
+    found = {c.name: c.elsewhere(asked.device) for c in CAPABILITIES}
+    not_here = {name for name, reason in found.items() if reason}
+    compiled = {"dynamic shapes", "AOTInductor"}
+    assert not_here == compiled | {{"cpu": "CUDA graphs", "cuda": "FSDP2/DTensor"}[device]}
+    for name in not_here:
+        outcome = examine(asked, capability(name))
+        assert (outcome.answer, outcome.reason) == ("not tested here", found[name])
+
+
+# Operators of one's own.
+
+
+class _Operator(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, factor):
+        ctx.save_for_backward(x, weight)
+        ctx.factor = factor
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.kernel_pytorch.planted_gate(x, weight, factor)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return gradients(dy, *ctx.saved_tensors, ctx.factor)
+
+
+@pytest.fixture
+def operator():
+    """A registered gate, whose fake is given."""
+    library = torch.library.Library("kernel_pytorch", "FRAGMENT")
+    library.define("planted_gate(Tensor x, Tensor weight, float factor) -> Tensor")
+    library.impl("planted_gate", gate, "CPU")
+    library.impl("planted_gate", _Operator.apply, "Autograd")
+
+    def register(fake):
+        torch.library.register_fake("kernel_pytorch::planted_gate", fake, lib=library)
+        return lambda x, weight, factor: torch.ops.kernel_pytorch.planted_gate(x, weight, factor)
+
+    yield register
+    library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_an_operator_with_a_right_fake(subject, operator):
+    function = operator(lambda x, weight, factor: x.new_empty(x.shape))
+    assert examine(subject(function), capability("opcheck")).answer == "yes"
+    assert examine(subject(function), capability("selective checkpointing")).answer == "yes"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_an_operator_whose_fake_has_other_strides(subject, operator):
+    function = operator(lambda x, weight, factor: x.new_empty(x.shape[::-1]).t())
+    outcome = examine(subject(function), capability("opcheck"))
+    assert outcome.answer == "wrong"
+    assert "OpCheckError" in outcome.error
+    assert "stride" in outcome.error.lower()
+
+
+# Two processes, which find the toy in its file.
+
+
+def sharded_gate(mesh, file, fault):
+    """Hold the toy, or what is planted in it, sharded."""
+    from torch.distributed.tensor import DTensor
+
+    from kernel_pytorch.harness.support.sharded import hold_sharded
+
+    def own_mean(x, weight, factor):
+        """Right in one process; in two each knows its own rows only."""
+        if not isinstance(x, DTensor):
+            return gate(x, weight, factor)
+        local = x.to_local()
+        return gate(DTensor.from_local(local + local.mean(), mesh, x.placements), weight, factor)
+
+    def own_weight(x, weight, factor):
+        """A parameter that FSDP cannot gather: its gradient is taken twice."""
+        return gate(x, weight + 0 if isinstance(x, DTensor) else 2 * weight - weight.detach(), factor)
+
+    spec = importlib.util.spec_from_file_location("toy", file)
+    toy = sys.modules["toy"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(toy)
+    toy.reference = gate
+    toy.native = {"none": gate, "rows": own_mean, "parameters": own_weight}[fault]
+    shared = Shared(toy.technique, torch.device("cpu"))
+    hold_sharded(mesh, Subject(shared, toy.gate, toy.gate.implementation("native")))
+
+
+def test_sharding():
+    file = str(Path(__file__).with_name("toy.py"))
+    with Processes() as processes:
+        processes.call(sharded_gate, file, "none")
+        with pytest.raises(ProcessesError, match="AssertionError: output is off by"):
+            processes.call(sharded_gate, file, "rows")
+        with pytest.raises(ProcessesError, match="AssertionError: gradient of weight is off by"):
+            processes.call(sharded_gate, file, "parameters")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs")
+def test_cuda_graphs(subject):
+    def looking(x, weight, factor):
+        return gate(x, weight, factor) if x.sum().item() != 0 else x
+
+    def frozen(x, weight, factor):
+        return gate(x, weight, factor) * FROZEN.pop() if FROZEN else gate(x, weight, factor)
+
+    device = torch.device("cuda:0")
+    FROZEN = [1.0, 1.0, 1.0, 1.01]  # the fourth call is the one that is captured
+    FROZEN.reverse()
+    assert examine(subject(gate, device), capability("CUDA graphs")).answer == "yes"
+    assert examine(subject(frozen, device), capability("CUDA graphs")).error.startswith("AssertionError: output is off")
+    assert examine(subject(looking, device), capability("CUDA graphs")).answer == "wrong"
