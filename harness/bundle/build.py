@@ -26,7 +26,7 @@ PYTHON = "3.12"
 PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"]
 PRESENT = {"torch", "triton", "numpy"}
 EXTRAS = ["test"]
-MORE = ["safetensors", "nvidia-ml-py"]
+MORE = ["safetensors", "nvidia-ml-py", "pytest-xdist"]
 
 TOKENS = 4096
 LARGEST = 30 * 2**20  # bytes of the whole bundle

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Verify or benchmark every technique on a machine with a GPU, torch and Triton, and no network.
 
-    python3 bundle/run.py verify --out DIR     every level against float64, then the tests, those of the GPU included
+    python3 bundle/run.py verify --out DIR     every level against float64, what works with what, then the tests, those
+                                               of the GPU included
     python3 bundle/run.py bench  --out DIR     one results file per technique; `kernel-pytorch report DIR` draws them
 
 The bundle may be read-only: what is unpacked goes into a temporary folder. Needs Python 3.12 on x86-64 Linux with
@@ -21,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent
+PROCESSES = 12
 NEEDED = ("torch", "triton", "numpy")
 
 
@@ -44,6 +46,8 @@ def main() -> int:
         command = [sys.executable, "-m", "kernel_pytorch.harness", arguments.job, "--json", str(out), *more]
         code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
         if arguments.job == "verify":
+            command[3:] = ["support", "--json", str(out)]
+            code = code or subprocess.run(command, cwd=folder, env=environment, check=False).returncode
             code = code or run_tests(Path(folder), environment, out)
     return code
 
@@ -66,6 +70,8 @@ def run_tests(folder: Path, environment: dict[str, str], out: Path) -> int:
     """Run the tests that need no checkout, and leave their record beside the verification."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(BUNDLE / "pytest.ini")]
     command += [f"--rootdir={BUNDLE}", f"--junit-xml={out / 'tests.xml'}", str(BUNDLE / "tests")]
+    if (folder / "site" / "xdist").is_dir():  # as many as a GPU holds beside each other, each with a CUDA context
+        command += ["-n", str(min(PROCESSES, os.cpu_count() or 1)), "--benchmark-disable"]
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
 
 

@@ -70,6 +70,8 @@ def test_verify_runs_the_tests_too(bundle, tmp_path):
     done = run(bundle, tmp_path / "out", "verify")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'tests="1"' in (tmp_path / "out" / "tests.xml").read_text()
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["arguments"] == ["support", "--json", str(tmp_path / "out")]  # the last that was called
 
 
 def test_what_is_wrong_is_the_exit_code(bundle, tmp_path):

@@ -20,7 +20,7 @@ from kernel_pytorch.harness.machine import Machine, measure_ceilings, measure_ma
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine so small that measuring it takes no time."""
     monkeypatch.setattr(machine_module, "last_level_cache_bytes", lambda device: 2**20)
-    monkeypatch.setitem(machine_module.MATMUL_SIZES, "cpu", (32, 64))
+    monkeypatch.setitem(machine_module.MATMUL_SIZES, "cpu", ((32, 32, 32), (64, 64, 64)))
 
 
 def test_the_cpu_is_described() -> None:

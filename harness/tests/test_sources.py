@@ -68,9 +68,17 @@ def test_the_digest_changes_with_the_closure_and_with_nothing_else(package, file
     before = implementation_digest(implementation(package))
     assert len(before) == 64
     with (package / file).open("a") as source:
-        source.write("\n# changed\n")
+        source.write("\nchanged = True\n")
     after = implementation_digest(implementation(package))
     assert (after != before) == (file.removesuffix(".py") in CLOSURE.split())
+
+
+def test_comments_and_empty_lines_are_no_change(package):
+    before = implementation_digest(implementation(package))
+    for file in FILES:
+        path = package / file
+        path.write_text("# said\n\n" + path.read_text().replace("\n", "   \n\n    # in other words\n"))
+    assert implementation_digest(implementation(package)) == before
 
 
 def test_what_has_no_source_here_has_an_empty_digest(monkeypatch):

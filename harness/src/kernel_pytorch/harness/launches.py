@@ -51,7 +51,9 @@ def watch_device(device: torch.device) -> Iterator[list[str]]:
             yield names
         return
     names = []
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    # Without `acc_events` the profiler warns that it forgets them at the end of a cycle.
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         yield names
         torch.cuda.synchronize(device)
     for event in profiler.key_averages():

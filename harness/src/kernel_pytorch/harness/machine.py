@@ -26,7 +26,15 @@ WORKING_SETS = {
 
 QUICK_WORKING_SETS = (1 / 16, 1 / 2, 2, 8)
 
-MATMUL_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
+MATMUL_SIZES = {
+    "cpu": ((512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)),
+    "cuda": ((4096, 4096, 4096), (4096, 14336, 4096), (8192, 8192, 8192)),
+}
+"""Rows, columns and depth of the products of a linear layer, from small to large."""
+
+MATMUL_REST = {"cpu": 0.0, "cuda": 0.3}
+"""Seconds before each product: a card that comes from another one is held down by its power limit."""
+
 MATMUL_DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
@@ -161,15 +169,17 @@ def _stream_rates(device: torch.device, size: int, rounds: int) -> dict[str, flo
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype, quick: bool) -> float:
-    """The best rate over square sizes, in FLOP/s, under torch's current float32 matmul precision."""
+    """The best rate of a linear layer, in FLOP/s, under torch's current float32 matmul precision."""
     best = 0.0
-    for size in MATMUL_SIZES[device.type][: 2 if quick else None]:
-        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        product = torch.empty_like(left)
-        subject = Subject("matmul", _product(left, right, product), sets=1, bytes_per_set=3 * left.nbytes)
+    for rows, columns, depth in MATMUL_SIZES[device.type][: 2 if quick else None]:
+        x, weight = (torch.randn(size, depth, device=device).to(dtype) for size in (rows, columns))
+        product = torch.empty(rows, columns, device=device, dtype=dtype)
+        touched = x.nbytes + weight.nbytes + product.nbytes
+        subject = Subject("matmul", _product(x, weight.t(), product), sets=1, bytes_per_set=touched)
         for _ in range(2 if quick else 5):
+            time.sleep(MATMUL_REST[device.type])
             seconds = statistics.median(measure([subject], device, rounds=5)["matmul"].samples)
-            best = max(best, 2.0 * size**3 / seconds)
+            best = max(best, 2.0 * rows * columns * depth / seconds)
         if 8 * seconds > LONGEST_MATMUL:
             break
     return best

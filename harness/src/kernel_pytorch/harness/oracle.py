@@ -115,8 +115,7 @@ def random_like(outputs: Sequence[Tensor], generator: torch.Generator) -> list[T
 def judge(candidate: Run, reference: Run, truth: Run, budget_factor: float = 2.0) -> list[Judgement]:
     """Hold a candidate against the truth, with the budget that the reference's own error gives."""
     judgements = [
-        Judgement(name, False, error_over_budget=float("inf"), message="was written into")
-        for name in candidate.written
+        Judgement(name, False, error_over_budget=float("inf"), message="was written into") for name in candidate.written
     ]
     if len(candidate.outputs) != len(reference.outputs):
         message = f"{len(candidate.outputs)} outputs, the reference has {len(reference.outputs)}"

@@ -38,10 +38,12 @@ def implementation_files(implementation: Implementation) -> list[Path]:
 
 
 def digest(files: list[Path]) -> str:
-    """SHA-256 over names and contents, in order."""
+    """SHA-256 over names and contents, in order; lines that are empty or hold nothing but a comment do not count."""
     total = hashlib.sha256()
     for path in files:
-        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        lines = [line.rstrip() for line in path.read_bytes().splitlines()]
+        code = [line for line in lines if line and not line.lstrip().startswith(b"#")]
+        total.update(path.name.encode() + b"\0" + b"\n".join(code) + b"\0")
     return total.hexdigest()
 
 

@@ -88,16 +88,15 @@ class Workload:
         except Exception as error:
             message = f"raised {type(error).__name__}: {error}"
             return (Judgement("call", False, error_over_budget=float("inf"), message=message),)
+        reference, truth = against.reference, against.truth
         if self.job.direction is Direction.FORWARD:
             candidate = Run(results, {})
-            return tuple(
-                judge(candidate, *(run.without_gradients() for run in (against.reference, against.truth)),
-                      implementation.budget_factor)
-            )  # fmt: skip
-        names = [n for n, a in zip(against.names, self.arguments[0], strict=True) if _is_float(a)]
-        candidate = Run((), dict(zip(names, results, strict=True)))
-        gradients = (Run((), run.gradients) for run in (against.reference, against.truth))
-        return tuple(judge(candidate, *gradients, implementation.budget_factor))
+            reference, truth = reference.without_gradients(), truth.without_gradients()
+        else:
+            names = [n for n, a in zip(against.names, self.arguments[0], strict=True) if _is_float(a)]
+            candidate = Run((), dict(zip(names, results, strict=True)))
+            reference, truth = Run((), reference.gradients), Run((), truth.gradients)
+        return tuple(judge(candidate, reference, truth, implementation.budget_factor))
 
 
 def _is_float(argument: object) -> bool:
