@@ -53,6 +53,8 @@ QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
 
+QUICK = ["-m", "not slow"]
+
 nox.options.sessions = ["tests", "lint", "static", "docs"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not see every wheel that pip sees: CONTRIBUTING.md
 nox.options.reuse_venv = "yes"
@@ -61,10 +63,10 @@ nox.options.error_on_missing_interpreters = False
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test: harness, packages and workspace."""
+    """Run the tests of harness, packages and workspace; with `-m slow` those that take long."""
     choice, arguments = torch_choice(session)
     prepare(session, choice, ["test"], more=["pytest-xdist"])
-    session.run("python", "-m", "pytest", *PARALLEL, *arguments)
+    session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in arguments else QUICK), *arguments)
 
 
 @nox.session
@@ -109,7 +111,7 @@ def docs(session: nox.Session) -> None:
 def matrix(session: nox.Session, torch: str) -> None:
     """Run every test on the oldest, the default and the newest torch, each on another Python."""
     prepare(session, torch, ["test"], more=["pytest-xdist"])
-    session.run("python", "-m", "pytest", *PARALLEL, *session.posargs)
+    session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in session.posargs else QUICK), *session.posargs)
 
 
 @nox.session(default=False)

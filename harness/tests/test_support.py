@@ -14,6 +14,7 @@ import torch
 from kernel_pytorch.harness import availability
 from kernel_pytorch.harness.commands import support as command_module
 from kernel_pytorch.harness.commands.support import problems
+from kernel_pytorch.harness.isolation import Outcome as IsolatedOutcome
 from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
 from kernel_pytorch.harness.results import ResultsError
 from kernel_pytorch.harness.sources import technique_digests
@@ -262,6 +263,15 @@ def quick(site, toy, monkeypatch):
     monkeypatch.setattr(command_module, "Worker", lambda timeout: contextlib.nullcontext())
 
 
+def test_help_names_every_option_and_the_exit_codes(command_line, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    printed = command_line("support", "--help")
+    assert printed.code == 0
+    for option in ("--device", "--json", "--readme", "--check", "--results", "--timeout"):
+        assert option in printed.out
+    assert "Exit code: 0" in " ".join(printed.out.split())
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_command_prints_and_writes_what_came_out(command_line, tmp_path):
     printed = command_line("support", "toy", "--device", "cpu", "--json", str(tmp_path))
@@ -303,23 +313,25 @@ def test_the_command_needs_a_compiler(command_line, monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+class FragileWorker:
+    """A worker that one level kills; the others it runs here."""
+
+    def call(self, function, *arguments):
+        if "native" in arguments:
+            return IsolatedOutcome(failure="its process was killed by SIGABRT")
+        return IsolatedOutcome(value=function(*arguments, lambda stage: None))
+
+
 def test_a_check_that_ends_its_process_costs_itself_alone(site, toy, monkeypatch):
     site.install_toy()
-    source = (site.folder / "toy.py").read_text()
-    planted = source.replace(
-        "return torch.mul(x, weight)", "return (__import__('os').abort() if x.requires_grad else x).mul(weight)"
-    )
-    assert planted != source
-    (site.folder / "toy.py").write_text(planted)
     monkeypatch.setattr(examination, "CAPABILITIES", [c for c in QUICK if c.name == "determinism"])
-    with command_module.Worker(60) as worker:
-        found = examination.examine_technique(toy.technique, torch.device("cpu"), worker=worker)
+    found = examination.examine_technique(toy.technique, torch.device("cpu"), worker=FragileWorker())
     assert [(o.implementation, o.answer) for o in found.outcomes] == [
         ("reference", "yes"),
         ("native", "wrong"),
         ("compile", "yes"),
     ]
-    assert "its process was killed by SIGABRT" in found.outcomes[1].error
+    assert found.outcomes[1].error == "its process was killed by SIGABRT"
 
 
 def test_reports_do_not_read_records_as_results(record, command_line, tmp_path):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 @pytest.fixture(scope="module")
 def processes():
     """Started once for all tests of this file."""
-    with Processes(device_type=DEVICE.type) as two:
+    with Processes(timeout=300.0, device_type=DEVICE.type) as two:
         yield two
 
 
@@ -135,18 +135,18 @@ def test_every_kind_of_weight(processes, sizes):
 # What DTensor remembers of a decision.
 
 
-def remembered(mesh):
+def remembered(mesh, rows, columns):
     """Calls that differ in scalars alone, which decide about dtypes and shapes of the whole."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     device = mesh.device_type
-    x = distribute_tensor(torch.randn(6, 24, dtype=torch.float16, device=device), mesh, [Shard(0)])
-    weight = distribute_tensor(torch.randn(24, device=device), mesh, [Replicate()])
+    x = distribute_tensor(torch.randn(rows, columns, dtype=torch.float16, device=device), mesh, [Shard(0)])
+    weight = distribute_tensor(torch.randn(columns, device=device), mesh, [Replicate()])
     operators = torch.ops.kernel_pytorch
     results = [operators.rms_norm(x, weight, 1e-6, 0.0, casting)[0] for casting in ("llama", "gemma")]
     results += [operators.add_rms_norm(x, x, weight, 1e-6, 0.0, casting)[0] for casting in ("llama", "gemma")]
     dtypes = [y._spec.tensor_meta.dtype for y in results]  # what DTensor goes by: y.dtype is that of this share
-    rstd = distribute_tensor(torch.rand(6, device=device), mesh, [Shard(0)])
+    rstd = distribute_tensor(torch.rand(rows, device=device), mesh, [Shard(0)])
     shapes = []
     for needed in ((True, False), (False, True), (True, True)):
         gradients = operators.rms_norm_backward(x, None, x, weight, rstd, 1e-6, 0.0, *needed)
@@ -154,35 +154,35 @@ def remembered(mesh):
     return dtypes, shapes
 
 
-def remembered_by_placements_alone(mesh):
-    """The same as `register_sharding` alone would have it: planted."""
+def remembered_without_scalars(mesh, rows, columns):
+    """The same as `register_sharding` alone would have it: planted, and taken back."""
     import torch.distributed.tensor as tensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
     known = tensor.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for name in sharding.FIRST_SCALAR:
         known[getattr(torch.ops.kernel_pytorch, name).default] = RuntimeSchemaInfo(needs_pytree=True)
-    return remembered(mesh)
+    try:
+        return remembered(mesh, rows, columns)
+    finally:
+        sharding.register(tensor)
 
 
-DX, DWEIGHT, NOTHING = ((6, 24), "shard 0"), ((24,), "partial"), ((0,), "replicate")
-REMEMBERED = (
-    [torch.float32, torch.float16] * 2,
-    [(DX, NOTHING), (NOTHING, DWEIGHT), (DX, DWEIGHT)],
-)
+def expected(rows, columns):
+    dx, dweight, nothing = ((rows, columns), "shard 0"), ((columns,), "partial"), ((0,), "replicate")
+    return [torch.float32, torch.float16] * 2, [(dx, nothing), (nothing, dweight), (dx, dweight)]
 
 
 @triton_runs
 def test_a_decision_is_remembered_with_all_that_it_depends_on(processes):
-    assert processes.call(remembered) == [REMEMBERED] * 2
+    assert processes.call(remembered, 6, 24) == [expected(6, 24)] * 2
 
 
 @triton_runs
-def test_a_decision_remembered_without_the_scalars_would_be_found():
-    with Processes(device_type=DEVICE.type) as others:
-        for dtypes, shapes in others.call(remembered_by_placements_alone):
-            assert dtypes != REMEMBERED[0]
-            assert shapes != REMEMBERED[1]
+def test_a_decision_remembered_without_the_scalars_would_be_found(processes):
+    for found in processes.call(remembered_without_scalars, 10, 40):
+        for ours, right in zip(found, expected(10, 40), strict=True):
+            assert ours != right
 
 
 # A wrong rule.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
-from kernel_pytorch.harness.verification import RANDOM, Trial, make_arguments, verify_trial
+from kernel_pytorch.harness.verification import RANDOM, Trial, forget_other_shapes, make_arguments, verify_trial
 
 
 class Skipped(Exception):
@@ -30,7 +30,7 @@ def check_trial(
         AssertionError: it is wrong.
     """
     if implementation.level is Level.COMPILE:
-        torch._dynamo.reset()
+        forget_other_shapes(operation, trial.case)
     verification = verify_trial(technique, operation, implementation, trial, device)
     if verification.unavailable is not None:
         raise Skipped(verification.unavailable)

@@ -130,7 +130,8 @@ def _support(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # the other workers of this run know it too
     device_type = "cuda" if torch.cuda.device_count() > 1 else "cpu"
-    with Processes(device_type=device_type) as processes, Worker(SUPPORT_TIMEOUT) as worker:
+    group = Processes(timeout=SUPPORT_TIMEOUT, device_type=device_type)
+    with group as processes, Worker(SUPPORT_TIMEOUT) as worker:
         known: dict[str, Shared] = {}
 
         def shared(technique: str) -> Shared:

@@ -23,6 +23,8 @@ from kernel_pytorch.harness.technique import Case, Implementation, Level, Operat
 
 RANDOM = "random"
 
+_last_compiled: tuple[str, str] | None = None
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -167,6 +169,17 @@ def not_offered(implementation: Implementation, judgements: tuple[Judgement, ...
     return messages[0].removeprefix(said) if messages and implementation.level is Level.PEER else ""
 
 
+def forget_other_shapes(operation: Operation, case: Case) -> None:
+    """Reset Dynamo unless it was this case that it last compiled: past eight shapes torch.compile would give up.
+
+    The adversaries of a case have its shapes, and need no compilation of their own but for two layouts.
+    """
+    global _last_compiled
+    if _last_compiled != (operation.name, case.label):
+        torch._dynamo.reset()
+        _last_compiled = (operation.name, case.label)
+
+
 def verify_trial(
     technique: Technique,
     operation: Operation,
@@ -245,8 +258,7 @@ def _verify_together(
     for implementation in implementations:
         announce(implementation.name)
         if implementation.level is Level.COMPILE:
-            # Past eight shapes torch.compile would raise (fullgraph) or fall back to eager (otherwise).
-            torch._dynamo.reset()
+            forget_other_shapes(operation, trial.case)
         found.append(verify_trial(technique, operation, implementation, trial, device, against))
     return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness.oracle import Run
@@ -28,6 +29,22 @@ def check_opcheck(subject: Subject) -> None:
     assert reached.calls, f"reaches no operator in torch.ops.{NAMESPACE}: there is nothing to check"
     for operator, arguments, keywords in reached.calls:
         torch.library.opcheck(operator, arguments, keywords)
+        _check_fake_strides(operator, arguments, keywords)
+
+
+def _check_fake_strides(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """A fake has the strides of what is really returned; `opcheck` of torch 2.10 does not look at them."""
+    with torch.no_grad():
+        real = tensors(operator(*arguments, **keywords))
+        with FakeTensorMode() as mode:
+            own = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in arguments]
+            named = {k: mode.from_tensor(a) if isinstance(a, Tensor) else a for k, a in keywords.items()}
+            fake = tensors(operator(*own, **named))
+    for position, (a, b) in enumerate(zip(fake, real, strict=True)):
+        told, true = ([s for s, size in zip(t.stride(), t.shape, strict=True) if size > 1] for t in (a, b))
+        assert told == true, (
+            f"{operator}: output {position} of its fake has strides {a.stride()}, in truth {b.stride()}"
+        )
 
 
 def check_autocast(subject: Subject) -> None:

@@ -1,0 +1,1 @@
+"""What comes behind a linear layer: bias and activation, or bias, dropout and the residual add."""

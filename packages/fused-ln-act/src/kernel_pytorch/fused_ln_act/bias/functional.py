@@ -1,0 +1,95 @@
+"""The public functions behind a linear layer: arguments checked before any kernel starts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.arguments import (
+    check_activation,
+    check_dropout,
+    check_like,
+    check_parameter,
+    check_tensor,
+    draw_seed,
+)
+from kernel_pytorch.fused_ln_act.levels import Group, chosen, resolve
+
+from . import autograd, native, reference
+
+GROUP = Group("bias", reference, native, autograd)
+
+
+def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | None = None) -> Tensor:
+    """Add a bias and activate: `y = activation(x + bias)`, in float32, rounded once.
+
+    Differentiable in x and bias, any number of times except at level "compile" (once).
+
+    Args:
+        x: `(..., N)`, float16, bfloat16, float32 or float64, any strides, N at least 1.
+        bias: `(N,)`, any of these dtypes, on the device of x; None for the activation alone.
+        activation: "gelu", "gelu_tanh", "silu", "relu", "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+
+    Returns:
+        `(..., N)` in the dtype of x.
+
+    Raises:
+        TypeError: x or bias is no floating-point tensor of an allowed dtype.
+        ValueError: shapes, devices, activation or level do not fit; the message names the argument.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+
+    Saved for the backward at level "triton": x (nothing for "identity") and bias.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053; the activations are named in
+    `activations.py`.
+    """
+    check_tensor("x", x)
+    check_parameter("bias", bias, x)
+    check_activation(activation)
+    return resolve(GROUP, "bias_act", level, x, bias)(x, bias, activation)
+
+
+def bias_dropout_add(
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    level: str | None = None,
+) -> Tensor:
+    """Add a bias, drop, and add to the residual stream: `y = residual + dropout(x + bias)`, in float32, rounded once.
+
+    Differentiable in x, bias and residual.
+
+    Args:
+        x: as in `bias_act`.
+        bias: as in `bias_act`; None for no bias.
+        residual: `(..., N)`, the residual stream, on the device of x; its dtype may differ.
+        p: probability, from 0 to below 1, that an element of `x + bias` is dropped; those that are kept are divided by
+            `1 - p`. Dropout happens whenever this is above 0: give 0 in evaluation.
+        seed: int64 of shape `()` on the device of x; the same seed gives the same mask, at every level, forward and
+            backward. None with `p` above 0 draws one from torch's generator of that device (level "native" draws
+            PyTorch's own mask instead).
+        level: as in `bias_act`.
+
+    Returns:
+        `(..., N)` in the promoted dtype of x and residual.
+
+    Raises:
+        TypeError: as in `bias_act`; also where the seed is no int64 tensor.
+        ValueError: as in `bias_act`; also where residual has another shape or device than x, or p is no probability
+            below 1.
+        RuntimeError: as in `bias_act`.
+
+    Saved for the backward at level "triton": bias and seed.
+
+    Source: as `bias_act`.
+    """
+    check_tensor("x", x)
+    check_parameter("bias", bias, x)
+    check_like("residual", residual, x)
+    check_dropout(p, seed, x, "p")
+    if p > 0.0 and seed is None and chosen(GROUP, "bias_dropout_add", level, x) != "native":
+        seed = draw_seed(x.device)
+    return resolve(GROUP, "bias_dropout_add", level, x, bias, residual)(x, bias, residual, p, seed)

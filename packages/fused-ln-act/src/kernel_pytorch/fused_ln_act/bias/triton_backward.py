@@ -1,0 +1,144 @@
+"""The backward pass in Triton: the kernel, then the launcher.
+
+    dx        = dropout(dy) * activation'(x + bias)
+    dbias     = sum over rows of dx, before dx is rounded
+    dresidual = dy, which takes no kernel
+
+No sum runs over a row, so a row may be cut anywhere: one program takes a narrow block of columns and a share of the
+rows, keeps its share of dbias in registers, and copies the next tiles into shared memory meanwhile. Narrow blocks make
+few shares of each column, so that adding them in a fixed order (`triton_rows.py`) moves next to nothing. The mask is
+drawn again from the seed. Without an activation x is not read, and was not saved.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.triton_activations import derivative
+from kernel_pytorch.fused_ln_act.triton_dropout import dropout
+from kernel_pytorch.fused_ln_act.triton_rows import (
+    LARGEST_TILE,
+    add_shares,
+    as_rows,
+    exceeds_int32,
+    on_device,
+    program_count,
+    stages,
+)
+from kernel_pytorch.fused_ln_act.triton_tiles import NARROWEST, TILE
+
+TALLEST = 32  # rows of a tile, however narrow: they are added up in the end, and a long chain of sums loses digits
+BYTES_PER_WARP = 2048
+
+
+@triton.jit
+def _bias_backward_kernel(
+    dy_ptr, x_ptr, bias_ptr, seed_ptr, dx_ptr, shares_ptr, rows, columns, dy_stride, x_stride,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    NEED_DX: tl.constexpr, NEED_DBIAS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """This program takes every P-th tile of ROWS rows in one block of columns, and sums its share of dbias.
+
+    dy, x: (T, N) with unit stride in N. bias: (N). seed: (). dx: (T, N) contiguous. shares: (P, N), of which a single
+    one is dbias itself.
+    """
+    program = tl.program_id(1)
+    wide = tl.float64 if dy_ptr.dtype.element_ty == tl.float64 else tl.float32
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    column_mask = column < columns
+    seed = 0
+    if DROPOUT_P > 0.0:
+        seed = tl.load(seed_ptr)
+    bias = 0.0
+    if HAS_BIAS and ACTIVATION != "identity":
+        bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(wide)
+    share = tl.zeros([ROWS, BLOCK], dtype=wide)
+
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        if LONG_OFFSETS:
+            row = row.to(tl.int64)
+        mask = (row < rows) & column_mask
+        dx = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(wide)
+        if DROPOUT_P > 0.0:
+            dx = dropout(dx, seed, row, column, columns, DROPOUT_P)
+        if ACTIVATION != "identity":
+            z = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(wide)
+            if HAS_BIAS:
+                z += bias
+            dx *= derivative(z, ACTIVATION)
+        if NEED_DX:
+            tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if NEED_DBIAS:
+            share += dx
+
+    if NEED_DBIAS:
+        column_out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        total = tl.sum(share, axis=0).to(shares_ptr.dtype.element_ty)
+        tl.store(shares_ptr + program * columns + column_out, total, mask=column_out < columns)
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    activation: str,
+    need_dx: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor]:
+    """Launch the backward kernel, and the addition of the shares where there are several of dbias.
+
+    Args:
+        dy: `(..., N)`, any strides.
+        x: `(..., N)`, any strides; None for "identity", which needs none.
+        bias: as in the forward.
+        seed: as in the forward.
+        dropout_p: as in the forward.
+        activation: as in the forward.
+        need_dx: whether dx is computed.
+        need_dbias: whether dbias is computed; not without a bias.
+
+    Returns:
+        dx like x, or in the dtype of dy without an x, and dbias like bias, contiguous; empty where not needed.
+    """
+    need_dbias = need_dbias and bias is not None
+    columns = dy.shape[-1]
+    dx = torch.empty(dy.shape if need_dx else (0,), dtype=(dy if x is None else x).dtype, device=dy.device)
+    dbias = torch.empty(
+        (columns,) if need_dbias else (0,), dtype=(dy if bias is None else bias).dtype, device=dy.device
+    )
+    if dy.numel() == 0:
+        return dx, dbias.zero_()
+    if not (need_dx or need_dbias):
+        return dx, dbias
+    dy_rows, x_rows = as_rows(dy), None if x is None else as_rows(x)
+    rows = dy_rows.shape[0]
+    block = min(NARROWEST, triton.next_power_of_2(columns))
+    tile = min(TALLEST, TILE // block)
+    tile_bytes = tile * block * dy.element_size()
+    blocks = triton.cdiv(columns, block)
+    walkers = program_count(dy.device, max(1, LARGEST_TILE // tile_bytes))
+    programs = min(triton.cdiv(rows, tile), max(1, walkers // blocks))
+    shares = dbias
+    if need_dbias and programs > 1:
+        wide = torch.promote_types(dy.dtype, torch.float32)
+        shares = torch.empty((1, programs, columns), dtype=wide, device=dy.device)
+    walked = [t for t in (dy_rows, x_rows, dx.view(-1, columns) if need_dx else None) if t is not None]
+    with on_device(dy):
+        _bias_backward_kernel[(blocks, programs)](
+            dy_rows, x_rows, bias if bias is None else bias.contiguous(), seed if dropout_p > 0.0 else None, dx, shares,
+            rows, columns, dy_rows.stride(0), 0 if x_rows is None else x_rows.stride(0),
+            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p,
+            NEED_DX=need_dx, NEED_DBIAS=need_dbias, ROWS=tile, BLOCK=block,
+            STAGES=stages(tile_bytes * (1 if x is None else 2), dy.device), LONG_OFFSETS=exceeds_int32(*walked),
+            num_warps=max(1, tile_bytes // BYTES_PER_WARP),
+        )  # fmt: skip
+        if shares is not dbias:
+            add_shares(shares, dbias, None)
+    return dx, dbias

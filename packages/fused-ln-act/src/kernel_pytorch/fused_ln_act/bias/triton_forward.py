@@ -1,0 +1,78 @@
+"""The forward pass in Triton: the kernel, then the launcher.
+
+x and residual are seen as `(T, N)` with a row stride each. One launch, tiles of some rows and some columns
+(`triton_tiles.py`), everything in float32 (float64 for float64 input).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.triton_activations import activate
+from kernel_pytorch.fused_ln_act.triton_dropout import dropout
+from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device, warps
+from kernel_pytorch.fused_ln_act.triton_tiles import TILE, place, tile_count, tile_shape
+
+
+@triton.jit
+def _bias_forward_kernel(
+    x_ptr, bias_ptr, residual_ptr, seed_ptr, y_ptr, rows, columns, x_stride, residual_stride,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
+):  # fmt: skip
+    """This program computes one tile.
+
+    x, residual: (T, N) with unit stride in N. bias: (N). seed: (). y: (T, N) contiguous.
+    """
+    row, column, mask = place(tl.program_id(0), rows, columns, ROWS, BLOCK, LONG_OFFSETS)
+    wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
+    y = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(wide)
+    y = activate(y, ACTIVATION)
+    if DROPOUT_P > 0.0:
+        y = dropout(y, tl.load(seed_ptr), row, column, columns, DROPOUT_P)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + row * residual_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
+        y += residual.to(wide)
+    tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def forward(
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, dropout_p: float, activation: str
+) -> Tensor:
+    """Launch the forward kernel: `residual + dropout(activation(x + bias))`.
+
+    Args:
+        x: `(..., N)`, any strides.
+        bias: `(N,)` or None.
+        residual: `(..., N)`, any strides, or None.
+        seed: int64 `()`, or None where `dropout_p` is 0.
+        dropout_p: the probability that an element is dropped.
+        activation: one of `ACTIVATIONS`.
+
+    Returns:
+        `(..., N)`, contiguous, in the promoted dtype of x and residual.
+    """
+    columns = x.shape[-1]
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    rows = x.numel() // columns
+    if rows == 0:
+        return y
+    x_rows = as_rows(x)
+    residual_rows = None if residual is None else as_rows(residual)
+    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
+    shape = tile_shape(columns)
+    with on_device(x):
+        _bias_forward_kernel[(tile_count(rows, columns, shape),)](
+            x_rows, bias if bias is None else bias.contiguous(), residual_rows, seed if dropout_p > 0.0 else None, y,
+            rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
+            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACTIVATION=activation, DROPOUT_P=dropout_p,
+            ROWS=shape[0], BLOCK=shape[1], LONG_OFFSETS=exceeds_int32(*walked),
+            POLICY=eviction_policy(x, bytes_of(*walked)), num_warps=warps(TILE),
+        )  # fmt: skip
+    return y

@@ -1,0 +1,1 @@
+"""Gated linear units: an activation of one half times the other half."""

@@ -1,0 +1,131 @@
+"""The public functions: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.arguments import check_number, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act.levels import Group, resolve
+
+from . import autograd, native, reference
+
+GROUP = Group("gated", reference, native, autograd)
+
+Approximate = Literal["none", "tanh"]
+APPROXIMATIONS = ("none", "tanh")
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    offset: float = 0.0,
+    level: str | None = None,
+) -> Tensor:
+    """SwiGLU: `silu(gate) * up`, or of one packed tensor, whose rows hold gate and then up.
+
+    `y = gate * sigmoid(alpha * gate) * (up + offset)`, differentiable in gate and up, any number of times except at
+    level "compile" (once). The swiglu of gpt-oss has `alpha=1.702, limit=7.0, offset=1.0`.
+
+    Args:
+        gate: `(..., I)`, float16, bfloat16, float32 or float64, any strides, I at least 1; packed `(..., 2I)`.
+        up: `(..., I)`, any of these dtypes, on the device of gate; None where gate is packed, which costs no copy.
+        alpha: the slope of the sigmoid.
+        limit: gate is clamped to at most this, up to at most this far from zero; positive, or None for no clamping. The
+            gradient of what is clamped is 0.
+        offset: added to up.
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+
+    Returns:
+        `(..., I)` in the promoted dtype of gate and up.
+
+    Raises:
+        TypeError: gate or up is no floating-point tensor of an allowed dtype.
+        ValueError: shapes, devices, alpha, limit, offset or level do not fit; the message names the argument.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+
+    Saved for the backward at level "triton": gate and up, or what packs them, as they came in.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
+    """
+    _check(gate, up, limit)
+    check_number("alpha", alpha)
+    check_number("offset", offset)
+    return resolve(GROUP, "swiglu", level, gate, up)(gate, up, alpha, limit, offset)
+
+
+def geglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    approximate: Approximate = "none",
+    limit: float | None = None,
+    level: str | None = None,
+) -> Tensor:
+    """GEGLU: `gelu(gate) * up`, or of one packed tensor, whose rows hold gate and then up.
+
+    Args:
+        gate: as in `swiglu`.
+        up: as in `swiglu`.
+        approximate: "none" for the exact GELU, "tanh" for its approximation, as in `torch.nn.functional.gelu`.
+        limit: as in `swiglu`.
+        level: as in `swiglu`.
+
+    Returns:
+        As `swiglu`.
+
+    Raises:
+        TypeError: as in `swiglu`.
+        ValueError: as in `swiglu`, or for approximate.
+        RuntimeError: as in `swiglu`.
+
+    Source: as `swiglu`.
+    """
+    _check(gate, up, limit)
+    if approximate not in APPROXIMATIONS:
+        raise ValueError(f"approximate: given {approximate!r}; allowed are {', '.join(map(repr, APPROXIMATIONS))}")
+    return resolve(GROUP, "geglu", level, gate, up)(gate, up, approximate, limit)
+
+
+def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None, level: str | None = None) -> Tensor:
+    """ReGLU: `relu(gate) * up`, or of one packed tensor, whose rows hold gate and then up.
+
+    Args:
+        gate: as in `swiglu`.
+        up: as in `swiglu`.
+        limit: as in `swiglu`.
+        level: as in `swiglu`.
+
+    Returns:
+        As `swiglu`.
+
+    Raises:
+        TypeError: as in `swiglu`.
+        ValueError: as in `swiglu`.
+        RuntimeError: as in `swiglu`.
+
+    Source: as `swiglu`.
+    """
+    _check(gate, up, limit)
+    return resolve(GROUP, "reglu", level, gate, up)(gate, up, limit)
+
+
+def _check(gate: Tensor, up: Tensor | None, limit: float | None) -> None:
+    check_tensor("gate", gate)
+    if up is None:
+        if gate.shape[-1] % 2:
+            raise ValueError(f"gate: shape is {shape_of(gate)}; packed with up, its last dimension must be even")
+    else:
+        check_tensor("up", up)
+        if up.shape != gate.shape:
+            raise ValueError(f"up: shape is {shape_of(up)}; it must be that of gate, {shape_of(gate)}")
+        if up.device != gate.device:
+            raise ValueError(f"up: device is {up.device}; it must be that of gate, {gate.device}")
+    if limit is not None:
+        check_number("limit", limit)
+        if limit <= 0.0:
+            raise ValueError(f"limit: given {limit}; it must be positive, or None")

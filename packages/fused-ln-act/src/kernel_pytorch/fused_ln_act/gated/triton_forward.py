@@ -1,0 +1,107 @@
+"""The forward pass in Triton: the kernel, then the launcher.
+
+Gate and up are seen as `(T, I)` with a row stride each: of a packed input they are its two halves, read where they lie.
+One launch, tiles of some rows and some columns (`triton_tiles.py`), everything in float32 (float64 for float64 input).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.triton_activations import activate, derivative, sigmoid, slope_of_sigmoid
+from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device, warps
+from kernel_pytorch.fused_ln_act.triton_tiles import TILE, place, tile_count, tile_shape
+
+
+@triton.jit
+def clamp_halves(gate, up, LIMIT: tl.constexpr):
+    """Gate from above, up from both sides; NaN stays NaN."""
+    if LIMIT is not None:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return gate, up
+
+
+@triton.jit
+def activate_gate(gate, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr):
+    """The activation; for silu with the slope ALPHA in its sigmoid."""
+    if ACTIVATION == "silu":
+        return gate * sigmoid(ALPHA * gate)
+    else:
+        return activate(gate, ACTIVATION)
+
+
+@triton.jit
+def slope_of_gate(gate, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr):
+    """The derivative of `activate_gate`."""
+    if ACTIVATION == "silu":
+        u = ALPHA * gate
+        return sigmoid(u) + u * slope_of_sigmoid(u)
+    else:
+        return derivative(gate, ACTIVATION)
+
+
+@triton.jit
+def _gated_forward_kernel(
+    gate_ptr, up_ptr, y_ptr, rows, columns, gate_stride, up_stride,
+    ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
+):  # fmt: skip
+    """This program computes one tile.
+
+    gate, up: (T, I) with unit stride in I. y: (T, I) contiguous.
+    """
+    row, column, mask = place(tl.program_id(0), rows, columns, ROWS, BLOCK, LONG_OFFSETS)
+    wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
+    gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+    up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+    gate, up = clamp_halves(gate, up, LIMIT)
+    y = activate_gate(gate, ACTIVATION, ALPHA) * (up + OFFSET)
+    tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def as_halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gate and up as `(T, I)` with unit stride in I; of a packed input its halves."""
+    if up is not None:
+        return as_rows(gate), as_rows(up)
+    packed = as_rows(gate)
+    columns = packed.shape[-1] // 2
+    return packed[:, :columns], packed[:, columns:]
+
+
+def forward(
+    gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: float | None, offset: float
+) -> Tensor:
+    """Launch the forward kernel.
+
+    Args:
+        gate: `(..., I)`, or packed `(..., 2I)`, any strides.
+        up: `(..., I)`; None where gate is packed.
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+        alpha: the slope of the sigmoid of "silu".
+        limit: of both halves, or None.
+        offset: added to up.
+
+    Returns:
+        `(..., I)`, contiguous, in the promoted dtype of gate and up.
+    """
+    columns = gate.shape[-1] if up is not None else gate.shape[-1] // 2
+    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
+    y = torch.empty((*gate.shape[:-1], columns), dtype=dtype, device=gate.device)
+    rows = y.numel() // columns
+    if rows == 0:
+        return y
+    gate_rows, up_rows = as_halves(gate, up)
+    walked = (gate_rows, up_rows, y.view(-1, columns))
+    shape = tile_shape(columns)
+    with on_device(gate):
+        _gated_forward_kernel[(tile_count(rows, columns, shape),)](
+            gate_rows, up_rows, y, rows, columns, gate_rows.stride(0), up_rows.stride(0),
+            ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset,
+            ROWS=shape[0], BLOCK=shape[1], LONG_OFFSETS=exceeds_int32(*walked),
+            POLICY=eviction_policy(gate, bytes_of(*walked)), num_warps=warps(TILE),
+        )  # fmt: skip
+    return y

@@ -1,0 +1,128 @@
+"""Which level runs where: the names, the default, and the reason why a level cannot run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+LEVELS = ("reference", "native", "torchscript", "compile", "triton")
+MINIMUM_CAPABILITY = (8, 0)
+
+# By group, the compute capabilities on which its Triton kernels were verified and measured fastest. A test holds this
+# against the committed results; everywhere else the default is native.
+TRITON_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
+    "norm": frozenset(),
+    "gated": frozenset(),
+    "bias": frozenset(),
+    "softmax": frozenset(),
+    "linear": frozenset(),
+}
+
+HAS_TRITON = find_spec("triton") is not None
+HAS_NUMPY = find_spec("numpy") is not None
+
+
+class Group(NamedTuple):
+    """The levels of one group of operations; the same function has the same name in each of these modules.
+
+    Attributes:
+        name: of its folder.
+        reference: the definition.
+        native: PyTorch's own operators.
+        triton: functions with gradients around the kernels; importing it imports no Triton.
+    """
+
+    name: str
+    reference: ModuleType
+    native: ModuleType
+    triton: ModuleType
+
+
+def default_level(device: torch.device, dtype: torch.dtype, elements: int, group: str | None = None) -> str:
+    """The level that `level=None` means: the fastest one measured on this device that needs no compiler, else native.
+
+    It goes by the device alone. Levels round differently, and the result of a row must not depend on how many rows
+    there are. Without a group: what all groups agree on, else native.
+    """
+    if device.type == "cuda" and HAS_TRITON:
+        groups = TRITON_IS_FASTEST if group is None else (group,)
+        if all(_capability(device) in TRITON_IS_FASTEST.get(name, frozenset()) for name in groups):
+            return "triton"
+    return "native"
+
+
+def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this level cannot run there, or None if it can."""
+    if level != "triton":
+        return None
+    if not HAS_TRITON:
+        return "triton is not installed (pip install triton)"
+    if device.type == "cuda":
+        capability = _capability(device)
+        if capability < MINIMUM_CAPABILITY:
+            return f"compute capability is {capability[0]}.{capability[1]}; Triton kernels need 8.0"
+        return None
+    if device.type != "cpu" or os.environ.get("TRITON_INTERPRET", "").lower() not in ("1", "true", "yes", "on", "y"):
+        return f"device is {device.type}; Triton needs CUDA, or TRITON_INTERPRET=1 to check kernels on the CPU"
+    if not HAS_NUMPY:
+        return "Triton's interpreter needs numpy, which is not installed"
+    if dtype == torch.bfloat16:
+        return "Triton's interpreter computes bfloat16 wrongly"
+    return None
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
+    return properties.major, properties.minor
+
+
+def check_level(level: str | None) -> None:
+    """Raise ValueError, listing the levels, unless this is one of them or None."""
+    if level is not None and level not in LEVELS:
+        raise ValueError(f"level: given {level!r}; allowed are None, {', '.join(map(repr, LEVELS))}")
+
+
+def resolve(group: Group, function: str, level: str | None, *tensors: Tensor | None) -> Callable[..., Any]:
+    """The level's function, or an error that names what is allowed.
+
+    Args:
+        group: of the operation.
+        function: the operation's name.
+        level: as the user gave it.
+        tensors: the floating-point arguments, the principal one first.
+
+    Raises:
+        ValueError: no such level.
+        RuntimeError: the level exists but cannot run on this device or dtype, with the reason.
+    """
+    name = chosen(group, function, level, *tensors)
+    if name == "triton":
+        return getattr(group.triton, function)
+    if name == "native":
+        return getattr(group.native, function)
+    if name == "reference" or torch.compiler.is_compiling():
+        # The levels below are the reference under a compiler of their own; whoever traces now compiles it already.
+        return getattr(group.reference, function)
+    package = group.reference.__name__.rpartition(".")[0]
+    return getattr(importlib.import_module(f"{package}.{'jit' if name == 'torchscript' else 'compiled'}"), function)
+
+
+def chosen(group: Group, function: str, level: str | None, *tensors: Tensor | None) -> str:
+    """The name of the level that `resolve` would take; same arguments and errors."""
+    x = tensors[0]
+    assert x is not None
+    check_level(level)
+    if level is None:
+        level = default_level(x.device, x.dtype, 0, group.name)
+    for tensor in tensors:
+        reason = None if tensor is None else unavailable(level, tensor.device, tensor.dtype)
+        if reason is not None:
+            raise RuntimeError(f"level {level!r} of {function} cannot run here: {reason}")
+    return level

@@ -1,0 +1,143 @@
+"""The public functions of linear layers: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act.levels import Group, resolve
+
+from . import autograd, native, reference
+
+GROUP = Group("linear", reference, native, autograd)
+
+
+def linear_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    *,
+    save_preactivation: bool = True,
+    level: str | None = None,
+) -> Tensor:
+    """A linear layer and an activation, `y = activation(x @ weight.T + bias)`, in float32 and rounded once.
+
+    Differentiable in x, weight and bias, any number of times except at level "compile" (once). Under autocast x, weight
+    and bias are cast as `torch.nn.functional.linear` casts them.
+
+    Args:
+        x: `(..., K)`, float16, bfloat16, float32 or float64, any strides, K at least 1.
+        weight: `(N, K)` in the dtype of x, as `torch.nn.Linear` has it, N at least 1.
+        bias: `(N,)` in the dtype of x; None for none.
+        activation: "gelu", "gelu_tanh", "silu", "relu", "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
+        save_preactivation: whether level "triton" keeps `x @ weight.T + bias` for the backward, `(..., N)`, as eager
+            PyTorch does; otherwise the backward computes it again, half as many operations more. What needs no
+            pre-activation ("relu", "tanh", "sigmoid", "identity") saves none, and without gradients none is written.
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+
+    Returns:
+        `(..., N)` in the dtype of x.
+
+    Raises:
+        TypeError: a tensor is none, or has no allowed dtype.
+        ValueError: shapes, devices, activation or level do not fit; the message names the argument.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+
+    At level "triton" the product, the bias and the activation are one kernel; float32 is multiplied in full precision
+    unless `torch.backends.cuda.matmul.fp32_precision` is "tf32". In the backward the gradient of the pre-activation and
+    of the bias are Triton kernels, the products for those of x and weight are PyTorch's own.
+
+    Source: the activations are named in `activations.py`.
+    """
+    check_tensor("x", x)
+    check_activation(activation)
+    _check_matrix("weight", weight, x.shape[-1])
+    if bias is not None:
+        check_tensor("bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"bias: shape is {shape_of(bias)}; for weight {shape_of(weight)} it must be {weight.shape[:1]}"
+            )
+    x, weight, *rest = _as_autocast(x, weight, bias)
+    bias = rest[0]
+    _check_alike(x, {"weight": weight, "bias": bias})
+    return resolve(GROUP, "linear_act", level, x, weight, bias)(x, weight, bias, activation, save_preactivation)
+
+
+def gated_mlp(
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    activation: str = "silu",
+    *,
+    recompute: bool = True,
+    level: str | None = None,
+) -> Tensor:
+    """The gated feed-forward of a transformer: `h = activation(x @ w_gate.T) * (x @ w_up.T)`, `y = h @ w_down.T`.
+
+    Everything in float32, h and y rounded to the dtype of x. Differentiable in x and both weights, any number of times
+    except at level "compile" (once). Autocast as in `linear_act`.
+
+    Args:
+        x: `(..., K)`, float16, bfloat16, float32 or float64, any strides, K at least 1.
+        w_gate_up: `(2I, K)` in the dtype of x: the I rows of the gate, then the I rows of up.
+        w_down: `(N, I)` in the dtype of x.
+        activation: as in `linear_act`; "silu" makes it SwiGLU, "gelu" GEGLU, "relu" ReGLU.
+        recompute: whether the backward of level "triton" computes gate and up again, in the kernel that needs them, and
+            nothing but x and the weights is saved. Otherwise gate and up are, `(..., 2I)`; eager PyTorch saves
+            `(..., 4I)`.
+        level: as in `linear_act`.
+
+    Returns:
+        `(..., N)` in the dtype of x.
+
+    Raises:
+        TypeError: as in `linear_act`.
+        ValueError: as in `linear_act`.
+        RuntimeError: as in `linear_act`.
+
+    At level "triton" the forward is two kernels: gate, up and their product in one, which reads x once for both, and
+    the second product. Precision and backward as in `linear_act`.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
+    """
+    check_tensor("x", x)
+    check_activation(activation)
+    _check_matrix("w_gate_up", w_gate_up, x.shape[-1])
+    if w_gate_up.shape[0] % 2:
+        raise ValueError(f"w_gate_up: shape is {shape_of(w_gate_up)}; its first dimension must be even")
+    _check_matrix("w_down", w_down, w_gate_up.shape[0] // 2)
+    x, w_gate_up, w_down = _as_autocast(x, w_gate_up, w_down)  # type: ignore[assignment]
+    _check_alike(x, {"w_gate_up": w_gate_up, "w_down": w_down})
+    return resolve(GROUP, "gated_mlp", level, x, w_gate_up, w_down)(x, w_gate_up, w_down, activation, recompute)
+
+
+def _check_matrix(name: str, matrix: Tensor, columns: int) -> None:
+    check_tensor(name, matrix)
+    if matrix.dim() != 2 or matrix.shape[1] != columns:
+        raise ValueError(f"{name}: shape is {shape_of(matrix)}; it must have two dimensions, the last {columns}")
+    if matrix.shape[0] == 0:
+        raise ValueError(f"{name}: shape is {shape_of(matrix)}; it must have at least one row")
+
+
+def _check_alike(x: Tensor, others: dict[str, Tensor | None]) -> None:
+    for name, tensor in others.items():
+        if tensor is None:
+            continue
+        if tensor.dtype != x.dtype:
+            raise TypeError(f"{name}: dtype is {tensor.dtype}; it must be that of x, {x.dtype}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name}: device is {tensor.device}; it must be that of x, {x.device}")
+
+
+def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What autocast makes of the operands of a product: float64 stays as it is."""
+    x = tensors[0]
+    assert x is not None
+    device = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(None if t is None else t.to(dtype) for t in tensors)

@@ -1,0 +1,1 @@
+"""Normalisation, with the residual add and dropout in front of it and the activation behind it."""

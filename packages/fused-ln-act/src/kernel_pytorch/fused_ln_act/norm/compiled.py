@@ -1,0 +1,12 @@
+"""The definition under TorchInductor. With `fullgraph=True` a graph break is an error, never a fall back."""
+
+import torch
+
+from . import reference
+
+layer_norm = torch.compile(reference.layer_norm, fullgraph=True)
+add_layer_norm = torch.compile(reference.add_layer_norm, fullgraph=True)
+layer_norm_act = torch.compile(reference.layer_norm_act, fullgraph=True)
+add_layer_norm_act = torch.compile(reference.add_layer_norm_act, fullgraph=True)
+rms_norm_act = torch.compile(reference.rms_norm_act, fullgraph=True)
+add_rms_norm_act = torch.compile(reference.add_rms_norm_act, fullgraph=True)

@@ -1,0 +1,294 @@
+"""The public functions of the norm: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.arguments import (
+    check_activation,
+    check_dropout,
+    check_eps,
+    check_like,
+    check_parameter,
+    check_tensor,
+    draw_seed,
+)
+from kernel_pytorch.fused_ln_act.levels import Group, chosen, resolve
+
+from . import autograd, native, reference
+
+GROUP = Group("norm", reference, native, autograd)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    level: str | None = None,
+) -> Tensor:
+    """Layer normalisation over the last dimension.
+
+    `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the variance of the whole population, in float32 and
+    rounded once. Differentiable in x, weight and bias, any number of times except at level "compile" (once).
+
+    Args:
+        x: `(..., N)`, float16, bfloat16, float32 or float64, any strides, N at least 1.
+        weight: `(N,)`, any of these dtypes, on the device of x; None for no scale.
+        bias: `(N,)`, any of these dtypes, on the device of x; None for no shift.
+        eps: added to the variance; not negative.
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+
+    Returns:
+        `(..., N)` in the dtype of x.
+
+    Raises:
+        TypeError: a tensor is none, or has no allowed dtype.
+        ValueError: shapes, devices, eps or level do not fit; the message names the argument.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+
+    Saved for the backward at level "triton": x, weight, bias, and two float32 a row.
+
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450.
+    """
+    _check(x, None, weight, bias, eps)
+    return resolve(GROUP, "layer_norm", level, x, weight, bias)(x, weight, bias, eps)
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Add to the residual stream and normalise the sum: `h = residual + dropout(x)`, `y = layer_norm(h)`.
+
+    What transformers do between two blocks, in one pass over memory. Differentiable in x, residual, weight and bias.
+
+    Args:
+        x: `(..., N)`, the output of the previous block; float16, bfloat16, float32 or float64.
+        residual: `(..., N)`, the residual stream, on the device of x; its dtype may differ.
+        weight: as in `layer_norm`.
+        bias: as in `layer_norm`.
+        eps: as in `layer_norm`.
+        dropout_p: probability, from 0 to below 1, that an element of x is dropped before it is added; those that are
+            kept are divided by `1 - dropout_p`. Dropout happens whenever this is above 0: give 0 in evaluation.
+        seed: int64 of shape `()` on the device of x; the same seed gives the same mask, at every level, forward and
+            backward. None with `dropout_p` above 0 draws one from torch's generator of that device (level "native"
+            draws PyTorch's own mask instead): `torch.manual_seed` and checkpointing then repeat it as they do for
+            `torch.nn.Dropout`, and nobody waits for the device.
+        level: as in `layer_norm`.
+
+    Returns:
+        `(y, new_residual)`, both `(..., N)` in the promoted dtype of x and residual; new_residual is h.
+
+    Raises:
+        TypeError: as in `layer_norm`; also where the seed is no int64 tensor.
+        ValueError: as in `layer_norm`; also where residual has another shape or device than x, or dropout_p is no
+            probability below 1.
+        RuntimeError: as in `layer_norm`.
+
+    Saved for the backward at level "triton": h, which is a result anyway, weight, bias, seed, and two float32 a row.
+
+    Source: as `layer_norm`; dropout and the residual add in front of it as in Vaswani et al., "Attention Is All You
+    Need", 2017, section 5.4, https://arxiv.org/abs/1706.03762.
+    """
+    _check(x, residual, weight, bias, eps)
+    scalars = (eps, *_dropout("add_layer_norm", level, dropout_p, seed, x))
+    run = resolve(GROUP, "add_layer_norm", level, x, residual, weight, bias)
+    return run(x, residual, weight, bias, *scalars)
+
+
+def layer_norm_act(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    activation: str,
+    eps: float = 1e-5,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    level: str | None = None,
+) -> Tensor:
+    """Normalise, activate, drop: `y = dropout(activation(layer_norm(x)))`, everything in float32, rounded once.
+
+    Differentiable in x, weight and bias.
+
+    Args:
+        x: as in `layer_norm`.
+        weight: as in `layer_norm`.
+        bias: as in `layer_norm`.
+        activation: "gelu", "gelu_tanh", "silu", "relu", "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
+        eps: as in `layer_norm`.
+        dropout_p: as in `add_layer_norm`, here of the elements of the result.
+        seed: as in `add_layer_norm`.
+        level: as in `layer_norm`.
+
+    Returns:
+        `(..., N)` in the dtype of x.
+
+    Raises:
+        TypeError: as in `add_layer_norm`.
+        ValueError: as in `add_layer_norm`; also where there is no such activation.
+        RuntimeError: as in `layer_norm`.
+
+    Saved for the backward at level "triton": x, weight, bias, seed, and two float32 a row; neither the input of the
+    activation nor the mask.
+
+    Source: as `layer_norm`; the activations are named in `activations.py`.
+    """
+    _check(x, None, weight, bias, eps)
+    check_activation(activation)
+    scalars = (eps, activation, *_dropout("layer_norm_act", level, dropout_p, seed, x))
+    return resolve(GROUP, "layer_norm_act", level, x, weight, bias)(x, weight, bias, *scalars)
+
+
+def add_layer_norm_act(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    activation: str,
+    eps: float = 1e-5,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Add, normalise, activate: `h = residual + dropout(x)`, `y = activation(layer_norm(h))`.
+
+    Differentiable in x, residual, weight and bias.
+
+    Args:
+        x: as in `add_layer_norm`.
+        residual: as in `add_layer_norm`.
+        weight: as in `layer_norm`.
+        bias: as in `layer_norm`.
+        activation: as in `layer_norm_act`.
+        eps: as in `layer_norm`.
+        dropout_p: as in `add_layer_norm`: of the elements of x, before they are added; y is not dropped.
+        seed: as in `add_layer_norm`.
+        level: as in `layer_norm`.
+
+    Returns:
+        `(y, new_residual)` as `add_layer_norm`.
+
+    Raises:
+        TypeError: as in `add_layer_norm`.
+        ValueError: as in `layer_norm_act`.
+        RuntimeError: as in `layer_norm`.
+
+    Saved for the backward at level "triton": as by `add_layer_norm`.
+
+    Source: as `add_layer_norm` and `layer_norm_act`.
+    """
+    _check(x, residual, weight, bias, eps)
+    check_activation(activation)
+    scalars = (eps, activation, *_dropout("add_layer_norm_act", level, dropout_p, seed, x))
+    run = resolve(GROUP, "add_layer_norm_act", level, x, residual, weight, bias)
+    return run(x, residual, weight, bias, *scalars)
+
+
+def rms_norm_act(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    activation: str,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    level: str | None = None,
+) -> Tensor:
+    """As `layer_norm_act`, with the root mean square: `y = dropout(activation(x / sqrt(mean(x^2) + eps) * weight))`.
+
+    Args:
+        x: as in `layer_norm`.
+        weight: as in `layer_norm`.
+        activation: as in `layer_norm_act`.
+        eps: added to the mean square; not negative.
+        dropout_p: as in `layer_norm_act`.
+        seed: as in `add_layer_norm`.
+        level: as in `layer_norm`.
+
+    Returns:
+        `(..., N)` in the dtype of x.
+
+    Raises:
+        TypeError: as in `add_layer_norm`.
+        ValueError: as in `layer_norm_act`.
+        RuntimeError: as in `layer_norm`.
+
+    Saved for the backward at level "triton": x, weight, seed, and one float32 a row.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
+    """
+    _check(x, None, weight, None, eps)
+    check_activation(activation)
+    scalars = (eps, activation, *_dropout("rms_norm_act", level, dropout_p, seed, x))
+    return resolve(GROUP, "rms_norm_act", level, x, weight)(x, weight, *scalars)
+
+
+def add_rms_norm_act(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    activation: str,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `add_layer_norm_act`, with the root mean square: `h = residual + dropout(x)`, `y = activation(rms_norm(h))`.
+
+    Args:
+        x: as in `add_layer_norm`.
+        residual: as in `add_layer_norm`.
+        weight: as in `layer_norm`.
+        activation: as in `layer_norm_act`.
+        eps: added to the mean square; not negative.
+        dropout_p: as in `add_layer_norm`: of the elements of x, before they are added; y is not dropped.
+        seed: as in `add_layer_norm`.
+        level: as in `layer_norm`.
+
+    Returns:
+        `(y, new_residual)` as `add_layer_norm`.
+
+    Raises:
+        TypeError: as in `add_layer_norm`.
+        ValueError: as in `layer_norm_act`.
+        RuntimeError: as in `layer_norm`.
+
+    Saved for the backward at level "triton": h, which is a result anyway, weight, seed, and one float32 a row.
+
+    Source: as `rms_norm_act` and `add_layer_norm`.
+    """
+    _check(x, residual, weight, None, eps)
+    check_activation(activation)
+    scalars = (eps, activation, *_dropout("add_rms_norm_act", level, dropout_p, seed, x))
+    return resolve(GROUP, "add_rms_norm_act", level, x, residual, weight)(x, residual, weight, *scalars)
+
+
+def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+    check_tensor("x", x)
+    check_eps(eps)
+    if residual is not None:
+        check_like("residual", residual, x)
+    check_parameter("weight", weight, x)
+    check_parameter("bias", bias, x)
+
+
+def _dropout(function: str, level: str | None, p: float, seed: Tensor | None, x: Tensor) -> tuple[Any, ...]:
+    """The probability and the seed that the level gets."""
+    check_dropout(p, seed, x)
+    if p > 0.0 and seed is None and chosen(GROUP, function, level, x) != "native":
+        seed = draw_seed(x.device)
+    return p, seed

@@ -1,0 +1,245 @@
+"""The forward pass in Triton: kernels, then the launcher.
+
+The input is seen as `(T, N)`: T rows of N columns. One launch for every combination of norm, residual, dropout and
+activation. A row that fits in one block is read once and stays in registers (`_forward_kernel`): the mean first, then
+the mean of the centred squares, so that a mean far from zero costs no digits. A longer one is walked twice
+(`_forward_long_kernel`), the second time mostly out of the L2 cache; there each lane keeps the mean and the squares of
+its own columns by Welford's method, and Chan's formula joins the lanes. Block sizes depend on N alone, so the result of
+a row never depends on how many rows there are.
+
+Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962; Chan, Golub and LeVeque,
+"Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.triton_activations import activate
+from kernel_pytorch.fused_ln_act.triton_dropout import dropout
+from kernel_pytorch.fused_ln_act.triton_rows import (
+    LONG_BLOCK,
+    LONG_WARPS,
+    as_rows,
+    bytes_of,
+    divide,
+    eviction_policy,
+    exceeds_int32,
+    on_device,
+    warps,
+)
+
+BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
+
+
+@triton.jit
+def add_dropped(x, residual, seed, row, column, columns, DROPOUT_P: tl.constexpr, H_DTYPE: tl.constexpr):
+    """`residual + dropout(x)`, rounded as it is stored and wide again; `x` is wide."""
+    if DROPOUT_P > 0.0:
+        x = dropout(x, seed, row, column, columns, DROPOUT_P)
+    return (residual.to(x.dtype) + x).to(H_DTYPE).to(x.dtype)
+
+
+@triton.jit
+def finish(
+    x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+):  # fmt: skip
+    """Scale, shift, activate, and drop where nothing was dropped before."""
+    y = x_hat
+    if HAS_WEIGHT:
+        y = y * weight.to(y.dtype)
+    if HAS_BIAS:
+        y = y + bias.to(y.dtype)
+    y = activate(y, ACTIVATION)
+    if (DROPOUT_P > 0.0) and (not HAS_RESIDUAL):
+        y = dropout(y, seed, row, column, columns, DROPOUT_P)
+    return y
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, h_ptr, statistics_ptr,
+    rows, columns, x_stride, residual_stride,
+    LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, EPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
+):  # fmt: skip
+    """This program normalises ROWS whole rows.
+
+    x, residual: (T, N) with unit stride in N. weight, bias: (N). seed: (). y, h: (T, N) contiguous. statistics: mean
+    (T), with LAYER only, and behind it rstd (T).
+    """
+    row_index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if LONG_OFFSETS:
+        row_index = row_index.to(tl.int64)
+    row = row_index[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    column_mask = column < columns
+    mask = (row < rows) & column_mask
+    wide = statistics_ptr.dtype.element_ty
+    seed = 0
+    if DROPOUT_P > 0.0:
+        seed = tl.load(seed_ptr)
+
+    h = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + row * residual_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
+        H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+        h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
+        tl.store(h_ptr + row * columns + column, h.to(H_DTYPE), mask=mask)
+    rstd_ptr = statistics_ptr
+    if LAYER:
+        mean = divide(tl.sum(tl.where(mask, h, 0.0), axis=1), columns)
+        tl.store(statistics_ptr + row_index, mean, mask=row_index < rows)
+        rstd_ptr += rows
+        h = h - mean[:, None]
+    squares = tl.sum(tl.where(mask, h * h, 0.0), axis=1)
+    rstd = tl.rsqrt(divide(squares, columns) + EPS)
+    tl.store(rstd_ptr + row_index, rstd, mask=row_index < rows)
+
+    weight = 0.0
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=column_mask, other=0.0)
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0)
+    y = finish(
+        h * rstd[:, None], weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
+        DROPOUT_P,
+    )  # fmt: skip
+    tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _forward_long_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, h_ptr, statistics_ptr,
+    rows, columns, x_stride, residual_stride,
+    LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, EPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
+):  # fmt: skip
+    """This program normalises one row, block by block: one walk for the statistics, one for the result."""
+    row = tl.program_id(0)
+    if LONG_OFFSETS:
+        row = row.to(tl.int64)
+    x_row = x_ptr + row * x_stride
+    residual_row = residual_ptr
+    if HAS_RESIDUAL:
+        residual_row += row * residual_stride
+    wide = statistics_ptr.dtype.element_ty
+    H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    seed = 0
+    if DROPOUT_P > 0.0:
+        seed = tl.load(seed_ptr)
+
+    means = tl.zeros([BLOCK], dtype=wide)
+    squares = tl.zeros([BLOCK], dtype=wide)
+    counts = tl.zeros([BLOCK], dtype=wide)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < columns
+        h = tl.load(x_row + column, mask=mask, other=0.0, eviction_policy="evict_last").to(wide)
+        if HAS_RESIDUAL:
+            residual = tl.load(residual_row + column, mask=mask, other=0.0, eviction_policy="evict_last")
+            h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
+            tl.store(h_ptr + row * columns + column, h.to(H_DTYPE), mask=mask)
+        if LAYER:
+            counts += mask.to(wide)
+            delta = tl.where(mask, h - means, 0.0)
+            means += delta / (start // BLOCK + 1)
+            squares += delta * (h - means)
+        else:
+            squares += h * h
+    mean = 0.0
+    rstd_ptr = statistics_ptr
+    if LAYER:
+        mean = divide(tl.sum(means * counts, axis=0), columns)
+        apart = tl.where(counts > 0.0, means - mean, 0.0)
+        squares += counts * apart * apart
+        tl.store(statistics_ptr + row, mean)
+        rstd_ptr += rows
+    rstd = tl.rsqrt(divide(tl.sum(squares, axis=0), columns) + EPS)
+    tl.store(rstd_ptr + row, rstd)
+
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < columns
+        # The sum is made again rather than read back: another thread of this program may have stored it.
+        h = tl.load(x_row + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+        if HAS_RESIDUAL:
+            residual = tl.load(residual_row + column, mask=mask, other=0.0, eviction_policy=POLICY)
+            h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
+        weight = 0.0
+        if HAS_WEIGHT:
+            weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+        bias = 0.0
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + column, mask=mask, other=0.0)
+        y = finish(
+            (h - mean) * rstd, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
+            DROPOUT_P,
+        )  # fmt: skip
+        tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    dropout_p: float,
+    norm: str,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the forward kernel.
+
+    Args:
+        x: `(..., N)`, any strides.
+        residual: `(..., N)` or None.
+        weight: `(N,)` or None.
+        bias: `(N,)` or None.
+        seed: int64 `()`, or None where `dropout_p` is 0.
+        eps: added to the variance or mean square.
+        dropout_p: applied to x with a residual, else to y.
+        norm: "layer" or "rms".
+        activation: one of `ACTIVATIONS`.
+
+    Returns:
+        `y` `(..., N)`; `h`, which is `residual + dropout(x)`, or `(0,)` without a residual; the statistics in float32
+        (float64 for float64 input), `(2, ...)` for "layer": mean and rstd, `(1, ...)` for "rms": rstd. All contiguous.
+    """
+    columns = x.shape[-1]
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    h = torch.empty((0,) if residual is None else x.shape, dtype=dtype, device=x.device)
+    shape = (2 if norm == "layer" else 1, *x.shape[:-1])
+    statistics = torch.empty(shape, dtype=torch.promote_types(dtype, torch.float32), device=x.device)
+    rows = x.numel() // columns
+    if rows == 0:
+        return y, h, statistics
+    x_rows = as_rows(x)
+    residual_rows = None if residual is None else as_rows(residual)
+
+    block = triton.next_power_of_2(columns)
+    kernel, rows_per_program = (_forward_kernel, max(1, 1024 // block))
+    num_warps = warps(rows_per_program * block)
+    if block > BLOCK_LIMIT:
+        kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
+    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
+    with on_device(x):
+        kernel[(triton.cdiv(rows, rows_per_program),)](
+            x_rows, residual_rows, *(p if p is None else p.contiguous() for p in (weight, bias)),
+            seed if dropout_p > 0.0 else None, y, None if residual is None else h, statistics,
+            rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
+            LAYER=norm == "layer", HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, EPS=eps,
+            ROWS=rows_per_program, BLOCK=block, LONG_OFFSETS=exceeds_int32(*walked),
+            POLICY=eviction_policy(x, bytes_of(*walked)), num_warps=num_warps,
+        )  # fmt: skip
+    return y, h, statistics

@@ -1,0 +1,206 @@
+"""The operations of the bias group."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.harness.technique import (
+    Case,
+    Cost,
+    Direction,
+    Implementation,
+    KernelContract,
+    Level,
+    Operation,
+    grid,
+    point,
+)
+
+from .common import CUDA, PARKED, bytes_of, data, implementations, normal, seed_of
+
+NATIVE = "rounds after every kernel; and the CUDA kernels add rows of the bias's gradient in chains, not a tree"
+COMPILE = "TorchInductor adds the rows of the bias's gradient one by one on the CPU, eager in a tree"
+BUDGETS = {Level.NATIVE: (4.0, NATIVE), Level.COMPILE: (4.0, COMPILE)}
+
+
+def _without_saved_tensors(found: list[Implementation]) -> list[Implementation]:
+    """TorchScript stands selective checkpointing where it saves nothing: its second forward is never asked for any."""
+    row = "selective checkpointing"
+    return [
+        dataclasses.replace(i, unsupported={k: v for k, v in i.unsupported.items() if k != row})
+        if i.level is Level.TORCHSCRIPT
+        else i
+        for i in found
+    ]
+
+
+def _bias(case: Case, generator: torch.Generator) -> Tensor | None:
+    if not case.sizes.get("biased", True):
+        return None
+    return normal(case.shape[-1:], case.sizes.get("bias_dtype", case.dtype), generator)
+
+
+def bias_act_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(*shape)`, bias `(N,)` or None, activation."""
+    return data(case, generator), _bias(case, generator), case.activation
+
+
+def bias_dropout_add_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(*shape)`, bias `(N,)` or None, residual `(*shape)`, p, seed."""
+    residual = data(case, generator).to(case.sizes.get("residual_dtype", case.dtype))
+    p, seed = case.sizes.get("dropout_p", 0.0), seed_of(case, generator)
+    return data(case, generator), _bias(case, generator), residual, p, seed
+
+
+def _bias_bytes(case: Case) -> int:
+    return bytes_of(case.shape[-1:], case.sizes.get("bias_dtype", case.dtype)) if case.sizes.get("biased", True) else 0
+
+
+def bias_act_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: read x, write y. Backward: read dy and x, write dx, or with "identity" read dy, which is dx.
+
+    The bias is read each way, its gradient written. The last launch of the backward adds the shares of that.
+    """
+    x, bias = bytes_of(case.shape, case.dtype), _bias_bytes(case)
+    value, slope = FLOPS_OF_ACTIVATION[case.activation]
+    elements = torch.Size(case.shape).numel()
+    one = Cost(2 * x + bias, elements * (value + (bias > 0)), launches=1)
+    passes = 1 if case.activation == "identity" else 3
+    launches = 2 if bias else 1
+    two = Cost(passes * x + 2 * bias, elements * (slope + 1 + (bias > 0)), launches=launches)
+    return _of(direction, one, two)
+
+
+def bias_dropout_add_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: read x and residual, write y. Backward: read dy, which is dresidual, and with dropout write dx.
+
+    The bias is read, its gradient written. The last launch of the backward adds the shares of that.
+    """
+    x, bias = bytes_of(case.shape, case.dtype), _bias_bytes(case)
+    residual = bytes_of(case.shape, case.sizes.get("residual_dtype", case.dtype))
+    y = max(x, residual)  # no case pairs float16 with bfloat16
+    drops = case.sizes.get("dropout_p", 0.0) > 0.0
+    elements = torch.Size(case.shape).numel()
+    one = Cost(x + residual + y + bias, elements * (1 + drops + (bias > 0)), launches=1)
+    two = Cost(y + (x if drops else 0) + bias, elements * (drops + (bias > 0)), launches=2 if bias else 1)
+    return _of(direction, one, two)
+
+
+def _of(direction: Direction, one: Cost, two: Cost) -> Cost:
+    if direction is Direction.FORWARD:
+        return one
+    if direction is Direction.BACKWARD:
+        return two
+    assert one.launches is not None
+    assert two.launches is not None
+    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=one.launches + two.launches)
+
+
+def _real_bias(activations: Tensor, dtype: torch.dtype) -> Tensor:
+    return normal(activations.shape[-1:], dtype, torch.Generator().manual_seed(0))
+
+
+def bias_act_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states as they are."""
+    return activations.to(dtype), _real_bias(activations, dtype), "gelu"
+
+
+def bias_dropout_add_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states, with those of the neighbouring token as the residual stream."""
+    x = activations.to(dtype)
+    return x, _real_bias(activations, dtype), x.roll(1, 0), 0.1, torch.tensor(7, device=x.device)
+
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+LOW = (F32, F16, BF16)
+WIDE_AND_HALF = (F32, F16)
+ONE = (F32,)
+
+bias_act_tests = grid(
+    point("gelu", shape=(61, 96), activation="gelu", core=True, reason="the last block of columns has lanes to spare"),
+    point("one column", shape=(7, 1), activation="relu_squared", reason="as narrow as it gets", dtypes=ONE),
+    point("one row", shape=(1, 257), activation="gelu", reason="a single share: dbias itself", dtypes=WIDE_AND_HALF),
+    point("no rows", shape=(0, 64), activation="gelu", reason="nothing to do, dbias all zero", dtypes=ONE),
+    point("many short rows", shape=(1031, 16), activation="silu", reason="more rows than tiles at once", dtypes=ONE),
+    point("four dimensions", shape=(2, 3, 2, 40), activation="silu", reason="leading dimensions collapse", dtypes=ONE),
+    point("long rows", shape=(3, 5000), activation="gelu", reason="more blocks of columns than programs", dtypes=ONE),
+    point("no bias", shape=(5, 100), activation="gelu", biased=False, reason="the activation alone"),
+    point("float32 bias", shape=(29, 100), activation="gelu", bias_dtype=F32, reason="master weights, y float16",
+          dtypes=(F16, BF16)),
+    point("gelu_tanh", shape=(29, 100), activation="gelu_tanh", reason="tanh where gelu has the error function"),
+    point("silu", shape=(29, 100), activation="silu", reason="exponentials of both signs"),
+    point("relu", shape=(5, 100), activation="relu", reason="no derivative at zero", dtypes=ONE),
+    point("relu_squared", shape=(5, 100), activation="relu_squared", reason="grows faster than its input"),
+    point("quick_gelu", shape=(5, 100), activation="quick_gelu", reason="CLIP", dtypes=ONE),
+    point("tanh", shape=(5, 100), activation="tanh", reason="made of exponentials", dtypes=WIDE_AND_HALF),
+    point("sigmoid", shape=(5, 100), activation="sigmoid", reason="never zero", dtypes=ONE),
+    point("identity", shape=(61, 100), activation="identity", core=True, reason="dx is dy: dbias alone", dtypes=ONE),
+    dtypes=LOW,
+)  # fmt: skip
+
+bias_dropout_add_tests = grid(
+    # First, because the support table asks about sharding, and a mask goes by the place in the tensor that a rank has.
+    point("no dropout", shape=(61, 96), core=True, reason="dx is dy: only dbias is computed", dtypes=ONE),
+    point("dropout", shape=(61, 96), dropout_p=0.1, core=True, reason="dx and dresidual differ by the mask"),
+    point("odd columns", shape=(9, 33), dropout_p=0.5, reason="four neighbours share one Philox",
+          dtypes=WIDE_AND_HALF),
+    point("no bias", shape=(5, 100), dropout_p=0.3, biased=False, reason="dropout and sum alone"),
+    point("nothing but the sum", shape=(5, 100), biased=False, reason="the backward computes nothing", dtypes=ONE),
+    point("float32 residual", shape=(4, 100), dropout_p=0.1, residual_dtype=F32, reason="dy is float32, dx is not",
+          dtypes=(F16, BF16)),
+    point("no rows", shape=(0, 64), dropout_p=0.1, reason="nothing to do", dtypes=ONE),
+    point("long rows", shape=(3, 5000), dropout_p=0.9, reason="few are kept, in many blocks of columns", dtypes=ONE),
+    dtypes=LOW,
+)  # fmt: skip
+
+BENCH = (BF16,)
+
+bias_act_bench = grid(
+    point("BERT-base MLP, 1 x 128", shape=(128, 3072), activation="gelu", dtypes=(BF16, F32)),
+    point("BERT-base MLP, 128 x 512", shape=(65536, 3072), activation="gelu", devices=CUDA, dtypes=(BF16, F32)),
+    point("GPT-2 XL MLP, 1 x 1024", shape=(1024, 6400), activation="gelu_tanh"),
+    point("GPT-2 XL MLP, 32 x 1024", shape=(32768, 6400), activation="gelu_tanh", devices=CUDA),
+    point("ViT-L/16 MLP, 64 x 577 tokens", shape=(36928, 4096), activation="gelu", devices=CUDA),
+    dtypes=BENCH,
+)
+
+bias_dropout_add_bench = grid(
+    point("BERT-base, 1 x 128", shape=(128, 768), dropout_p=0.1),
+    point("BERT-base, 128 x 512", shape=(65536, 768), dropout_p=0.1, devices=CUDA),
+    point("GPT-2 XL, 32 x 1024", shape=(32768, 1600), dropout_p=0.1, devices=CUDA),
+    dtypes=BENCH,
+)
+
+OPERATIONS = [
+    Operation(
+        name="bias_act",
+        implementations=implementations("bias", "bias_act", BUDGETS),
+        inputs=bias_act_inputs,
+        cost=bias_act_cost,
+        test_grid=bias_act_tests,
+        bench_grid=bias_act_bench,
+        adversarial=("x",),
+        real_input=bias_act_real,
+    ),
+    Operation(
+        name="bias_dropout_add",
+        implementations=_without_saved_tensors(implementations("bias", "bias_dropout_add", BUDGETS)),
+        inputs=bias_dropout_add_inputs,
+        cost=bias_dropout_add_cost,
+        test_grid=bias_dropout_add_tests,
+        bench_grid=bias_dropout_add_bench,
+        adversarial=("x", "residual"),
+        real_input=bias_dropout_add_real,
+    ),
+]
+
+CONTRACTS = {
+    "_bias_forward_kernel": KernelContract(max_registers=128, min_load_bits=128, min_store_bits=128),
+    # A few resident programs of few warps are what its pipeline is made for: every register may be used.
+    "_bias_backward_kernel": KernelContract(max_spill_bytes=PARKED, min_load_bits=128, min_store_bits=128),
+}

@@ -1,0 +1,239 @@
+"""The operations of the linear group."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.harness.technique import (
+    Case,
+    Cost,
+    Direction,
+    Implementation,
+    KernelContract,
+    Level,
+    Operation,
+    grid,
+    point,
+)
+
+from .common import CUDA, PARKED, bytes_of, data, implementations, normal
+
+BUDGETS = {
+    Level.NATIVE: (4.0, "rounds after every kernel: the product, the activation, the product with up"),
+    Level.COMPILE: (4.0, "TorchInductor adds the rows of the bias' gradient one by one on the CPU, eager in a tree"),
+    Level.TRITON: (4.0, "adds K products in another order than the reference, and rounds dz before it is multiplied"),
+}
+
+# Rows of the support table in which the levels differ from those of the other groups.
+BATCH = "PyTorch's products add in another order where there are fewer rows"
+
+
+def _implementations(function: str) -> list[Implementation]:
+    """One per level. PyTorch's counter knows products; and products are not the same for every number of rows."""
+    found = []
+    for implementation in implementations("linear", function, BUDGETS):
+        unsupported = {k: v for k, v in implementation.unsupported.items() if k != "FLOP counter"}
+        found.append(dataclasses.replace(implementation, unsupported=unsupported | {"batch invariance": BATCH}))
+    return found
+
+
+# Kernels of one of cuBLAS' products at most: where K is split it clears its workspace and adds the parts.
+PRODUCT = 3
+
+
+def _matrix(rows: int, columns: int, case: Case, generator: torch.Generator) -> Tensor:
+    """A weight `(rows, columns)`, as layers are initialised: what comes out is as large as what goes in."""
+    weight = torch.randn((rows, columns), generator=generator, device=generator.device) / math.sqrt(columns)
+    return weight.to(case.dtype)
+
+
+def _activation(case: Case, default: str) -> str:
+    return case.sizes.get("activation", default)
+
+
+def linear_act_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(*shape)`, weight `(out, K)`, bias `(out,)` or None, activation, save_preactivation."""
+    sizes = case.sizes
+    bias = normal((case.out,), case.dtype, generator) if sizes.get("bias", True) else None
+    weight = _matrix(case.out, case.shape[-1], case, generator)
+    return data(case, generator), weight, bias, _activation(case, "gelu"), sizes.get("save", True)
+
+
+def gated_mlp_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(*shape)`, w_gate_up `(2 hidden, K)`, w_down `(out, hidden)`, activation, recompute."""
+    first = _matrix(2 * case.hidden, case.shape[-1], case, generator) * case.sizes.get("scale", 1.0)
+    second = _matrix(case.out, case.hidden, case, generator)
+    return data(case, generator), first, second, _activation(case, "silu"), case.sizes.get("recompute", True)
+
+
+def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
+    if direction is Direction.FORWARD:
+        return one
+    if direction is Direction.BACKWARD:
+        return two
+    return Cost(one.bytes + two.bytes, one.flops + two.flops, (one.launches or 0) + (two.launches or 0))
+
+
+def linear_act_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: read x, weight and bias, write y. Backward: read dy, x and weight, write dx, dweight and dbias."""
+    rows, depth = torch.Size(case.shape[:-1]).numel(), case.shape[-1]
+    product, results = 2 * rows * case.out * depth, rows * case.out
+    value, slope = FLOPS_OF_ACTIVATION[_activation(case, "gelu")]
+    x, weight, y, bias = (
+        bytes_of(shape, case.dtype) for shape in ((rows, depth), (case.out, depth), (rows, case.out), (case.out,))
+    )
+    one = Cost(x + weight + bias + y, product + results * (value + 1), launches=1)
+    # dz, the sum of the shares of dbias, and two products.
+    two = Cost(y + 2 * (x + weight) + bias, 2 * product + results * (slope + 2), launches=2 + 2 * PRODUCT)
+    return _costs(direction, one, two)
+
+
+def gated_mlp_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: read x and both weights, write y. Backward: read dy, x and both weights, write their gradients."""
+    rows, depth = torch.Size(case.shape[:-1]).numel(), case.shape[-1]
+    products = 2 * rows * case.hidden * (2 * depth + case.out)
+    value, slope = FLOPS_OF_ACTIVATION[_activation(case, "silu")]
+    x, first, second, y = (
+        bytes_of(shape, case.dtype)
+        for shape in ((rows, depth), (2 * case.hidden, depth), (case.out, case.hidden), (rows, case.out))
+    )
+    hidden = rows * case.hidden
+    one = Cost(x + first + second + y, products + hidden * (value + 1), launches=2)
+    # dz and h, and four products.
+    two = Cost(y + 2 * (x + first + second), 2 * products + hidden * (slope + 4), launches=1 + 4 * PRODUCT)
+    return _costs(direction, one, two)
+
+
+def _random_weight(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return (torch.randn((rows, columns), generator=torch.Generator().manual_seed(0)) / math.sqrt(columns)).to(dtype)
+
+
+def linear_act_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states as they are, without a bias."""
+    return activations.to(dtype), _random_weight(96, activations.shape[-1], dtype), None, "gelu", True
+
+
+def gated_mlp_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states as they are."""
+    weights = _random_weight(128, activations.shape[-1], dtype), _random_weight(64, 64, dtype)
+    return activations.to(dtype), *weights, "silu", True
+
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+LOW = (F32, F16, BF16)
+ONE = (F32,)
+
+# On the CPU oneDNN takes denormal bfloat16 numbers for zero, so no core case, which those are planted in, is bfloat16.
+linear_act_tests = grid(
+    point("typical", shape=(61, 100), out=96, core=True, reason="no size is a multiple of a tile", dtypes=(F32, F16)),
+    point("typical, bfloat16", shape=(61, 100), out=96, reason="what networks are trained in", dtypes=(BF16,)),
+    point("computed again", shape=(33, 48), out=48, save=False, reason="dz is the epilogue of a product",
+          dtypes=ONE),
+    point("computed again, half", shape=(33, 48), out=48, save=False, reason="the same in 16 bits", dtypes=(F16, BF16)),
+    point("aligned", shape=(40, 48), out=80, activation="silu", reason="what the copy engine can move, in every dtype"),
+    point("odd", shape=(7, 33), out=5, activation="silu", reason="what it cannot: rows of 66 bytes"),
+    point("odd, computed again", shape=(9, 35), out=37, save=False, reason="the same in the backward"),
+    point("odd result", shape=(9, 32), out=37, reason="x and weight could be moved, y could not", dtypes=ONE),
+    point("one number", shape=(1, 1), out=1, reason="as small as it gets", dtypes=ONE),
+    point("one row", shape=(1, 96), out=64, reason="most of the tile has no row"),
+    point("no rows", shape=(0, 16), out=8, reason="nothing to do, gradients of the parameters all zero", dtypes=ONE),
+    point("no bias", shape=(2, 3, 40), out=33, bias=False, reason="leading dimensions are collapsed", dtypes=ONE),
+    *(point(name, shape=(9, 16), out=24, activation=name, reason="every activation", dtypes=ONE)
+      for name in ACTIVATIONS),
+    *(point(f"{name}, computed again", shape=(9, 16), out=24, activation=name, save=False,
+            reason="every derivative", dtypes=ONE) for name in ACTIVATIONS),
+    dtypes=LOW,
+)  # fmt: skip
+
+gated_mlp_tests = grid(
+    point("typical", shape=(29, 100), hidden=72, out=60, core=True, reason="no size is a multiple of a tile",
+          dtypes=ONE),
+    point("small weights", shape=(29, 48), hidden=40, out=48, scale=7e-3, core=True, dtypes=(F16,),
+          reason="a product of outliers stays below the largest float16"),
+    point("typical, half", shape=(29, 100), hidden=72, out=60, reason="rows of 200 bytes", dtypes=(F16, BF16)),
+    point("saved", shape=(29, 48), hidden=40, out=48, recompute=False, reason="a pass over what was saved",
+          dtypes=ONE),
+    point("saved, half", shape=(29, 48), hidden=40, out=48, recompute=False, reason="halves that can be moved",
+          dtypes=(F16, BF16)),
+    point("odd", shape=(7, 33), hidden=5, out=9, reason="what the copy engine cannot move"),
+    point("odd, saved", shape=(7, 33), hidden=5, out=9, recompute=False, reason="up begins at an odd column"),
+    point("one number", shape=(1, 1), hidden=1, out=1, reason="as small as it gets", dtypes=ONE),
+    point("no rows", shape=(0, 16), hidden=8, out=8, reason="nothing to do, gradients of the weights all zero",
+          dtypes=ONE),
+    point("four dimensions", shape=(2, 3, 2, 40), hidden=33, out=40, reason="leading dimensions are collapsed",
+          dtypes=ONE),
+    *(point(name, shape=(9, 16), hidden=24, out=8, activation=name, reason="every activation", dtypes=ONE)
+      for name in ACTIVATIONS),
+    dtypes=LOW,
+)  # fmt: skip
+
+BENCH = (BF16,)
+
+linear_act_bench = grid(
+    point("BERT-base, 64 tokens", shape=(64, 768), out=3072),
+    point("BERT-base, 16 x 512", shape=(8192, 768), out=3072, devices=CUDA),
+    point("BERT-base, 16 x 512, computed again", shape=(8192, 768), out=3072, save=False, devices=CUDA),
+    point("GPT-2 XL, 8 x 1024", shape=(8192, 1600), out=6400, activation="gelu_tanh", devices=CUDA),
+    point("ViT-L/16, 64 images", shape=(12608, 1024), out=4096, devices=CUDA),
+    point("Llama 3.1 8B gate, 4096 tokens", shape=(4096, 4096), out=14336, bias=False, activation="silu", devices=CUDA),
+    point("Qwen3 0.6B gate, 64 tokens", shape=(64, 1024), out=3072, bias=False, activation="silu"),
+    point("Nemotron-4 15B, 2048 tokens", shape=(2048, 6144), out=24576, bias=False, activation="relu_squared",
+          devices=CUDA),
+    dtypes=BENCH,
+)  # fmt: skip
+
+gated_mlp_bench = grid(
+    point("Qwen3 0.6B, 64 tokens", shape=(64, 1024), hidden=3072, out=1024),
+    point("Qwen3 0.6B, 16384 tokens", shape=(16384, 1024), hidden=3072, out=1024, devices=CUDA),
+    point("Qwen3 0.6B, 16384 tokens, saved", shape=(16384, 1024), hidden=3072, out=1024, recompute=False, devices=CUDA),
+    point("Llama 3.1 8B, decode", shape=(1, 4096), hidden=14336, out=4096, devices=CUDA),
+    point("Llama 3.1 8B, 4096 tokens", shape=(4096, 4096), hidden=14336, out=4096, devices=CUDA),
+    point("Mixtral 8x7B expert, 1024 tokens", shape=(1024, 4096), hidden=14336, out=4096, devices=CUDA),
+    dtypes=BENCH,
+)
+
+OPERATIONS = [
+    Operation(
+        name="linear_act",
+        implementations=_implementations("linear_act"),
+        inputs=linear_act_inputs,
+        cost=linear_act_cost,
+        test_grid=linear_act_tests,
+        bench_grid=linear_act_bench,
+        adversarial=("x",),
+        real_input=linear_act_real,
+    ),
+    Operation(
+        name="gated_mlp",
+        implementations=_implementations("gated_mlp"),
+        inputs=gated_mlp_inputs,
+        cost=gated_mlp_cost,
+        test_grid=gated_mlp_tests,
+        bench_grid=gated_mlp_bench,
+        adversarial=("x",),
+        real_input=gated_mlp_real,
+    ),
+]
+
+TENSOR_CORES = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma"}
+
+CONTRACTS = {
+    **{
+        name: KernelContract(PARKED, min_load_bits=128, min_store_bits=128, matrix_instructions=TENSOR_CORES)
+        for name in (
+            "_linear_kernel",
+            "_linear_backward_kernel",
+            "_gated_linear_kernel",
+            "_gated_linear_backward_kernel",
+        )
+    },
+    "_linear_saved_backward_kernel": KernelContract(min_load_bits=128, min_store_bits=128),
+    "_gated_linear_saved_backward_kernel": KernelContract(min_load_bits=128, min_store_bits=128),
+}

@@ -1,0 +1,27 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+"""The dropout of `philox.py` for Triton kernels: a function of a tile in registers."""
+
+import triton
+import triton.language as tl
+
+from .philox import threshold
+
+threshold_of = triton.constexpr_function(threshold)
+
+
+@triton.jit
+def dropout(x, seed, row, column, columns, P: tl.constexpr):
+    """`x / (1 - P)` where the element at (row, column) of a tensor with so many columns is kept, else 0.
+
+    One Philox serves four columns. It is written once an element, and computed once for every four that a thread holds
+    side by side: the compiler sees that their counters are equal.
+
+    seed: int64 scalar. row, column: integers that broadcast to the shape of x; row is int64 where offsets are.
+    """
+    counter = row * ((columns + 3) // 4) + column // 4
+    a, b, c, d = tl.randint4x(seed, counter)
+    place = column % 4
+    word = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
+    THRESHOLD: tl.constexpr = threshold_of(P)
+    SCALE: tl.constexpr = 1.0 / (1.0 - P)
+    return tl.where((word >> 1).to(tl.int32) >= THRESHOLD, x * SCALE, 0.0)

@@ -1,0 +1,158 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+"""What the row kernels of all groups share: shapes of launches, by architecture, and sums over rows of gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LONG_BLOCK = 4096  # columns of one block of a row that is walked
+LONG_WARPS = 16  # 8 elements a thread: statistics, masks and derivatives of 16 would not fit in its registers
+# Bytes of the principal input in a tile of the backward: two rows, within these bounds. Smaller ones leave the copies
+# into shared memory too short, larger ones leave too few to be in flight at once.
+SMALLEST_TILE, LARGEST_TILE = 2048, 16384
+STAGES = 3  # tiles under way: one is computed, two are copied
+# KiB that one program can have, by compute capability, and 99 elsewhere: CUDA C++ Programming Guide, technical
+# specifications.
+SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+LONG_PROGRAMS_PER_MULTIPROCESSOR = 4
+INTERPRETER_PROGRAMS = 4  # the interpreter runs programs one after the other
+
+
+@triton.jit
+def divide(x, y):
+    """`x / y` rounded to nearest; Triton's own division of float32 may be off by two units in the last place."""
+    if x.dtype == tl.float32:
+        return tl.div_rn(x, y.to(tl.float32))
+    else:
+        return x / y
+
+
+@triton.jit
+def _add_shares_kernel(
+    shares_ptr, first_ptr, second_ptr, programs, columns,
+    HAS_FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """This program adds the shares of BLOCK elements of one parameter's gradient, always in the same order.
+
+    shares: (1 or 2, P, N). first, second: (N), the gradients; with one kind of shares it goes to `first` if HAS_FIRST,
+    else to `second`.
+    """
+    kind = tl.program_id(1)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros([ROWS, BLOCK], dtype=shares_ptr.dtype.element_ty)
+    for start in range(0, programs, ROWS):
+        program = start + tl.arange(0, ROWS)[:, None]
+        mask = (program < programs) & (column < columns)
+        total += tl.load(shares_ptr + (kind * programs + program) * columns + column, mask=mask, other=0.0)
+    column_out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    gradient = tl.sum(total, axis=0)
+    if HAS_FIRST:
+        if kind == 0:
+            tl.store(first_ptr + column_out, gradient.to(first_ptr.dtype.element_ty), mask=column_out < columns)
+        else:
+            tl.store(second_ptr + column_out, gradient.to(second_ptr.dtype.element_ty), mask=column_out < columns)
+    else:
+        tl.store(second_ptr + column_out, gradient.to(second_ptr.dtype.element_ty), mask=column_out < columns)
+
+
+def add_shares(shares: Tensor, first: Tensor | None, second: Tensor | None) -> None:
+    """Add the shares of one or two parameters' gradients: one launch.
+
+    Args:
+        shares: `(1 or 2, P, N)`, float32 or float64, contiguous: of `first`, then of `second`, those that are there.
+        first: `(N,)`, written; or None.
+        second: `(N,)`, written; or None, but not both.
+    """
+    kinds, programs, columns = shares.shape
+    outputs = (first if first is not None else second, second if second is not None else first)
+    rows = min(256, triton.next_power_of_2(programs))
+    block = 4096 // rows
+    _add_shares_kernel[(triton.cdiv(columns, block), kinds)](
+        shares, *outputs, programs, columns, HAS_FIRST=first is not None, ROWS=rows, BLOCK=block, num_warps=8
+    )
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """View `x` as `(T, N)` with unit stride in N; copies only what has no such view."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be that of `x`."""
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def exceeds_int32(*tensors: Tensor) -> bool:
+    """Whether an offset into one of these, or into a contiguous one of its shape, may pass 2^31 - 1.
+
+    Masked lanes of the last block are included.
+    """
+    return any(
+        max(sum((n - 1) * abs(stride) for n, stride in zip(t.shape, t.stride(), strict=True)), t.numel())
+        >= 2**31 - 2**17
+        for t in tensors
+    )
+
+
+def eviction_policy(x: Tensor, traffic: int) -> str:
+    """How to read `x`, which nobody reads again soon, in a kernel that moves `traffic` bytes through the L2 cache.
+
+    Where everything fits, x makes room for y, which the next kernel reads. Where nothing can stay, reads that are held
+    longer get the last 2 to 4 % of the bandwidth (H200; NVIDIA does not say why).
+    """
+    return "evict_last" if traffic > cache_size(x.device) else "evict_first"
+
+
+@functools.lru_cache
+def cache_size(device: torch.device) -> int:
+    """Bytes of the L2 cache; without a GPU those of an H100."""
+    if device.type != "cuda":
+        return 50 * 2**20
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def bytes_of(*tensors: Tensor | None) -> int:
+    """What reading or writing these once moves."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def warps(elements: int) -> int:
+    """16 elements a thread: two 128-bit loads of a 16-bit dtype in flight."""
+    return min(16, max(1, elements // 512))
+
+
+def program_count(device: torch.device, per_multiprocessor: int) -> int:
+    """How many programs share the rows. It decides the order of the sum, so it depends on device and shape alone."""
+    if device.type != "cuda":
+        return INTERPRETER_PROGRAMS
+    return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tile_rows(row_bytes: int) -> int:
+    """How many rows of so many bytes a tile of the backward has."""
+    return max(1, min(max(2 * row_bytes, SMALLEST_TILE), LARGEST_TILE) // row_bytes)
+
+
+def stages(bytes_in_tile: int, device: torch.device) -> int:
+    """How many tiles are under way at once: one, and what there is shared memory for."""
+    # Beside the tiles it holds what the reduction exchanges.
+    return max(1, min(STAGES, 1 + (shared_memory(device) - 4096) // bytes_in_tile))
+
+
+@functools.lru_cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program can have on `device`, which is the current one."""
+    if triton.knobs.runtime.interpret:
+        return 227 * 1024
+    architecture = triton.runtime.driver.active.get_current_target().arch
+    return SHARED_MEMORY.get(architecture, 99) * 1024

@@ -1,0 +1,185 @@
+"""The kernels of `linear_act`: their error function, launches, memory and configurations."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernel_pytorch.fused_ln_act import linear_act
+from kernel_pytorch.fused_ln_act.linear import configurations
+from kernel_pytorch.harness.checks import check_deterministic
+from kernel_pytorch.harness.launches import count_launches
+from kernel_pytorch.harness.memory import profile_memory
+
+pytestmark = pytest.mark.slow
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+triton_matmul = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.triton_matmul")
+activate_tile, differentiate_tile = triton_matmul.activate_tile, triton_matmul.differentiate_tile
+
+
+def layer(rows=9, depth=16, columns=24, device="cpu", dtype=torch.float32):
+    torch.manual_seed(0)
+    shapes = (rows, depth), (columns, depth), (columns,)
+    x, weight, bias = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+    return [x.requires_grad_(), (weight / math.sqrt(depth)).requires_grad_(), bias.requires_grad_()]
+
+
+def triton_level(x, weight, bias, activation="silu", save=True):
+    return linear_act(x, weight, bias, activation, save_preactivation=save, level="triton")
+
+
+# The fast gelu.
+
+
+@triton.jit
+def probe(x_ptr, y_ptr, slope_ptr, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + place)
+    tl.store(y_ptr + place, activate_tile(x, "gelu", True))
+    tl.store(slope_ptr + place, differentiate_tile(x, "gelu", True))
+
+
+def test_the_gelu_of_16_bit_results_is_exact_enough(device):
+    x = torch.cat([torch.linspace(-12, 12, 8188), torch.tensor([-3e4, -300.0, 300.0, 3e4])]).to(device)
+    y, slope = torch.empty_like(x), torch.empty_like(x)
+    probe[(8,)](x, y, slope, BLOCK=1024)
+    exact = x.double()
+    gelu = F.gelu(exact)
+    near = x.abs() < 13
+    assert (y.double() - gelu)[near].abs().max() < 7e-7
+    assert (F.gelu(x, approximate="tanh").double() - gelu)[near].abs().max() > 1e-4  # what a plant would show
+    # Less than rounding to float16 changes, which is 2^-11 of a number at worst.
+    large = gelu.abs() > 1e-3
+    assert ((y.double() - gelu).abs() / gelu.abs())[large].max() < 2.0**-13
+    torch.testing.assert_close(y[-4:], torch.tensor([0.0, 0.0, 300.0, 3e4], device=device), rtol=0, atol=1e-9)
+    truth = torch.special.ndtr(exact) + exact * torch.exp(-0.5 * exact**2) / math.sqrt(2 * math.pi)
+    torch.testing.assert_close(slope.double(), truth, rtol=0, atol=1e-6)
+
+
+# Kernels.
+
+
+def products(call):
+    """The matrix products that PyTorch itself runs in a call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        call()
+    names = {event.key for event in profiler.key_averages()}
+    return names & {"aten::mm", "aten::addmm", "aten::bmm", "aten::matmul", "aten::linear", "aten::_addmm_activation"}
+
+
+@pytest.mark.parametrize("level", ["triton", "native"])
+def test_the_forward_is_no_product_of_pytorch(level, device):
+    x, weight, bias = layer(device=device)
+    found = products(lambda: linear_act(x, weight, bias, "gelu", level=level))
+    assert bool(found) == (level == "native")
+
+
+@pytest.mark.parametrize(
+    ("activation", "save", "backward"),
+    [
+        ("gelu", True, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
+        ("gelu", False, ["_linear_backward_kernel", "_add_shares_kernel"]),
+        ("relu", False, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
+        ("identity", True, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
+    ],
+)
+def test_launches(activation, save, backward, device):
+    arguments = layer(device=device)
+    with count_launches() as launched:
+        y = triton_level(*arguments, activation, save)
+    assert launched == ["_linear_kernel"]
+    with count_launches() as launched:
+        torch.autograd.grad(y.sum(), arguments)
+    assert launched == backward
+
+
+def test_only_what_is_needed_is_launched(device):
+    x, weight, bias = layer(device=device)
+    y = triton_level(x, weight, bias.detach(), "identity")
+    with count_launches() as launched:
+        torch.autograd.grad(y.sum(), (x, weight))
+    assert launched == []
+    y = triton_level(x.detach(), weight.detach(), bias, "identity")
+    assert torch.equal(torch.autograd.grad(y, bias, torch.ones_like(y))[0], torch.full_like(bias, 9.0))
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_bitwise_reproducible(save, device):
+    check_deterministic(lambda *t: triton_level(*t, "gelu", save), layer(70, 40, 48, device))
+
+
+@pytest.mark.parametrize(
+    ("activation", "save", "elements"),
+    [("gelu", True, 9 * 24), ("gelu", False, 0), ("relu", True, 0), ("tanh", True, 0), ("identity", True, 0)],
+)
+def test_saved_for_the_backward(activation, save, elements, device):
+    arguments = layer(device=device)
+    use = profile_memory(lambda *t: triton_level(*t, activation, save), *arguments)
+    assert use.saved_for_backward == 4 * elements
+
+
+def test_without_gradients_nothing_is_written_for_them(monkeypatch, device):
+    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.triton_forward")
+    asked, launch = [], triton_forward.linear
+    monkeypatch.setattr(triton_forward, "linear", lambda *a: asked.append(a[-1]) or launch(*a))
+    x, weight, bias = layer(device=device)
+    triton_level(x, weight, bias)
+    with torch.no_grad():
+        triton_level(x, weight, bias)
+    triton_level(x.detach(), weight.detach(), bias.detach())
+    assert asked == [True, False, False]
+
+
+# Configurations.
+
+TABLES = {
+    "LINEAR": (configurations.LINEAR, 1),
+    "LINEAR_BACKWARD": (configurations.LINEAR_BACKWARD, 1),
+    "GATED": (configurations.GATED, 2),
+    "GATED_BACKWARD": (configurations.GATED_BACKWARD, 2),
+}
+SHARED_KIB = {80: 163, 90: 227, 100: 227, 120: 99}
+
+
+def shared_bytes(chosen, tiles):
+    """What the copies take, and the tile that is on its way out."""
+    copies = chosen.stages * (chosen.rows + tiles * chosen.columns) * chosen.depth * 2
+    return copies + chosen.rows * chosen.columns // chosen.parts * 2
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_configuration_fits_its_architecture(name):
+    table, tiles = TABLES[name]
+    for architecture, candidates in table.tensor_cores.items():
+        for chosen in candidates:
+            limit = SHARED_KIB[architecture] * 1024
+            assert shared_bytes(chosen, tiles) * chosen.programs <= limit, (architecture, chosen)
+    too_large = configurations.Configuration(128, 256, 64, 4, 8)
+    assert shared_bytes(too_large, 1) > SHARED_KIB[90] * 1024
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows", "itemsize", "exact", "regular", "expected"),
+    [
+        (90, 8192, 2, False, True, configurations.LINEAR.tensor_cores[90][0]),
+        (90, 1, 2, False, True, configurations.LINEAR.tensor_cores[90][-1]),
+        (86, 8192, 2, False, True, configurations.LINEAR.tensor_cores[120][0]),
+        (103, 8192, 2, False, True, configurations.LINEAR.tensor_cores[100][0]),
+        (90, 8192, 4, True, True, configurations.LINEAR.exact[4]),
+        (80, 8192, 2, False, False, configurations.IRREGULAR),
+        (None, 8192, 2, False, True, configurations.INTERPRETED),
+    ],
+)
+def test_the_configuration_that_is_chosen(architecture, rows, itemsize, exact, regular, expected):
+    shape = (132, rows, 3072, itemsize)
+    assert configurations.configuration(configurations.LINEAR, architecture, *shape, exact, regular) == expected
+
+
+def test_tf32_takes_as_many_bytes():
+    half, whole = (
+        configurations.configuration(configurations.LINEAR, 90, 132, 8192, 3072, size, False, True) for size in (2, 4)
+    )
+    assert half.depth * 2 == whole.depth * 4

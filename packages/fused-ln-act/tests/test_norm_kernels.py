@@ -1,0 +1,166 @@
+"""What the Triton kernels promise besides being right: launches, reproducibility, independence of rows, digits."""
+
+import math
+
+import pytest
+import torch
+
+from kernel_pytorch import fused_ln_act
+from kernel_pytorch.fused_ln_act import layer_norm, layer_norm_act
+from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
+from kernel_pytorch.harness.launches import count_launches
+
+triton_rows = pytest.importorskip("kernel_pytorch.fused_ln_act.triton_rows")
+
+FUNCTIONS = {
+    "layer_norm": {},
+    "add_layer_norm": {"dropout_p": 0.2},
+    "layer_norm_act": {"activation": "gelu", "dropout_p": 0.2},
+    "add_layer_norm_act": {"activation": "gelu_tanh", "dropout_p": 0.2},
+    "rms_norm_act": {"activation": "silu"},
+    "add_rms_norm_act": {"activation": "relu_squared"},
+}
+
+
+def make(name, device, columns, rows=9):
+    """The function of its tensors, and those."""
+    options = dict(FUNCTIONS[name])
+    if "dropout_p" in options:
+        options["seed"] = torch.tensor(3, device=device)
+    shapes = [(rows, columns)] * (2 if name.startswith("add_") else 1) + [(columns,)] * (1 if "rms" in name else 2)
+    tensors = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
+    return lambda *t: getattr(fused_ln_act, name)(*t, **options, level="triton"), tensors
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("columns", "backward"),
+    [
+        (40, ["_backward_kernel", "_add_shares_kernel"]),
+        (8200, ["_backward_long_kernel", "_parameter_shares_kernel", "_add_shares_kernel"]),
+    ],
+    ids=["one block", "long rows"],
+)
+def test_launches(name, columns, backward, device):
+    function, tensors = make(name, device, columns)
+    with count_launches() as forward:
+        outputs = function(*tensors)
+    assert len(forward) == 1, forward
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    with count_launches() as launched:
+        torch.autograd.backward(outputs, [torch.ones_like(o) for o in outputs])
+    assert launched == backward
+
+
+def test_only_what_is_needed_is_launched(device):
+    function, (x, weight, bias) = make("layer_norm", device, 40)
+    y = function(x, weight.detach(), bias.detach())
+    with count_launches() as launched:
+        y.sum().backward()
+    assert launched == ["_backward_kernel"]
+
+
+@pytest.mark.parametrize(("name", "columns"), [("add_layer_norm_act", 300), ("layer_norm", 8200)])
+def test_bitwise_reproducible(name, columns, device):
+    check_deterministic(*make(name, device, columns))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"), [("layer_norm_act", 1), ("add_layer_norm_act", 300), ("add_rms_norm_act", 16400)]
+)
+def test_row_does_not_depend_on_the_number_of_rows(name, columns, device):
+    check_rows_independent(*make(name, device, columns, rows=5))
+
+
+@pytest.mark.parametrize("level", ["reference", "native", "torchscript", "triton"])
+@pytest.mark.parametrize("columns", [1, 7])
+def test_few_columns(columns, level, device):
+    """The mean of one number is that number: nothing is left of x, and y is the activated bias."""
+    x = torch.randn(5, columns, device=device, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(columns, device=device, dtype=torch.float64)
+    y = layer_norm_act(x, None, bias, activation="tanh", level=level)
+    expected = torch.nn.functional.layer_norm(x, (columns,)) + bias
+    torch.testing.assert_close(y, expected.tanh())
+    if columns == 1:
+        (dx,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(dx, torch.zeros_like(dx), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("columns", [96, 3000, 20000])
+@pytest.mark.parametrize("level", ["reference", "triton"])
+def test_a_large_mean_costs_no_digits(level, columns, device):
+    """What is lost is the half unit in the last place by which a mean of 10000 is rounded, 0.0005; not the variance."""
+    x = torch.randn(4, columns, device=device) + 1e4
+    y = layer_norm(x, level=level).double()
+    exact = layer_norm(x.double(), level="reference")
+    assert (y - exact).abs().max() < 4 * 0.5 * math.ulp(1e4) * 2**29  # units of float32
+    torch.testing.assert_close(
+        y.var(-1, correction=0), torch.ones(4, dtype=torch.float64, device=device), rtol=1e-4, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "expected"),
+    [
+        ((2, 8), (2**31, 1), True),
+        ((2**20, 4096), (4096, 1), True),
+        ((2**18, 4096), (4096, 1), False),
+        ((1, 8), (2**40, 1), False),
+        ((2**20, 4096), (0, 1), True),
+    ],
+    ids=["large stride", "large tensor", "half of the limit", "stride of a single row", "small view, large result"],
+)
+def test_wide_offsets_where_they_are_needed(shape, stride, expected):
+    assert triton_rows.exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
+
+
+@pytest.mark.parametrize("columns", [40, 8200])
+def test_wide_offsets_compute_the_same(columns, device, monkeypatch):
+    from kernel_pytorch.fused_ln_act.norm import triton_backward, triton_forward
+
+    function, tensors = make("add_layer_norm_act", device, columns, rows=3)
+
+    def results():
+        outputs = function(*tensors)
+        return [*outputs, *torch.autograd.grad(outputs, tensors, outputs)]
+
+    narrow = results()
+    for module in (triton_forward, triton_backward):
+        monkeypatch.setattr(module, "exceeds_int32", lambda *views: True)
+    assert all(torch.equal(a, b) for a, b in zip(narrow, results(), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: 8 GiB of bfloat16")
+def test_tensor_past_2_to_the_31(device):
+    x = torch.randn(2**19 + 3, 4096, device=device, dtype=torch.bfloat16)
+    seed = torch.tensor(1, device=device)
+    y = layer_norm_act(x, activation="silu", dropout_p=0.5, seed=seed, level="triton")
+    kept = y[-5:] != 0
+    expected = layer_norm_act(x[-5:], activation="silu", level="reference") * 2
+    torch.testing.assert_close(y[-5:][kept], expected[kept])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs and streams")
+def test_cuda_graph_and_side_stream(device):
+    x, weight = torch.randn(64, 4096, device=device), torch.randn(4096, device=device)
+
+    def run():
+        return layer_norm_act(x, weight, activation="gelu", dropout_p=0.5, level="triton")
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = run()
+    x.normal_()
+    graph.replay()
+    first = y.clone()
+    graph.replay()
+    assert not torch.equal(first, y), "every replay draws another mask"
+    kept = y != 0
+    expected = layer_norm_act(x, weight, activation="gelu", level="reference") * 2
+    torch.testing.assert_close(y[kept], expected[kept], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,132 @@
+"""Planted faults: `kernel-pytorch verify` must turn red on each, naming level, case and quantity."""
+
+import contextlib
+import dataclasses
+import sys
+import types
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from kernel_pytorch.fused_ln_act.norm import reference
+from kernel_pytorch.fused_ln_act.philox import keep
+from kernel_pytorch.fused_ln_act.technique import technique
+from kernel_pytorch.harness import cli, discovery
+from kernel_pytorch.harness.commands import verify as verify_module
+from kernel_pytorch.harness.technique import Implementation, Level
+
+pytestmark = pytest.mark.slow
+
+
+def wrong_variant(x, weight, bias, eps, activation, dropout_p, seed):
+    activation = {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}.get(activation, activation)
+    return reference.layer_norm_act(x, weight, bias, eps, activation, dropout_p, seed)
+
+
+def bias_gradient_dropped(x, weight, bias, eps, activation, dropout_p, seed):
+    bias = None if bias is None else bias.detach()
+    return reference.layer_norm_act(x, weight, bias, eps, activation, dropout_p, seed)
+
+
+class _OtherMaskBackward(torch.autograd.Function):
+    """Dropout whose backward draws its mask by another seed than its forward."""
+
+    @staticmethod
+    def forward(ctx, y, seed, p):
+        ctx.save_for_backward(seed)
+        ctx.p = p
+        return torch.where(keep(y, seed, p), y / (1 - p), 0.0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (seed,) = ctx.saved_tensors
+        return torch.where(keep(dy, seed + 1, ctx.p), dy / (1 - ctx.p), 0.0), None, None
+
+
+def other_mask_backward(x, weight, bias, eps, activation, dropout_p, seed):
+    y = reference.layer_norm_act(x, weight, bias, eps, activation, 0.0, None)
+    return y if dropout_p == 0.0 else _OtherMaskBackward.apply(y.float(), seed, dropout_p).to(y.dtype)
+
+
+def other_mask_forward(x, weight, bias, eps, activation, dropout_p, seed):
+    seed = None if seed is None else seed + 1
+    return reference.layer_norm_act(x, weight, bias, eps, activation, dropout_p, seed)
+
+
+def difference_of_squares(x, weight, bias, eps, activation, dropout_p, seed):
+    """The variance as E[x^2] - E[x]^2, which cancels."""
+    h = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean = h.mean(-1, keepdim=True)
+    variance = (h.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0.0)
+    z = (h - mean) * torch.rsqrt(variance + eps)
+    z = z if weight is None else z * weight.to(z.dtype)
+    z = z if bias is None else z + bias.to(z.dtype)
+    return reference.drop(reference.activate(z, activation), seed, dropout_p).to(x.dtype)
+
+
+def one_percent_too_large(x, weight, bias, eps, activation, dropout_p, seed):
+    return reference.layer_norm_act(x, weight, bias, eps, activation, dropout_p, seed) * 1.01
+
+
+def unbiased_variance(x, weight, bias, eps, activation, dropout_p, seed):
+    """Divided by N - 1, as torch.var does."""
+    columns = x.shape[-1]
+    scale = ((columns - 1) / columns) ** 0.5
+    weight = torch.full(x.shape[-1:], scale).to(x) if weight is None else weight * scale
+    return reference.layer_norm_act(x, weight, bias, eps, activation, dropout_p, seed)
+
+
+def dropped_elements_not_made_up_for(x, weight, bias, eps, activation, dropout_p, seed):
+    return reference.layer_norm_act(x, weight, bias, eps, activation, dropout_p, seed) * (1.0 - dropout_p)
+
+
+PLANTS = {
+    wrong_variant: ("output is off by", "gelu"),
+    bias_gradient_dropped: ("gradient of bias is missing", ""),
+    other_mask_backward: ("gradient of x is off by", "dropout_p"),
+    other_mask_forward: ("output is off by", "dropout_p"),
+    difference_of_squares: ("output is off by", "large mean"),
+    one_percent_too_large: ("output is off by", ""),
+    unbiased_variance: ("output is off by", ""),
+    dropped_elements_not_made_up_for: ("output is off by", "dropout_p"),
+}
+
+
+@pytest.fixture
+def verify_planted(monkeypatch):
+    """Run the command on a copy of the technique in which one function stands at the torchscript level."""
+
+    def run(function):
+        module = types.ModuleType("planted_fused_ln_act")
+        module.layer_norm_act = function
+        monkeypatch.setitem(sys.modules, "planted_fused_ln_act", module)
+        planted = Implementation("torchscript", Level.TORCHSCRIPT, "planted_fused_ln_act:layer_norm_act")
+        operation = technique.operation("layer_norm_act")
+        # Short rows alone: what is planted shows there.
+        points = [point for point in operation.test_grid.points if point.sizes["shape"][-1] < 1000]
+        grid = dataclasses.replace(operation.test_grid, points=tuple(points))
+        operation = dataclasses.replace(operation, implementations=[operation.reference, planted], test_grid=grid)
+        copy = dataclasses.replace(technique, operations=[operation])
+        # In this process: another one would find the technique that is installed, not the copy.
+        monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"fused-ln-act": copy}, {}))
+        return CliRunner().invoke(cli.app, ["verify", "fused-ln-act", "--device", "cpu"], env={"COLUMNS": "200"})
+
+    return run
+
+
+def test_unchanged_copy_is_green(verify_planted):
+    result = verify_planted(reference.layer_norm_act)
+    assert result.exit_code == 0, result.output
+    assert "wrong" not in result.output
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_plant_is_found(verify_planted, plant):
+    result = verify_planted(plant)
+    assert result.exit_code == 1, result.output
+    named = [line for line in result.output.splitlines() if line.startswith("wrong:")]
+    quantity, case = PLANTS[plant]
+    found = [line for line in named if quantity in line and case in line]
+    assert any("layer_norm_act level 'torchscript'" in line for line in found), named

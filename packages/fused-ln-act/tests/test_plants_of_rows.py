@@ -1,0 +1,254 @@
+"""Planted faults in the gated, bias and softmax groups: `kernel-pytorch verify` must turn red on each."""
+
+import contextlib
+import dataclasses
+import sys
+import types
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from kernel_pytorch.fused_ln_act import bias_dropout_add, levels, philox
+from kernel_pytorch.fused_ln_act.bias import autograd as bias_autograd
+from kernel_pytorch.fused_ln_act.bias import reference as bias
+from kernel_pytorch.fused_ln_act.gated import autograd as gated_autograd
+from kernel_pytorch.fused_ln_act.gated import reference as gated
+from kernel_pytorch.fused_ln_act.softmax.reference import masked
+from kernel_pytorch.fused_ln_act.softmax.reference import softmax as reference_softmax
+from kernel_pytorch.fused_ln_act.technique import technique
+from kernel_pytorch.harness import cli, discovery
+from kernel_pytorch.harness.commands import verify as verify_module
+from kernel_pytorch.harness.technique import Implementation, Level
+
+pytestmark = pytest.mark.slow
+
+# Gated.
+
+
+def gate_and_up_swapped(gate, up, alpha, limit, offset):
+    gate, up = gated.halves(gate, up)
+    return gated.swiglu(up, gate, alpha, limit, offset)
+
+
+def limit_of_up_on_one_side(gate, up, alpha, limit, offset):
+    gate, up = gated.halves(gate, up)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(max=limit)
+    return gated.swiglu(gate, up, alpha, None, offset)
+
+
+def clamped_gets_a_gradient(gate, up, alpha, limit, offset):
+    gate, up = gated.halves(gate, up)
+    if limit is not None:
+        gate = gate + (gate.clamp(max=limit) - gate).detach()
+    return gated.swiglu(gate, up.clamp(-limit, limit) if limit is not None else up, alpha, None, offset)
+
+
+def offset_forgotten(gate, up, alpha, limit, offset):
+    return gated.swiglu(gate, up, alpha, limit, 0.0)
+
+
+def gradient_of_up_dropped(gate, up, alpha, limit, offset):
+    gate, up = gated.halves(gate, up)
+    return gated.swiglu(gate, up.detach(), alpha, limit, offset)
+
+
+def two_launches(gate, up, alpha, limit, offset):
+    return gated_autograd.swiglu(gate, up, alpha, limit, offset) + 0 * gated_autograd.reglu(gate, up, limit)
+
+
+def the_other_gelu(gate, up, approximate, limit):
+    return gated.geglu(gate, up, "tanh" if approximate == "none" else "none", limit)
+
+
+def reglu_too_large(gate, up, limit):
+    return gated.reglu(gate, up, limit) * 1.01
+
+
+# Bias.
+
+
+def the_other_activation(x, b, activation):
+    return bias.bias_act(x, b, {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}.get(activation, activation))
+
+
+def gradient_of_bias_dropped(x, b, activation):
+    return bias.bias_act(x, None if b is None else b.detach(), activation)
+
+
+def last_row_not_in_dbias(x, b, activation):
+    if b is None or x.shape[0] < 2:
+        return bias.bias_act(x, b, activation)
+    return torch.cat([bias.bias_act(x[:-1], b, activation), bias.bias_act(x[-1:], b.detach(), activation)])
+
+
+class _AnotherMaskInTheBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z, seed, p):
+        ctx.save_for_backward(seed)
+        ctx.p = p
+        return philox.dropout(z, seed, p)
+
+    @staticmethod
+    def backward(ctx, dz):
+        return philox.dropout(dz, ctx.saved_tensors[0] + 1, ctx.p), None, None
+
+
+def mask_of_the_backward_differs(x, b, residual, p, seed):
+    if p == 0.0 or x.dtype.itemsize < 4:
+        return bias.bias_dropout_add(x, b, residual, p, seed)
+    return residual + _AnotherMaskInTheBackward.apply(x if b is None else x + b, seed, p)
+
+
+def kept_are_not_scaled(x, b, residual, p, seed):
+    return bias.bias_dropout_add(x * (1 - p), None if b is None else b * (1 - p), residual, p, seed)
+
+
+def residual_is_dropped_too(x, b, residual, p, seed):
+    return bias.bias_dropout_add(x + residual, b, torch.zeros_like(residual), p, seed)
+
+
+def another_launch(x, b, residual, p, seed):
+    y = bias_autograd.bias_dropout_add(x, b, residual, p, seed)
+    return bias_autograd.bias_act(y, None, "identity")
+
+
+# Softmax.
+
+
+def masked_out_rows_are_nan(x, scale, mask):
+    if mask is None:
+        return reference_softmax(x, scale, mask)
+    return torch.softmax(masked(x.float() * scale, mask), -1).to(reference_softmax(x, scale, mask).dtype)
+
+
+def scale_after_the_mask(x, scale, mask):
+    if mask is None or mask.dtype == torch.bool:
+        return reference_softmax(x, scale, mask)
+    return reference_softmax(x, scale, mask * scale)
+
+
+def gradient_of_the_mask_dropped(x, scale, mask):
+    return reference_softmax(x, scale, None if mask is None else mask.detach())
+
+
+def last_column_not_in_the_sum(x, scale, mask):
+    y = reference_softmax(x, scale, mask)
+    return y / (1.0 - y[..., -1:]).clamp_min(0.5) if x.shape[-1] > 1 else y
+
+
+class _ForgetfulBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy - 0.01 * dy.sum(-1, keepdim=True).abs() * torch.linspace(0, 1, dy.shape[-1], dtype=dy.dtype)
+
+
+def gradients_astray(x, scale, mask):
+    return _ForgetfulBackward.apply(reference_softmax(x, scale, mask))
+
+
+def softmax_too_large(x, scale, mask):
+    return reference_softmax(x, scale, mask) * 1.01
+
+
+PLANTS = [
+    (gate_and_up_swapped, "swiglu", "output is off by"),
+    (limit_of_up_on_one_side, "swiglu", "output is off by"),
+    (clamped_gets_a_gradient, "swiglu", "gradient of gate is off by"),
+    (offset_forgotten, "swiglu", "output is off by"),
+    (gradient_of_up_dropped, "swiglu", "gradient of up is missing"),
+    (two_launches, "swiglu", "launches 2 kernels"),
+    (the_other_gelu, "geglu", "output is off by"),
+    (reglu_too_large, "reglu", "output is off by"),
+    (the_other_activation, "bias_act", "output is off by"),
+    (gradient_of_bias_dropped, "bias_act", "gradient of bias is missing"),
+    (last_row_not_in_dbias, "bias_act", "gradient of bias is off by"),
+    (mask_of_the_backward_differs, "bias_dropout_add", "gradient of x is off by"),
+    (kept_are_not_scaled, "bias_dropout_add", "output is off by"),
+    (residual_is_dropped_too, "bias_dropout_add", "output is off by"),
+    (another_launch, "bias_dropout_add", "launches 2 kernels"),
+    (masked_out_rows_are_nan, "softmax", "NaN or infinite"),
+    (scale_after_the_mask, "softmax", "output is off by"),
+    (gradient_of_the_mask_dropped, "softmax", "gradient of mask is missing"),
+    (last_column_not_in_the_sum, "softmax", "output is off by"),
+    (gradients_astray, "softmax", "gradient of x is off by"),
+    (softmax_too_large, "softmax", "output is off by"),
+]
+LAUNCHES = (two_launches, another_launch)
+
+
+@pytest.fixture
+def verify_planted(monkeypatch):
+    """Run the command on a copy of the technique in which one function stands at a level."""
+
+    def run(function, name):
+        if function in LAUNCHES and (reason := levels.unavailable("triton", torch.device("cpu"), torch.float32)):
+            pytest.skip(reason)
+        module = types.ModuleType("planted_rows")
+        module.planted = function
+        monkeypatch.setitem(sys.modules, "planted_rows", module)
+        level = Level.TRITON if function in LAUNCHES else Level.NATIVE
+        planted = Implementation(level.value, level, "planted_rows:planted")
+        operation = technique.operation(name)
+        # Small, float32 and without adversaries: what is planted shows on ordinary shapes.
+        points = tuple(
+            dataclasses.replace(point, dtypes=(torch.float32,))
+            for point in operation.test_grid.points
+            if torch.Size(point.sizes["shape"]).numel() < 10_000 and (point.core or function not in LAUNCHES)
+        )
+        grid = dataclasses.replace(operation.test_grid, points=points)
+        operation = dataclasses.replace(
+            operation, implementations=[operation.reference, planted], test_grid=grid, adversarial=()
+        )
+        copy = dataclasses.replace(technique, operations=[operation])
+        # In this process: another one would find the technique that is installed, not the copy.
+        monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"fused-ln-act": copy}, {}))
+        return CliRunner().invoke(cli.app, ["verify", "fused-ln-act", "--device", "cpu"], env={"COLUMNS": "200"})
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("swiglu", gated.swiglu),
+        ("geglu", gated.geglu),
+        ("reglu", gated.reglu),
+        ("bias_act", bias.bias_act),
+        ("bias_dropout_add", bias.bias_dropout_add),
+        ("softmax", reference_softmax),
+    ],
+)
+def test_unchanged_copy_is_green(verify_planted, name, function):
+    result = verify_planted(function, name)
+    assert result.exit_code == 0, result.output
+    assert "wrong" not in result.output
+
+
+@pytest.mark.parametrize(("plant", "name", "message"), PLANTS, ids=[plant.__name__ for plant, *_ in PLANTS])
+def test_plant_is_found(verify_planted, plant, name, message):
+    result = verify_planted(plant, name)
+    assert result.exit_code == 1, result.output
+    named = [line for line in result.output.splitlines() if line.startswith("wrong:")]
+    assert any(f"{name} level" in line and "case " in line and message in line for line in named), named
+
+
+def test_a_kernel_that_draws_another_mask_is_found(monkeypatch, device):
+    """The fault where it would be: the backward kernel is given another seed."""
+    triton_backward = pytest.importorskip("kernel_pytorch.fused_ln_act.bias.triton_backward")
+    x = torch.randn(8, 40, device=device, requires_grad=True)
+    right = triton_backward.backward
+
+    def gradient():
+        y = bias_dropout_add(x, None, torch.zeros_like(x), 0.3, torch.tensor(5, device=device), level="triton")
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    expected = gradient()
+    monkeypatch.setattr(triton_backward, "backward", lambda dy, x, b, seed, *rest: right(dy, x, b, seed + 1, *rest))
+    assert not torch.equal(gradient(), expected)
