@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.support import Processes, ProcessesError, Shared, Subject
+from kernel_pytorch.harness.support import Processes, Shared, Subject
 from kernel_pytorch.harness.technique import Case
 from kernel_pytorch.harness.verification import standard_for
 from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, levels, rms_norm, sharding
@@ -197,15 +197,18 @@ def sharded_by_a_wrong_rule(mesh, shape):
     )
     sharding.register(wrong)
     try:
-        return sharded(mesh, "rms_norm", "triton", shape, "shard 0")
+        sharded(mesh, "rms_norm", "triton", shape, "shard 0")
+    except AssertionError as error:
+        return str(error)
     finally:
         sharding.register(tensor)
+    return ""
 
 
 @triton_runs
 def test_a_wrong_rule_would_be_found(processes):
-    with pytest.raises(ProcessesError, match="AssertionError: gradient of weight is off by"):
-        processes.call(sharded_by_a_wrong_rule, (10, 48))  # of a shape that no other test makes DTensor remember
+    for error in processes.call(sharded_by_a_wrong_rule, (10, 48)):  # no other test makes DTensor remember this shape
+        assert error.startswith("gradient of weight is off by")
 
 
 # The module.
