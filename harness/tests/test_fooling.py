@@ -11,6 +11,7 @@ import torch
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.jobs import jobs
+from kernel_pytorch.harness.launches import is_counted
 from kernel_pytorch.harness.machine import BandwidthPoint
 from kernel_pytorch.harness.report import best_pytorch, cells
 from kernel_pytorch.harness.technique import Cost, Direction, Implementation, Level
@@ -285,3 +286,14 @@ def test_the_unfused_pair_under_a_fused_name(toy, planted, message):
     declared = dataclasses.replace(operation, cost=lambda case, direction: Cost(1, 1, launches=2))
     again = verify_trial(toy.technique, declared, implementation, trial, CPU)
     assert again.passed is (planted == "Pair"), "what is declared is no deceit"
+
+
+def test_a_compiled_function_on_the_cpu_is_not_asked_for_kernels_that_nobody_can_see(toy):
+    implementation = Implementation("cuda", Level.CUDA, "toy:native")
+    operation = dataclasses.replace(toy.gate, implementations=[toy.gate.implementation("reference"), implementation])
+    toy.unavailable = lambda level, device, dtype: None
+    trial = next(t for t in trials(operation, CPU) if t.case.core)
+    found = verify_trial(toy.technique, operation, implementation, trial, CPU)
+    assert found.judgements
+    assert found.passed, found.failures()
+    assert is_counted(Level.CUDA, torch.device("cuda"))

@@ -12,7 +12,10 @@ from torch import Tensor
 from kernel_pytorch.harness.oracle import Judgement
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation
 
-COUNTED = (Level.TRITON, Level.CUDA)
+
+def is_counted(level: Level, device: torch.device) -> bool:
+    """Whether the kernels of a level can be seen there: on a CPU only those of Triton's interpreter."""
+    return level is Level.TRITON or (level is Level.CUDA and device.type == "cuda")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Announce, Worker
-from kernel_pytorch.harness.launches import COUNTED, judge_launches
+from kernel_pytorch.harness.launches import is_counted, judge_launches
 from kernel_pytorch.harness.oracle import Judgement, Run, in_float64, judge, random_like, run
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
 from kernel_pytorch.harness.sources import technique_digests
@@ -197,7 +197,7 @@ def verify_trial(
     judgements = examine(implementation, against)
     if reason := not_offered(implementation, judgements):
         return Verification(*about, unavailable=reason)
-    if implementation.level in COUNTED and trial.case.core and trial.adversary == RANDOM:
+    if is_counted(implementation.level, device) and trial.case.core and trial.adversary == RANDOM:
         judgements += (_judge_launches(operation, implementation, trial.case, against, device),)
     return Verification(*about, judgements)
 
