@@ -6,7 +6,7 @@
     python3 bundle/run.py bench  --out DIR     one results file per technique; `kernel-pytorch report DIR` draws them
 
 The bundle may be read-only: what is unpacked goes into a temporary folder. Needs Python 3.12 on x86-64 Linux with
-torch, triton and numpy; everything else is in `wheels/`. `--peers` lets the libraries that packages compare themselves
+torch, triton and numpy; everything else is in `wheels/`. `--technique NAME` does it for one of them; `--peers` lets the libraries that packages compare themselves
 with take part, as far as they are installed. What else follows DIR goes to `kernel-pytorch`.
 """
 
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +28,14 @@ NEEDED = ("torch", "triton", "numpy")
 
 
 def main() -> int:
-    """Run one of the two jobs; the exit code is 0 only if everything was right."""
+    """Do one of the two jobs; the exit code is 0 only if everything was right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", choices=["verify", "bench"])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for what was found out")
     parser.add_argument("--peers", action="store_true", help="let other libraries take part, where installed")
+    parser.add_argument("--technique", metavar="NAME", help="only this one, and its tests alone")
     arguments, more = parser.parse_known_args()
+    chosen = [arguments.technique] if arguments.technique else []
     if arguments.peers:
         more += [argument for file in sorted(BUNDLE.glob("peers/*/*/peers.py")) for argument in ("--peers", str(file))]
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -43,13 +46,16 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kernel-pytorch-") as folder:
         environment = unpack(Path(folder))
-        command = [sys.executable, "-m", "kernel_pytorch.harness", arguments.job, "--json", str(out), *more]
-        code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
-        if arguments.job == "verify":
-            command[3:] = ["support", "--json", str(out)]
-            code = code or subprocess.run(command, cwd=folder, env=environment, check=False).returncode
-            code = code or run_tests(Path(folder), environment, out)
-    return code
+        program = [sys.executable, "-m", "kernel_pytorch.harness"]
+        command = [*program, arguments.job, *chosen, "--json", str(out), *more]
+        if arguments.job == "bench":
+            return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+        jobs = {
+            "verify": command,
+            "support": [*program, "support", *chosen, "--json", str(out)],
+            "tests": tests(BUNDLE.joinpath("tests", *chosen), Path(folder), out),
+        }
+        return side_by_side(jobs, Path(folder), environment, out)
 
 
 def unpack(folder: Path) -> dict[str, str]:
@@ -62,17 +68,49 @@ def unpack(folder: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "4",  # of every process; there are many
         "KERNEL_PYTORCH_ACTIVATIONS": str(BUNDLE / "activations.safetensors"),
     }
 
 
-def run_tests(folder: Path, environment: dict[str, str], out: Path) -> int:
-    """Run the tests that need no checkout, and leave their record beside the verification."""
+def side_by_side(jobs: dict[str, list[str]], folder: Path, environment: dict[str, str], out: Path) -> int:
+    """Run jobs at once: right or wrong does not depend on who else runs, and most of their time is compilation.
+
+    What each prints goes to a log in `out`, and to the terminal when it ends. What is wrong in one of them is no
+    reason to leave the others out; the exit code is 0 only if all of theirs are.
+    """
+    logs = {name: out / f"{name}.log" for name in jobs}
+    running = {}
+    try:
+        for name, command in jobs.items():
+            with logs[name].open("wb") as log:
+                running[name] = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+            print(f"{name}: started, writes {logs[name]}", flush=True)
+        codes = []
+        while running:
+            time.sleep(1.0)
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                codes.append(running.pop(name).returncode)
+                print(f"\n{logs[name].read_text(errors='replace')}\n{name}: exit code {codes[-1]}", flush=True)
+        return max(codes, key=abs)
+    finally:  # an interrupt, which the terminal has sent to all of them, or a failed start
+        for process in running.values():
+            process.terminate()
+            process.wait()
+
+
+def tests(chosen: Path, folder: Path, out: Path) -> list[str]:
+    """The command that runs the tests that need no checkout, and leaves their record beside the verification.
+
+    Those of the packages' support tables ask what `kernel-pytorch support` asks.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(BUNDLE / "pytest.ini")]
-    command += [f"--rootdir={BUNDLE}", f"--junit-xml={out / 'tests.xml'}", str(BUNDLE / "tests")]
+    command += [f"--rootdir={BUNDLE}", f"--junit-xml={out / 'tests.xml'}", str(chosen)]
+    command += [f"--ignore={file}" for file in BUNDLE.glob("tests/*/test_support.py") if file.parent.name != "harness"]
     if (folder / "site" / "xdist").is_dir():  # as many as a GPU holds beside each other, each with a CUDA context
-        command += ["-n", str(min(PROCESSES, os.cpu_count() or 1)), "--benchmark-disable"]
-    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+        processes = str(min(PROCESSES, os.cpu_count() or 1))
+        command += ["-n", processes, "--maxschedchunk", "1", "--benchmark-disable"]  # single, since a few take minutes
+    return command
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ SCRIPT = Path(__file__).parents[1] / "bundle" / "run.py"
 STUB = """
 import json, os, sys
 record = {"arguments": sys.argv[1:], "activations": os.environ["KERNEL_PYTORCH_ACTIVATIONS"], "file": __file__}
-open(sys.argv[sys.argv.index("--json") + 1] + "/record.json", "w").write(json.dumps(record))
+open(sys.argv[sys.argv.index("--json") + 1] + f"/{sys.argv[1]}.json", "w").write(json.dumps(record))
 sys.exit(int("fail" in sys.argv))
 """
+JOBS = ("verify", "support")
 
 pytestmark = pytest.mark.skipif(not SCRIPT.is_file(), reason="not a checkout: the bundle does not hold its own builder")
 
@@ -50,7 +51,7 @@ def run(bundle, out, *arguments):
 def test_bench_hands_over_where_to_write_and_what_follows(bundle, tmp_path):
     done = run(bundle, tmp_path / "out", "bench", "--quick")
     assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    record = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert record["arguments"] == ["bench", "--json", str(tmp_path / "out"), "--quick"]
     assert record["activations"] == str(bundle / "activations.safetensors")
     assert not record["file"].startswith(str(bundle))
@@ -62,20 +63,38 @@ def test_peers_are_those_of_the_bundle(bundle, tmp_path):
     file.parent.mkdir(parents=True)
     file.write_text("")
     assert run(bundle, tmp_path / "out", "bench", "--peers").returncode == 0
-    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    record = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert record["arguments"] == ["bench", "--json", str(tmp_path / "out"), "--peers", str(file)]
 
 
-def test_verify_runs_the_tests_too(bundle, tmp_path):
-    done = run(bundle, tmp_path / "out", "verify")
+def test_verify_asks_what_works_with_what_and_runs_the_tests_too(bundle, tmp_path):
+    done = run(bundle, tmp_path / "out", "verify", "--level", "native")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'tests="1"' in (tmp_path / "out" / "tests.xml").read_text()
-    record = json.loads((tmp_path / "out" / "record.json").read_text())
-    assert record["arguments"] == ["support", "--json", str(tmp_path / "out")]  # the last that was called
+    asked = {job: json.loads((tmp_path / "out" / f"{job}.json").read_text())["arguments"] for job in JOBS}
+    where = ["--json", str(tmp_path / "out")]
+    assert asked == {"verify": ["verify", *where, "--level", "native"], "support": ["support", *where]}
+    assert "1 passed" in done.stdout
+    assert "1 passed" in (tmp_path / "out" / "tests.log").read_text()
+    assert all(f"{job}: exit code 0" in done.stdout for job in (*JOBS, "tests"))
+
+
+def test_one_technique_alone(bundle, tmp_path):
+    bundle.chmod(0o755)
+    (bundle / "tests").chmod(0o755)
+    (bundle / "tests" / "toy").mkdir()
+    (bundle / "tests" / "toy" / "test_two.py").write_text("def test_two():\n    pass\n\n\ndef test_three():\n    pass\n")
+    done = run(bundle, tmp_path / "out", "verify", "--technique", "toy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'tests="2"' in (tmp_path / "out" / "tests.xml").read_text()
+    for job in JOBS:
+        record = json.loads((tmp_path / "out" / f"{job}.json").read_text())
+        assert record["arguments"] == [job, "toy", "--json", str(tmp_path / "out")]
 
 
 def test_what_is_wrong_is_the_exit_code(bundle, tmp_path):
     assert run(bundle, tmp_path / "out", "verify", "fail").returncode == 1
+    assert (tmp_path / "out" / "tests.xml").exists(), "what is wrong in one job does not stop the others"
     (bundle / "tests" / "test_one.py").chmod(0o644)
     (bundle / "tests" / "test_one.py").write_text("def test_one():\n    assert False\n")
     assert run(bundle, tmp_path / "out", "verify").returncode == 1

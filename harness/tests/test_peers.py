@@ -50,6 +50,8 @@ DECLARED = """
 def declared(tmp_path, monkeypatch):
     """A file of peers for the toy, as a package has it."""
     monkeypatch.setattr(peers, "_added", {})
+    monkeypatch.setattr(peers, "is_interpreting", lambda: True)  # so that one may run on the CPU beside a GPU as well
+    monkeypatch.setattr(peers, "complete_interpreter", lambda: None)
     monkeypatch.setattr("kernel_pytorch.harness.availability.is_interpreting", lambda: False)  # their time is real here
     file = tmp_path / "toy" / "benchmarks" / "peers.py"
     file.parent.mkdir(parents=True)
@@ -142,7 +144,8 @@ def test_a_name_that_is_no_peers():
 
 def test_what_pip_is_asked_for(declared, capsys):
     peers.main([str(declared)])
-    assert capsys.readouterr().out.split() == ["right", "wrong", "picky", "absent"]  # no GPU, so not hopper
+    hopper = ["hopper"] if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else []
+    assert capsys.readouterr().out.split() == ["right", "wrong", "picky", "absent", *hopper]
 
 
 @pytest.mark.skipif(not FILES, reason="not a checkout")

@@ -149,7 +149,8 @@ def test_records_of_another_technique_are_not_taken(toy, recorded, tmp_path):
 
 def test_the_interpreter_is_on_where_there_is_no_gpu(monkeypatch):
     for has_gpu, wanted in ((False, "1"), (True, None)):
-        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        monkeypatch.setenv("TRITON_INTERPRET", "")  # noted as absent, so that what is set below is undone
+        monkeypatch.delenv("TRITON_INTERPRET")
         monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda has_gpu=has_gpu: has_gpu))
         pytest_plugin.pytest_configure(None)
         assert os.environ.get("TRITON_INTERPRET") == wanted

@@ -8,7 +8,10 @@ from kernel_pytorch.harness.support import Processes
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
 TRITON = levels.unavailable("triton", DEVICE, torch.float32)
-pytestmark = pytest.mark.skipif(TRITON is not None, reason=str(TRITON))
+pytestmark = [
+    pytest.mark.skipif(TRITON is not None, reason=str(TRITON)),
+    pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes share a CPU or have a GPU each"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,10 @@ WHY_NO_TRITON = levels.unavailable("triton", DEVICE, torch.float32)
 triton_runs = pytest.mark.skipif(WHY_NO_TRITON is not None, reason=str(WHY_NO_TRITON))
 EAGER = ["reference", "native", "torchscript", pytest.param("triton", marks=triton_runs)]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated"),
+    pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes share a CPU or have a GPU each"),
+]
 
 
 @pytest.fixture(scope="module")

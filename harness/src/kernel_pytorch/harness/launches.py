@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 
 from kernel_pytorch.harness.oracle import Judgement
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation
@@ -59,8 +60,8 @@ def watch_device(device: torch.device) -> Iterator[list[str]]:
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         yield names
         torch.cuda.synchronize(device)
-    for event in profiler.key_averages():
-        if "memcpy" not in event.key.lower():
+    for event in profiler.key_averages():  # the host's calls of the driver are among them
+        if event.device_type == DeviceType.CUDA and "memcpy" not in event.key.lower():
             names += [event.key] * event.count
 
 

@@ -48,7 +48,8 @@ class Implementation:
         budget_factor: how many times the reference's own error is allowed; above 2 only with a reason, never above 4.
         budget_reason: why `budget_factor` is above 2.
         unsupported: row of the support table, or "<row> on cuda", "<row> on cpu" -> why this implementation has to say
-            no there. A row that is not named must work; one that is named must not.
+            no there. A row that is not named must work; one that is named must not, unless it is a promise about all
+            calls (determinism, batch invariance).
     """
 
     name: str

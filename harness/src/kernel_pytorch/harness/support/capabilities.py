@@ -22,12 +22,15 @@ class Capability:
         check: raises whatever it raises if the implementation does not support it.
         elsewhere: `device -> None`, or the reason why only another machine can tell.
         own_processes: whether the check runs what may end its process, or needs several, in processes of its own.
+        promise: whether a yes promises something of all calls: then the few that are tried may agree by luck, and a
+            declared no stays one.
     """
 
     name: str
     check: Callable[[Subject], None]
     elsewhere: Callable[[torch.device], str | None] = lambda device: None
     own_processes: bool = False
+    promise: bool = False
 
 
 def without_compiler(device: torch.device) -> str | None:
@@ -70,8 +73,8 @@ CAPABILITIES = (
     Capability("FLOP counter", modes.check_flop_counter),
     Capability("double backward", numerics.check_double_backward),
     Capability("FSDP2/DTensor", check_sharded, without_a_device_each, own_processes=True),
-    Capability("determinism", numerics.check_determinism),
-    Capability("batch invariance", numerics.check_batch_invariance),
+    Capability("determinism", numerics.check_determinism, promise=True),
+    Capability("batch invariance", numerics.check_batch_invariance, promise=True),
 )
 
 

@@ -43,8 +43,7 @@ def unsupported(level: Level, function: str) -> dict[str, str]:
     if level is Level.COMPILE:
         found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"
         found["double backward"] = "AOTAutograd refuses it"
-        if function == "add_rms_norm":
-            found["batch invariance on cuda"] = "TorchInductor makes another kernel for another number of rows"
+        found["batch invariance on cuda"] = "TorchInductor makes another kernel for another number of rows"
         if torch.__version__ < "2.11":
             found |= dict.fromkeys(("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already")
     return found
