@@ -6,8 +6,9 @@
     python3 bundle/run.py bench  --out DIR     one results file per technique; `kernel-pytorch report DIR` draws them
 
 The bundle may be read-only: what is unpacked goes into a temporary folder. Needs Python 3.12 on x86-64 Linux with
-torch, triton and numpy; everything else is in `wheels/`. `--technique NAME` does it for one of them; `--peers` lets the libraries that packages compare themselves
-with take part, as far as they are installed. What else follows DIR goes to `kernel-pytorch`.
+torch, triton and numpy; everything else is in `wheels/`. `--technique NAME` does it for one of them; `--peers` lets
+the libraries that packages compare themselves with take part, as far as they are installed. What else follows DIR goes
+to `kernel-pytorch verify` or `kernel-pytorch bench`.
 """
 
 from __future__ import annotations

@@ -83,7 +83,9 @@ def test_one_technique_alone(bundle, tmp_path):
     bundle.chmod(0o755)
     (bundle / "tests").chmod(0o755)
     (bundle / "tests" / "toy").mkdir()
-    (bundle / "tests" / "toy" / "test_two.py").write_text("def test_two():\n    pass\n\n\ndef test_three():\n    pass\n")
+    (bundle / "tests" / "toy" / "test_two.py").write_text(
+        "def test_two():\n    pass\n\n\ndef test_three():\n    pass\n"
+    )
     done = run(bundle, tmp_path / "out", "verify", "--technique", "toy")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'tests="2"' in (tmp_path / "out" / "tests.xml").read_text()

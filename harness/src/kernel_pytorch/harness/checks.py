@@ -76,7 +76,7 @@ def check_gradient_combinations(function: Callable[..., Any], arguments: Sequenc
 def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[Any], *, fast: bool = False) -> None:
     """`gradcheck` and `gradgradcheck` in float64 on small inputs; `fast`, along random directions, on any.
 
-    A second backward may round otherwise (TorchScript compiles what has run twice): equal bits are `check_deterministic`.
+    A second backward may round otherwise (TorchScript compiles what has run twice): bits are `check_deterministic`.
     """
     own = [
         a.detach().double().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
