@@ -2,13 +2,12 @@
 
 - `Techniques` in the navigation holds every page of docs/techniques/, `Harness` one page per module of the harness.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
-- `<!-- results: NAME -->` becomes the measured table of packages/NAME/README.md, `<!-- support: NAME -->` what works
-  with what.
+
+How the page of a technique is put together stands in technique_pages.py.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.mdx_configs["pymdownx.superfences"] = {
         "custom_fences": [{"name": "math", "class": "math", "format": draw_formula}]
     }
-    techniques = sorted(file.name for file in (ROOT / "docs" / "techniques").glob("*.md"))
+    written = {file.stem for file in (ROOT / "docs" / "techniques").glob("*.md")}
+    techniques = sorted(written | {file.parent.name for file in ROOT.glob("packages/*/README.md")})
     contents = {
-        "techniques/": [f"techniques/{name}" for name in techniques],
+        "techniques/": [f"techniques/{name}.md" for name in techniques],
         "reference/": [f"reference/{name}.md" for name in modules()],
     }
     config.nav = [
@@ -48,17 +48,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = f"# {name}\n\n::: kernel_pytorch.harness.{name}\n    options: {options}\n"
         files.append(File.generated(config, f"reference/{name}.md", content=page))
     return files
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put generated tables where a page asks for them."""
-    return re.sub(r"<!-- (results|support): (\S+) -->", lambda found: generated_table(found[2], found[1]), markdown)
-
-
-def generated_table(package: str, name: str) -> str:
-    """The part of a package's README that `kernel-pytorch report` or `kernel-pytorch support` writes."""
-    readme = (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")
-    return readme.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].strip()
 
 
 def modules() -> list[str]:

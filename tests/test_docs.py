@@ -3,6 +3,7 @@
 Source that a page shows by inclusion is fenced as `{.python}`: it is not copied, and has tests of its own.
 """
 
+import importlib.util
 import re
 import textwrap
 from pathlib import Path
@@ -35,3 +36,90 @@ def test_the_code_on_a_page_runs(page, monkeypatch, tmp_path):
 
 def test_there_is_code_to_run():
     assert any(blocks(page) for page in PAGES)
+
+
+# How the page of a technique is put together.
+
+
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """docs/technique_pages.py, looking at a tree with one package that has just begun."""
+    spec = importlib.util.spec_from_file_location("technique_pages", ROOT / "docs" / "technique_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    for file, text in PACKAGE.items():
+        path = tmp_path / "packages" / "soft-cap" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return module
+
+
+SOURCE = "src/kernel_pytorch/soft_cap"
+PACKAGE = {
+    "pyproject.toml": '[project.entry-points."kernel_pytorch.techniques"]\nsoft-cap = "kernel_pytorch.soft_cap:t"',
+    "README.md": "# kernel-pytorch-soft-cap\n\nKeeps logits small.\n\n## Use\n\nCall it.\n\n## Measured\n\n"
+    "<!-- results:begin -->\n<!-- results:end -->\n",
+    f"{SOURCE}/__init__.py": 'from . import modules\n\n__all__ = [*modules.__all__, "soft_cap"]\n',
+    f"{SOURCE}/modules.py": '__all__ = ["SoftCap"]\n',
+    f"{SOURCE}/reference.py": '"""Soft-capping,\ndefined.\n\nMore."""\nCAP = 30.0\n',
+    f"{SOURCE}/native.py": '"""What PyTorch offers."""\n',
+}
+HEADINGS = [
+    "The definition",
+    "The ladder",
+    "Measured",
+    "What works with what",
+    "What the compiled kernels look like",
+    "API",
+]
+
+
+def test_a_package_without_a_page_has_one_from_its_readme(pages):
+    page = pages.complete(pages.readme_as_page("soft-cap"), "soft-cap")
+    assert page.startswith("# soft-cap\n\nKeeps logits small.\n\n## Use\n\nCall it.")
+    assert re.findall("^## (.*)", page, re.MULTILINE) == ["Use", *HEADINGS]
+    assert "CAP = 30.0" in page
+    assert (
+        "| `reference` | `reference.py` | Soft-capping, defined. |\n| `native` | `native.py` | What PyTorch offers. |"
+        in page
+    )
+    assert "Not measured yet: there is no `results/<device>/soft-cap.json`." in page
+    assert "`kernel-pytorch support soft-cap --json results/<device>`" in page
+    assert "It has no kernel of its own." in page
+    assert "::: kernel_pytorch.soft_cap\n" in page
+    assert "members: [SoftCap, soft_cap]" in page
+
+
+def test_a_page_has_its_sections_where_it_wants_them_and_the_others_at_the_end(pages):
+    page = pages.complete("# Soft cap\n\n<!-- ladder: soft-cap -->\n\nThat was it.\n", "soft-cap")
+    assert page.index("| `native` |") < page.index("That was it.") < page.index("## The definition")
+    assert re.findall("^## (.*)", page, re.MULTILINE) == [h for h in HEADINGS if h != "The ladder"]
+
+
+def test_tables_come_from_the_readme_and_plots_from_the_results(pages, tmp_path):
+    (tmp_path / "results" / "toaster").mkdir(parents=True)
+    (tmp_path / "results" / "toaster" / "soft-cap.svg").write_text("<svg/>")
+    (tmp_path / "packages" / "soft-cap" / SOURCE / "triton_kernels.py").write_text('"""One kernel."""')
+    readme = tmp_path / "packages" / "soft-cap" / "README.md"
+    blocks = {
+        name: f"<!-- {name}:begin -->\nthe {name} table\n<!-- {name}:end -->"
+        for name in ("results", "support", "static")
+    }
+    readme.write_text("# kernel-pytorch-soft-cap\n\n" + "\n\n".join(blocks.values()))
+    page = pages.complete("# Soft cap\n", "soft-cap")
+    for name in blocks:
+        assert page.count(f"the {name} table") == 1
+    assert page.index("![soft-cap on toaster](../assets/results/toaster-soft-cap.svg)") < page.index(
+        "the results table"
+    )
+    assert "| `triton` | `triton_kernels.py` | One kernel. |" in page
+
+
+def test_a_package_of_groups_has_a_ladder_for_each(pages, tmp_path):
+    folder = tmp_path / "packages" / "soft-cap" / SOURCE
+    (folder / "hard").mkdir()
+    (folder / "reference.py").rename(folder / "hard" / "reference.py")
+    assert pages.ladder("soft-cap", "").startswith("**hard**\n\n| level |")
+    assert pages.ladder("soft-cap", "hard").startswith("| level |")
+    assert pages.ladder("soft-cap", "hard").count("`reference`") == 1

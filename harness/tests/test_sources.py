@@ -81,6 +81,26 @@ def test_comments_and_empty_lines_are_no_change(package):
     assert implementation_digest(implementation(package)) == before
 
 
+DOCUMENTED = '''
+"""{module}"""
+def function(x):
+    """{function}
+
+    More."""
+    return "{value}", x
+class Class: "{beside_code}"
+'''
+
+
+@pytest.mark.parametrize("part", ["module", "function", "value", "beside_code"])
+def test_docstrings_are_no_change_and_other_strings_are(package, part):
+    said = dict.fromkeys(("module", "function", "value", "beside_code"), "one")
+    (package / "kernels.py").write_text(DOCUMENTED.format(**said))
+    before = implementation_digest(implementation(package))
+    (package / "kernels.py").write_text(DOCUMENTED.format(**said | {part: "two"}))
+    assert (implementation_digest(implementation(package)) != before) == (part in ("value", "beside_code"))
+
+
 def test_what_has_no_source_here_has_an_empty_digest(monkeypatch):
     for target in ("a_library_that_nobody_has:function", "a_library.that_nobody.has:function", "_thread:start_new"):
         assert implementation_digest(Implementation("peer:nobody", Level.PEER, target)) == ""

@@ -38,13 +38,25 @@ def implementation_files(implementation: Implementation) -> list[Path]:
 
 
 def digest(files: list[Path]) -> str:
-    """SHA-256 over names and contents, in order; lines that are empty or hold nothing but a comment do not count."""
+    """SHA-256 over names and contents, in order; what only people read does not count: docstrings, comments, space."""
     total = hashlib.sha256()
     for path in files:
-        lines = [line.rstrip() for line in path.read_bytes().splitlines()]
-        code = [line for line in lines if line and not line.lstrip().startswith(b"#")]
-        total.update(path.name.encode() + b"\0" + b"\n".join(code) + b"\0")
+        code = "\n".join(_code(path.read_text(encoding="utf-8")))
+        total.update(f"{path.name}\0{code}\0".encode())
     return total.hexdigest()
+
+
+def _code(source: str) -> list[str]:
+    """The lines of a module that are neither empty nor a comment nor part of a docstring."""
+    lines = [line.rstrip() for line in source.splitlines()]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            end = docstring.end_lineno or docstring.lineno
+            if lines[docstring.lineno - 1].lstrip().startswith(('"', "'", "r")):  # else it shares its line with code
+                lines[docstring.lineno - 1 : end] = [""] * (end - docstring.lineno + 1)
+    return [line for line in lines if line and not line.lstrip().startswith("#")]
 
 
 def implementation_digest(implementation: Implementation) -> str:

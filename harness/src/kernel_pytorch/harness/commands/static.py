@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,17 +14,16 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter
 from rich.markup import escape
-from rich.table import Table
 
 from kernel_pytorch.harness.commands.common import TechniqueArgument, messages, output, warn_broken
 from kernel_pytorch.harness.discovery import UnknownNameError, discover
+from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
 from kernel_pytorch.harness.results import write_atomically
 from kernel_pytorch.harness.static import ARCHITECTURES, Compiled, Inspection, Violation, inspect, violations
-from kernel_pytorch.harness.static.compiled import Traffic
 from kernel_pytorch.harness.static.inspection import WorkerError
-from kernel_pytorch.harness.static.limits import KIB
+from kernel_pytorch.harness.static.table import markdown, terminal_tables
 
-COLUMNS = ("registers", "spilled", "shared", "loads", "stores", "tf32", "f64", "matrix", "copies", "occupancy")
+BLOCK = "static"
 
 
 def static_command(
@@ -37,12 +37,16 @@ def static_command(
     ] = None,
     details: Annotated[bool, typer.Option("--details", help="One row for every configuration.")] = False,
     json: Annotated[Path | None, typer.Option("--json", help="Also write every configuration to this file.")] = None,
+    readme: Annotated[
+        Path | None, typer.Option("--readme", help="Also write the table into the README of the package that is named.")
+    ] = None,
 ) -> None:
     """Compile every Triton kernel for every architecture, and hold it to its contract: registers, widths, tf32, ...
 
     Exit code: 0 if every contract is kept, 1 if one is broken, 2 for a name that does not exist.
     """
     archs = _check_archs(arch)
+    _check_readme(readme, technique, archs)
     discovery = discover()
     warn_broken(discovery)
     techniques = discovery.select(technique)
@@ -61,12 +65,14 @@ def static_command(
             messages.print(f"kernel-pytorch static: {escape(str(error))}", highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
     broken = _broken(inspections)
-    for table in tables(inspections, details):
+    for table in terminal_tables(inspections, details):
         output.print(table)
     for violation in broken:
         output.print(f"[red]broken:[/red] {escape(str(violation))}", highlight=False, soft_wrap=True)
     if json is not None:
         write_atomically(json, _document(inspections, broken))
+    if readme is not None and not broken:
+        write_block(readme, BLOCK, markdown(techniques[0], inspections, importlib.metadata.version("triton")))
     output.print(_summary(inspections, broken, time.perf_counter() - started), highlight=False)
     if broken or (technique is None and discovery.broken):
         raise typer.Exit(1)
@@ -77,6 +83,25 @@ def _check_archs(archs: list[str] | None) -> list[str]:
         if name not in ARCHITECTURES:
             raise UnknownNameError(f"no architecture {name!r}; there are: {', '.join(ARCHITECTURES)}")
     return [name for name in ARCHITECTURES if name in archs] if archs else list(ARCHITECTURES)
+
+
+def _check_readme(readme: Path | None, technique: str | None, archs: list[str]) -> None:
+    """End the command, before minutes of work, if the table could not be written."""
+    if readme is None:
+        return
+    problem = None
+    if technique is None:
+        problem = "--readme: name the technique whose README it is"
+    elif archs != list(ARCHITECTURES):
+        problem = "--readme: its table holds all architectures; leave --arch out"
+    else:
+        try:
+            read_block(readme, BLOCK)
+        except ReadmeError as error:
+            problem = str(error)
+    if problem is not None:
+        messages.print(f"kernel-pytorch: {escape(problem)}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2)
 
 
 def _broken(inspections: Iterable[Inspection]) -> list[Violation]:
@@ -91,57 +116,6 @@ def _broken(inspections: Iterable[Inspection]) -> list[Violation]:
     for technique in {i.technique.name: i.technique for i in inspections}.values():
         broken |= dict.fromkeys(violations(technique, compiled[technique.name]))
     return list(broken)
-
-
-def tables(inspections: Iterable[Inspection], details: bool) -> list[Table]:
-    """One table per technique: a row for every kernel and architecture, or for every configuration."""
-    rows: dict[str, dict[tuple[str, ...], list[Compiled]]] = defaultdict(lambda: defaultdict(list))
-    for inspection in inspections:
-        for c in inspection.findings.compiled:
-            if not c.error and not c.float64_scalars:
-                about = (c.kernel, c.arch, *([c.configuration] if details else []))
-                rows[inspection.technique.name][about].append(c)
-    drawn = []
-    for technique, of_technique in rows.items():
-        table = Table(title=f"{technique}: the worst of all configurations of a kernel", title_justify="left")
-        table.add_column("kernel", no_wrap=True)
-        table.add_column("arch", no_wrap=True)
-        table.add_column("configuration" if details else "of")
-        for column in COLUMNS:
-            table.add_column(column)
-        previous = None
-        for about, compiled in sorted(of_technique.items(), key=lambda row: row[0][0]):
-            if previous not in (None, about[0]):
-                table.add_section()
-            previous = about[0]
-            table.add_row(*about, *([] if details else [str(len(compiled))]), *cells(compiled))
-        drawn.append(table)
-    return drawn
-
-
-def cells(compiled: list[Compiled]) -> list[str]:
-    """The worst value of each column; widths are those of the bench cases, where there are any."""
-    bench = [c for c in compiled if c.bench] or compiled
-    matrix = dict.fromkeys(kind for c in compiled for kind in c.matrix)
-    copies = {"bulk": any(c.bulk_copies for c in compiled), "async": any(c.async_copies for c in compiled)}
-    return [
-        str(max(c.registers for c in compiled)),
-        str(max(c.spill_bytes for c in compiled)),
-        f"{max(c.shared_bytes for c in compiled) / KIB:.4g} KiB",
-        _width([c.loads for c in bench]),
-        _width([c.stores for c in bench]),
-        str(max(c.tf32 for c in compiled)),
-        str(max(c.f64 for c in compiled)),
-        " ".join(matrix) or "-",
-        " ".join(kind for kind, there in copies.items() if there) or "-",
-        f"{min(c.occupancy for c in compiled):.0%}",
-    ]
-
-
-def _width(traffic: list[Traffic]) -> str:
-    """The narrowest of the widest accesses, and which part of the bytes it carries."""
-    worst = min(traffic, key=lambda t: (t.widest, t.share(t.widest)))
-    return "bulk" if worst.bulk else f"{worst.widest} ({worst.share(worst.widest):.0%})"
 
 
 def _document(inspections: Iterable[Inspection], broken: list[Violation]) -> str:

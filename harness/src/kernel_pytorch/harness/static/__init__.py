@@ -12,6 +12,7 @@ its `KernelContract`. From a launch to a verdict:
     gate.py          the facts held against the contract
     worker.py        all of the above for one technique and architecture, in a process of its own
     inspection.py    the processes, and what they found before
+    table.py         all of it as people read it
 
 Nothing here imports Triton but the modules that only `worker.py` uses.
 """

@@ -48,12 +48,10 @@ def examine(subject: Subject, row: Capability) -> Outcome:
 def _judged(subject: Subject, row: Capability, error: str) -> Outcome:
     """Hold what was raised, if anything was, against the declaration."""
     declared = declared_no(subject, row.name)
-    if not error and declared is None:
-        return _outcome(subject, row, "yes")
+    if declared is None:
+        return _outcome(subject, row, "wrong", UNDECLARED, error) if error else _outcome(subject, row, "yes")
     if not error:
         return _outcome(subject, row, "no", declared) if row.promise else _outcome(subject, row, "wrong", OUTDATED)
-    if declared is None:
-        return _outcome(subject, row, "wrong", UNDECLARED, error)
     return _outcome(subject, row, "no", declared, error.splitlines()[0])
 
 

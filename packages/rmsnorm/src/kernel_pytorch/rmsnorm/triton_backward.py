@@ -1,4 +1,4 @@
-"""The backward pass in Triton: kernels, then the launcher.
+"""The backward pass in Triton: gradients summed up in a fixed order. Kernels, then the launcher.
 
 With `g = dy * (offset + weight)` and `x_hat = h * rstd`, everything in float32 (float64 for float64 input):
 

@@ -1,4 +1,4 @@
-"""The forward pass in Triton: kernels, then the launcher.
+"""The forward pass in Triton: a row stays in registers, residual add included. Kernels, then the launcher.
 
 The input is seen as `(T, H, N)`: T tokens, H rows of weights, N columns; H is 1 except for `head_rms_norm`. One launch.
 A row that fits in one block is read once and stays in registers (`_forward_kernel`); a longer one is walked twice

@@ -1,0 +1,208 @@
+"""How the page of a technique is put together from its package when the site is built.
+
+A page says where a section belongs by a comment, `<!-- SECTION: PACKAGE -->`, or `PACKAGE/GROUP` where a package
+has one folder per group of operations:
+
+    definition   the source of `reference.py`
+    ladder       a table of the levels: file, and the first sentence of its docstring
+    support      what works with what, from the package's README
+    results      the measured tables and plots, from the package's README and `results/`
+    static       what the compiled kernels look like, from the package's README
+    api          the public names, from their docstrings
+
+A section that a page does not mention stands at its end, under a heading of its own. A package without a page in
+docs/techniques/ has one all the same: its README, and every section. What is not there yet says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # so that the tests of what is put together need no mkdocs
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+PAGES = "techniques/"
+MARKER = re.compile(r"<!-- (\w+): ([\w-]+)(?:/([\w-]+))? -->")
+GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
+FENCE = "```"
+
+LEVELS = {
+    "reference": "reference.py",
+    "native": "native.py",
+    "torchscript": "jit.py",
+    "compile": "compiled.py",
+    "triton": "triton_*.py",
+    "cuda": "cuda.py",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for every package that has none, and the plots of all results."""
+    from mkdocs.structure.files import File
+
+    written = {file.src_uri for file in files}
+    for package in packages():
+        if f"{PAGES}{package}.md" not in written:
+            files.append(File.generated(config, f"{PAGES}{package}.md", content=readme_as_page(package)))
+        for plot in plots(package):
+            files.append(File.generated(config, plot_uri(plot), content=plot.read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Fill in the sections that a page asks for, and append those that it forgets."""
+    package = page.file.src_uri.removeprefix(PAGES).removesuffix(".md")
+    return complete(markdown, package) if page.file.src_uri.startswith(PAGES) and package in packages() else markdown
+
+
+def complete(markdown: str, package: str) -> str:
+    """The page of a package with every section filled in."""
+    mentioned = {found[1] for found in MARKER.finditer(markdown)}
+    for name, (heading, _) in SECTIONS.items():
+        if name not in mentioned:
+            markdown += f"\n\n## {heading}\n\n<!-- {name}: {package} -->\n"
+
+    def fill(found: re.Match[str]) -> str:
+        return SECTIONS[found[1]][1](found[2], found[3] or "") if found[1] in SECTIONS else found[0]
+
+    return MARKER.sub(fill, markdown)
+
+
+def packages() -> list[str]:
+    """The packages that offer a technique, in alphabetical order."""
+    declared = sorted(ROOT.glob("packages/*/pyproject.toml"))
+    return [file.parent.name for file in declared if 'entry-points."kernel_pytorch.techniques"' in file.read_text()]
+
+
+def readme_as_page(package: str) -> str:
+    """A README without its generated blocks and what leads to them; its title is that of the technique."""
+    text = GENERATED.sub("", readme(package))
+    head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    kept = [section for section in sections if len(section.strip().splitlines()) > 1 and "../../docs/" not in section]
+    return re.sub(r"^# kernel-pytorch-", "# ", head) + "".join(kept)
+
+
+def readme(package: str) -> str:
+    """The text of a package's README."""
+    return (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")
+
+
+def block(package: str, name: str) -> str:
+    """What a command of the harness has written between two markers of a package's README."""
+    return readme(package).partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].strip()
+
+
+def folder_of(package: str, group: str = "") -> Path:
+    """Where the modules of a package, or of one of its groups, lie."""
+    return ROOT / "packages" / package / "src" / "kernel_pytorch" / package.replace("-", "_") / group
+
+
+def groups(package: str, group: str) -> list[str]:
+    """The group that is asked for; else all that have a definition, or the package itself, which is called ''."""
+    if group or (folder_of(package) / "reference.py").is_file():
+        return [group]
+    return sorted(file.parent.name for file in folder_of(package).glob("*/reference.py"))
+
+
+def definition(package: str, group: str) -> str:
+    """The source of the definition."""
+    files = [folder_of(package, name) / "reference.py" for name in groups(package, group)]
+    return "\n\n".join(
+        f"{FENCE} {{.python}}\n{file.read_text(encoding='utf-8').strip()}\n{FENCE}" for file in files if file.is_file()
+    )
+
+
+def ladder(package: str, group: str) -> str:
+    """The levels that there are, with their files and what these say that they are."""
+    lines = []
+    for name in groups(package, group):
+        lines += [f"**{name}**", ""] if not group and name else []
+        lines += ["| level | file | what it is |", "| --- | --- | --- |"]
+        for level, pattern in LEVELS.items():
+            files = sorted(folder_of(package, name).glob(pattern))
+            if files:
+                names = ", ".join(f"`{file.name}`" for file in files)
+                lines.append(f"| `{level}` | {names} | {' '.join(first_sentence(file) for file in files)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def first_sentence(file: Path) -> str:
+    """The first paragraph of a module's docstring, on one line."""
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def results(package: str, _group: str) -> str:
+    """The measured tables, under the plots of the devices that they were measured on."""
+    found = block(package, "results")
+    if not found:
+        return (
+            "Not measured yet: there is no `results/<device>/" + package + ".json`. "
+            f"`nox -s bench -- {package}` measures it on your machine."
+        )
+    drawn = [f"![{package} on {plot.parent.name}](../{plot_uri(plot)}){{loading=lazy}}" for plot in plots(package)]
+    return "\n\n".join([*drawn, found])
+
+
+def plots(package: str) -> list[Path]:
+    """The plots of a technique, one for every device."""
+    return sorted(ROOT.glob(f"results/*/{package}.svg"))
+
+
+def plot_uri(plot: Path) -> str:
+    """Where the site has a plot."""
+    return f"assets/results/{plot.parent.name}-{plot.name}"
+
+
+def support(package: str, _group: str) -> str:
+    """What works with what."""
+    return block(package, "support") or (
+        f"Not recorded yet: `kernel-pytorch support {package} --json results/<device>` asks every level about every "
+        "row."
+    )
+
+
+def static(package: str, _group: str) -> str:
+    """What the compiled kernels look like."""
+    if not any(folder_of(package).rglob("triton_*.py")):
+        return "It has no kernel of its own."
+    return block(package, "static") or (
+        f"Not recorded yet: `kernel-pytorch static {package} --readme packages/{package}/README.md` compiles the "
+        "kernels."
+    )
+
+
+def api(package: str, _group: str) -> str:
+    """The public names, in the order of `__all__`."""
+    options = f"show_root_heading: false, show_root_toc_entry: false, members: [{', '.join(public(package))}]"
+    return f"::: kernel_pytorch.{package.replace('-', '_')}\n    options: {{{options}}}"
+
+
+def public(package: str, module: str = "__init__") -> list[str]:
+    """The names in `__all__` of a module; `*other.__all__` stands for those of another one."""
+    tree = ast.parse((folder_of(package) / f"{module}.py").read_text(encoding="utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    (listed,) = [node.value for node in assigned if ast.unparse(node.targets[0]) == "__all__"]
+    names: list[str] = []
+    for element in listed.elts if isinstance(listed, ast.List | ast.Tuple) else []:
+        other = ast.unparse(element).removeprefix("*").removesuffix(".__all__")
+        names += public(package, other) if isinstance(element, ast.Starred) else [ast.literal_eval(element)]
+    return names
+
+
+SECTIONS: dict[str, tuple[str, Callable[[str, str], str]]] = {
+    "definition": ("The definition", definition),
+    "ladder": ("The ladder", ladder),
+    "results": ("Measured", results),
+    "support": ("What works with what", support),
+    "static": ("What the compiled kernels look like", static),
+    "api": ("API", api),
+}
