@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernel_pytorch.harness.clock import Subject, measure, on_clock_stream, self_test
+from kernel_pytorch.harness.clock import Subject, capture, measure, on_clock_stream, self_test
 from kernel_pytorch.harness.clock import cuda as cuda_clock
 from kernel_pytorch.harness.clock.cuda import CudaSampler
 from kernel_pytorch.harness.clock.sampling import SHORTEST_SAMPLE
@@ -62,6 +63,9 @@ class FakeCuda:
                 fake.device_seconds += sum(self.nodes)
 
         self.Stream, self.Event, self.CUDAGraph = Stream, Event, CUDAGraph
+        self.generator_state = "capturing"
+        set_state = functools.partial(setattr, self, "generator_state")
+        self.default_generators = [SimpleNamespace(clone_state=lambda: "copied", graphsafe_set_state=set_state)]
 
     def launch(self, index: int, seconds: float, *, host: float = 1e-6, waits: bool = False) -> None:
         assert self.current is not self.surrounding, "work was launched outside the clock's stream"
@@ -113,7 +117,8 @@ class FakeCuda:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     cuda_clock._stream_of.cache_clear()
     fake = FakeCuda()
-    monkeypatch.setattr(cuda_clock, "torch", SimpleNamespace(cuda=fake, device=torch.device))
+    for module in (cuda_clock, capture):
+        monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=fake, device=torch.device))
     monkeypatch.setattr(cuda_clock, "time", SimpleNamespace(perf_counter=lambda: fake.host_seconds))
     yield fake
     cuda_clock._stream_of.cache_clear()
@@ -170,6 +175,7 @@ def test_a_failed_capture_falls_back_to_events_and_names_the_first_cause(fake: F
     assert sampler.calls_per_sample % 8 == 0
     assert gc.isenabled()
     assert fake.current is fake.surrounding
+    assert fake.generator_state == "copied"
 
 
 def test_a_pool_too_slow_for_one_graph_is_timed_by_events(fake: FakeCuda) -> None:

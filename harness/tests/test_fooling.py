@@ -64,8 +64,12 @@ def test_a_cached_output_for_a_repeated_input(toy, measured, key):
         return cache[key(x)]
 
     found = measured(caching)
-    expected = {memory: "the timed call, after its inputs changed in place: output is off by"}
-    assert_refused(found, expected.get(key, "after timing, on fresh inputs: output is off by"))
+    fresh = "after timing, on fresh inputs: output is off by"
+    # Fresh inputs may lie where others were; then they give it away, before the inputs in place are changed.
+    places = (
+        ("the timed call, after its inputs changed in place: output is off by", fresh) if key is memory else (fresh,)
+    )
+    assert_refused(found, places)
 
 
 @pytest.mark.parametrize("direction", [Direction.BACKWARD, Direction.BOTH])

@@ -369,8 +369,7 @@ def test_a_gpu_compares_and_exposes(monkeypatch):
         {"reference": reference, "equal": equal, "remembers": remembers_addresses(), "writes": writing}, x, weight
     )
     assert [c.status for c in found.contenders] == ["measured", "measured", "wrong", "wrong"]
-    assert 0.1 < found["reference"].share_of_copy < 1.2
-    assert quick_benchmark(torch.sigmoid, x).share_of_copy > 0.5
+    assert quick_benchmark(torch.sigmoid, x).method.endswith(", cold L2")
     use = profile_memory(torch.sin, x)
     assert use.forward_peak == x.nbytes
     assert use.timeline.peak >= 2 * x.nbytes

@@ -18,6 +18,7 @@ from kernel_pytorch.harness.commands.common import PLAIN, messages
 from kernel_pytorch.harness.commands.compare import compare_command
 from kernel_pytorch.harness.commands.list import list_command
 from kernel_pytorch.harness.commands.machine import machine_command
+from kernel_pytorch.harness.commands.new import new_command
 from kernel_pytorch.harness.commands.profile import profile_command
 from kernel_pytorch.harness.commands.report import report_command
 from kernel_pytorch.harness.commands.static import static_command
@@ -45,6 +46,7 @@ app.command("profile")(profile_command)
 app.command("machine")(machine_command)
 app.command("static")(static_command)
 app.command("support")(support_command)
+app.command("new")(new_command)
 
 
 def add_foreign_commands() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.oracle import random_like, run
@@ -104,9 +105,11 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         call()
+        with waiting_is_an_error():
+            call()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with captured(graph, stream):
             call()
     return graph.replay
 

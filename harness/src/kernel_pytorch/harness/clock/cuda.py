@@ -9,11 +9,11 @@ import contextlib
 import functools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 
+from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
 from kernel_pytorch.harness.clock.sampling import (
     FEWEST_WARM_UP_CALLS,
     SHORTEST_SAMPLE,
@@ -155,16 +155,14 @@ class CudaSampler:
         """Capture passes over all sets. RuntimeError: an operation in the subject cannot be captured."""
         sets = self.subject.sets
         self._rotation.release()
-        # A capture that fails inside CUDA can leave torch's allocator and random generators half in capture mode,
-        # so the ordinary reason for failing, a call that waits for the GPU, is found before any capture begins.
-        with _waiting_is_an_error():
+        with waiting_is_an_error():
             self.subject.run(0)
         self._stream.synchronize()
         passes = math.ceil(SHORTEST_SAMPLE / (self._seconds_per_call * sets))
         passes = max(1, min(passes, MOST_CALLS_PER_GRAPH // sets))
         graph = torch.cuda.CUDAGraph()
         outputs: list[object] = [None] * sets
-        with garbage_collection_paused(), torch.cuda.graph(graph, stream=self._stream):
+        with garbage_collection_paused(), captured(graph, self._stream):
             for _ in range(passes):
                 for index in range(sets):
                     outputs[index] = self.subject.run(index)
@@ -178,20 +176,6 @@ class CudaSampler:
 def _repeat(function: Callable[[], object], times: int) -> None:
     for _ in range(times):
         function()
-
-
-@contextlib.contextmanager
-def _waiting_is_an_error() -> Iterator[None]:
-    """Make torch raise RuntimeError where an operation would wait for the GPU."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        # torch announces, once per process, that this mode does not find every wait.
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def _reason(error: BaseException) -> str:

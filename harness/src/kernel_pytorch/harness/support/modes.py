@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
 from kernel_pytorch.harness.oracle import Run
 from kernel_pytorch.harness.support.subject import Subject, leaves, tensors
 from kernel_pytorch.harness.verification import standard_for
@@ -86,10 +87,12 @@ def check_cuda_graphs(subject: Subject) -> None:
     with torch.cuda.stream(stream):
         for _ in range(3):  # what compiles or allocates once does so before the capture
             call()
+        with waiting_is_an_error():
+            call()
+        graph = torch.cuda.CUDAGraph()
+        with captured(graph, stream):
+            outputs, gradients = call()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs, gradients = call()
     with torch.no_grad():
         for a, b in zip([*own, *incoming], [*later.arguments, *later.output_gradients], strict=True):
             if isinstance(a, Tensor) and isinstance(b, Tensor):

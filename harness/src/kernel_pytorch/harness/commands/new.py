@@ -1,0 +1,170 @@
+"""`kernel-pytorch new`: a package and its page, made from the template of a checkout.
+
+The template, `template/`, is a small image of the checkout: a package that works as it stands, and its page. Making
+another one is copying both with one word replaced, in contents and in paths. Only the standard library is imported, so
+that a clean clone makes a package before anything is installed:
+
+    python -I harness/src/kernel_pytorch/harness/commands/new.py my-technique
+"""
+
+from __future__ import annotations
+
+import io
+import keyword
+import re
+import sys
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path
+
+TEMPLATE = "template"
+RENDERED = ("packages", "docs")
+"""What of the template goes into the checkout, to the same place; beside them lies what packages share."""
+PLACEHOLDER = "my-technique"
+KEBAB_CASE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LENGTHS = range(2, 41)
+"""Letters of a name: the template's longest line has room for so many more."""
+OURS = ("harness",)
+"""What is imported beside the packages."""
+
+
+class NewError(ValueError):
+    """A package that cannot be made; the message says what was given, what is allowed and what to do."""
+
+
+def new_command(name: str) -> None:
+    """Make packages/NAME and docs/techniques/NAME.md from the template of this checkout; nothing else changes.
+
+    Exit code: 0; 2 for a name that cannot be taken, with the reason.
+    """
+    main([name])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the package that `arguments` name, and print what was made and what to do next."""
+    try:
+        if len(arguments) != 1:
+            given = f"given {len(arguments)} names" if arguments else "no name"
+            raise NewError(f"{given}; give one, in kebab-case: `nox -s new -- {PLACEHOLDER}`")
+        (name,) = arguments
+        root = checkout(Path.cwd())
+        made = make(name, root)
+    except NewError as error:
+        sys.stderr.write(f"kernel-pytorch: {error}\n")
+        sys.exit(2)
+    page = Path("docs", "techniques", f"{name}.md")
+    package = Path("packages", name)
+    sys.stdout.write(
+        f"{package}: {sum(path != page for path in made)} files, a technique that works as it stands\n"
+        f"{page}: its page\n"
+        "Next:\n"
+        f"  nox -s tests -- {package}\n"
+        f"  nox -s bench -- {name} --quick\n"
+        "  nox -s lint static docs\n"
+    )
+
+
+def checkout(start: Path) -> Path:
+    """The folder at or above `start` that holds the template. Raises NewError if there is none."""
+    for folder in (start, *start.parents):
+        if (folder / TEMPLATE / "packages" / PLACEHOLDER / "pyproject.toml").is_file():
+            return folder
+    raise NewError(f"no {TEMPLATE}/ in {start} or above; run it inside a clone of the repository")
+
+
+def make(name: str, root: Path) -> list[Path]:
+    """Write the package and its page.
+
+    Args:
+        name: in kebab-case.
+        root: of the checkout.
+
+    Returns:
+        The files that were written, relative to `root`.
+
+    Raises:
+        NewError: the name cannot be taken; nothing was written.
+    """
+    check_name(name, root)
+    rendered = {render_path(path, name): render(text, name) for path, text in template(root).items()}
+    for path, text in rendered.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    return list(rendered)
+
+
+def check_name(name: str, root: Path) -> None:
+    """Raise NewError, with the reason, unless a package of that name can be made in this checkout."""
+    if not KEBAB_CASE.fullmatch(name):
+        raise NewError(
+            f"name {name!r} is not kebab-case: small letters and digits, a letter first, words joined by single "
+            f"hyphens, as in {PLACEHOLDER!r}"
+        )
+    if len(name) not in LENGTHS:
+        raise NewError(f"name {name!r} has {len(name)} letters; allowed are {LENGTHS[0]} to {LENGTHS[-1]}")
+    word = words(name)["my_technique"]
+    if keyword.iskeyword(word) or keyword.issoftkeyword(word):
+        raise NewError(f"name {name!r} is a keyword of Python, so nothing can be called so; choose another")
+    if word in OURS:
+        raise NewError(f"name {name!r} is taken: kernel_pytorch.{word} is the harness; choose another")
+    taken = [Path("packages", name), Path("docs", "techniques", f"{name}.md")]
+    found = [str(path) for path in taken if (root / path).exists()]
+    found += [str(path.relative_to(root)) for path in root.glob(f"packages/*/src/kernel_pytorch/{word}")]
+    if found:
+        raise NewError(f"name {name!r} is taken: there is {found[0]}; choose another, or remove that first")
+    for hidden in identifiers(root) & {word, words(name)["MyTechnique"]}:
+        raise NewError(f"name {name!r} would hide what the template's own code calls {hidden!r}; choose another")
+
+
+def template(root: Path) -> dict[Path, str]:
+    """The files of the template that are rendered, by path relative to it."""
+    folder = root / TEMPLATE
+    files = [path for part in RENDERED for path in sorted((folder / part).rglob("*")) if path.is_file()]
+    kept = [
+        path
+        for path in files
+        if not re.search(r"/(__pycache__|\.[^/]*|[^/]*\.egg-info)/", f"/{path.relative_to(folder)}")
+    ]
+    return {path.relative_to(folder): path.read_text(encoding="utf-8") for path in kept}
+
+
+def identifiers(root: Path) -> set[str]:
+    """Every name in the code of the template, and the names of its modules, but for what is replaced."""
+    found: set[str] = set()
+    for path, text in template(root).items():
+        if path.suffix == ".py":
+            tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+            found |= {path.stem} | {token.string for token in tokens if token.type == tokenize.NAME}
+    return found - set(words(PLACEHOLDER).values())
+
+
+def words(name: str) -> dict[str, str]:
+    """What stands in the template, and what takes its place in the package of that name."""
+    parts = name.split("-")
+    return {
+        PLACEHOLDER: name,
+        "my_technique": "_".join(parts),
+        "MyTechnique": "".join(part.capitalize() for part in parts),
+        "My technique": " ".join(parts).capitalize(),
+    }
+
+
+def render(text: str, name: str) -> str:
+    """A text of the template for the package of that name: words replaced, imports in order again."""
+    replaced = words(name)
+    text = re.sub("|".join(replaced), lambda found: replaced[found[0]], text)
+    # One of these imports the package, and the name decides where it stands among them.
+    return re.sub(r"(?:^from kernel_pytorch\.[^\n(]+\n){2,}", _in_order, text, flags=re.MULTILINE)
+
+
+def render_path(path: Path, name: str) -> Path:
+    """The same of a path."""
+    return Path(render(str(path), name))
+
+
+def _in_order(lines: re.Match[str]) -> str:
+    return "".join(sorted(lines[0].splitlines(keepends=True), key=lambda line: line.split()[1]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
