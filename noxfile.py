@@ -29,6 +29,7 @@ import nox
 ROOT = Path(__file__).parent
 PACKAGES = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
 PROJECTS = [ROOT / "harness", *PACKAGES]
+TEMPLATE = ROOT / "template" / "packages" / "my-technique"
 
 TORCH = "2.13.0"
 TRITON_OF_TORCH = {
@@ -87,7 +88,7 @@ def lint(session: nox.Session) -> None:
     install_once(session, [["ruff==0.17.*", "mypy==2.4.*", *third_party(["test"])]])
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
-    sources = [str(project / "src") for project in PROJECTS]
+    sources = [str(project / "src") for project in [*PROJECTS, TEMPLATE]]
     session.run("mypy", *sources, env={"MYPYPATH": os.pathsep.join(sources)})
 
 
@@ -104,6 +105,13 @@ def docs(session: nox.Session) -> None:
     """Build the site into site/; `-- serve` shows it while you write."""
     install_once(session, [SITE])
     session.run("mkdocs", *(session.posargs or ["build", "--strict", "--quiet"]), env=QUIET)
+
+
+@nox.session(default=False, venv_backend="none")
+def new(session: nox.Session) -> None:
+    """Make packages/NAME and its page from template/, with the name after `--`; installs nothing."""
+    script = ROOT / "harness" / "src" / "kernel_pytorch" / "harness" / "commands" / "new.py"
+    session.run(sys.executable, "-I", str(script), *session.posargs, external=True)
 
 
 @nox.session(default=False)

@@ -126,7 +126,9 @@ def ladder(package: str, group: str) -> str:
         lines += [f"**{name}**", ""] if not group and name else []
         lines += ["| level | file | what it is |", "| --- | --- | --- |"]
         for level, pattern in LEVELS.items():
-            files = sorted(folder_of(package, name).glob(pattern))
+            files = sorted(
+                folder_of(package, name).glob(pattern), key=lambda file: ("backward" in file.stem, file.stem)
+            )
             if files:
                 names = ", ".join(f"`{file.name}`" for file in files)
                 lines.append(f"| `{level}` | {names} | {' '.join(first_sentence(file) for file in files)} |")

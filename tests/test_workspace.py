@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.readme import read_block
+from kernel_pytorch.harness.static.table import kernel_digest
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -104,3 +108,15 @@ def test_no_package_is_listed_by_hand():
     for name in ["noxfile.py", "pyproject.toml", "mkdocs.yml", "docs/hooks.py", ".ci/run"]:
         text = (ROOT / name).read_text()
         assert not [package.name for package in PACKAGES if package.name in text], name
+
+
+@each_package
+def test_the_table_of_compiled_kernels_is_of_the_present_sources(package):
+    technique = discover().get(package.name)
+    digest = kernel_digest(technique)
+    if not digest:
+        pytest.skip("it has no kernel of its own")
+    recorded = re.search("<!-- sources: (\\w+) -->", read_block(package / "README.md", "static"))
+    how = f"`kernel-pytorch static {package.name} --readme packages/{package.name}/README.md` writes it"
+    assert recorded, f"there is none yet; {how}"
+    assert recorded[1] == digest, f"kernels have changed since; {how}"

@@ -25,11 +25,11 @@ STOCK = {
 
 
 @triton.jit
-def _kernel(x_ptr, y_ptr, dy_ptr, ACTIVATION: tl.constexpr, N: tl.constexpr):
-    place = tl.arange(0, N)
+def _kernel(x_ptr, y_ptr, dy_ptr, ACTIVATION: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr):
+    place = tl.program_id(0) * N + tl.arange(0, N)
     x = tl.load(x_ptr + place)
-    tl.store(y_ptr + place, triton_activations.activate(x, ACTIVATION))
-    tl.store(dy_ptr + place, triton_activations.derivative(x, ACTIVATION))
+    tl.store(y_ptr + place, triton_activations.activate(x, ACTIVATION, HALF))
+    tl.store(dy_ptr + place, triton_activations.derivative(x, ACTIVATION, HALF))
 
 
 def points(dtype, device="cpu"):
@@ -56,7 +56,7 @@ def test_derivative_is_that_of_autograd(name):
 def test_triton_computes_the_same(name, dtype, device):
     x = points(dtype, device)
     y, dy = torch.empty_like(x), torch.empty_like(x)
-    _kernel[(1,)](x, y, dy, ACTIVATION=name, N=512)
+    _kernel[(1,)](x, y, dy, ACTIVATION=name, HALF=False, N=512)
     exact = x.double()
     eps = torch.finfo(dtype).eps
     # The definition in the dtype itself errs by a few units; the tails of gelu cancel there as here.
@@ -70,9 +70,96 @@ def test_small_results_keep_their_digits(name, dtype, device):
     """Relative to themselves: no cancellation around zero, none in the tails."""
     x = points(dtype, device)
     y, dy = torch.empty_like(x), torch.empty_like(x)
-    _kernel[(1,)](x, y, dy, ACTIVATION=name, N=512)
+    _kernel[(1,)](x, y, dy, ACTIVATION=name, HALF=False, N=512)
     rtol = 8 * torch.finfo(dtype).eps * max(1.0, 60.0 if x.is_cuda else 1.0)  # ex2.approx errs with its argument
     torch.testing.assert_close(y.double(), STOCK[name](x.double()), rtol=rtol, atol=1e-37)
+
+
+def everything(dtype, device):
+    """All 65536 numbers of a 16-bit dtype, in float32; first those that are finite, and how many they are."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    finite = numbers.isfinite()
+    return torch.cat([numbers[finite], numbers[~finite]]).to(device), int(finite.sum())
+
+
+def units(exact, dtype):
+    """The distance of neighbours in `dtype` around numbers, at least that of its subnormal ones; float64."""
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(exact)
+    return torch.ldexp(torch.ones_like(exact), exponent - 1).clamp(min=info.tiny) * info.eps
+
+
+# The interpreter's NumPy warns of squares that are infinite, and of what follows from infinity.
+in_the_whole_range = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+
+
+def half_results(name, dtype, device):
+    """Value and derivative as kernels with 16-bit results compute them, at all numbers of that dtype, before rounding.
+
+    They are followed by these numbers, all in float64, and the count of the finite ones.
+    """
+    x, count = everything(dtype, device)
+    y, dy = torch.empty_like(x), torch.empty_like(x)
+    _kernel[(8,)](x, y, dy, ACTIVATION=name, HALF=True, N=8192)
+    return y.double(), dy.double(), x.double(), count
+
+
+def truth(x, name):
+    """Value and derivative, float64, where the definitions lose digits in their tails by forms that do not."""
+    if name == "gelu":
+        phi = 0.5 * torch.special.erfc(x * -0.7071067811865476)
+        return x * phi, phi + x * torch.exp(-0.5 * x * x) * 0.3989422804014327
+    if name in ("tanh", "sigmoid"):
+        factor = 4.0 if name == "tanh" else 1.0
+        u = factor**0.5 * x
+        return activate(x, name), factor * torch.sigmoid(u) * torch.sigmoid(-u)
+    if name in ("silu", "quick_gelu", "gelu_tanh"):  # x * sigmoid(u)
+        u, slope = {"silu": (x, 1.0), "quick_gelu": (1.702 * x, 1.702)}.get(
+            name, (1.5957691216057308 * (x + 0.044715 * x**3), 1.5957691216057308 * (1.0 + 0.134145 * x**2))
+        )
+        return x * torch.sigmoid(u), torch.sigmoid(u) + x * torch.sigmoid(u) * torch.sigmoid(-u) * slope
+    return activate(x, name), derivative(x, name)
+
+
+def check_half(found, exact, dtype, floor):
+    """A sixteenth of a unit in the last place at most, or `floor`; what exceeds the dtype's range does so here too."""
+    limit = torch.finfo(dtype).max
+    excess = (found - exact).abs() - torch.maximum(units(exact, dtype) / 16, floor)
+    assert excess[exact.abs() <= limit].max() <= 0
+    assert (found.abs() >= limit)[exact.abs() > limit].all()
+
+
+@in_the_whole_range
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_16_bit_forms_err_less_than_a_sixteenth_of_a_unit(name, dtype, device):
+    y, dy, x, count = half_results(name, dtype, device)
+    y, dy, x = y[:count], dy[:count], x[:count]
+    # Exponentials stop at 2^-126, and what is multiplied by them is below 2^7 there: next to nothing in any dtype.
+    nothing = torch.full_like(x, 2.0**-118)
+    value, slope = truth(x, name)
+    check_half(y, value, dtype, nothing)
+    # Some derivatives are zero at a number around -1, where they are a difference of terms around one.
+    floor = torch.where((x.abs() - 1.0).abs() < 0.6, 2.0**-19, nothing)
+    check_half(dy, slope, dtype, floor)
+
+
+@in_the_whole_range
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_16_bit_forms_pass_nan_on_and_keep_infinity(name, device):
+    y, dy, x, count = half_results(name, torch.float16, device)
+    y, dy, x = y[count:], dy[count:], x[count:]
+    assert torch.equal(y[x > 0], activate(x[x > 0], name))
+    assert y[x.isnan()].isnan().all()
+    assert dy[x.isnan()].isnan().all() or name in ("relu", "identity")  # whose derivatives are chosen
+
+
+def test_the_bound_of_16_bit_forms_sees_another_formula(device):
+    """The other gelu, which float16 tells apart."""
+    x, count = everything(torch.float16, device)
+    x = x[:count].double()
+    with pytest.raises(AssertionError):
+        check_half(activate(x, "gelu_tanh"), activate(x, "gelu"), torch.float16, torch.zeros_like(x))
 
 
 def test_names_of_stock_modules():

@@ -39,6 +39,18 @@ def seed_on(device, number=2024):
 # What they compute.
 
 
+def test_a_long_sum_in_float32_loses_nothing(device):
+    """One large gradient, then thousands too small to change it one by one; eager sums in a tree."""
+    x, bias = torch.zeros(20000, 16, device=device), torch.zeros(16, device=device, requires_grad=True)
+    dy = torch.full((20000, 16), 1e-4, device=device)
+    dy[::5000] = 4096.0  # half of a unit in its last place is 1.2e-4 and more
+    (dbias,) = torch.autograd.grad(bias_act(x, bias, "relu_squared", level="triton"), bias, torch.zeros_like(dy))
+    assert dbias.eq(0).all()
+    (dbias,) = torch.autograd.grad(bias_act(x + 0.5, bias, "relu_squared", level="triton"), bias, dy)
+    exact = dy.double().sum(0)
+    assert ((dbias.double() - exact).abs() <= exact * 2**-23).all()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_they_are_what_pytorch_computes_step_by_step(level, device):
     x, bias, residual = arguments(device, 5, 33)

@@ -306,3 +306,14 @@ def test_the_module_refuses_what_it_does_not_know():
         LinearAct.from_torch(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Softplus()))
     with pytest.raises(TypeError, match="'quick_gelu' has no module in PyTorch"):
         LinearAct(2, 2, "quick_gelu").to_torch()
+
+
+def test_activations_of_transformers_are_taken_over_by_name():
+    """They are classes of its own, and it need not be installed."""
+    kind = type("NewGELUActivation", (torch.nn.Module,), {"forward": lambda self, x: F.gelu(x, approximate="tanh")})
+    stock = torch.nn.Sequential(torch.nn.Linear(8, 5), kind())
+    ours, x = LinearAct.from_torch(stock), torch.randn(3, 8)
+    assert ours.activation == "gelu_tanh"
+    torch.testing.assert_close(ours(x), stock(x))
+    with pytest.raises(TypeError, match=r"it must be torch.nn.Sequential of Linear and one of GELU, .* transformers"):
+        LinearAct.from_torch(torch.nn.Sequential(stock[0], type("ClippedGELUActivation", (torch.nn.GELU,), {})()))

@@ -35,6 +35,7 @@ def markdown(results: Results) -> str:
         + (f", triton {environment.triton}" if environment.triton else "")
         + f", {environment.torch_threads} CPU threads, on {results.created[:10]}."
         + (" A quick run: fewer cases and rounds." if results.quick else "")
+        + (" An unfinished run: what is not in these tables was not measured." if not results.complete else "")
         + f" {LEGEND}",
         "",
     ]

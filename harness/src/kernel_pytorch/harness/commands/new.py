@@ -22,8 +22,8 @@ RENDERED = ("packages", "docs")
 """What of the template goes into the checkout, to the same place; beside them lies what packages share."""
 PLACEHOLDER = "my-technique"
 KEBAB_CASE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-LENGTHS = range(2, 41)
-"""Letters of a name: the template's longest line has room for so many more."""
+LENGTHS = range(2, 29)
+"""Letters of a name: with more the template's lines would be too long, and with fewer nobody knows what it is."""
 OURS = ("harness",)
 """What is imported beside the packages."""
 

@@ -10,6 +10,9 @@
 At zero the derivative of relu is 0, as PyTorch has it.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,17 @@ ACTIVATIONS: tuple[str, ...] = (
     "sigmoid",
     "identity",
 )
+
+# Those that PyTorch has a module of.
+STOCK: dict[str, Callable[[], torch.nn.Module]] = {
+    "gelu": torch.nn.GELU,
+    "gelu_tanh": partial(torch.nn.GELU, "tanh"),
+    "silu": torch.nn.SiLU,
+    "relu": torch.nn.ReLU,
+    "tanh": torch.nn.Tanh,
+    "sigmoid": torch.nn.Sigmoid,
+    "identity": torch.nn.Identity,
+}
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
@@ -89,11 +103,15 @@ def name_of(module: torch.nn.Module) -> str | None:
     """The name of the activation that a stock module computes, or None if it is none of these."""
     if type(module) is torch.nn.GELU:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(module.approximate)
-    stock = {
-        torch.nn.SiLU: "silu",
-        torch.nn.ReLU: "relu",
-        torch.nn.Tanh: "tanh",
-        torch.nn.Sigmoid: "sigmoid",
-        torch.nn.Identity: "identity",
-    }
-    return stock.get(type(module))
+    return next((name for name, stock in STOCK.items() if type(module) is stock), None)
+
+
+def module_of(activation: str) -> torch.nn.Module:
+    """A stock module that computes an activation: the inverse of `name_of`.
+
+    Raises:
+        TypeError: PyTorch has no module of that activation.
+    """
+    if activation not in STOCK:
+        raise TypeError(f"activation: {activation!r} has no module in PyTorch; those of {', '.join(STOCK)} have")
+    return STOCK[activation]()

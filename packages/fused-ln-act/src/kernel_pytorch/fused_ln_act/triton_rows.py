@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,13 +14,18 @@ from torch import Tensor
 
 LONG_BLOCK = 4096  # columns of one block of a row that is walked
 LONG_WARPS = 16  # 8 elements a thread: statistics, masks and derivatives of 16 would not fit in its registers
-# Bytes of the principal input in a tile of the backward: two rows, within these bounds. Smaller ones leave the copies
+# Bytes of the principal input in a tile of whole rows: two of them, within these bounds. Smaller ones leave the copies
 # into shared memory too short, larger ones leave too few to be in flight at once.
 SMALLEST_TILE, LARGEST_TILE = 2048, 16384
+LARGEST_ACTIVATED_TILE = 4096
+# Of a multiprocessor, where each holds 1 KiB of a tile: with 16 elements a thread and an activation, which takes 160
+# registers, no more of them are resident at once.
+ACTIVATED_WARPS = 12
 STAGES = 3  # tiles under way: one is computed, two are copied
 # KiB that one program can have, by compute capability, and 99 elsewhere: CUDA C++ Programming Guide, technical
 # specifications.
 SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+REGISTERS, MOST_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
 LONG_PROGRAMS_PER_MULTIPROCESSOR = 4
 INTERPRETER_PROGRAMS = 4  # the interpreter runs programs one after the other
 
@@ -29,7 +34,7 @@ INTERPRETER_PROGRAMS = 4  # the interpreter runs programs one after the other
 def divide(x, y):
     """`x / y` rounded to nearest; Triton's own division of float32 may be off by two units in the last place."""
     if x.dtype == tl.float32:
-        return tl.div_rn(x, y.to(tl.float32))
+        return tl.div_rn(x, tl.cast(y, tl.float32))  # y may be the constant 1
     else:
         return x / y
 
@@ -92,6 +97,11 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
+def are_half(*tensors: Tensor | None) -> bool:
+    """Whether all of these that are there have 16 bits, so that what is computed for them is rounded to as many."""
+    return all(tensor is None or tensor.element_size() == 2 for tensor in tensors)
+
+
 def exceeds_int32(*tensors: Tensor) -> bool:
     """Whether an offset into one of these, or into a contiguous one of its shape, may pass 2^31 - 1.
 
@@ -126,9 +136,9 @@ def bytes_of(*tensors: Tensor | None) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-def warps(elements: int) -> int:
-    """16 elements a thread: two 128-bit loads of a 16-bit dtype in flight."""
-    return min(16, max(1, elements // 512))
+def warps(elements: int, each: int = 16) -> int:
+    """16 elements a thread, if no other number is given: two 128-bit loads of a 16-bit dtype in flight."""
+    return min(16, max(1, elements // (32 * each)))
 
 
 def program_count(device: torch.device, per_multiprocessor: int) -> int:
@@ -138,15 +148,58 @@ def program_count(device: torch.device, per_multiprocessor: int) -> int:
     return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def tile_rows(row_bytes: int) -> int:
-    """How many rows of so many bytes a tile of the backward has."""
-    return max(1, min(max(2 * row_bytes, SMALLEST_TILE), LARGEST_TILE) // row_bytes)
+class Walk(NamedTuple):
+    """How persistent programs walk the rows.
+
+    Attributes:
+        rows: of a tile.
+        block: columns of a tile.
+        warps: of a program.
+        programs: on one multiprocessor at once.
+        stages: tiles under way in a program.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    programs: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Constants of the kernel, and options of the compiler with which that many programs fit at once.
+
+        It does not know that they should: with a register too many the last of them starts when the first has finished.
+        """
+        options = {"ROWS": self.rows, "BLOCK": self.block, "STAGES": self.stages, "num_warps": self.warps}
+        registers = REGISTERS // (self.programs * self.warps * 32) // 8 * 8
+        return options if registers >= MOST_REGISTERS else options | {"maxnreg": registers}
 
 
-def stages(bytes_in_tile: int, device: torch.device) -> int:
-    """How many tiles are under way at once: one, and what there is shared memory for."""
+def walk(columns: int, h: Tensor, activated: bool, tensors: int) -> Walk:
+    """How programs walk whole rows of so many columns, of which so many tensors are copied."""
+    block = triton.next_power_of_2(columns)
+    row_bytes = block * h.element_size()
+    largest = LARGEST_ACTIVATED_TILE if activated else LARGEST_TILE
+    rows = max(1, min(max(2 * row_bytes, SMALLEST_TILE), largest) // row_bytes)
+    # With 16 elements of a longer row a thread would need more registers for an activation than there are.
+    num_warps = warps(rows * block, 8 if activated and row_bytes > largest else 16)
+    programs = LARGEST_TILE // (rows * row_bytes)
+    if activated:
+        programs = min(programs, ACTIVATED_WARPS // num_warps)
+    programs = max(1, programs)
+    return Walk(rows, block, num_warps, programs, stages(programs * tensors * rows * row_bytes, h.device))
+
+
+def stages(bytes_in_tiles: int, device: torch.device) -> int:
+    """How many tiles are under way at once: one, and what there is shared memory for.
+
+    Args:
+        bytes_in_tiles: of one tile of every tensor that is copied, times the programs of a multiprocessor.
+        device: the current one.
+    """
     # Beside the tiles it holds what the reduction exchanges.
-    return max(1, min(STAGES, 1 + (shared_memory(device) - 4096) // bytes_in_tile))
+    return max(1, min(STAGES, 1 + (shared_memory(device) - 4096) // bytes_in_tiles))
 
 
 @functools.lru_cache

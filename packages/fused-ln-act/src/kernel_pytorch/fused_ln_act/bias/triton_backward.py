@@ -1,4 +1,4 @@
-"""The backward pass in Triton: the kernel, then the launcher.
+"""The backward pass in Triton: narrow blocks, few shares of the bias's gradient. The kernel, then the launcher.
 
     dx        = dropout(dy) * activation'(x + bias)
     dbias     = sum over rows of dx, before dx is rounded
@@ -20,24 +20,28 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act.triton_activations import derivative
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout
 from kernel_pytorch.fused_ln_act.triton_rows import (
-    LARGEST_TILE,
+    Walk,
     add_shares,
+    are_half,
     as_rows,
     exceeds_int32,
     on_device,
     program_count,
     stages,
 )
-from kernel_pytorch.fused_ln_act.triton_tiles import NARROWEST, TILE
 
+# Columns of a tile: 8 for every thread of one warp, or of two. With fewer a thread the bias would be laid out otherwise
+# than x, and the compiler would compute everything twice, once in either way.
+NARROW, WIDE = 256, 512
+ELEMENTS_PER_WARP = 1024
 TALLEST = 32  # rows of a tile, however narrow: they are added up in the end, and a long chain of sums loses digits
-BYTES_PER_WARP = 2048
+BYTES_AT_ONCE = 16384  # of dy in the tiles of all programs of a multiprocessor
 
 
 @triton.jit
 def _bias_backward_kernel(
     dy_ptr, x_ptr, bias_ptr, seed_ptr, dx_ptr, shares_ptr, rows, columns, dy_stride, x_stride,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
     NEED_DX: tl.constexpr, NEED_DBIAS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -57,6 +61,7 @@ def _bias_backward_kernel(
     if HAS_BIAS and ACTIVATION != "identity":
         bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(wide)
     share = tl.zeros([ROWS, BLOCK], dtype=wide)
+    lost = tl.zeros([ROWS, BLOCK], dtype=wide)
 
     for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
@@ -70,11 +75,19 @@ def _bias_backward_kernel(
             z = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(wide)
             if HAS_BIAS:
                 z += bias
-            dx *= derivative(z, ACTIVATION)
+            dx *= derivative(z, ACTIVATION, HALF)
         if NEED_DX:
             tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         if NEED_DBIAS:
-            share += dx
+            if HALF:
+                share += dx
+            else:
+                # What a sum of thousands of rows loses is above the last digit of float32: what rounding cuts off is
+                # kept and added to the next term (Kahan, 1965).
+                dx -= lost
+                total = share + dx
+                lost = (total - share) - dx
+                share = total
 
     if NEED_DBIAS:
         column_out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -119,12 +132,9 @@ def backward(
         return dx, dbias
     dy_rows, x_rows = as_rows(dy), None if x is None else as_rows(x)
     rows = dy_rows.shape[0]
-    block = min(NARROWEST, triton.next_power_of_2(columns))
-    tile = min(TALLEST, TILE // block)
-    tile_bytes = tile * block * dy.element_size()
-    blocks = triton.cdiv(columns, block)
-    walkers = program_count(dy.device, max(1, LARGEST_TILE // tile_bytes))
-    programs = min(triton.cdiv(rows, tile), max(1, walkers // blocks))
+    way = walk(columns, dy, 1 if x is None else 2)
+    blocks = triton.cdiv(columns, way.block)
+    programs = min(triton.cdiv(rows, way.rows), max(1, program_count(dy.device, way.programs) // blocks))
     shares = dbias
     if need_dbias and programs > 1:
         wide = torch.promote_types(dy.dtype, torch.float32)
@@ -134,11 +144,20 @@ def backward(
         _bias_backward_kernel[(blocks, programs)](
             dy_rows, x_rows, bias if bias is None else bias.contiguous(), seed if dropout_p > 0.0 else None, dx, shares,
             rows, columns, dy_rows.stride(0), 0 if x_rows is None else x_rows.stride(0),
-            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p,
-            NEED_DX=need_dx, NEED_DBIAS=need_dbias, ROWS=tile, BLOCK=block,
-            STAGES=stages(tile_bytes * (1 if x is None else 2), dy.device), LONG_OFFSETS=exceeds_int32(*walked),
-            num_warps=max(1, tile_bytes // BYTES_PER_WARP),
+            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, HALF=are_half(dy, x, bias),
+            NEED_DX=need_dx, NEED_DBIAS=need_dbias, LONG_OFFSETS=exceeds_int32(*walked), **way.options,
         )  # fmt: skip
         if shares is not dbias:
             add_shares(shares, dbias, None)
     return dx, dbias
+
+
+def walk(columns: int, dy: Tensor, tensors: int) -> Walk:
+    """How programs walk rows of so many columns, of which so many tensors are copied."""
+    narrow, wide = (triton.cdiv(columns, width) * width for width in (NARROW, WIDE))
+    block = min(NARROW if narrow < wide else WIDE, triton.next_power_of_2(columns))
+    num_warps = max(1, block // NARROW)
+    rows = min(TALLEST, num_warps * ELEMENTS_PER_WARP // block)
+    tile_bytes = rows * block * dy.element_size()
+    programs = BYTES_AT_ONCE // tile_bytes
+    return Walk(rows, block, num_warps, programs, stages(programs * tensors * tile_bytes, dy.device))

@@ -1,4 +1,4 @@
-"""The forward pass in Triton: the kernel, then the launcher.
+"""The forward pass in Triton: one kernel, the mask drawn where it is used. The kernel, then the launcher.
 
 x and residual are seen as `(T, N)` with a row stride each. One launch, tiles of some rows and some columns
 (`triton_tiles.py`), everything in float32 (float64 for float64 input).
@@ -32,7 +32,7 @@ def _bias_forward_kernel(
     y = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     if HAS_BIAS:
         y += tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(wide)
-    y = activate(y, ACTIVATION)
+    y = activate(y, ACTIVATION, y_ptr.dtype.element_ty.primitive_bitwidth == 16)
     if DROPOUT_P > 0.0:
         y = dropout(y, tl.load(seed_ptr), row, column, columns, DROPOUT_P)
     if HAS_RESIDUAL:

@@ -1,4 +1,4 @@
-"""The backward pass in Triton: the kernel, then the launcher.
+"""The backward pass in Triton: both gradients in one kernel, the activation made again. The kernel, then the launcher.
 
     dgate = dy * (up + offset) * activation'(gate)      0 where gate was clamped
     dup   = dy * activation(gate)                       0 where up was clamped
@@ -33,14 +33,15 @@ def _gated_backward_kernel(
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     gate_given = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     up_given = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+    HALF: tl.constexpr = dy_ptr.dtype.element_ty.primitive_bitwidth == 16
     gate, up = clamp_halves(gate_given, up_given, LIMIT)
     if NEED_DGATE:
-        dgate = dy * (up + OFFSET) * slope_of_gate(gate, ACTIVATION, ALPHA)
+        dgate = dy * (up + OFFSET) * slope_of_gate(gate, ACTIVATION, ALPHA, HALF)
         if LIMIT is not None:
             dgate = tl.where(gate_given > LIMIT, 0.0, dgate)
         tl.store(dgate_ptr + row * dgate_stride + column, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
     if NEED_DUP:
-        dup = dy * activate_gate(gate, ACTIVATION, ALPHA)
+        dup = dy * activate_gate(gate, ACTIVATION, ALPHA, HALF)
         if LIMIT is not None:
             dup = tl.where(tl.abs(up_given) > LIMIT, 0.0, dup)
         tl.store(dup_ptr + row * dup_stride + column, dup.to(dup_ptr.dtype.element_ty), mask=mask)

@@ -1,4 +1,4 @@
-"""The forward pass in Triton: the kernel, then the launcher.
+"""The forward pass in Triton: one kernel, packed or not, without a copy. The kernel, then the launcher.
 
 Gate and up are seen as `(T, I)` with a row stride each: of a packed input they are its two halves, read where they lie.
 One launch, tiles of some rows and some columns (`triton_tiles.py`), everything in float32 (float64 for float64 input).
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.triton_activations import activate, derivative, sigmoid, slope_of_sigmoid
+from kernel_pytorch.fused_ln_act.triton_activations import activate, derivative, sigmoid, slope_of_silu
 from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device, warps
 from kernel_pytorch.fused_ln_act.triton_tiles import TILE, place, tile_count, tile_shape
 
@@ -26,22 +26,21 @@ def clamp_halves(gate, up, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def activate_gate(gate, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr):
+def activate_gate(gate, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, HALF: tl.constexpr):
     """The activation; for silu with the slope ALPHA in its sigmoid."""
     if ACTIVATION == "silu":
-        return gate * sigmoid(ALPHA * gate)
+        return gate * sigmoid(ALPHA * gate, HALF)
     else:
-        return activate(gate, ACTIVATION)
+        return activate(gate, ACTIVATION, HALF)
 
 
 @triton.jit
-def slope_of_gate(gate, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr):
+def slope_of_gate(gate, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, HALF: tl.constexpr):
     """The derivative of `activate_gate`."""
     if ACTIVATION == "silu":
-        u = ALPHA * gate
-        return sigmoid(u) + u * slope_of_sigmoid(u)
+        return slope_of_silu(gate, ALPHA, HALF)
     else:
-        return derivative(gate, ACTIVATION)
+        return derivative(gate, ACTIVATION, HALF)
 
 
 @triton.jit
@@ -59,7 +58,8 @@ def _gated_forward_kernel(
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     gate, up = clamp_halves(gate, up, LIMIT)
-    y = activate_gate(gate, ACTIVATION, ALPHA) * (up + OFFSET)
+    HALF: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth == 16
+    y = activate_gate(gate, ACTIVATION, ALPHA, HALF) * (up + OFFSET)
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 

@@ -1,4 +1,7 @@
-"""The definition under TorchInductor. With `fullgraph=True` a graph break is an error, never a fall back."""
+"""The definition under TorchInductor: kernels made for the shapes it sees.
+
+With `fullgraph=True` a graph break is an error, never a fall back.
+"""
 
 import torch
 

@@ -54,6 +54,7 @@ LINEAR = Table(
     {
         80: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 4, 4)),
         90: (
+            Configuration(128, 256, 64, 4, 8, parts=4, flatten=True),
             Configuration(128, 128, 64, 3, 8, parts=2, programs=2),
             Configuration(64, 128, 64, 4, 4),
             Configuration(64, 64, 64, 4, 4),
@@ -66,7 +67,7 @@ LINEAR = Table(
 LINEAR_BACKWARD = Table(
     {
         80: (Configuration(128, 128, 64, 3, 8, parts=2), Configuration(64, 64, 64, 3, 4)),
-        90: (Configuration(128, 128, 64, 3, 8, parts=2), Configuration(64, 64, 64, 3, 4)),
+        90: (Configuration(128, 128, 64, 3, 8, parts=2, programs=2), Configuration(64, 64, 64, 3, 4)),
         100: (Configuration(128, 128, 64, 3, 8, parts=2), Configuration(64, 64, 64, 3, 4)),
         120: (Configuration(128, 128, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4)),
     },
@@ -75,7 +76,7 @@ LINEAR_BACKWARD = Table(
 GATED = Table(
     {
         80: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 64, 3, 8)),
-        90: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 4, 4)),
+        90: (Configuration(128, 64, 64, 3, 8, programs=2), Configuration(64, 64, 64, 4, 4)),
         100: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 3, 4)),
         120: (Configuration(128, 64, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4)),
     },
@@ -84,7 +85,7 @@ GATED = Table(
 GATED_BACKWARD = Table(
     {
         80: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 32, 3, 8)),
-        90: (Configuration(128, 64, 64, 4, 8), Configuration(64, 64, 64, 3, 4)),
+        90: (Configuration(128, 64, 64, 3, 8, parts=2, programs=2), Configuration(64, 64, 64, 3, 4)),
         100: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 64, 3, 4)),
         120: (Configuration(128, 64, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4)),
     },

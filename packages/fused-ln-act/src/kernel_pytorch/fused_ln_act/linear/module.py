@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_pytorch.fused_ln_act.activations import name_of
+from kernel_pytorch.fused_ln_act.activations import module_of, name_of
 from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout
 from kernel_pytorch.fused_ln_act.levels import check_level
 
@@ -25,15 +25,6 @@ TRANSFORMERS = {
     "ReLUSquaredActivation": "relu_squared",
 }
 FUNCTIONS = {F.silu: "silu", F.relu: "relu", torch.tanh: "tanh", torch.sigmoid: "sigmoid"}
-STOCK: dict[str, Any] = {
-    "gelu": torch.nn.GELU,
-    "gelu_tanh": lambda: torch.nn.GELU("tanh"),
-    "silu": torch.nn.SiLU,
-    "relu": torch.nn.ReLU,
-    "tanh": torch.nn.Tanh,
-    "sigmoid": torch.nn.Sigmoid,
-    "identity": torch.nn.Identity,
-}
 
 
 class LinearAct(torch.nn.Linear):
@@ -79,7 +70,7 @@ class LinearAct(torch.nn.Linear):
             TypeError: `module` is something else, or its activation is none of `linear_act`'s.
         """
         parts = list(module) if isinstance(module, torch.nn.Sequential) else [module]
-        activation = name_of(parts[1]) if len(parts) == 2 else "identity" if len(parts) == 1 else None
+        activation = activation_of(parts[1]) if len(parts) == 2 else "identity" if len(parts) == 1 else None
         if activation is None or type(parts[0]) is not torch.nn.Linear:
             raise TypeError(
                 f"module: given {_names(parts)}; it must be torch.nn.Sequential of Linear and one of {_KNOWN}"
@@ -92,7 +83,7 @@ class LinearAct(torch.nn.Linear):
         Raises:
             TypeError: PyTorch has no module of that activation.
         """
-        return torch.nn.Sequential(_stock_linear(self), _stock_activation(self.activation)).train(self.training)
+        return torch.nn.Sequential(_stock_linear(self), module_of(self.activation)).train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., N)` of x `(..., K)`; dtypes and errors as of `linear_act`."""
@@ -152,7 +143,7 @@ class MLP(torch.nn.Module):
         parts = list(module) if isinstance(module, torch.nn.Sequential) else [module]
         kinds = [type(part) for part in parts]
         dropout = parts[2] if len(parts) == 4 and kinds[2] is torch.nn.Dropout else None
-        activation = name_of(parts[1]) if len(parts) == (3 if dropout is None else 4) else None
+        activation = activation_of(parts[1]) if len(parts) == (3 if dropout is None else 4) else None
         if activation is None or kinds[0] is not torch.nn.Linear or kinds[-1] is not torch.nn.Linear:
             raise TypeError(
                 f"module: given {_names(parts)}; it must be torch.nn.Sequential of Linear, one of {_KNOWN}, at most a "
@@ -169,7 +160,7 @@ class MLP(torch.nn.Module):
         Raises:
             TypeError: PyTorch has no module of that activation.
         """
-        activation = _stock_activation(self.fc1.activation)
+        activation = module_of(self.fc1.activation)
         parts = (_stock_linear(self.fc1), activation, torch.nn.Dropout(self.dropout.p), _stock_linear(self.fc2))
         return torch.nn.Sequential(*parts).train(self.training)
 
@@ -311,13 +302,7 @@ def _stock_linear(source: torch.nn.Linear) -> torch.nn.Linear:
     return stock
 
 
-def _stock_activation(activation: str) -> Any:
-    if activation not in STOCK:
-        raise TypeError(f"activation: {activation!r} has no module in PyTorch; those of {', '.join(STOCK)} have")
-    return STOCK[activation]()
-
-
-_KNOWN = "GELU, SiLU, ReLU, Tanh, Sigmoid, Identity"
+_KNOWN = "GELU, SiLU, ReLU, Tanh, Sigmoid, Identity (or one of transformers' like them)"
 
 
 def _names(parts: list[Any]) -> str:

@@ -19,7 +19,7 @@ from kernel_pytorch.fused_ln_act.triton_rows import add_shares, as_rows, exceeds
 
 from .configurations import GATED_BACKWARD, LINEAR_BACKWARD
 from .triton_forward import add_bias, multiply, multiply_gated
-from .triton_matmul import Shape, activate_tile, differentiate_tile, halves, load_tile, store_tile, tile_at
+from .triton_matmul import Shape, halves, load_tile, store_tile, tile_at
 
 BLOCK = 128  # columns of a tile of the kernels that multiply nothing
 TILE_BYTES = 4096  # of such a tile of 16-bit or 32-bit numbers
@@ -45,7 +45,7 @@ def _finish(
     else:
         z = add_bias(tile, bias_ptr, column, columns, COLUMNS, HAS_BIAS)
         incoming = load_tile(dy, row, column, rows, columns, dy_stride, 1, ROWS, COLUMNS, DESCRIPTORS, LONG_OFFSETS)
-        gradient = incoming.to(z.dtype) * differentiate_tile(z, ACTIVATION, HALF)
+        gradient = incoming.to(z.dtype) * derivative(z, ACTIVATION, HALF)
         if NEED_DZ:
             store_tile(dz, gradient, row, column, rows, columns, columns, ROWS, COLUMNS, DESCRIPTORS, LONG_OFFSETS)
         if NEED_DBIAS:
@@ -97,7 +97,7 @@ def _finish_gated(
                       ACTIVATION, NEED_H, NEED_DZ, HALF, ROWS, COLUMNS // 2, PARTS // 2, DESCRIPTORS,
                       LONG_OFFSETS)  # fmt: skip
     else:
-        activated = activate_tile(gate, ACTIVATION, HALF)
+        activated = activate(gate, ACTIVATION, HALF)
         if NEED_H:
             store_tile(h, activated * up, row, column, rows, columns, columns, ROWS, COLUMNS, DESCRIPTORS, LONG_OFFSETS)
         if NEED_DZ:
@@ -105,7 +105,7 @@ def _finish_gated(
             incoming = incoming.to(gate.dtype)
             store_tile(dup, incoming * activated, row, column, rows, columns, 2 * columns, ROWS, COLUMNS, DESCRIPTORS,
                        LONG_OFFSETS)  # fmt: skip
-            gradient = incoming * up * differentiate_tile(gate, ACTIVATION, HALF)
+            gradient = incoming * up * derivative(gate, ACTIVATION, HALF)
             store_tile(dgate, gradient, row, column, rows, columns, 2 * columns, ROWS, COLUMNS, DESCRIPTORS,
                        LONG_OFFSETS)  # fmt: skip
 
@@ -146,6 +146,7 @@ def _linear_saved_backward_kernel(
     dy: (M, N), saved: z, or y for relu, tanh and sigmoid, nothing for identity, (M, N), unit stride in N. dz: (M, N)
     contiguous. shares: (programs, N), the sum over the rows of each.
     """
+    HALF: tl.constexpr = dy_ptr.dtype.element_ty.primitive_bitwidth == 16
     program = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.zeros((ROWS, BLOCK), dtype=WIDE)
@@ -164,7 +165,7 @@ def _linear_saved_backward_kernel(
             elif ACTIVATION == "sigmoid":
                 gradient = gradient * (saved * (1.0 - saved))
             else:
-                gradient = gradient * derivative(saved, ACTIVATION)
+                gradient = gradient * derivative(saved, ACTIVATION, HALF)
         if NEED_DZ:
             tl.store(dz_ptr + row * columns + column, gradient.to(dz_ptr.dtype.element_ty), mask=mask)
         if NEED_DBIAS:
@@ -191,12 +192,13 @@ def _gated_linear_saved_backward_kernel(
     mask = (row < rows) & (column < columns)
     gate = tl.load(saved_ptr + row * saved_stride + column, mask=mask, other=0.0).to(WIDE)
     up = tl.load(saved_ptr + row * saved_stride + columns + column, mask=mask, other=0.0).to(WIDE)
-    activated = activate(gate, ACTIVATION)
+    HALF: tl.constexpr = dh_ptr.dtype.element_ty.primitive_bitwidth == 16
+    activated = activate(gate, ACTIVATION, HALF)
     if NEED_H:
         tl.store(h_ptr + row * columns + column, (activated * up).to(h_ptr.dtype.element_ty), mask=mask)
     if NEED_DZ:
         incoming = tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0).to(WIDE)
-        gradient = incoming * up * derivative(gate, ACTIVATION)
+        gradient = incoming * up * derivative(gate, ACTIVATION, HALF)
         dz_row = dz_ptr + row * (2 * columns) + column
         tl.store(dz_row, gradient.to(dz_ptr.dtype.element_ty), mask=mask)
         tl.store(dz_row + columns, (incoming * activated).to(dz_ptr.dtype.element_ty), mask=mask)

@@ -1,4 +1,4 @@
-"""The forward pass in Triton: kernels, then the launchers.
+"""The forward pass in Triton: a persistent product with what follows it inside. Kernels, then the launchers.
 
 x is seen as `(M, K)`, a weight is `(N, K)` as `torch.nn.Linear` has it. Programs stay on their multiprocessor and walk
 the tiles of the result. What follows the product happens in its registers, while the tile is there: one launch, and
@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.triton_activations import activate
 from kernel_pytorch.fused_ln_act.triton_rows import exceeds_int32, on_device
 
 from .configurations import GATED, LINEAR
-from .triton_matmul import Shape, activate_tile, halves, load_tile, store_tile, tile_at
+from .triton_matmul import Shape, halves, load_tile, store_tile, tile_at
 
 
 @triton.jit
@@ -87,7 +88,7 @@ def _finish(
         if SAVE:
             store_tile(preactivation, tile, row, column, rows, columns, columns, ROWS, COLUMNS, DESCRIPTORS,
                        LONG_OFFSETS)  # fmt: skip
-        store_tile(y, activate_tile(tile, ACTIVATION, HALF), row, column, rows, columns, columns, ROWS, COLUMNS,
+        store_tile(y, activate(tile, ACTIVATION, HALF), row, column, rows, columns, columns, ROWS, COLUMNS,
                    DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def _finish_gated(
                        LONG_OFFSETS)  # fmt: skip
             store_tile(saved_up, up, row, column, rows, columns, saved_stride, ROWS, COLUMNS, DESCRIPTORS,
                        LONG_OFFSETS)  # fmt: skip
-        store_tile(h, activate_tile(gate, ACTIVATION, HALF) * up, row, column, rows, columns, columns, ROWS, COLUMNS,
+        store_tile(h, activate(gate, ACTIVATION, HALF) * up, row, column, rows, columns, columns, ROWS, COLUMNS,
                    DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
 
 

@@ -16,8 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernel_pytorch.fused_ln_act.triton_activations import activate, derivative
-
 from .configurations import MULTIPROCESSORS_WITHOUT_GPU, Configuration, Table, configuration
 
 INTERPRETED_PROGRAMS = 3  # fewer than tiles, so that programs walk
@@ -73,39 +71,6 @@ def store_tile(
 def halves(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The left and the right half of a tile; each thread keeps the elements that it has."""
     return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
-
-
-@triton.jit
-def odds_above(x):
-    """`(1 - Phi(x)) / Phi(x)` of the normal distribution, for results that are rounded to 16 bits.
-
-    The logarithm of these odds is x times an even function of it, here a polynomial fitted by weighted least squares so
-    that `Phi` is off by 2e-7 at most, in float32. It takes half the instructions of the error function, which a product
-    of matrices has to wait for, and is small where the odds are: nothing cancels.
-    """
-    x = tl.clamp(x, -6.5, 6.5)  # beyond, the polynomial and its exponential would overflow
-    u = x * x
-    series = -1.145244393e-05 + u * (3.850458581e-07 + u * -5.209927992e-09)
-    series = -1.048385808e-01 + u * (9.559258741e-05 + u * (1.593895149e-04 + u * series))
-    return tl.exp2(x * (-2.302207204 + u * series))
-
-
-@triton.jit
-def activate_tile(x, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
-    """The activation; HALF says that the result is rounded to 16 bits."""
-    if HALF and ACTIVATION == "gelu":
-        return x / (1.0 + odds_above(x))
-    else:
-        return activate(x, ACTIVATION)
-
-
-@triton.jit
-def differentiate_tile(x, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
-    """The derivative of the activation; HALF says that the result is rounded to 16 bits."""
-    if HALF and ACTIVATION == "gelu":
-        return 1.0 / (1.0 + odds_above(x)) + x * (0.3989422804014327 * tl.exp(-0.5 * x * x))
-    else:
-        return derivative(x, ACTIVATION)
 
 
 class Shape:

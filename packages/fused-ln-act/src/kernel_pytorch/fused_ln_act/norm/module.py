@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.activations import name_of
+from kernel_pytorch.fused_ln_act.activations import module_of, name_of
 from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, check_tensor
 from kernel_pytorch.fused_ln_act.levels import check_level
 
@@ -140,21 +140,8 @@ class LayerNormAct(LayerNorm):
         Raises:
             TypeError: PyTorch has no module of that activation.
         """
-        stock = {
-            "gelu": torch.nn.GELU(),
-            "gelu_tanh": torch.nn.GELU("tanh"),
-            "silu": torch.nn.SiLU(),
-            "relu": torch.nn.ReLU(),
-            "tanh": torch.nn.Tanh(),
-            "sigmoid": torch.nn.Sigmoid(),
-            "identity": torch.nn.Identity(),
-        }
-        if self.activation not in stock:
-            raise TypeError(
-                f"activation: {self.activation!r} has no module in PyTorch; those of {', '.join(stock)} have"
-            )
         norm = super().to_torch()
-        return torch.nn.Sequential(norm, stock[self.activation], torch.nn.Dropout(self.p)).train(self.training)
+        return torch.nn.Sequential(norm, module_of(self.activation), torch.nn.Dropout(self.p)).train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, activate and, while training, drop; shapes, dtypes and errors as of `LayerNorm.forward`."""

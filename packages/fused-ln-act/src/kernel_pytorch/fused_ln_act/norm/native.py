@@ -1,6 +1,7 @@
 """What PyTorch itself offers best: `F.layer_norm` or `F.rms_norm`, then the activation, then `F.dropout`.
 
-Each is a kernel of its own, and each result is rounded to the dtype of x, which the definition does once.
+Each is a kernel of its own, and each result is rounded to the dtype of x, which the definition does once. Where a
+parameter has another dtype, as under autocast, the norm and the activation are computed in float32.
 
 Without a seed dropout draws PyTorch's own mask, which is fastest; with one it draws that of `philox.py`, as every level
 does.
@@ -26,15 +27,21 @@ def activate(x: Tensor, activation: str) -> Tensor:
     if activation == "relu":
         return F.relu(x)
     if activation == "relu_squared":
-        return F.relu(x).square()
+        return F.relu(_wide(x)).square().to(x.dtype)
     if activation == "quick_gelu":
-        return x * torch.sigmoid(1.702 * x)
+        wide = _wide(x)
+        return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
     if activation == "tanh":
         return torch.tanh(x)
     if activation == "sigmoid":
         return torch.sigmoid(x)
     assert activation == "identity", activation
     return x
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float16 as float32: between operators x times the incoming gradient overflows, and times a slope of 0 is NaN."""
+    return x.float() if x.dtype == torch.float16 else x
 
 
 def drop(x: Tensor, seed: Tensor | None, dropout_p: float) -> Tensor:
@@ -51,22 +58,27 @@ def add(x: Tensor, residual: Tensor, seed: Tensor | None, dropout_p: float) -> T
     return residual + drop(x.to(torch.promote_types(x.dtype, residual.dtype)), seed, dropout_p)
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """`layer_norm` of `reference.py` through `F.layer_norm`; same arguments and result dtype."""
+def layer_norm_wide(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """The layer norm in the dtype of x, or in float32 and wider where that of a parameter is another."""
     if all(p is None or p.dtype == x.dtype for p in (weight, bias)):
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     # The fused kernel takes parameters of one dtype with x.
     wide = torch.promote_types(x.dtype, torch.float32)
     weight, bias = (None if p is None else p.to(wide) for p in (weight, bias))
-    return F.layer_norm(x.to(wide), x.shape[-1:], weight, bias, eps).to(x.dtype)
+    return F.layer_norm(x.to(wide), x.shape[-1:], weight, bias, eps)
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """The RMS norm of `reference.py` through `F.rms_norm`."""
+def rms_norm_wide(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """The RMS norm in the dtype of x, or in float32 and wider where that of the weight is another."""
     if weight is None or weight.dtype == x.dtype:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     wide = torch.promote_types(x.dtype, torch.float32)
-    return F.rms_norm(x.to(wide), x.shape[-1:], weight.to(wide), eps).to(x.dtype)
+    return F.rms_norm(x.to(wide), x.shape[-1:], weight.to(wide), eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """`layer_norm` of `reference.py` through `F.layer_norm`; same arguments and result dtype."""
+    return layer_norm_wide(x, weight, bias, eps).to(x.dtype)
 
 
 def add_layer_norm(
@@ -93,7 +105,8 @@ def layer_norm_act(
     seed: Tensor | None,
 ) -> Tensor:
     """`layer_norm_act` of `reference.py`."""
-    return drop(activate(layer_norm(x, weight, bias, eps), activation), seed, dropout_p)
+    z = layer_norm_wide(x, weight, bias, eps)
+    return drop(activate(z, activation).to(x.dtype), seed, dropout_p)
 
 
 def add_layer_norm_act(
@@ -107,15 +120,16 @@ def add_layer_norm_act(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`add_layer_norm_act` of `reference.py`."""
-    y, h = add_layer_norm(x, residual, weight, bias, eps, dropout_p, seed)
-    return activate(y, activation), h
+    h = add(x, residual, seed, dropout_p)
+    return activate(layer_norm_wide(h, weight, bias, eps), activation).to(h.dtype), h
 
 
 def rms_norm_act(
     x: Tensor, weight: Tensor | None, eps: float, activation: str, dropout_p: float, seed: Tensor | None
 ) -> Tensor:
     """`rms_norm_act` of `reference.py`."""
-    return drop(activate(rms_norm(x, weight, eps), activation), seed, dropout_p)
+    z = rms_norm_wide(x, weight, eps)
+    return drop(activate(z, activation).to(x.dtype), seed, dropout_p)
 
 
 def add_rms_norm_act(
@@ -129,4 +143,4 @@ def add_rms_norm_act(
 ) -> tuple[Tensor, Tensor]:
     """`add_rms_norm_act` of `reference.py`."""
     h = add(x, residual, seed, dropout_p)
-    return activate(rms_norm(h, weight, eps), activation), h
+    return activate(rms_norm_wide(h, weight, eps), activation).to(h.dtype), h

@@ -1,4 +1,4 @@
-"""The backward pass in Triton: kernels, then the launcher.
+"""The backward pass in Triton: tiles copied ahead, sums over rows in a fixed order. Kernels, then the launcher.
 
 With `x_hat` and `z = x_hat * weight + bias` made again from h and the statistics, everything in float32 (float64 for
 float64 input):
@@ -27,18 +27,16 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act.triton_activations import derivative
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout
 from kernel_pytorch.fused_ln_act.triton_rows import (
-    LARGEST_TILE,
     LONG_BLOCK,
     LONG_PROGRAMS_PER_MULTIPROCESSOR,
     LONG_WARPS,
     add_shares,
+    are_half,
     as_rows,
     exceeds_int32,
     on_device,
     program_count,
-    stages,
-    tile_rows,
-    warps,
+    walk,
 )
 
 BLOCK_LIMIT = 8192  # columns of h, dy, the parameters and their gradients that one program holds in registers
@@ -47,7 +45,7 @@ BLOCK_LIMIT = 8192  # columns of h, dy, the parameters and their gradients that 
 @triton.jit
 def dz_of(
     dy, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """The gradient of what is activated."""
     if (DROPOUT_P > 0.0) and (not HAS_RESIDUAL):
@@ -58,7 +56,7 @@ def dz_of(
             z = z * weight
         if HAS_BIAS:
             z = z + bias
-        dy = dy * derivative(z, ACTIVATION)
+        dy = dy * derivative(z, ACTIVATION, HALF)
     return dy
 
 
@@ -67,7 +65,7 @@ def _backward_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, bias_ptr, seed_ptr, statistics_ptr, dx_ptr, dresidual_ptr,
     dweight_ptr, dbias_ptr, rows, columns, dy_stride, dh_stride, h_stride,
     LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_DH: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
     NEED_DX: tl.constexpr, NEED_DRESIDUAL: tl.constexpr, NEED_DWEIGHT: tl.constexpr, NEED_DBIAS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -106,12 +104,15 @@ def _backward_kernel(
         mask = (row < rows) & column_mask
         x_hat = tl.load(h_ptr + row * h_stride + column, mask=mask, other=0.0).to(wide)
         if LAYER:
-            x_hat -= tl.load(statistics_ptr + row_index, mask=row_index < rows, other=0.0)[:, None]
-        x_hat *= rstd
+            mean = tl.load(statistics_ptr + row_index, mask=row_index < rows, other=0.0)[:, None]
+            # One instruction, or two: of wider input a large mean would cost digits.
+            x_hat = x_hat * rstd - mean * rstd if HALF else (x_hat - mean) * rstd
+        else:
+            x_hat *= rstd
         dz = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(wide)
         dz = dz_of(
             dz, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
-            DROPOUT_P,
+            DROPOUT_P, HALF,
         )  # fmt: skip
         if NEED_DWEIGHT:
             dweight += dz * x_hat
@@ -120,10 +121,14 @@ def _backward_kernel(
         if NEED_DX or NEED_DRESIDUAL:
             if HAS_WEIGHT:
                 dz = dz * weight
-            dx = dz - x_hat * (tl.sum(dz * x_hat, axis=1, keep_dims=True) / columns)
+            # The constants of a row first: of each element two multiplications and additions in one remain.
             if LAYER:
-                dx -= tl.sum(dz, axis=1, keep_dims=True) / columns
-            dx *= rstd
+                # Both sums at once, so that the program waits for its warps half as often.
+                product, mean_g = tl.split(tl.sum(tl.join(dz * x_hat, dz), axis=1) / columns)
+                common = x_hat * (product[:, None] * rstd) + mean_g[:, None] * rstd
+            else:
+                common = x_hat * (tl.sum(dz * x_hat, axis=1, keep_dims=True) / columns * rstd)
+            dx = dz * rstd - common
             if HAS_DH:
                 dx += tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0).to(wide)
             if NEED_DRESIDUAL:
@@ -146,6 +151,7 @@ def _backward_kernel(
 def g_of_block(
     dy_row, h_row, weight_ptr, bias_ptr, mean, rstd, seed, row, column, columns, HAS_RESIDUAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
     """`g` and `x_hat` of one block of a row."""
     mask = column < columns
@@ -158,8 +164,9 @@ def g_of_block(
     if HAS_BIAS:
         bias = tl.load(bias_ptr + column, mask=mask, other=0.0).to(rstd.dtype)
     g = dz_of(
-        dy, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P
-    )
+        dy, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P,
+        HALF,
+    )  # fmt: skip
     if HAS_WEIGHT:
         g = g * weight
     return g, x_hat
@@ -170,7 +177,7 @@ def _backward_long_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, bias_ptr, seed_ptr, statistics_ptr, dx_ptr, dresidual_ptr,
     rows, columns, dy_stride, dh_stride, h_stride,
     LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_DH: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
     NEED_DX: tl.constexpr, NEED_DRESIDUAL: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """This program computes dx of one row, block by block: one walk for the means, one for the result."""
@@ -194,7 +201,7 @@ def _backward_long_kernel(
         column = start + tl.arange(0, BLOCK)
         g, x_hat = g_of_block(
             dy_ptr + row * dy_stride, h_ptr + row * h_stride, weight_ptr, bias_ptr, mean, rstd, seed, row, column,
-            columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P,
+            columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P, HALF,
         )  # fmt: skip
         sums += g
         products += g * x_hat
@@ -206,7 +213,7 @@ def _backward_long_kernel(
         mask = column < columns
         g, x_hat = g_of_block(
             dy_ptr + row * dy_stride, h_ptr + row * h_stride, weight_ptr, bias_ptr, mean, rstd, seed, row, column,
-            columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P,
+            columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P, HALF,
         )  # fmt: skip
         dx = g - x_hat * mean_product
         if LAYER:
@@ -227,8 +234,8 @@ def _parameter_shares_kernel(
     dy_ptr, h_ptr, weight_ptr, bias_ptr, seed_ptr, statistics_ptr, dweight_ptr, dbias_ptr,
     rows, columns, dy_stride, h_stride,
     LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, NEED_DWEIGHT: tl.constexpr, NEED_DBIAS: tl.constexpr,
-    BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr, NEED_DWEIGHT: tl.constexpr,
+    NEED_DBIAS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """This program sums dz and dz * x_hat over every P-th row, for one block of columns."""
     program = tl.program_id(0)
@@ -259,7 +266,7 @@ def _parameter_shares_kernel(
         dz = tl.load(dy_ptr + row * dy_stride + column, mask=column_mask, other=0.0).to(wide)
         dz = dz_of(
             dz, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
-            DROPOUT_P,
+            DROPOUT_P, HALF,
         )  # fmt: skip
         if NEED_DWEIGHT:
             dweight += dz * x_hat
@@ -328,7 +335,7 @@ def backward(
     )
     flags: dict[str, Any] = {"LAYER": norm == "layer", "HAS_RESIDUAL": has_residual}
     flags |= {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
-    flags |= {"ACTIVATION": activation, "DROPOUT_P": dropout_p}
+    flags |= {"ACTIVATION": activation, "DROPOUT_P": dropout_p, "HALF": are_half(dy, h, weight, bias)}
     flags["LONG_OFFSETS"] = exceeds_int32(*(v for v in views if v is not None))
     needs_rows = {"NEED_DX": need_dx, "NEED_DRESIDUAL": need_dresidual}
     needs_sums = {"NEED_DWEIGHT": need_dweight, "NEED_DBIAS": need_dbias}
@@ -346,18 +353,13 @@ def _launch_one_block(
     """Fill the gradients: one launch, and one for the sums over rows where more than one program has a share."""
     dy, dh, h = views
     rows, columns = h.shape
-    block = triton.next_power_of_2(columns)
-    row_bytes = block * h.element_size()
-    tile = tile_rows(row_bytes)
-    tile_bytes = tile * row_bytes
-    programs = min(triton.cdiv(rows, tile), program_count(h.device, max(1, LARGEST_TILE // tile_bytes)))
+    way = walk(columns, h, flags["ACTIVATION"] != "identity", 2 if dh is None else 3)
+    programs = min(triton.cdiv(rows, way.rows), program_count(h.device, way.programs))
     shares = _new_shares(programs, needs_sums, constants[-1], columns) if programs > 1 else None
     _backward_kernel[(programs,)](
         dy, dh, h, *constants, *gradients, *(sums if shares is None else (shares[0], shares[-1])),
         rows, columns, dy.stride(0), 0 if dh is None else dh.stride(0), h.stride(0),
-        HAS_DH=dh is not None, ROWS=tile, BLOCK=block,
-        STAGES=stages(tile_bytes * (2 if dh is None else 3), h.device),
-        num_warps=warps(tile * block), **flags, **needs_rows, **needs_sums,
+        HAS_DH=dh is not None, **way.options, **flags, **needs_rows, **needs_sums,
     )  # fmt: skip
     if shares is not None:
         add_shares(shares, *(s if need else None for s, need in zip(sums, needs_sums.values(), strict=True)))

@@ -1,4 +1,4 @@
-"""The forward pass in Triton: kernels, then the launcher.
+"""The forward pass in Triton: everything between two matrix products in one kernel. Kernels, then the launcher.
 
 The input is seen as `(T, N)`: T rows of N columns. One launch for every combination of norm, residual, dropout and
 activation. A row that fits in one block is read once and stays in registers (`_forward_kernel`): the mean first, then
@@ -33,6 +33,8 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
 )
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
+# Elements of a program: two rows, where they fit into the larger number, or as many short ones as make the smaller.
+SMALLEST_PROGRAM, LARGEST_PROGRAM = 2048, 4096
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def add_dropped(x, residual, seed, row, column, columns, DROPOUT_P: tl.constexpr
 @triton.jit
 def finish(
     x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Scale, shift, activate, and drop where nothing was dropped before."""
     y = x_hat
@@ -54,7 +56,7 @@ def finish(
         y = y * weight.to(y.dtype)
     if HAS_BIAS:
         y = y + bias.to(y.dtype)
-    y = activate(y, ACTIVATION)
+    y = activate(y, ACTIVATION, HALF)
     if (DROPOUT_P > 0.0) and (not HAS_RESIDUAL):
         y = dropout(y, seed, row, column, columns, DROPOUT_P)
     return y
@@ -93,7 +95,7 @@ def _forward_kernel(
         tl.store(h_ptr + row * columns + column, h.to(H_DTYPE), mask=mask)
     rstd_ptr = statistics_ptr
     if LAYER:
-        mean = divide(tl.sum(tl.where(mask, h, 0.0), axis=1), columns)
+        mean = divide(tl.sum(h, axis=1), columns)
         tl.store(statistics_ptr + row_index, mean, mask=row_index < rows)
         rstd_ptr += rows
         h = h - mean[:, None]
@@ -109,7 +111,7 @@ def _forward_kernel(
         bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0)
     y = finish(
         h * rstd[:, None], weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
-        DROPOUT_P,
+        DROPOUT_P, y_ptr.dtype.element_ty.primitive_bitwidth == 16,
     )  # fmt: skip
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -181,7 +183,7 @@ def _forward_long_kernel(
             bias = tl.load(bias_ptr + column, mask=mask, other=0.0)
         y = finish(
             (h - mean) * rstd, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
-            DROPOUT_P,
+            DROPOUT_P, y_ptr.dtype.element_ty.primitive_bitwidth == 16,
         )  # fmt: skip
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -227,8 +229,10 @@ def forward(
     residual_rows = None if residual is None else as_rows(residual)
 
     block = triton.next_power_of_2(columns)
-    kernel, rows_per_program = (_forward_kernel, max(1, 1024 // block))
-    num_warps = warps(rows_per_program * block)
+    kernel = _forward_kernel
+    rows_per_program = max(1, min(LARGEST_PROGRAM // block, max(2, SMALLEST_PROGRAM // block)))
+    # With a residual there are two loads of each element, and enough under way with half as many elements.
+    num_warps = warps(rows_per_program * block, 32 if residual is None and x.element_size() == 2 else 16)
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
     walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]

@@ -1,4 +1,4 @@
-"""The backward pass in Triton: kernels, then the launcher.
+"""The backward pass in Triton: made of y and dy alone, a learned mask included. Kernels, then the launcher.
 
 From y alone, everything in float32 (float64 for float64 input):
 

@@ -1,4 +1,4 @@
-"""The forward pass in Triton: kernels, then the launcher.
+"""The forward pass in Triton: scale and mask included, the mask read where it lies. Kernels, then the launcher.
 
 The scores are seen as `(T, N)`: T rows of N columns. One launch. A row that fits in one block is read once and stays in
 registers (`_softmax_forward_kernel`). A longer one is walked twice (`_softmax_forward_long_kernel`), the second time

@@ -136,7 +136,9 @@ bias_act_tests = grid(
     point("silu", shape=(29, 100), activation="silu", reason="exponentials of both signs"),
     point("relu", shape=(5, 100), activation="relu", reason="no derivative at zero", dtypes=ONE),
     point("relu_squared", shape=(5, 100), activation="relu_squared", reason="grows faster than its input"),
-    point("quick_gelu", shape=(5, 100), activation="quick_gelu", reason="CLIP", dtypes=ONE),
+    point("relu_squared, no bias", shape=(5, 100), activation="relu_squared", biased=False, reason="as Nemotron has it",
+          dtypes=ONE),
+    point("quick_gelu", shape=(5, 100), activation="quick_gelu", reason="CLIP", dtypes=WIDE_AND_HALF),
     point("tanh", shape=(5, 100), activation="tanh", reason="made of exponentials", dtypes=WIDE_AND_HALF),
     point("sigmoid", shape=(5, 100), activation="sigmoid", reason="never zero", dtypes=ONE),
     point("identity", shape=(61, 100), activation="identity", core=True, reason="dx is dy: dbias alone", dtypes=ONE),
@@ -163,9 +165,13 @@ BENCH = (BF16,)
 bias_act_bench = grid(
     point("BERT-base MLP, 1 x 128", shape=(128, 3072), activation="gelu", dtypes=(BF16, F32)),
     point("BERT-base MLP, 128 x 512", shape=(65536, 3072), activation="gelu", devices=CUDA, dtypes=(BF16, F32)),
-    point("GPT-2 XL MLP, 1 x 1024", shape=(1024, 6400), activation="gelu_tanh"),
+    point("GPT-2 XL MLP, 1 x 128", shape=(128, 6400), activation="gelu_tanh"),
+    point("GPT-2 XL MLP, 1 x 1024", shape=(1024, 6400), activation="gelu_tanh", devices=CUDA),
     point("GPT-2 XL MLP, 32 x 1024", shape=(32768, 6400), activation="gelu_tanh", devices=CUDA),
     point("ViT-L/16 MLP, 64 x 577 tokens", shape=(36928, 4096), activation="gelu", devices=CUDA),
+    point(
+        "Nemotron-4 15B MLP, 4096 tokens", shape=(4096, 24576), activation="relu_squared", biased=False, devices=CUDA
+    ),
     dtypes=BENCH,
 )
 

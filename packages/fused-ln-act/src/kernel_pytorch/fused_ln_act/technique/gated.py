@@ -125,7 +125,8 @@ BENCH = (BF16,)
 
 swiglu_bench = grid(
     point("Llama 3.1 8B, decode", shape=(1, 14336), packed=True),
-    point("Llama 3.1 8B, prefill 512", shape=(512, 14336), packed=True),
+    point("Llama 3.1 8B, prefill 64", shape=(64, 14336), packed=True),
+    point("Llama 3.1 8B, prefill 512", shape=(512, 14336), packed=True, devices=CUDA),
     point("Llama 3.1 8B, prefill 16384", shape=(16384, 14336), packed=True, devices=CUDA),
     point("Llama 3.1 8B, two tensors", shape=(16384, 14336), devices=CUDA),
     point("Mixtral 8x7B expert, 4096 tokens", shape=(4096, 14336), devices=CUDA),
@@ -137,7 +138,8 @@ swiglu_bench = grid(
 
 geglu_bench = grid(
     point("Gemma 2 9B, decode", shape=(1, 14336), approximate="tanh"),
-    point("Gemma 2 9B, prefill 256", shape=(256, 14336), approximate="tanh"),
+    point("Gemma 2 9B, prefill 64", shape=(64, 14336), approximate="tanh"),
+    point("Gemma 2 9B, prefill 256", shape=(256, 14336), approximate="tanh", devices=CUDA),
     point("Gemma 2 9B, prefill 8192", shape=(8192, 14336), approximate="tanh", devices=CUDA),
     point("ModernBERT-base, 64 x 1024", shape=(65536, 1152), packed=True, devices=CUDA),
     dtypes=BENCH,

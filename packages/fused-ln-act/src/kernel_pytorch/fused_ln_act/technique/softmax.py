@@ -125,6 +125,9 @@ softmax_bench = grid(
     point("T5-base, 8 x 12 x 512", shape=(8, 12, 512, 512), mask="added", mask_shape=(1, 12, 512, 512), devices=CUDA),
     point("Llama 3.1 8B, sampling 1", shape=(1, 128256), scale=1.25, dtypes=(F32,)),
     point("Llama 3.1 8B, sampling 256", shape=(256, 128256), scale=1.25, dtypes=(F32,), devices=CUDA),
+    # Neither scale nor mask: what other libraries have kernels for.
+    point("Qwen3 30B-A3B router, 16384 tokens", shape=(16384, 128), dtypes=(F32,), devices=CUDA),
+    point("GPT-2 XL, sampling 256", shape=(256, 50257), dtypes=(F32,), devices=CUDA),
     dtypes=(BF16,),
 )
 

@@ -1,0 +1,10 @@
+"""my-technique for pytest-benchmark, which `nox -s bench` lets record what was measured."""
+
+import pytest
+
+from kernel_pytorch.harness.pytest_plugin import benchmark_jobs
+
+
+@pytest.mark.parametrize(("job", "implementation"), benchmark_jobs("my-technique"))
+def bench_my_technique(report_samples, job, implementation):
+    report_samples(job, implementation)

@@ -1,0 +1,105 @@
+"""The declaration: what this package offers the harness. Imports nothing but torch and the declaration's types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.harness.technique import (
+    Case,
+    Cost,
+    Direction,
+    Implementation,
+    Level,
+    Operation,
+    Technique,
+    grid,
+    point,
+)
+
+HERE = "kernel_pytorch.my_technique"
+FUNCTION = "my_technique"
+
+# Rows of the support table in which a level says no. What is not named here must work, and what is named must not.
+UNSUPPORTED = {
+    "opcheck": "no operator of its own: PyTorch checks those that it is made of",
+    "FLOP counter": "PyTorch's counter has no formula for elementwise operators",
+}
+UNSUPPORTED_SCRIPT = UNSUPPORTED | {
+    "selective checkpointing": "a checkpoint ends its second forward by an exception that TorchScript hides",
+}
+UNSUPPORTED_COMPILED = UNSUPPORTED | {
+    "selective checkpointing": "a policy sees no operator: what is compiled is in one piece",
+    "double backward": "AOTAutograd refuses it",
+    "batch invariance on cuda": "TorchInductor makes another kernel for another number of rows",
+}
+if torch.__version__ < "2.11":
+    UNSUPPORTED_COMPILED |= dict.fromkeys(
+        ("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already"
+    )
+
+implementations = [
+    Implementation("reference", Level.REFERENCE, f"{HERE}.reference:{FUNCTION}", unsupported=UNSUPPORTED),
+    Implementation("native", Level.NATIVE, f"{HERE}.native:{FUNCTION}", unsupported=UNSUPPORTED),
+    Implementation("torchscript", Level.TORCHSCRIPT, f"{HERE}.jit:{FUNCTION}", unsupported=UNSUPPORTED_SCRIPT),
+    Implementation("compile", Level.COMPILE, f"{HERE}.compiled:{FUNCTION}", unsupported=UNSUPPORTED_COMPILED),
+]
+
+
+def inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+    """Give x `(*shape)`, beta."""
+    x = torch.randn(case.shape, generator=generator, device=generator.device)
+    return x.to(case.dtype), case.sizes.get("beta", 1.0)
+
+
+def cost(case: Case, direction: Direction) -> Cost:
+    """Forward: read x, write y. Backward: read dy and x, write dx. Five FLOPs an element forward, nine backward."""
+    elements = torch.Size(case.shape).numel()
+    passes = {Direction.FORWARD: 2, Direction.BACKWARD: 3, Direction.BOTH: 5}[direction]
+    flops = {Direction.FORWARD: 5, Direction.BACKWARD: 9, Direction.BOTH: 14}[direction]
+    return Cost(passes * elements * case.dtype.itemsize, flops * elements)
+
+
+def real_input(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Hidden states as they are."""
+    return activations.to(dtype), 1.0
+
+
+test_grid = grid(
+    point("typical", shape=(61, 96), core=True, reason="no size a power of two"),
+    point("steep", shape=(31, 64), beta=1.702, core=True, reason="a scalar that no 16-bit float holds"),
+    point("one column", shape=(257, 1), reason="one more than a power of two; nothing to vectorise in a row"),
+    point("no rows", shape=(0, 64), reason="nothing to do"),
+    point("one dimension", shape=(4099,), reason="a prime number of elements: blocks end in the middle"),
+    point("four dimensions", shape=(2, 3, 5, 7), reason="leading dimensions are collapsed"),
+    dtypes=(torch.float32, torch.float16, torch.bfloat16),
+)
+
+# Shapes of published models: replace them by those that meet your technique.
+bench_grid = grid(
+    point("Llama 3.1 8B MLP, prefill 128", shape=(128, 14336)),
+    point("Llama 3.1 8B MLP, prefill 8192", shape=(8192, 14336), devices=("cuda",)),
+    dtypes=(torch.bfloat16,),
+)
+
+technique = Technique(
+    name="my-technique",
+    title="My technique",
+    paper="https://arxiv.org/abs/1710.05941",
+    operations=[
+        Operation(
+            name=FUNCTION,
+            implementations=implementations,
+            inputs=inputs,
+            cost=cost,
+            test_grid=test_grid,
+            bench_grid=bench_grid,
+            adversarial=("x",),
+            real_input=real_input,
+        )
+    ],
+    levels=f"{HERE}.levels",
+    replacements=f"{HERE}.replacements:replacements",
+)

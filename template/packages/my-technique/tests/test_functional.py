@@ -1,0 +1,66 @@
+"""The public function: what it computes, in which dtype, and what it refuses."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernel_pytorch.my_technique import MyTechnique, my_technique
+from kernel_pytorch.my_technique.levels import LEVELS
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_values_that_were_computed_by_hand(level, device):
+    x = [-40.0, -1.0, 0.0, 1e-9, 2.0]
+    expected = [value / (1.0 + math.exp(-3.0 * value)) for value in x]
+    y = my_technique(torch.tensor(x, dtype=torch.float64, device=device), beta=3.0, level=level)
+    torch.testing.assert_close(y.tolist(), expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_shape_dtype_and_strides_of_any_kind(level, device):
+    x = torch.randn(3, 4, 5, device=device)
+    for given in (x.half().transpose(0, 2), x.double()[:, ::2], x[:0], x[0, 0, 0]):
+        y = my_technique(given, beta=0.5, level=level)
+        assert (y.shape, y.dtype) == (given.shape, given.dtype)
+        torch.testing.assert_close(y, my_technique(given.contiguous(), beta=0.5, level="reference"))
+
+
+def test_default_is_native_on_the_cpu():
+    x = torch.randn(64, 64).bfloat16()
+    native = my_technique(x, beta=0.5, level="native")
+    assert torch.equal(my_technique(x, beta=0.5), native)
+
+
+X = torch.randn(4, 8)
+BAD = {
+    "no tensor": ({"x": [1.0]}, TypeError, "x: given list"),
+    "integers": ({"x": X.long()}, TypeError, "x: dtype is torch.int64; allowed are"),
+    "sparse": ({"x": X.to_sparse()}, TypeError, "x: layout is torch.sparse_coo"),
+    "text": ({"beta": "1"}, TypeError, "beta: given str; it must be a Python number"),
+    "zero": ({"beta": 0.0}, ValueError, "beta: given 0.0; it must be finite and above 0"),
+    "nan": ({"beta": math.nan}, ValueError, "beta: given nan"),
+    "infinite": ({"beta": math.inf}, ValueError, "beta: given inf"),
+    "level": ({"level": "cutlass"}, ValueError, "level: given 'cutlass'; allowed are None, 'reference'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_names_the_argument(name):
+    given, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        my_technique(**({"x": X, "beta": 1.0} | given))
+
+
+def test_the_module_refuses_what_the_function_refuses():
+    with pytest.raises(ValueError, match=r"beta: given -1.0"):
+        MyTechnique(beta=-1.0)
+    with pytest.raises(ValueError, match="level: given 'tritn'"):
+        MyTechnique(level="tritn")
+
+
+def test_importing_imports_no_triton():
+    program = "import sys, kernel_pytorch.my_technique; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

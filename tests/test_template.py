@@ -1,0 +1,197 @@
+"""The template: what it makes works at once, changes nothing else, and bad names are refused with the reason."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from kernel_pytorch.harness.commands import new
+
+ROOT = Path(__file__).parent.parent
+SHARED = sorted((ROOT / "template" / "shared").rglob("*.py"))
+# The shortest and the longest names, and one on either side of `harness`, where it is imported beside it.
+NAMES = ["qk", "a-name-that-is-28-characters", "manynamesareoneandthesameone", "attention-k4", "my-technique"]
+
+
+def test_the_package_and_its_page_are_all_that_is_made(copy):
+    before = copy.files()
+    done = copy.make("logit-softcap")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    after = copy.files()
+    made = set(after) - set(before)
+    page = Path("docs/techniques/logit-softcap.md")
+    assert {path.parts[:2] for path in made - {page}} == {("packages", "logit-softcap")}
+    assert page in made
+    assert {path: after[path] for path in before} == before
+    assert f"packages/logit-softcap: {len(made) - 1} files," in done.stdout
+    commands = done.stdout.partition("Next:\n")[2].splitlines()
+    assert len(commands) == 3
+    assert all(command.startswith("  nox -s ") for command in commands)
+    left = re.compile("my-technique|my_technique|MyTechnique|My technique")
+    assert not [path for path in made if left.search(f"{path}\n{after[path].decode()}")]
+
+
+def test_the_template_makes_itself(copy):
+    """What is linted and tested in template/ is, byte for byte, what a contributor gets."""
+    copy.make("my-technique")
+    for path in new.template(ROOT):
+        assert (copy.root / path).read_bytes() == (ROOT / "template" / path).read_bytes()
+
+
+def test_what_tools_leave_in_the_template_is_not_copied(tmp_path):
+    package = tmp_path / "template" / "packages" / "my-technique"
+    for name in ("src/my.egg-info/PKG-INFO", ".pytest_cache/CACHE", "src/__pycache__/a.pyc", "README.md"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("")
+    assert [path.name for path in new.template(tmp_path)] == ["README.md"]
+
+
+BAD = {
+    (): "no name; give one, in kebab-case: `nox -s new -- my-technique`",
+    ("one", "two"): "given 2 names; give one",
+    ("",): "name '' is not kebab-case",
+    ("My-Technique",): "name 'My-Technique' is not kebab-case",
+    ("my_technique",): "name 'my_technique' is not kebab-case",
+    ("my--technique",): "name 'my--technique' is not kebab-case",
+    ("3d-conv",): "name '3d-conv' is not kebab-case",
+    ("../outside",): "name '../outside' is not kebab-case",
+    ("name\n",): r"name 'name\n' is not kebab-case",
+    ("größe",): "name 'größe' is not kebab-case",
+    ("x",): "name 'x' has 1 letters; allowed are 2 to 28",
+    ("a" * 29,): f"name '{'a' * 29}' has 29 letters; allowed are 2 to 28",
+    ("lambda",): "name 'lambda' is a keyword of Python",
+    ("match",): "name 'match' is a keyword of Python",
+    ("harness",): "name 'harness' is taken: kernel_pytorch.harness is the harness",
+    ("rmsnorm",): "name 'rmsnorm' is taken: there is packages/rmsnorm; choose another",
+    ("page-alone",): "name 'page-alone' is taken: there is docs/techniques/page-alone.md",
+    ("import-alone",): "name 'import-alone' is taken: there is packages/rmsnorm/src/kernel_pytorch/import_alone",
+    ("native",): "name 'native' would hide what the template's own code calls 'native'",
+    ("tensor",): "name 'tensor' would hide what the template's own code calls",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=lambda arguments: " ".join(map(repr, arguments)) or "none")
+def test_a_bad_name_is_refused_with_the_reason(arguments, tmp_path, monkeypatch, capsys):
+    (tmp_path / "template").symlink_to(ROOT / "template")
+    (tmp_path / "docs" / "techniques").mkdir(parents=True)
+    (tmp_path / "docs" / "techniques" / "page-alone.md").touch()
+    (tmp_path / "packages" / "rmsnorm" / "src" / "kernel_pytorch" / "import_alone").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path / "docs")
+    with pytest.raises(SystemExit) as stopped:
+        new.main(arguments)
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.out) == (2, "")
+    assert printed.err.startswith(f"kernel-pytorch: {BAD[arguments]}")
+    assert printed.err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_of_the_standard_library_is_nobody_elses(tmp_path):
+    new.check_name("queue", ROOT)
+
+
+def test_outside_a_checkout_that_is_said(tmp_path):
+    with pytest.raises(new.NewError, match=r"no template/ in .* run it inside a clone"):
+        new.checkout(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_made_is_formatted_whatever_the_name(name, copy):
+    if not find_spec("ruff"):
+        pytest.skip("ruff is not installed; `nox -s lint` asks it about the template itself")
+    assert copy.make(name).returncode == 0
+    for command in (["format", "--check"], ["check", "--no-cache"]):
+        done = copy.run(sys.executable, "-m", "ruff", *command, f"packages/{name}")
+        assert done.returncode == 0, done.stdout
+
+
+def test_imports_are_in_order_again():
+    lines = "from kernel_pytorch.harness import b\nfrom kernel_pytorch.my_technique import a\n"
+    assert new.render(lines, "zoom") == lines.replace("my_technique", "zoom")
+    assert new.render(lines, "attention").splitlines()[0] == "from kernel_pytorch.attention import a"
+
+
+@pytest.mark.parametrize("shared", SHARED, ids=lambda file: file.name)
+def test_what_packages_share_is_the_same_everywhere(shared):
+    """A file in template/shared/ is that of every package that has one of this name, but for the package's name."""
+    assert differing(shared, ROOT) == []
+
+
+def differing(shared: Path, root: Path) -> list[Path]:
+    """The files of that name which are not the shared one."""
+    files = sorted(root.glob(f"packages/*/src/kernel_pytorch/*/{shared.name}"))
+    return [
+        file for file in files if file.read_text() != new.render(shared.read_text(), file.relative_to(root).parts[1])
+    ]
+
+
+def test_a_copy_that_was_changed_is_found(tmp_path):
+    for name in ("one", "another"):
+        package = tmp_path / "packages" / name / "src" / "kernel_pytorch" / name
+        package.mkdir(parents=True)
+        (package / "file.py").write_text(f"kernel_pytorch.{name}\n")
+    (tmp_path / "file.py").write_text("kernel_pytorch.my_technique\n")
+    assert differing(tmp_path / "file.py", tmp_path) == []
+    (package / "file.py").write_text("kernel_pytorch.another # mended here alone\n")
+    assert differing(tmp_path / "file.py", tmp_path) == [package / "file.py"]
+
+
+def test_shared_files_are_used():
+    for shared in SHARED:
+        assert len(list(ROOT.glob(f"packages/*/src/kernel_pytorch/*/{shared.name}"))) > 1, shared
+
+
+@pytest.fixture
+def made(copy):
+    """A copy of the checkout with a package that was just made, on the path."""
+    assert copy.make("new-thing").returncode == 0
+    copy.install("new-thing")
+    return copy
+
+
+def verify(copy, *levels):
+    """Hold levels of the package against its reference."""
+    chosen = [argument for level in levels for argument in ("--level", level)]
+    return copy.kernel_pytorch("verify", "new-thing", "--device", "cpu", *chosen)
+
+
+def test_what_is_made_is_right_and_a_wrong_level_is_refused(made):
+    done = verify(made, "reference", "native")
+    assert done.returncode == 0, done.stdout
+    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/native.py"
+    native.write_text(native.read_text().replace("return F.silu(x)", "return 1.01 * F.silu(x)"))
+    done = verify(made, "native")
+    assert done.returncode == 1, done.stdout
+    assert "wrong: new-thing new_thing level 'native', case typical" in done.stdout
+
+
+def test_what_is_made_is_found_and_does_what_it_shows(made):
+    done = made.kernel_pytorch("list", "new-thing", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("new-thing: New thing "), done.stdout
+    assert not [line for line in done.stdout.splitlines() if "cannot run" in line and "compile" not in line]
+    for page in ("packages/new-thing/README.md", "docs/techniques/new-thing.md"):
+        (code,) = re.findall(r"^```python\n(.*?)^```", (made.root / page).read_text(), re.MULTILINE | re.DOTALL)
+        done = made.run(sys.executable, "-c", code)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_what_is_made_passes_everything(made):
+    done = verify(made)
+    assert done.returncode == 0, done.stdout
+    done = made.pytest("packages/new-thing/tests")
+    assert done.returncode == 0, done.stdout
+    assert " failed" not in done.stdout
+    done = made.kernel_pytorch("static", "new-thing")
+    assert done.returncode == 0, done.stdout + done.stderr
+    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/native.py"
+    native.write_text(native.read_text().replace("return F.silu(x)", "return 1.01 * F.silu(x)"))
+    done = made.pytest("packages/new-thing/tests/test_levels.py", "-k", "native")
+    assert done.returncode == 1, done.stdout
