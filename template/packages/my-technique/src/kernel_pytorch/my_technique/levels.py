@@ -16,8 +16,8 @@ from . import native, reference
 LEVELS = ("reference", "native", "torchscript", "compile")
 MINIMUM_CAPABILITY = (8, 0)
 
-# Compute capabilities on which Triton kernels of this package were verified and measured fastest. A test holds this
-# against the committed results; everywhere else the default is native.
+# Compute capabilities on which Triton kernels of this package were verified and measured fastest; everywhere else the
+# default is native. Before the first entry it needs a test that holds it against the committed results.
 TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset()
 
 HAS_TRITON = find_spec("triton") is not None

@@ -1,0 +1,66 @@
+"""The default level of every group, held against the committed measurements."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_pytorch.fused_ln_act import levels
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.results import load
+
+TECHNIQUE = discover().get("fused-ln-act")
+FILES = sorted((Path(__file__).parents[3] / "results").glob("*/fused-ln-act.json"))
+MEASURED = [load(file) for file in FILES]
+
+pytestmark = pytest.mark.skipif(not FILES, reason="not a checkout")
+
+
+def group_of(operation):
+    return operation.implementation("triton").target.split(".")[2]
+
+
+def why_not(group, capability):
+    """Why Triton's kernels of a group must not be the default on GPUs of a compute capability; empty if they may."""
+    wanted = ".".join(map(str, capability))
+    found = [r for r in MEASURED if r.machine.environment.compute_capability == wanted]
+    if not found:
+        return [f"no results of a device of compute capability {wanted}"]
+    reasons = []
+    for operation in (o for o in TECHNIQUE.operations if group_of(o) == group):
+        own = [
+            m for r in found for m in r.measurements if (m.operation, m.implementation) == (operation.name, "triton")
+        ]
+        cases = {(c.label, d) for c in operation.bench_grid.cases("cuda") for d in ("forward", "backward")}
+        missing = cases - {(m.case.label, m.direction) for m in own if m.status == "measured"}
+        reasons += [f"{operation.name}, {direction}, {label}: not measured" for label, direction in sorted(missing)]
+        slower = [m for m in own if "native" in m.comparisons and m.comparisons["native"].verdict == "SLOWER"]
+        reasons += [f"{operation.name}, {m.direction}, {m.case.label}: slower than native" for m in slower]
+    return reasons
+
+
+@pytest.mark.parametrize("group", levels.TRITON_IS_FASTEST)
+def test_triton_is_the_default_only_where_every_case_was_measured_and_none_slower(group):
+    assert {group_of(operation) for operation in TECHNIQUE.operations} == set(levels.TRITON_IS_FASTEST)
+    for capability in levels.TRITON_IS_FASTEST[group]:
+        assert not why_not(group, capability)
+
+
+def test_a_default_that_nothing_speaks_for_is_found():
+    assert why_not("norm", (8, 0)) == ["no results of a device of compute capability 8.0"]
+    assert any("not measured" in reason for reason in why_not("bias", (9, 0)))
+
+
+def test_a_default_that_is_slower_is_found(monkeypatch):
+    """For a decoded token torch.compile takes less: as if that were native."""
+
+    def renamed(m):
+        return m.model_copy(update={"comparisons": {"native": c for n, c in m.comparisons.items() if n == "compile"}})
+
+    changed = [r.model_copy(update={"measurements": tuple(map(renamed, r.measurements))}) for r in MEASURED]
+    monkeypatch.setitem(why_not.__globals__, "MEASURED", changed)
+    assert any("slower than native" in reason for reason in why_not("gated", (9, 0)))
+
+
+def test_everywhere_else_the_default_is_native():
+    assert levels.default_level(torch.device("cpu"), torch.float32, 0, "norm") == "native"
