@@ -107,9 +107,13 @@ class Site:
         os.utime(self.folder, (time.time(), time.time() + len(list(self.folder.iterdir()))))
         importlib.invalidate_caches()
 
-    def install_toy(self) -> None:
-        """Install the toy technique."""
-        self.install("toy-technique", {GROUP: {"toy": "toy:technique"}}, toy=TOY.read_text())
+    def install_toy(self, planted: tuple[str, str] | None = None) -> None:
+        """Install the toy technique, with one piece of its source replaced by another."""
+        source = TOY.read_text()
+        if planted is not None:
+            assert planted[0] in source
+            source = source.replace(*planted)
+        self.install("toy-technique", {GROUP: {"toy": "toy:technique"}}, toy=source)
 
     def run(self, *arguments: str) -> Printed:
         """Run the real command line in a process of its own."""

@@ -94,7 +94,11 @@ def test_a_death_among_turns_is_the_whole_cases(site, tmp_path, machine_file):
 
 
 def test_interrupt_keeps_what_stands_and_resume_goes_on(site, tmp_path, machine_file):
-    site.install_toy()
+    # Slow as long as a file is there, so that the interrupt comes before the end however busy this machine is.
+    slow = tmp_path / "slow"
+    slow.touch()
+    place = "    shapes = ((case.rows"
+    site.install_toy((place, f"    import os, time\n    time.sleep(0.3 * os.path.exists({str(slow)!r}))\n{place}"))
     file, partial = tmp_path / "crashing.json", tmp_path / "crashing.partial.json"
     arguments = ["bench", "toy", "--quick", "--json", str(file), "--machine", machine_file]
     command = [sys.executable, "-m", "kernel_pytorch.harness", *arguments]
@@ -106,6 +110,7 @@ def test_interrupt_keeps_what_stands_and_resume_goes_on(site, tmp_path, machine_
         time.sleep(0.01)
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
+    slow.unlink()
     assert not file.exists()
     first = json.loads(partial.read_text())
     assert first["measurements"]
