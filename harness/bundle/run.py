@@ -14,18 +14,22 @@ to `kernel-pytorch verify` or `kernel-pytorch bench`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent
 PROCESSES = 12
 NEEDED = ("torch", "triton", "numpy")
+PATIENCE = 10.0  # seconds that a job has to end by itself
 
 
 def main() -> int:
@@ -39,9 +43,9 @@ def main() -> int:
     chosen = [arguments.technique] if arguments.technique else []
     if arguments.peers:
         more += [argument for file in sorted(BUNDLE.glob("peers/*/*/peers.py")) for argument in ("--peers", str(file))]
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        print(f"run.py: this Python ({sys.executable}) has no {', '.join(missing)}", file=sys.stderr)
+    problem = why_not(arguments.technique, arguments.out)
+    if problem:
+        print(f"run.py: {problem}", file=sys.stderr)
         return 2
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -50,13 +54,41 @@ def main() -> int:
         program = [sys.executable, "-m", "kernel_pytorch.harness"]
         command = [*program, arguments.job, *chosen, "--json", str(out), *more]
         if arguments.job == "bench":
-            return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+            return until_it_ends(subprocess.Popen(command, cwd=folder, env=environment))
         jobs = {
             "verify": command,
             "support": [*program, "support", *chosen, "--json", str(out)],
             "tests": tests(BUNDLE.joinpath("tests", *chosen), Path(folder), out),
         }
         return side_by_side(jobs, Path(folder), environment, out)
+
+
+def why_not(technique: str | None, out: Path) -> str:
+    """Why the job cannot be done, or nothing."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        return f"this Python ({sys.executable}) has no {', '.join(missing)}"
+    if out.exists() and not out.is_dir():
+        return f"--out: {out} is a file; give a folder"
+    known = sorted(folder.name for folder in BUNDLE.glob("tests/*") if folder.is_dir())
+    if technique and technique not in known:
+        return f"--technique: given {technique!r}; there are {', '.join(known)}"
+    triton, numpy = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    if triton < (3, 7) and numpy >= (2, 4) and not Path("/dev/nvidiactl").exists():
+        return "no GPU here, and Triton 3.6's interpreter, which would stand in for it, needs numpy below 2.4"
+    return ""
+
+
+def until_it_ends(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process; after Ctrl-C give it the time to keep what it has, as it was told to stop too."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        try:
+            return process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # only this process was told
+            return process.wait()
 
 
 def unpack(folder: Path) -> dict[str, str]:
@@ -94,8 +126,13 @@ def side_by_side(jobs: dict[str, list[str]], folder: Path, environment: dict[str
                 codes.append(running.pop(name).returncode)
                 print(f"\n{logs[name].read_text(errors='replace')}\n{name}: exit code {codes[-1]}", flush=True)
         return max(codes, key=abs)
+    except KeyboardInterrupt:
+        print(f"run.py: interrupted; what the jobs printed is in {', '.join(map(str, logs.values()))}", file=sys.stderr)
+        return 130
     finally:  # an interrupt, which the terminal has sent to all of them, or a failed start
         for process in running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
             process.terminate()
             process.wait()
 

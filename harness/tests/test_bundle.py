@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -11,9 +13,15 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "bundle" / "run.py"
 STUB = """
-import json, os, sys
+import json, os, sys, time
 record = {"arguments": sys.argv[1:], "activations": os.environ["KERNEL_PYTORCH_ACTIVATIONS"], "file": __file__}
 open(sys.argv[sys.argv.index("--json") + 1] + f"/{sys.argv[1]}.json", "w").write(json.dumps(record))
+if "wait" in sys.argv:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        open(sys.argv[sys.argv.index("--json") + 1] + "/kept", "w").close()
+        sys.exit(130)
 sys.exit(int("fail" in sys.argv))
 """
 JOBS = ("verify", "support")
@@ -92,6 +100,31 @@ def test_one_technique_alone(bundle, tmp_path):
     for job in JOBS:
         record = json.loads((tmp_path / "out" / f"{job}.json").read_text())
         assert record["arguments"] == [job, "toy", "--json", str(tmp_path / "out")]
+
+
+def test_wrong_arguments_are_one_line(bundle, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out, arguments, words in [
+        ("file", [], "is a file; give a folder"),
+        ("out", ["--technique", "nope"], "given 'nope'; there are"),
+    ]:
+        done = run(bundle, tmp_path / out, "verify", *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert words in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_benchmark_may_keep_what_it_has(bundle, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, str(bundle / "run.py"), "bench", "--out", str(tmp_path / "out"), "wait"],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not (tmp_path / "out" / "bench.json").exists():
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 130
+    assert (tmp_path / "out" / "kept").exists()
 
 
 def test_what_is_wrong_is_the_exit_code(bundle, tmp_path):

@@ -104,9 +104,26 @@ def test_exit_code(command_line, make_results, tmp_path, factor, options, code):
     assert ("slower than allowed" in printed.out) == (code == 1)
 
 
+@pytest.mark.parametrize("what", ["wrong", "gone"])
+def test_a_figure_that_is_no_more_fails(command_line, make_results, tmp_path, what):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    results = make_results()
+    results.save(old)
+    *kept, last = results.measurements
+    wrong = last.model_copy(update={"status": "wrong", "reason": "planted", "seconds": None})
+    results.model_copy(update={"measurements": (*kept, *([wrong] if what == "wrong" else []))}).save(new)
+    assert command_line("compare", str(old), str(new)).code == 0
+    printed = command_line("compare", str(old), str(new), "--fail-if-slower", "5%")
+    assert printed.code == 1
+    assert "no figure any more" in printed.out
+    assert ("new: wrong: planted" if what == "wrong" else "new: no such case") in printed.out
+    assert command_line("compare", str(new), str(old), "--fail-if-slower", "5%").code == 0, "more is no loss"
+
+
 def test_what_cannot_be_read_is_one_line(command_line, tmp_path):
     printed = command_line("compare", str(tmp_path / "none.json"), str(tmp_path / "none.json"))
     assert printed.code == 2
     assert printed.err.count("\n") == 1
     assert "No such file" in printed.err
-    assert "given 'much'" in command_line("compare", "a", "b", "--fail-if-slower", "much").err
+    for share in ("much", "5"):
+        assert f"given '{share}'" in command_line("compare", "a", "b", "--fail-if-slower", share).err

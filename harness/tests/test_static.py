@@ -129,3 +129,19 @@ def test_a_name_that_does_not_exist_is_exit_code_2(environment, arguments):
     done = run(environment, *arguments)
     assert done.returncode == 2
     assert "there are: sm_80, sm_90, sm_100, sm_120" in done.stderr or "installed are:" in done.stderr
+
+
+def test_a_table_goes_into_no_other_packages_readme(command_line, tmp_path):
+    readme = tmp_path / "another" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text(block := "<!-- static:begin -->\n<!-- static:end -->\n")
+    for options, words in [
+        (["rmsnorm", "--readme", str(readme)], "lies in another/, and is no README of rmsnorm"),
+        (["--readme", str(readme)], "name the technique whose README it is"),
+        (["another", "--readme", str(readme), "--arch", "sm_90"], "its table holds all architectures"),
+    ]:
+        printed = command_line("static", *options)
+        assert printed.code == 2
+        assert words in printed.err
+    assert readme.read_text() == block
+    assert "is no README of rmsnorm" in command_line("support", "rmsnorm", "--readme", str(readme)).err

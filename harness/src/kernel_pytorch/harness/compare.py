@@ -19,6 +19,7 @@ class Change:
     Attributes:
         comparison: new beside old, or None where one of them has no figure.
         missing: which file has no figure and why, empty where both have one.
+        lost: whether the old file has a figure and the new one has none: the case went wrong, or away.
     """
 
     operation: str
@@ -27,6 +28,7 @@ class Change:
     implementation: str
     comparison: Comparison | None
     missing: str = ""
+    lost: bool = False
 
     @property
     def label(self) -> str:
@@ -89,7 +91,8 @@ def _change(key: tuple[str, str, str, str], old: Measurement | None, new: Measur
             missing = [f"timed differently: {old.method} and {new.method}"]
         elif old.seconds is not None and new.seconds is not None:
             comparison = compare_intervals(_interval(old.seconds), _interval(new.seconds))
-    return Change(operation, direction, case, implementation, comparison, "; ".join(missing))
+    lost = old is not None and old.status == "measured" and (new is None or new.status != "measured")
+    return Change(operation, direction, case, implementation, comparison, "; ".join(missing), lost)
 
 
 def _why_no_figure(m: Measurement | None) -> str:

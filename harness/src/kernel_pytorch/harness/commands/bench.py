@@ -96,6 +96,8 @@ def bench_command(
     partial = quick or levels is not None or direction is not None
     warn_if_busy()
     check_writable(json)
+    if partial and json is None:
+        messages.print("A partial run: its figures are printed and not kept; --json FILE keeps them.")
     ceilings = _machine(machine, where, quick=quick)
     refused = False
     with Worker(timeout, prepare) as worker:

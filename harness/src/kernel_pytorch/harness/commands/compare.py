@@ -17,7 +17,7 @@ from kernel_pytorch.harness.results import ResultsError, load
 
 
 def percentage(text: str) -> float:
-    """A share from "5%" or "0.05".
+    """A share from "5%" or "0.05"; a number from 1 on needs its percent sign, since 5 could be meant as either.
 
     Raises:
         typer.BadParameter: it is neither.
@@ -26,7 +26,7 @@ def percentage(text: str) -> float:
         share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         share = -1.0
-    if not 0.0 <= share < 10.0:
+    if not 0.0 <= share < (10.0 if text.endswith("%") else 1.0):
         raise typer.BadParameter(f"given {text!r}; give a share such as 5% or 0.05")
     return share
 
@@ -40,7 +40,8 @@ def compare_command(
             "--fail-if-slower",
             parser=percentage,
             metavar="SHARE",
-            help="Exit 1 if a case is slower by more than this (5%), whatever its intervals leave open.",
+            help="Exit 1 if a case is slower by more than this (5%), whatever its intervals leave open, or has no "
+            "figure any more.",
         ),
     ] = None,
     across_devices: Annotated[
@@ -49,7 +50,8 @@ def compare_command(
 ) -> None:
     """Compare two results files case by case: FASTER, SLOWER, SAME or UNSURE, from the intervals of both.
 
-    Exit code: 0; 1 with --fail-if-slower if a case is slower; 2 for files that cannot be read or compared.
+    Exit code: 0; 1 with --fail-if-slower if a case is slower, or went wrong or away since; 2 for files that cannot be
+    read or compared.
     """
     try:
         before, after = load(old), load(new)
@@ -67,7 +69,10 @@ def compare_command(
     slower = [c for c in changes if fail_if_slower is not None and c.slower_than(fail_if_slower)]
     for change in slower:
         output.print(f"[red]slower than allowed:[/red] {escape(change.label)}", **PLAIN)
-    if slower:
+    lost = [c for c in changes if fail_if_slower is not None and c.lost]
+    for change in lost:
+        output.print(f"[red]no figure any more:[/red] {escape(change.label)}, {escape(change.missing)}", **PLAIN)
+    if slower or lost:
         raise typer.Exit(1)
 
 

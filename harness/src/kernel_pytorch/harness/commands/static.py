@@ -92,6 +92,8 @@ def _check_readme(readme: Path | None, technique: str | None, archs: list[str]) 
     problem = None
     if technique is None:
         problem = "--readme: name the technique whose README it is"
+    elif readme.resolve().parent.name != technique:
+        problem = f"--readme: {readme} lies in {readme.resolve().parent.name}/, and is no README of {technique}"
     elif archs != list(ARCHITECTURES):
         problem = "--readme: its table holds all architectures; leave --arch out"
     else:

@@ -62,6 +62,10 @@ def support_command(
     declared (with --check: if the README is as recorded); 1 if anything is not; 2 for what does not exist.
     """
     if readme is not None:
+        folder = readme.resolve().parent.name
+        if technique not in (None, folder):
+            messages.print(f"kernel-pytorch: {readme} lies in {folder}/, and is no README of {technique}", **PLAIN)
+            raise typer.Exit(2)
         raise typer.Exit(_readme(readme, results, check=check))
     if check:
         messages.print("kernel-pytorch: --check compares a README with what is recorded: give --readme too", **PLAIN)
