@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import distributions
@@ -20,6 +22,10 @@ from kernel_pytorch.harness import availability, cli
 from kernel_pytorch.harness.commands.common import output
 from kernel_pytorch.harness.discovery import GROUP
 from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings, Environment, Machine
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    # A run that a shell has put into the background ignores Ctrl-C, and so would the programs that the tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOY = Path(__file__).with_name("toy.py")
 COMMAND = (sys.executable, "-c", "from kernel_pytorch.harness.cli import main; main()")
