@@ -18,6 +18,7 @@ record = {"arguments": sys.argv[1:], "activations": os.environ["KERNEL_PYTORCH_A
 open(sys.argv[sys.argv.index("--json") + 1] + f"/{sys.argv[1]}.json", "w").write(json.dumps(record))
 if "wait" in sys.argv:
     try:
+        open(sys.argv[sys.argv.index("--json") + 1] + "/waiting", "w").close()
         time.sleep(60)
     except KeyboardInterrupt:
         open(sys.argv[sys.argv.index("--json") + 1] + "/kept", "w").close()
@@ -119,7 +120,7 @@ def test_an_interrupted_benchmark_may_keep_what_it_has(bundle, tmp_path):
         [sys.executable, str(bundle / "run.py"), "bench", "--out", str(tmp_path / "out"), "wait"],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    while not (tmp_path / "out" / "bench.json").exists():
+    while not (tmp_path / "out" / "waiting").exists():
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert process.communicate(timeout=60)[1] == ""
