@@ -1,6 +1,7 @@
 """What mkdocs.yml cannot say: everything here is found in the tree, so that a new package edits no list.
 
-- `Techniques` in the navigation holds every page of docs/techniques/, `Harness` one page per module of the harness.
+- `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
+  one page per module of the harness.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
 How the page of a technique is put together stands in technique_pages.py.
@@ -15,6 +16,7 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from technique_pages import packages  # beside this file, where mkdocs looks while it loads a hook
 
 ROOT = Path(__file__).parent.parent
 HARNESS = ROOT / "harness" / "src" / "kernel_pytorch" / "harness"
@@ -29,7 +31,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "custom_fences": [{"name": "math", "class": "math", "format": draw_formula}]
     }
     written = {file.stem for file in (ROOT / "docs" / "techniques").glob("*.md")}
-    techniques = sorted(written | {file.parent.name for file in ROOT.glob("packages/*/README.md")})
+    techniques = sorted(written | set(packages()))
     contents = {
         "techniques/": [f"techniques/{name}.md" for name in techniques],
         "reference/": [f"reference/{name}.md" for name in modules()],

@@ -4,7 +4,7 @@ A page says where a section belongs by a comment, `<!-- SECTION: PACKAGE -->`, o
 has one folder per group of operations:
 
     definition   the source of `reference.py`
-    ladder       a table of the levels: file, and the first sentence of its docstring
+    ladder       a table of the levels: file, and the first paragraph of its docstring
     support      what works with what, from the package's README
     results      the measured tables and plots, from the package's README and `results/`
     static       what the compiled kernels look like, from the package's README
@@ -131,12 +131,12 @@ def ladder(package: str, group: str) -> str:
             )
             if files:
                 names = ", ".join(f"`{file.name}`" for file in files)
-                lines.append(f"| `{level}` | {names} | {' '.join(first_sentence(file) for file in files)} |")
+                lines.append(f"| `{level}` | {names} | {' '.join(first_paragraph(file) for file in files)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def first_sentence(file: Path) -> str:
+def first_paragraph(file: Path) -> str:
     """The first paragraph of a module's docstring, on one line."""
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return docstring.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")

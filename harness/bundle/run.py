@@ -14,7 +14,6 @@ to `kernel-pytorch verify` or `kernel-pytorch bench`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import subprocess
@@ -80,15 +79,21 @@ def why_not(technique: str | None, out: Path) -> str:
 
 
 def until_it_ends(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process; after Ctrl-C give it the time to keep what it has, as it was told to stop too."""
+    """The exit code of a process, after Ctrl-C too."""
     try:
         return process.wait()
     except KeyboardInterrupt:
+        return stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """Give a process that a terminal has interrupted the time to keep what it has; tell those that know nothing yet."""
+    for way in (signal.SIGINT, signal.SIGTERM):
         try:
             return process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # only this process was told
-            return process.wait()
+            process.send_signal(way)
+    return process.wait()
 
 
 def unpack(folder: Path) -> dict[str, str]:
@@ -129,12 +134,9 @@ def side_by_side(jobs: dict[str, list[str]], folder: Path, environment: dict[str
     except KeyboardInterrupt:
         print(f"run.py: interrupted; what the jobs printed is in {', '.join(map(str, logs.values()))}", file=sys.stderr)
         return 130
-    finally:  # an interrupt, which the terminal has sent to all of them, or a failed start
+    finally:
         for process in running.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
-            process.terminate()
-            process.wait()
+            stop(process)
 
 
 def tests(chosen: Path, folder: Path, out: Path) -> list[str]:

@@ -115,14 +115,18 @@ def test_wrong_arguments_are_one_line(bundle, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_benchmark_may_keep_what_it_has(bundle, tmp_path):
+@pytest.mark.parametrize("told", [os.killpg, os.kill], ids=["all of them, as a terminal does", "the script alone"])
+def test_an_interrupted_benchmark_may_keep_what_it_has(bundle, tmp_path, told):
+    bundle.chmod(0o755)
+    (bundle / "run.py").chmod(0o755)
+    (bundle / "run.py").write_text(SCRIPT.read_text().replace("PATIENCE = 10.0", "PATIENCE = 1.0"))
     process = subprocess.Popen(
         [sys.executable, str(bundle / "run.py"), "bench", "--out", str(tmp_path / "out"), "wait"],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     while not (tmp_path / "out" / "waiting").exists():
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    told(process.pid, signal.SIGINT)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 130
     assert (tmp_path / "out" / "kept").exists()

@@ -386,14 +386,13 @@ def test_sharding():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs")
-def test_cuda_graphs(subject):
+def test_cuda_graphs(subject, device):
     def looking(x, weight, factor):
         return gate(x, weight, factor) if x.sum().item() != 0 else x
 
     def frozen(x, weight, factor):
         return gate(x, weight, factor) * FROZEN.pop() if FROZEN else gate(x, weight, factor)
 
-    device = torch.device("cuda:0")
     FROZEN = [1.01, 1.0, 1.0, 1.0, 1.0]  # taken from the end: the fifth call is the one that is captured
     assert examine(subject(gate, device), capability("CUDA graphs")).answer == "yes"
     assert examine(subject(frozen, device), capability("CUDA graphs")).error.startswith("AssertionError: output is off")

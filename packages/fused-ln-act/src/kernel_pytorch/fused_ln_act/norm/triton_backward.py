@@ -71,9 +71,8 @@ def _backward_kernel(
 ):  # fmt: skip
     """This program takes every P-th tile of ROWS rows, and sums its shares of dweight and dbias.
 
-    dy, dh, h: (T, N) with unit stride in N. weight, bias: (N). seed: (). statistics: mean (T), with LAYER only, and
-    behind it rstd (T). dx, dresidual: (T, N) contiguous. dweight, dbias: shares (P, N), of which a single one is the
-    gradient itself.
+    dy, dh, h: (T, N) with unit stride in N. weight, bias: (N). seed: (). statistics: mean (T), with LAYER only, then
+    rstd (T). dx, dresidual: (T, N) contiguous. dweight, dbias: shares (P, N); a single one is the gradient itself.
     """
     program = tl.program_id(0)
     wide = statistics_ptr.dtype.element_ty
