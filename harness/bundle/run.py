@@ -26,7 +26,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent
-PROCESSES = 12
+PROCESSES = {"verify": 4, "support": 4, "tests": 10}
+"""As many as a GPU holds beside each other, each with a CUDA context, and 16 cores feed."""
 NEEDED = ("torch", "triton", "numpy")
 PATIENCE = 10.0  # seconds that a job has to end by itself
 
@@ -51,12 +52,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kernel-pytorch-") as folder:
         environment = unpack(Path(folder))
         program = [sys.executable, "-m", "kernel_pytorch.harness"]
-        command = [*program, arguments.job, *chosen, "--json", str(out), *more]
         if arguments.job == "bench":
+            command = [*program, "bench", *chosen, "--json", str(out), *more]
             return until_it_ends(subprocess.Popen(command, cwd=folder, env=environment))
         jobs = {
-            "verify": command,
-            "support": [*program, "support", *chosen, "--json", str(out)],
+            "verify": [*program, "verify", *chosen, "--json", str(out), *beside("verify"), *more],
+            "support": [*program, "support", *chosen, "--json", str(out), *beside("support")],
             "tests": tests(BUNDLE.joinpath("tests", *chosen), Path(folder), out),
         }
         return side_by_side(jobs, Path(folder), environment, out)
@@ -147,10 +148,14 @@ def tests(chosen: Path, folder: Path, out: Path) -> list[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(BUNDLE / "pytest.ini")]
     command += [f"--rootdir={BUNDLE}", f"--junit-xml={out / 'tests.xml'}", str(chosen)]
     command += [f"--ignore={file}" for file in BUNDLE.glob("tests/*/test_support.py") if file.parent.name != "harness"]
-    if (folder / "site" / "xdist").is_dir():  # as many as a GPU holds beside each other, each with a CUDA context
-        processes = str(min(PROCESSES, os.cpu_count() or 1))
-        command += ["-n", processes, "--maxschedchunk", "1", "--benchmark-disable"]  # single, since a few take minutes
+    if (folder / "site" / "xdist").is_dir():  # one by one, since a few take minutes
+        command += ["-n", beside("tests")[1], "--maxschedchunk", "1", "--benchmark-disable"]
     return command
+
+
+def beside(job: str) -> list[str]:
+    """How many processes a job may have, as an option."""
+    return ["--processes", str(max(1, min(PROCESSES[job], (os.cpu_count() or 1) * PROCESSES[job] // 16)))]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from kernel_pytorch.harness.results import load
 
 OPTIONS = {
     "list": ("--device",),
-    "verify": ("--level", "--device", "--exhaustive"),
+    "verify": ("--level", "--device", "--exhaustive", "--processes"),
     "bench": ("--quick", "--level", "--device", "--json", "--out", "--direction", "--machine", "--resume", "--timeout"),
     "machine": ("--device", "--quick", "--self-test", "--slug", "--json"),
 }
@@ -110,14 +110,14 @@ def test_list_where_nothing_is_installed_says_what_to_install(site, command_line
 
 
 def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
-    printed = command_line("verify", "--device", "cpu")
+    printed = command_line("verify", "--device", "cpu", "--processes", "2")
     assert printed.code == 0, printed.out
     assert "18 of 18" in printed.out
     assert "18: the toy has no kernel" in printed.out
 
 
 def test_verify_is_red_and_names_what_is_wrong(toy_alone, toy, command_line, monkeypatch):
-    monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())  # this process will do
+    monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())  # this process will do
     monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
     printed = command_line("verify", "--device", "cpu", "--level", "native")
     assert printed.code == 1

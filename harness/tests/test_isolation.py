@@ -1,11 +1,13 @@
 """A case that raises, aborts, exits or hangs costs itself alone."""
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.isolation import Worker, Workers
 
 
 @pytest.fixture
@@ -63,3 +65,59 @@ def test_the_child_ends_with_the_worker(functions):
 def test_timeout_must_be_positive(timeout):
     with pytest.raises(ValueError, match="timeout: given"):
         Worker(timeout)
+
+
+# Several side by side.
+
+
+def test_several_run_side_by_side_and_answer_in_order(functions):
+    """Two that wait for each other can only end together."""
+    with Workers(2, timeout=60) as workers:
+        barrier = threading.Barrier(2, timeout=60)
+
+        def ask(number):
+            barrier.wait()
+            return workers.call(functions.double, number).value
+
+        assert list(workers.map(ask, range(6))) == [0, 2, 4, 6, 8, 10]
+
+
+def test_each_is_a_process_of_its_own_and_no_more_than_asked_for(functions):
+    with Workers(2, timeout=60) as workers:
+        found = {workers.call(functions.process_id).value for _ in range(6)}
+    assert len(found) == 2
+
+
+def test_what_dies_in_one_costs_the_others_nothing(functions):
+    with Workers(2, timeout=60) as workers:
+        names = ["aborts", "double", "exits", "double"]
+        arguments = {"double": (21,)}
+        found = list(workers.map(lambda n: workers.call(getattr(functions, n), *arguments.get(n, ())), names))
+    assert [outcome.value for outcome in found] == [None, 42, None, 42]
+    assert [outcome.failure for outcome in found[::2]] == [ENDS[name][0] for name in names[::2]]
+
+
+def test_leaving_ends_the_busy_the_waiting_and_the_queued(functions):
+    """As Ctrl-C does while results are awaited."""
+    asked = []
+
+    def ask(item):
+        asked.append(item)
+        return workers.call(functions.hangs)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Workers(2, timeout=600) as workers:
+        workers.map(ask, range(50))
+        while len(asked) < 2 or not all(worker._process for worker in workers._busy):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert time.monotonic() - started < 300  # none of the hours that they would hang
+    assert len(asked) <= 4
+    assert all(worker._process is None for worker in workers._all)
+    with pytest.raises(RuntimeError, match="closed"):
+        workers.call(functions.process_id)
+
+
+def test_at_least_one_is_needed():
+    with pytest.raises(ValueError, match="processes: given 0; at least 1"):
+        Workers(0, timeout=1)

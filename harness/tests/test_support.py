@@ -260,7 +260,7 @@ def quick(site, toy, monkeypatch):
     site.install_toy()
     monkeypatch.setattr(examination, "CAPABILITIES", QUICK)
     monkeypatch.setattr(table, "CAPABILITIES", QUICK)
-    monkeypatch.setattr(command_module, "Worker", lambda timeout: contextlib.nullcontext())
+    monkeypatch.setattr(command_module, "Workers", lambda *_: contextlib.nullcontext())
 
 
 def test_help_names_every_option_and_the_exit_codes(command_line, monkeypatch):
@@ -313,8 +313,10 @@ def test_the_command_needs_a_compiler(command_line, monkeypatch, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-class FragileWorker:
-    """A worker that one level kills; the others it runs here."""
+class FragileWorkers:
+    """Workers that one level kills; the others run here."""
+
+    map = staticmethod(map)
 
     def call(self, function, *arguments):
         if "native" in arguments:
@@ -325,7 +327,7 @@ class FragileWorker:
 def test_a_check_that_ends_its_process_costs_itself_alone(site, toy, monkeypatch):
     site.install_toy()
     monkeypatch.setattr(examination, "CAPABILITIES", [c for c in QUICK if c.name == "determinism"])
-    found = examination.examine_technique(toy.technique, torch.device("cpu"), worker=FragileWorker())
+    found = examination.examine_technique(toy.technique, torch.device("cpu"), workers=FragileWorkers())
     assert [(o.implementation, o.answer) for o in found.outcomes] == [
         ("reference", "yes"),
         ("native", "wrong"),

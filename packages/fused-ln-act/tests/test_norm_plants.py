@@ -109,7 +109,7 @@ def verify_planted(monkeypatch):
         operation = dataclasses.replace(operation, implementations=[operation.reference, planted], test_grid=grid)
         copy = dataclasses.replace(technique, operations=[operation])
         # In this process: another one would find the technique that is installed, not the copy.
-        monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"fused-ln-act": copy}, {}))
         return CliRunner().invoke(cli.app, ["verify", "fused-ln-act", "--device", "cpu"], env={"COLUMNS": "200"})
 

@@ -207,7 +207,7 @@ def verify_planted(monkeypatch):
         )
         copy = dataclasses.replace(technique, operations=[operation])
         # In this process: another one would find the technique that is installed, not the copy.
-        monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"fused-ln-act": copy}, {}))
         return CliRunner().invoke(cli.app, ["verify", "fused-ln-act", "--device", "cpu"], env={"COLUMNS": "200"})
 

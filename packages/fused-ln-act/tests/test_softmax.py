@@ -56,6 +56,16 @@ def test_a_row_that_is_masked_out_gives_zeros(columns, kind, level, device):
     assert dx.isfinite().all()
 
 
+@pytest.mark.parametrize("columns", [40, 16400])
+def test_what_all_incoming_gradients_share_changes_nothing(columns, device):
+    """Of y rounded to 16 bits the sum is not quite one: without the correction 1024 would show as some 0.1 * y."""
+    x = make(5, columns, device=device, dtype=torch.float16)
+    y = softmax(x, 3.0, level="triton")
+    dy = torch.randint(-9, 10, (5, columns), device=device).half()  # 1024 + dy is exact in float16
+    expected, found = (torch.autograd.grad(y, x, dy + shared, retain_graph=True)[0] for shared in (0.0, 1024.0))
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-3 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_large_scores_do_not_overflow(level, device):
     x = 1e4 * make(4, 40, device=device).detach()

@@ -89,7 +89,7 @@ def verify_planted(monkeypatch):
         operation = dataclasses.replace(operation, implementations=[operation.reference, planted])
         copy = dataclasses.replace(technique, operations=[operation])
         # In this process: another one would find the technique that is installed, not the copy.
-        monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"rmsnorm": copy}, {}))
         return CliRunner().invoke(cli.app, ["verify", "rmsnorm", "--device", "cpu"], env={"COLUMNS": "200"})
 

@@ -8,13 +8,18 @@ next case.
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 Announce = Callable[[str], None]
 
@@ -107,6 +112,11 @@ class Worker:
             self._process.join()
         self._process = self._connection = None
 
+    def kill(self) -> None:
+        """End the child whatever it does; whoever waits for it, in another thread, is told so."""
+        if self._process is not None and self._process.pid is not None:
+            self._process.kill()
+
     def __enter__(self) -> Worker:
         return self
 
@@ -129,6 +139,64 @@ class Worker:
         if code is not None and code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
         return f"its process exited with code {code}"
+
+
+class Workers:
+    """Several workers side by side, for cases that do not disturb each other: right or wrong, never time.
+
+    A context manager; the children end with it, those that are busy at once.
+    """
+
+    def __init__(self, processes: int, timeout: float, prepare: Callable[[], object] | None = None) -> None:
+        if processes < 1:
+            raise ValueError(f"processes: given {processes}; at least 1 is needed")
+        self._all = [Worker(timeout, prepare) for _ in range(processes)]
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._all:
+            self._free.put(worker)
+        self._busy: set[Worker] = set()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(processes)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Outcome:
+        """Call `function(*arguments, announce)` in the child of a worker that is free, or gets free.
+
+        Raises:
+            RuntimeError: the workers have been closed.
+        """
+        worker = self._free.get()
+        self._busy.add(worker)
+        try:
+            if self._closed:
+                raise RuntimeError("these workers have been closed")
+            return worker.call(function, *arguments)
+        finally:
+            self._busy.discard(worker)
+            self._free.put(worker)
+
+    def map(self, ask: Callable[[Item], Found], items: Iterable[Item]) -> Iterator[Found]:
+        """`ask(item)` for each item, in the order of the items, as many at once as there are workers.
+
+        `ask` runs in a thread of this process, and is expected to `call` for what takes long.
+        """
+        return self._threads.map(ask, items)
+
+    def close(self) -> None:
+        """End all children, and what waits for them."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while self._busy:
+            for worker in tuple(self._busy):
+                worker.kill()
+            time.sleep(0.01)
+        for worker in self._all:
+            worker.close()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _serve(connection: Connection, prepare: Callable[[], object] | None) -> None:

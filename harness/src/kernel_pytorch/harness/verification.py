@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from kernel_pytorch.harness.adversaries import ADVERSARIES, LAYOUTS
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.launches import is_counted, judge_launches
 from kernel_pytorch.harness.oracle import Judgement, Run, in_float64, judge, random_like, run
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
@@ -212,13 +214,38 @@ def _judge_launches(
         return Judgement("launches", False, error_over_budget=float("inf"), message=f"not counted: {error}")
 
 
+@dataclass(frozen=True)
+class Task:
+    """One trial, and the implementations that are held against the same standard."""
+
+    technique: Technique
+    operation: Operation
+    implementations: tuple[Implementation, ...]
+    trial: Trial
+    device: torch.device
+
+
+def tasks(
+    technique: Technique, device: torch.device, *, levels: list[str] | None = None, exhaustive: bool = False
+) -> list[Task]:
+    """What a verification consists of; the arguments are those of `verify`."""
+    found = []
+    for operation in technique.operations:
+        wanted = [i for i in operation.implementations if levels is None or i.name in levels]
+        for trial in trials(operation, device):
+            chosen = tuple(i for i in wanted if exhaustive or is_economical(i, trial))
+            if chosen:
+                found.append(Task(technique, operation, chosen, trial, device))
+    return found
+
+
 def verify(
     technique: Technique,
     device: torch.device,
     *,
     levels: list[str] | None = None,
     exhaustive: bool = False,
-    worker: Worker | None = None,
+    workers: Workers | None = None,
 ) -> Iterator[Verification]:
     """Verify every implementation of every operation, trial by trial.
 
@@ -227,56 +254,37 @@ def verify(
         device: where.
         levels: names of the implementations, or None for all.
         exhaustive: run every trial at levels that compile anew for every shape too.
-        worker: process that the trials run in, so that one that crashes costs itself alone; None for this process.
+        workers: processes that the trials run in, so that one that crashes costs itself alone; None for this process.
 
-    Yields:
-        One verification per implementation and trial.
+    Returns:
+        One verification per implementation and trial, in the order of `tasks`.
     """
-    for operation in technique.operations:
-        implementations = [i for i in operation.implementations if levels is None or i.name in levels]
-        for trial in trials(operation, device):
-            chosen = [i for i in implementations if exhaustive or is_economical(i, trial)]
-            if not chosen:
-                continue
-            if worker is None:
-                yield from _verify_together(technique, operation, chosen, trial, device)
-            else:
-                yield from _verify_apart(technique, operation, chosen, trial, device, worker)
+    every = tasks(technique, device, levels=levels, exhaustive=exhaustive)
+    if workers is None:
+        return itertools.chain.from_iterable(map(_verify_together, every))
+    return itertools.chain.from_iterable(workers.map(partial(_verify_apart, workers=workers), every))
 
 
-def _verify_together(
-    technique: Technique,
-    operation: Operation,
-    implementations: list[Implementation],
-    trial: Trial,
-    device: torch.device,
-    announce: Announce = lambda stage: None,
-) -> list[Verification]:
+def _verify_together(task: Task, announce: Announce = lambda stage: None) -> list[Verification]:
     """Hold implementations against one standard, in this process."""
-    against = standard(operation, trial, device)
+    against = standard(task.operation, task.trial, task.device)
     found = []
-    for implementation in implementations:
+    for implementation in task.implementations:
         announce(implementation.name)
         if implementation.level is Level.COMPILE:
-            forget_other_shapes(operation, trial.case)
-        found.append(verify_trial(technique, operation, implementation, trial, device, against))
+            forget_other_shapes(task.operation, task.trial.case)
+        found.append(verify_trial(task.technique, task.operation, implementation, task.trial, task.device, against))
     return found
 
 
-def _verify_apart(
-    technique: Technique,
-    operation: Operation,
-    implementations: list[Implementation],
-    trial: Trial,
-    device: torch.device,
-    worker: Worker,
-) -> list[Verification]:
+def _verify_apart(task: Task, workers: Workers) -> list[Verification]:
     """The same in a worker; while it dies, again without the implementation that was running."""
+    about = (task.technique.name, task.operation.name)
     dead: dict[str, str] = {}
-    names = [i.name for i in implementations]
+    names = [i.name for i in task.implementations]
     while True:
         alive = [name for name in names if name not in dead]
-        outcome = worker.call(_verify_in_child, technique.name, operation.name, alive, trial, str(device))
+        outcome = workers.call(_verify_in_child, *about, alive, task.trial, str(task.device))
         if not outcome.failure:
             found = {v.implementation: v for v in outcome.value}
             break
@@ -287,7 +295,7 @@ def _verify_apart(
         dead[outcome.stage] = outcome.failure
     for name, reason in dead.items():
         judgement = Judgement("call", False, error_over_budget=float("inf"), message=reason)
-        found[name] = Verification(technique.name, operation.name, name, trial, (judgement,))
+        found[name] = Verification(*about, name, task.trial, (judgement,))
     return [found[name] for name in names]
 
 
@@ -296,8 +304,8 @@ def _verify_in_child(
 ) -> list[Verification]:
     found = discover().get(technique)
     declared = found.operation(operation)
-    implementations = [declared.implementation(name) for name in names]
-    return _verify_together(found, declared, implementations, trial, torch.device(device), announce)
+    implementations = tuple(declared.implementation(name) for name in names)
+    return _verify_together(Task(found, declared, implementations, trial, torch.device(device)), announce)
 
 
 def report(technique: Technique, found: list[Verification], device: torch.device) -> VerificationReport:

@@ -68,7 +68,7 @@ def verify_planted(monkeypatch):
         operation = dataclasses.replace(OPERATION, implementations=[OPERATION.reference, planted])
         copy = dataclasses.replace(technique, operations=[operation])
         # In this process: another one would find the technique that is installed, not the copy.
-        monkeypatch.setattr(verify_module, "Worker", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({copy.name: copy}, {}))
         return CliRunner().invoke(cli.app, ["verify", copy.name, "--device", "cpu"], env={"COLUMNS": "200"})
 

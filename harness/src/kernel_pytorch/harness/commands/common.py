@@ -48,6 +48,11 @@ PeersOption = Annotated[
     ),
 ]
 
+ProcessesOption = Annotated[
+    int,
+    typer.Option("--processes", min=1, help="How many to run beside each other; most of their time is compilation."),
+]
+
 
 def load_peers(files: list[Path] | None) -> Callable[[], object] | None:
     """Add the peers in this process, and return what adds them in another; None where there are none."""

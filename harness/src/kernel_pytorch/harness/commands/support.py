@@ -13,6 +13,7 @@ from rich.markup import escape
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
+    ProcessesOption,
     TechniqueArgument,
     check_writable,
     messages,
@@ -21,7 +22,7 @@ from kernel_pytorch.harness.commands.common import (
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import UnknownNameError, discover
-from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
 from kernel_pytorch.harness.results import ResultsError
 from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load_all, markdown, up_to_date
@@ -54,6 +55,7 @@ def support_command(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds after which a check counts as hanging.")
     ] = TIMEOUT,
+    processes: ProcessesOption = 1,
 ) -> None:
     """Ask every level about every row of the support table: fullgraph, export, checkpointing, sharding, determinism.
 
@@ -82,7 +84,7 @@ def support_command(
         messages.print("No technique is installed, so there is nothing to ask.")
         raise typer.Exit(1)
     check_writable(json)
-    records = _examine(techniques, where, timeout)
+    records = _examine(techniques, where, timeout, processes)
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:
@@ -91,17 +93,15 @@ def support_command(
         raise typer.Exit(1)
 
 
-def _examine(techniques: list[Technique], device: torch.device, timeout: float) -> list[SupportRecord]:
+def _examine(techniques: list[Technique], device: torch.device, timeout: float, count: int) -> list[SupportRecord]:
     with ExitStack() as stack:
         status = stack.enter_context(messages.status("asking"))
-        worker = stack.enter_context(Worker(timeout))
+        workers = stack.enter_context(Workers(count, timeout))
         processes = None
         if without_a_device_each(device) is None:
             processes = stack.enter_context(Processes(timeout=timeout, device_type=device.type))
         return [
-            examine_technique(
-                t, device, worker=worker, processes=processes, on_subject=lambda what: status.update(what)
-            )
+            examine_technique(t, device, workers=workers, processes=processes, on_question=status.update)
             for t in techniques
         ]
 

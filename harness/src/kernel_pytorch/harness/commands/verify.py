@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,6 +16,7 @@ from kernel_pytorch.harness.commands.common import (
     DeviceOption,
     LevelOption,
     PeersOption,
+    ProcessesOption,
     TechniqueArgument,
     check_levels,
     check_writable,
@@ -27,11 +27,10 @@ from kernel_pytorch.harness.commands.common import (
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, VerificationReport
-from kernel_pytorch.harness.technique import Technique
-from kernel_pytorch.harness.verification import Verification, is_economical, report, trials, verify
+from kernel_pytorch.harness.verification import Verification, report, tasks, verify
 
 CASE_TIMEOUT = 300.0
 
@@ -51,6 +50,7 @@ def verify_command(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
     ] = CASE_TIMEOUT,
+    processes: ProcessesOption = 1,
 ) -> None:
     """Hold every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
 
@@ -69,13 +69,14 @@ def verify_command(
         raise typer.Exit(1)
     check_writable(json)
     found: list[Verification] = []
-    with Worker(timeout, prepare) as worker, _progress() as progress, warnings.catch_warnings():
+    with Workers(processes, timeout, prepare) as workers, _progress() as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-        task = progress.add_task("verifying", total=_count(techniques, where, levels, exhaustive))
+        every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
+        bar = progress.add_task("verifying", total=sum(len(task.implementations) for task in every))
         for selected in techniques:
-            for verification in verify(selected, where, levels=levels, exhaustive=exhaustive, worker=worker):
+            for verification in verify(selected, where, levels=levels, exhaustive=exhaustive, workers=workers):
                 found.append(verification)
-                progress.update(task, advance=1, description=f"{verification.operation} {verification.implementation}")
+                progress.update(bar, advance=1, description=f"{verification.operation} {verification.implementation}")
     reports = [report(t, [v for v in found if v.technique == t.name], where) for t in techniques]
     output.print(table(reports))
     lines = [(each.implementation, line) for r in reports for each in r.levels for line in each.failures]
@@ -90,18 +91,6 @@ def verify_command(
             r.save(json if one_file else json / f"{r.technique}{VERIFICATION_SUFFIX}")
     if failures or broken:
         raise typer.Exit(1)
-
-
-def _count(techniques: list[Technique], device: torch.device, levels: list[str] | None, exhaustive: bool) -> int:
-    """How many verifications there will be."""
-    return sum(
-        exhaustive or is_economical(i, trial)
-        for t in techniques
-        for o in t.operations
-        for i in o.implementations
-        if levels is None or i.name in levels
-        for trial in trials(o, device)
-    )
 
 
 def _progress() -> Progress:

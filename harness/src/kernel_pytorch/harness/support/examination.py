@@ -14,7 +14,7 @@ from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
 from kernel_pytorch.harness.support.processes import Processes
@@ -71,51 +71,69 @@ def examine_technique(
     technique: Technique,
     device: torch.device,
     *,
-    worker: Worker | None = None,
+    workers: Workers | None = None,
     processes: Processes | None = None,
-    on_subject: Callable[[str], None] = lambda label: None,
+    on_question: Callable[[str], None] = lambda label: None,
 ) -> SupportRecord:
     """Ask every implementation of every operation about every row.
 
     Args:
         technique: the technique.
         device: where.
-        worker: process that the checks run in, so that one that crashes costs itself alone; None for this process.
+        workers: processes that the checks run in, so that one that crashes costs itself alone; None for this process.
         processes: of one group, for the rows that need several.
-        on_subject: called with what is about to be asked.
+        on_question: called, from any thread, with what is about to be asked.
 
     Raises:
         KeyError: an implementation declares a row unsupported that does not exist.
     """
-    shared = Shared(technique, device, processes, worker)
-    outcomes: list[Outcome] = []
+    shared = Shared(technique, device, processes, workers)
+    subjects: list[Subject] = []
     absent: list[Absent] = []
     for operation in technique.operations:
         check_declaration(operation)
         for implementation in operation.implementations:
             subject = Subject(shared, operation, implementation)
             reason = absence(subject)
-            if reason is not None:
+            if reason is None:
+                subjects.append(subject)
+            else:
                 absent.append(Absent(operation=operation.name, implementation=implementation.name, reason=reason))
-                continue
-            for row in CAPABILITIES:
-                on_subject(f"{operation.name} {implementation.name}: {row.name}")
-                here = worker is None or row.own_processes
-                outcomes.append(examine(subject, row) if here else _examine_apart(subject, row))
+    questions = [(subject, row) for subject in subjects for row in CAPABILITIES]
     return SupportRecord(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         environment=describe_environment(device),
         sources=technique_digests(technique),
-        outcomes=tuple(outcomes),
+        outcomes=tuple(_ask(questions, workers, on_question)),
         absent=tuple(absent),
     )
 
 
-def _examine_apart(subject: Subject, row: Capability) -> Outcome:
-    assert subject.shared.worker is not None
+def _ask(
+    questions: list[tuple[Subject, Capability]], workers: Workers | None, on_question: Callable[[str], None]
+) -> list[Outcome]:
+    """Answers in the order of the questions: of those that have processes of their own here, one after the other."""
+
+    def here(subject: Subject, row: Capability) -> Outcome:
+        on_question(f"{subject.operation.name} {subject.implementation.name}: {row.name}")
+        return examine(subject, row)
+
+    if workers is None:
+        return [here(*question) for question in questions]
+
+    def apart(question: tuple[Subject, Capability]) -> Outcome:
+        subject, row = question
+        on_question(f"{subject.operation.name} {subject.implementation.name}: {row.name}")
+        return _examine_apart(subject, row, workers)
+
+    answers = workers.map(apart, [question for question in questions if not question[1].own_processes])
+    return [here(*question) if question[1].own_processes else next(answers) for question in questions]
+
+
+def _examine_apart(subject: Subject, row: Capability, workers: Workers) -> Outcome:
     names = (subject.shared.technique.name, subject.operation.name, subject.implementation.name, row.name)
-    outcome = subject.shared.worker.call(_examine_in_child, *names, str(subject.device))
+    outcome = workers.call(_examine_in_child, *names, str(subject.device))
     return outcome.value if not outcome.failure else _judged(subject, row, outcome.failure)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.harness.isolation import Worker
+from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.oracle import Run, judge
 from kernel_pytorch.harness.oracle import run as run_function
 from kernel_pytorch.harness.support.processes import Processes
@@ -38,7 +38,7 @@ class Shared:
     technique: Technique
     device: torch.device
     processes: Processes | None = None
-    worker: Worker | None = None
+    worker: Worker | Workers | None = None
     folder: Path | None = None
     found: dict[Any, Any] = field(default_factory=dict)
 

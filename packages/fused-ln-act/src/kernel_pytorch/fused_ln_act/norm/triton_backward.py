@@ -104,8 +104,7 @@ def _backward_kernel(
         x_hat = tl.load(h_ptr + row * h_stride + column, mask=mask, other=0.0).to(wide)
         if LAYER:
             mean = tl.load(statistics_ptr + row_index, mask=row_index < rows, other=0.0)[:, None]
-            # One instruction, or two: of wider input a large mean would cost digits.
-            x_hat = x_hat * rstd - mean * rstd if HALF else (x_hat - mean) * rstd
+            x_hat = (x_hat - mean) * rstd  # not x_hat * rstd - mean * rstd, in which a large mean costs digits
         else:
             x_hat *= rstd
         dz = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(wide)

@@ -2,9 +2,15 @@
 
 From y alone, everything in float32 (float64 for float64 input):
 
-    dz    = y * (dy - sum(dy * y))            what is masked out has y = 0, and so dz = 0
+    p     = sum(dy * y)
+    dz    = y * (dy - p)                      what is masked out has y = 0, and so dz = 0
     dx    = scale * dz
     dmask = dz, summed over what the mask was broadcast over
+
+The y that was stored sums to one only as far as it was rounded, to 16 bits to some 1/500; a dy of which all elements
+are large would show that in dz. So p is corrected once, to p + sum((dy - p) * y), as one step of Newton's does for
+sum(dy * y) / sum(y). A longer row, whose dy is not at hand any more, gets p + p * (1 - sum(y)), which is the same but
+for rounding.
 
 One launch for dx; a row that fits in one block is read once (`_softmax_backward_kernel`), a longer one is walked twice
 (`_softmax_backward_long_kernel`). An added mask that wants its gradient takes one more (`_mask_gradient_kernel`): it
@@ -51,6 +57,7 @@ def _softmax_backward_kernel(
     y = tl.load(y_ptr + row * y_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     product = tl.sum(dy * y, axis=1)
+    product += tl.sum((dy - product[:, None]) * y, axis=1)  # see above
     if NEED_PRODUCTS:
         tl.store(products_ptr + row_index, product, mask=row_index < rows)
     if NEED_DX:
@@ -70,13 +77,16 @@ def _softmax_backward_long_kernel(
         row = row.to(tl.int64)
     wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
     sums = tl.zeros([BLOCK], dtype=wide)
+    totals = tl.zeros([BLOCK], dtype=wide)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         mask = column < columns
         y = tl.load(y_ptr + row * y_stride + column, mask=mask, other=0.0, eviction_policy="evict_last").to(wide)
         dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0, eviction_policy="evict_last").to(wide)
         sums += dy * y
+        totals += y
     product = tl.sum(sums, axis=0)
+    product += product * (1.0 - tl.sum(totals, axis=0))
     if NEED_PRODUCTS:
         tl.store(products_ptr + row, product)
     if NEED_DX:

@@ -26,6 +26,7 @@ UNSUPPORTED = {
     "opcheck": "no operator of its own: PyTorch checks those that it is made of",
     "FLOP counter": "PyTorch's counter has no formula for elementwise operators and sums",
 }
+INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later ones, which may round differently"
 
 
 def unsupported(level: Level, function: str) -> dict[str, str]:
@@ -33,11 +34,15 @@ def unsupported(level: Level, function: str) -> dict[str, str]:
     if level is Level.TRITON:
         return {}
     found = dict(UNSUPPORTED)
+    if level is Level.REFERENCE and "norm" in function:
+        found["batch invariance on cuda"] = "PyTorch lays out its reductions by the number of rows"
     if level is Level.TORCHSCRIPT:
         found["selective checkpointing"] = "a checkpoint ends its second forward by an exception that TorchScript hides"
+        found |= dict.fromkeys(("determinism on cuda", "batch invariance on cuda"), INTERPRETED_FIRST)
     if level is Level.COMPILE:
         found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"
         found["double backward"] = "AOTAutograd refuses it"
+        found["batch invariance on cuda"] = "TorchInductor makes another kernel for another number of rows"
         if torch.__version__ < "2.11":
             found |= dict.fromkeys(("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already")
     return found
