@@ -71,7 +71,18 @@ def machine_file(machine, tmp_path):
 def test_bad_implementations_cost_themselves_alone(site, tmp_path, machine_file):
     plant(site, *ENDS)
     file = tmp_path / "crashing.json"
-    options = ["--direction", "forward", "--json", str(file), "--timeout", "15", "--machine", machine_file]
+    options = [
+        "--device",
+        "cpu",
+        "--direction",
+        "forward",
+        "--json",
+        str(file),
+        "--timeout",
+        "15",
+        "--machine",
+        machine_file,
+    ]
     done = site.run("bench", "crashing", *options)
     assert done.code == 1, done.err
     found = json.loads(file.read_text())
@@ -86,7 +97,7 @@ def test_bad_implementations_cost_themselves_alone(site, tmp_path, machine_file)
 def test_a_death_among_turns_is_the_whole_cases(site, tmp_path, machine_file):
     plant(site, "dies_while_timed")
     file = tmp_path / "crashing.json"
-    options = ["--direction", "forward", "--json", str(file), "--machine", machine_file]
+    options = ["--device", "cpu", "--direction", "forward", "--json", str(file), "--machine", machine_file]
     assert site.run("bench", "crashing", *options).code == 1
     found = json.loads(file.read_text())
     assert {m["status"] for m in found["measurements"]} == {"crashed"}

@@ -41,6 +41,10 @@ def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
         high_a, low_a = multiply(a, 0xD2511F53)
         high_c, low_c = multiply(c, 0xCD9E8D57)
         a, b, c, d = high_c ^ b ^ key_a, low_c, high_a ^ d ^ key_b, low_a
+        if torch.jit.is_scripting():
+            # A memory access that its GPU fuser cannot see through: it would write every round out inside the next one,
+            # twice each, and take minutes over it.
+            a, c = torch.stack((a, c)).unbind(0)
         key_a, key_b = (key_a + 0x9E3779B9) & 0xFFFFFFFF, (key_b + 0xBB67AE85) & 0xFFFFFFFF
     return a, b, c, d
 
