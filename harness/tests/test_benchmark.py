@@ -85,7 +85,7 @@ def test_what_stands_is_handed_out_after_every_job(toy, machine):
 
 def test_an_interrupted_run_goes_on_where_it_stopped(toy, machine):
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))
-    assert why_not_resumed(first, toy.technique, machine, QUICK) is None
+    assert why_not_resumed(first, machine, QUICK) is None
     whole = benchmark(toy.technique, machine, CPU, QUICK, previous=first)
     assert whole.complete
     assert len(cases(whole)) == 4
@@ -94,9 +94,23 @@ def test_an_interrupted_run_goes_on_where_it_stopped(toy, machine):
 
 def test_a_run_goes_on_only_if_it_would_be_the_same(toy, machine):
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(2))
-    assert why_not_resumed(first, toy.technique, machine, Plan()) == "it was a quick run"
+    assert why_not_resumed(first, machine, Plan()) == "it was a quick run"
+    for update, reason in [
+        ({"device_name": "Another CPU"}, "it was measured on Another CPU"),
+        ({"torch": "2.0.0", "triton": None}, "it was measured with torch 2.0.0 and triton None"),
+    ]:
+        environment = machine.environment.model_copy(update=update)
+        elsewhere = first.model_copy(update={"machine": machine.model_copy(update={"environment": environment})})
+        assert why_not_resumed(elsewhere, machine, QUICK) == reason
+
+
+def test_what_has_changed_since_is_measured_again(toy, machine):
+    """Of the toy's one operation everything, since levels are timed in turns."""
+    first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))
     changed = first.model_copy(update={"sources": first.sources | {"gate/native": "changed"}})
-    assert why_not_resumed(changed, toy.technique, machine, QUICK) == "the sources have changed since"
-    environment = machine.environment.model_copy(update={"device_name": "Another CPU"})
-    elsewhere = first.model_copy(update={"machine": machine.model_copy(update={"environment": environment})})
-    assert why_not_resumed(elsewhere, toy.technique, machine, QUICK) == "it was measured on Another CPU"
+    again = benchmark(toy.technique, machine, CPU, QUICK, previous=changed)
+    assert again.complete
+    before = [m.samples for m in first.measurements if m.samples]
+    assert before
+    assert not [m for m in again.measurements if m.samples in before]
+    assert again.sources == first.sources

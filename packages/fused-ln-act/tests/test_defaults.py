@@ -7,7 +7,7 @@ import torch
 
 from kernel_pytorch.fused_ln_act import levels
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.results import load
+from kernel_pytorch.harness.results import CaseRecord, load
 
 TECHNIQUE = discover().get("fused-ln-act")
 FILES = sorted((Path(__file__).parents[3] / "results").glob("*/fused-ln-act.json"))
@@ -31,7 +31,9 @@ def why_not(group, capability):
         own = [
             m for r in found for m in r.measurements if (m.operation, m.implementation) == (operation.name, "triton")
         ]
-        cases = {(c.label, d) for c in operation.bench_grid.cases("cuda") for d in ("forward", "backward")}
+        cases = {
+            (CaseRecord.of(c).label, d) for c in operation.bench_grid.cases("cuda") for d in ("forward", "backward")
+        }
         missing = cases - {(m.case.label, m.direction) for m in own if m.status == "measured"}
         reasons += [f"{operation.name}, {direction}, {label}: not measured" for label, direction in sorted(missing)]
         slower = [m for m in own if "native" in m.comparisons and m.comparisons["native"].verdict == "SLOWER"]
@@ -48,7 +50,15 @@ def test_triton_is_the_default_only_where_every_case_was_measured_and_none_slowe
 
 def test_a_default_that_nothing_speaks_for_is_found():
     assert why_not("norm", (8, 0)) == ["no results of a device of compute capability 8.0"]
-    assert any("not measured" in reason for reason in why_not("bias", (9, 0)))
+
+
+def test_a_default_of_what_was_not_measured_is_found(monkeypatch):
+    """As if the last case of a group had been left out."""
+    whole = next(r for r in MEASURED if r.machine.environment.compute_capability == "9.0")
+    last = [m for m in whole.measurements if m.operation == "reglu" and m.implementation == "triton"][-1]
+    less = tuple(m for m in whole.measurements if m is not last)
+    monkeypatch.setitem(why_not.__globals__, "MEASURED", [whole.model_copy(update={"measurements": less})])
+    assert why_not("gated", (9, 0)) == [f"reglu, {last.direction}, {last.case.label}: not measured"]
 
 
 def test_a_default_that_is_slower_is_found(monkeypatch):

@@ -73,7 +73,8 @@ def benchmark(
         device: where.
         plan: what was asked for.
         worker: process that the jobs run in, so that one that crashes costs itself alone; None for this process.
-        previous: results of an interrupted run of the same plan; its jobs are not measured again.
+        previous: results of an interrupted run of the same plan; its jobs are not measured again, but those in which
+            an implementation's sources have changed since.
         on_job: called with the label of each job before it starts.
         on_progress: called with what stands after each job, marked as not complete.
 
@@ -81,6 +82,7 @@ def benchmark(
         The results; after Ctrl-C those that stood by then, marked as not complete.
     """
     measurements: list[Measurement] = []
+    sources = technique_digests(technique)
 
     def results(
         complete: bool,
@@ -94,7 +96,7 @@ def benchmark(
             quick=plan.quick,
             complete=complete,
             machine=machine,
-            sources=technique_digests(technique),
+            sources=sources,
             measurements=tuple(measurements),
             accuracy=accuracy,
             real_input=real_input,
@@ -104,7 +106,7 @@ def benchmark(
     try:
         for job in plan.jobs(technique, device):
             on_job(job.label)
-            kept = _kept(previous, job, plan)
+            kept = _kept(previous, sources, job, plan)
             measurements += kept or _measure(job, machine, device, plan, worker)
             on_progress(results(complete=False))
         on_job(ACCURACY)
@@ -115,19 +117,20 @@ def benchmark(
     return results(True, accuracy, real_input, costs)
 
 
-def why_not_resumed(previous: Results, technique: Technique, machine: Machine, plan: Plan) -> str | None:
+def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | None:
     """Why an interrupted run cannot be continued, or None."""
-    if previous.sources != technique_digests(technique):
-        return "the sources have changed since"
-    if previous.machine.environment.device_name != machine.environment.device_name:
-        return f"it was measured on {previous.machine.environment.device_name}"
+    before, now = previous.machine.environment, machine.environment
+    if before.device_name != now.device_name:
+        return f"it was measured on {before.device_name}"
+    if (before.torch, before.triton) != (now.torch, now.triton):
+        return f"it was measured with torch {before.torch} and triton {before.triton}"
     if previous.quick != plan.quick:
         return "it was a quick run" if previous.quick else "it was not a quick run"
     return None
 
 
-def _kept(previous: Results | None, job: Job, plan: Plan) -> list[Measurement]:
-    """What an earlier run measured of this job, if that is all that is wanted of it."""
+def _kept(previous: Results | None, sources: dict[str, str], job: Job, plan: Plan) -> list[Measurement]:
+    """What an earlier run measured of this job, if that is all that is wanted of it and of the present sources."""
     if previous is None:
         return []
     _, operation, label, direction = job.key
@@ -137,7 +140,9 @@ def _kept(previous: Results | None, job: Job, plan: Plan) -> list[Measurement]:
         if (m.operation, m.case.label, m.direction) == (operation, label, direction)
     }
     names = [i.name for i in chosen(job, plan.wanted)]
-    return [found[name] for name in names] if set(names) <= set(found) else []
+    labels = [f"{operation}/{name}" for name in names]
+    same = all(previous.sources.get(label) == sources[label] for label in labels)
+    return [found[name] for name in names] if same and set(names) <= set(found) else []
 
 
 def _measure(job: Job, machine: Machine, device: torch.device, plan: Plan, worker: Worker | None) -> list[Measurement]:

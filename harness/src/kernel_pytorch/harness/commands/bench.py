@@ -168,7 +168,7 @@ def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path |
         return None
     try:
         found = load(_unfinished(target))
-        reason = why_not_resumed(found, technique, machine, plan)
+        reason = why_not_resumed(found, machine, plan)
     except ResultsError as error:
         reason = str(error)
     if reason is not None:

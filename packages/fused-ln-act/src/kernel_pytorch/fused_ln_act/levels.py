@@ -18,9 +18,9 @@ MINIMUM_CAPABILITY = (8, 0)
 # By group, the compute capabilities on which its Triton kernels were verified and measured fastest. A test holds this
 # against the committed results; everywhere else the default is native.
 TRITON_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
-    "norm": frozenset(),
-    "gated": frozenset(),
-    "bias": frozenset(),
+    "norm": frozenset({(9, 0)}),
+    "gated": frozenset({(9, 0)}),
+    "bias": frozenset({(9, 0)}),
     "softmax": frozenset(),
     "linear": frozenset(),
 }
@@ -36,12 +36,14 @@ class Group(NamedTuple):
         name: of its folder.
         reference: the definition.
         native: PyTorch's own operators.
+        compiled: what the compile level hands to torch.compile.
         triton: functions with gradients around the kernels; importing it imports no Triton.
     """
 
     name: str
     reference: ModuleType
     native: ModuleType
+    compiled: ModuleType
     triton: ModuleType
 
 
@@ -107,9 +109,10 @@ def resolve(group: Group, function: str, level: str | None, *tensors: Tensor | N
         return getattr(group.triton, function)
     if name == "native":
         return getattr(group.native, function)
+    if name == "compile" and torch.compiler.is_compiling():
+        return getattr(group.compiled, function)  # whoever traces now compiles it already
     if name == "reference" or torch.compiler.is_compiling():
-        # The levels below are the reference under a compiler of their own; whoever traces now compiles it already.
-        return getattr(group.reference, function)
+        return getattr(group.reference, function)  # which TorchScript compiles: Dynamo would not look into that
     package = group.reference.__name__.rpartition(".")[0]
     return getattr(importlib.import_module(f"{package}.{'jit' if name == 'torchscript' else 'compiled'}"), function)
 

@@ -16,7 +16,7 @@ from kernel_pytorch.fused_ln_act.levels import Group, chosen, resolve
 
 from . import autograd, native, reference
 
-GROUP = Group("bias", reference, native, autograd)
+GROUP = Group("bias", reference, native, reference, autograd)
 
 
 def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | None = None) -> Tensor:
