@@ -143,20 +143,23 @@ def first_paragraph(file: Path) -> str:
 
 
 def results(package: str, _group: str) -> str:
-    """The measured tables, under the plots of the devices that they were measured on."""
+    """The measured tables, under the plots of every operation on the devices that they were measured on."""
     found = block(package, "results")
     if not found:
         return (
             "Not measured yet: there is no `results/<device>/" + package + ".json`. "
             f"`nox -s bench -- {package}` measures it on your machine."
         )
-    drawn = [f"![{package} on {plot.parent.name}](../{plot_uri(plot)}){{loading=lazy}}" for plot in plots(package)]
+    drawn = []
+    for plot in plots(package):
+        what = f"{plot.stem.removeprefix(f'{package}-')} on {plot.parent.name}"
+        drawn += [f'??? example "Drawn: {what}"', f"    ![{what}](../{plot_uri(plot)}){{loading=lazy}}"]
     return "\n\n".join([*drawn, found])
 
 
 def plots(package: str) -> list[Path]:
-    """The plots of a technique, one for every device."""
-    return sorted(ROOT.glob(f"results/*/{package}.svg"))
+    """The plots of a technique: of every device one for each operation, whose name has no hyphen."""
+    return [file for file in sorted(ROOT.glob("results/*/*.svg")) if file.stem.rpartition("-")[0] == package]
 
 
 def plot_uri(plot: Path) -> str:

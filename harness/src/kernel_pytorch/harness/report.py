@@ -1,9 +1,8 @@
-"""Results as people read them: tables for the terminal and for pages, and plots."""
+"""Results as people read them: tables for the terminal and for pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -257,73 +256,3 @@ def size(count: int) -> str:
 
 def _figure(value: Any, show: Callable[[Any], str]) -> str:
     return NO_FIGURE if value is None else show(value)
-
-
-def plot(results: Results, folder: Path) -> list[Path]:
-    """Draw the share of the copy bandwidth that each level attains, as PNG and SVG; nothing where none was measured.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
-    panels: dict[str, dict[str, dict[str, list[Measurement]]]] = {}
-    for (operation, direction, _), group in groups(results).items():
-        case = group[0].case
-        label = f"{case.name}\n{case.label.removeprefix(case.name).strip()}"
-        panels.setdefault(operation, {}).setdefault(direction, {})[label] = group
-    levels = list(dict.fromkeys(m.implementation for m in results.measurements if m.status == "measured"))
-    if not levels:
-        return []
-    directions = list(dict.fromkeys(direction for columns in panels.values() for direction in columns))
-    rows = [max(map(len, columns.values())) * (len(levels) + 1) * 0.13 + 0.5 for columns in panels.values()]
-    with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 8}):
-        figure, axes = pyplot.subplots(
-            len(panels), len(directions), figsize=(2.5 + 4 * len(directions), sum(rows) + 1.2),
-            squeeze=False, sharex=True, height_ratios=rows, layout="constrained",
-        )  # fmt: skip
-        for line, (operation, columns) in zip(axes, panels.items(), strict=True):
-            for axis, direction in zip(line, directions, strict=True):
-                _panel(axis, columns.get(direction, {}), levels, labelled=axis is line[0])
-                axis.set_title(f"{operation}, {direction}", loc="left")
-        handles = [Patch(color=f"C{position}", label=level) for position, level in enumerate(levels)]
-        figure.legend(handles=handles, loc="outside upper right", ncols=len(levels), frameon=False)
-        figure.supxlabel("share of the copy bandwidth measured on this machine, with 99% interval")
-        figure.suptitle(
-            f"{results.technique} on {results.machine.environment.device_name}", x=0.01, horizontalalignment="left"
-        )
-        paths = [folder / f"{results.technique}.{kind}" for kind in ("png", "svg")]
-        for path in paths:
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-        pyplot.close(figure)
-    return paths
-
-
-def _panel(axis: Any, cases: dict[str, list[Measurement]], levels: list[str], *, labelled: bool) -> None:
-    ticks = []
-    for row, (_, group) in enumerate(cases.items()):
-        base = row * (len(levels) + 1)
-        ticks.append(base + (len(levels) - 1) / 2)
-        for m in group:
-            if m.status != "measured" or m.seconds is None or m.share_of_copy is None:
-                continue
-            position = levels.index(m.implementation)
-            # Share and time are inversely proportional, so the ends of the interval change places.
-            low, high = (m.share_of_copy * (1 - m.seconds.median / end) for end in (m.seconds.high, m.seconds.low))
-            axis.barh(
-                base + position,
-                100 * m.share_of_copy,
-                xerr=[[100 * abs(low)], [100 * abs(high)]],
-                color=f"C{position}",
-                height=0.9,
-                error_kw={"elinewidth": 1},
-            )
-    axis.set_yticks(ticks, list(cases) if labelled else [""] * len(ticks))
-    axis.invert_yaxis()
-    axis.axvline(100, color="black", linewidth=0.8)
-    axis.xaxis.set_major_formatter("{x:.0f}%")
-    axis.spines[["top", "right"]].set_visible(False)

@@ -11,13 +11,13 @@ from rich.markup import escape
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.page import markdown
+from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.report import (
     accuracy_table,
     conditions,
     cost_table,
     missing_costs,
-    plot,
     reasons,
     terminal_tables,
 )

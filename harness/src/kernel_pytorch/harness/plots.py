@@ -1,0 +1,109 @@
+"""Plots of results: one picture for each operation, of how near every level comes to what the machine can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kernel_pytorch.harness.report import groups
+from kernel_pytorch.harness.results import Measurement, Results
+
+SUFFIXES = (".png", ".svg")
+LIMITS = {
+    "share_of_copy": "share of the copy bandwidth measured on this machine, with 99% interval",
+    "share_of_matmul": "share of the fastest matrix product measured on this machine, with 99% interval",
+}
+BAR = 0.13
+"""Inches of a bar, the space between the bars of two cases included."""
+
+Cases = dict[str, list[Measurement]]
+
+
+def plot(results: Results, folder: Path) -> list[Path]:
+    """Draw each operation as `<technique>-<operation>.png` and `.svg`; nothing where none was measured.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    levels = dict.fromkeys(m.implementation for m in results.measurements if m.status == "measured")
+    colors = {level: f"C{position}" for position, level in enumerate(levels)}  # the same in all plots
+    operations: dict[str, dict[str, Cases]] = {}
+    for (operation, direction, _), group in groups(results).items():
+        if any(m.status == "measured" for m in group):
+            case = group[0].case
+            label = f"{case.name}\n{case.label.removeprefix(case.name).strip()}"
+            operations.setdefault(operation, {}).setdefault(direction, {})[label] = group
+    found = []
+    with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 8}):
+        for operation, directions in operations.items():
+            title = f"{operation} on {results.machine.environment.device_name}"
+            found += _draw(directions, colors, title, folder / f"{results.technique}-{operation}")
+    return found
+
+
+def limit(directions: dict[str, Cases]) -> str:
+    """The limit that an operation is held against: of bandwidth or of arithmetic, whichever its kernels come nearer."""
+    return max(LIMITS, key=lambda name: max((getattr(m, name) or 0.0 for m in _measured(directions)), default=0.0))
+
+
+def _measured(directions: dict[str, Cases]) -> list[Measurement]:
+    """What was measured of an operation."""
+    found = [m for cases in directions.values() for group in cases.values() for m in group]
+    return [m for m in found if m.status == "measured"]
+
+
+def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, target: Path) -> list[Path]:
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    share = limit(directions)
+    present = {m.implementation for m in _measured(directions)}
+    colors = {level: color for level, color in colors.items() if level in present}
+    height = max(map(len, directions.values())) * (len(colors) + 1) * BAR
+    figure, axes = pyplot.subplots(
+        1, len(directions), figsize=(2.5 + 4 * len(directions), height + 1.4), squeeze=False, sharex=True,
+        layout="constrained",
+    )  # fmt: skip
+    for axis, (direction, cases) in zip(axes[0], directions.items(), strict=True):
+        _panel(axis, cases, colors, share, labelled=axis is axes[0][0])
+        axis.set_title(direction, loc="left")
+    handles = [Patch(color=color, label=level) for level, color in colors.items()]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(colors), frameon=False)
+    figure.supxlabel(LIMITS[share])
+    figure.suptitle(title, x=0.01, horizontalalignment="left")
+    paths = [target.with_name(target.name + suffix) for suffix in SUFFIXES]
+    for path in paths:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+    return paths
+
+
+def _panel(axis: Any, cases: Cases, colors: dict[str, str], limit: str, *, labelled: bool) -> None:
+    """Bars of one direction; the axis carries the names of the cases where it is the first."""
+    ticks, levels = [], list(colors)
+    for row, (_, group) in enumerate(cases.items()):
+        base = row * (len(levels) + 1)
+        ticks.append(base + (len(levels) - 1) / 2)
+        for m in group:
+            share = getattr(m, limit)
+            if m.status != "measured" or m.seconds is None or share is None:
+                continue
+            position = levels.index(m.implementation)
+            # Share and time are inversely proportional, so the ends of the interval change places.
+            low, high = (share * (1 - m.seconds.median / end) for end in (m.seconds.high, m.seconds.low))
+            axis.barh(
+                base + position,
+                100 * share,
+                xerr=[[100 * abs(low)], [100 * abs(high)]],
+                color=colors[m.implementation],
+                height=0.9,
+                error_kw={"elinewidth": 1},
+            )
+    axis.set_yticks(ticks, list(cases) if labelled else [""] * len(ticks))
+    axis.invert_yaxis()
+    axis.axvline(100, color="black", linewidth=0.8)
+    axis.xaxis.set_major_formatter("{x:.0f}%")
+    axis.spines[["top", "right"]].set_visible(False)
