@@ -12,7 +12,14 @@ from torch import nn
 
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.discovery import UnknownNameError
-from kernel_pytorch.harness.quick import compare_implementations, compare_levels, profile_memory, quick_benchmark, timed
+from kernel_pytorch.harness.quick import (
+    compare_implementations,
+    compare_levels,
+    profile_memory,
+    quick_benchmark,
+    scaling,
+    timed,
+)
 from kernel_pytorch.harness.quick.inputs import Pool
 
 MIB = 2**20
@@ -77,6 +84,22 @@ def test_a_benchmark_faster_than_the_machine_has_no_share(make_machine):
 def test_too_few_rounds_are_refused(machine):
     with pytest.raises(ValueError, match=f"rounds is 3; a 99% interval needs {FEWEST_ROUNDS} or more"):
         quick_benchmark(torch.sigmoid, X, rounds=3, machine=machine)
+
+
+def test_arguments_of_another_kind_are_refused_with_what_is_allowed(site, toy, machine):
+    site.install_toy()
+    for call, message in [
+        (
+            lambda: quick_benchmark(torch.sigmoid, X, rounds="5", machine=machine),
+            "rounds: given '5'; allowed are whole",
+        ),
+        (lambda: compare_levels("toy", levels="native", device="cpu"), r"levels: given 'native'; allowed is a list"),
+        (lambda: scaling(lambda size: torch.sigmoid, 8), "sizes: given 8; allowed is a list of whole numbers"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            call()
+    with pytest.raises(UnknownNameError, match="no device 'cuda:7'; available here are: cpu"):
+        compare_levels("toy", device="cuda:7", machine=machine)
 
 
 def test_a_comparison_holds_ratios_to_the_reference(compared, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.discovery import UnknownNameError
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.peers import Peer
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
@@ -17,6 +18,22 @@ from kernel_pytorch.harness.technique import Implementation, Level, Technique
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = {"small": 2**10, "large": 2**30}
 """Numbers of elements that a default may depend on."""
+
+
+def parse_device(name: str | None) -> torch.device:
+    """The device of that name, which must exist; the best one for None.
+
+    Raises:
+        UnknownNameError: no such device here; the message lists what exists.
+    """
+    available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if name is None:
+        return torch.device(available[1] if len(available) > 1 else "cpu")
+    if name == "cuda" and len(available) > 1:
+        name = available[1]
+    if name not in available:
+        raise UnknownNameError(f"no device {name!r}; available here are: {', '.join(available)}")
+    return torch.device(name)
 
 
 def levels_module(technique: Technique) -> Any:

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
@@ -23,7 +24,6 @@ from kernel_pytorch.harness.commands.common import (
     load_peers,
     messages,
     output,
-    parse_device,
     warn_broken,
     warn_if_busy,
 )

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -64,22 +63,6 @@ def load_peers(files: list[Path] | None) -> Callable[[], object] | None:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         raise typer.Exit(2) from None
     return partial(add_peers, files)
-
-
-def parse_device(name: str | None) -> torch.device:
-    """The device of that name, which must exist; the best one for None.
-
-    Raises:
-        UnknownNameError: no such device here; the message lists what exists.
-    """
-    available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    if name is None:
-        return torch.device(available[1] if len(available) > 1 else "cpu")
-    if name == "cuda" and len(available) > 1:
-        name = available[1]
-    if name not in available:
-        raise UnknownNameError(f"no device {name!r}; available here are: {', '.join(available)}")
-    return torch.device(name)
 
 
 def check_levels(levels: list[str] | None, techniques: Iterable[Technique]) -> list[str] | None:

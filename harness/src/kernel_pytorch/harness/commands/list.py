@@ -6,8 +6,8 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from kernel_pytorch.harness.availability import DTYPES, default_for, why_not_timed, why_unavailable
-from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output, parse_device
+from kernel_pytorch.harness.availability import DTYPES, default_for, parse_device, why_not_timed, why_unavailable
+from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.technique import Implementation, Level, Technique

@@ -9,8 +9,9 @@ import torch
 import typer
 from rich.table import Table
 
+from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.clock import self_test
-from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, parse_device, warn_if_busy
+from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, warn_if_busy
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.results import write_atomically

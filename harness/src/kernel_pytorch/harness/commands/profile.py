@@ -9,13 +9,13 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
+from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
     check_writable,
     messages,
     output,
-    parse_device,
     warn_if_busy,
 )
 from kernel_pytorch.harness.profiling import profile_module

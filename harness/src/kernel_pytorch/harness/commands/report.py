@@ -56,7 +56,7 @@ def report_command(
         raise typer.Exit(2) from None
     if check_stale:
         stale = [f"{file}: {what}" for file, results in found.items() for what in stale_sources(results)]
-        for line in stale or [f"{len(found)} results files, all of the present sources"]:
+        for line in stale or [f"{len(found)} results file{'s' * (len(found) != 1)}, all of the present sources"]:
             output.print(escape(line), **PLAIN)
         raise typer.Exit(1 if stale else 0)
     if readme is not None:

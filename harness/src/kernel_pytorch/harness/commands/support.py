@@ -10,6 +10,7 @@ import torch
 import typer
 from rich.markup import escape
 
+from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
@@ -18,7 +19,6 @@ from kernel_pytorch.harness.commands.common import (
     check_writable,
     messages,
     output,
-    parse_device,
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import UnknownNameError, discover

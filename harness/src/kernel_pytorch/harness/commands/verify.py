@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
@@ -23,7 +24,6 @@ from kernel_pytorch.harness.commands.common import (
     load_peers,
     messages,
     output,
-    parse_device,
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import discover

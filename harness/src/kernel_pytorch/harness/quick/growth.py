@@ -165,8 +165,10 @@ def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = R
 
     Raises:
         ValueError: too few sizes, or one below 1; `rounds` below what an interval needs.
-        TypeError: `make` returned neither.
+        TypeError: `make` returned neither, or `sizes` is no list.
     """
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        raise TypeError(f"sizes: given {sizes!r}; allowed is a list of whole numbers, such as [1, 8, 64]")
     ordered = sorted(set(sizes))
     _check_sizes(ordered)
     points, devices = [], []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernel_pytorch.harness.availability import why_not_timed
+from kernel_pytorch.harness.availability import parse_device, why_not_timed
 from kernel_pytorch.harness.discovery import UnknownNameError, discover
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.quick.comparison import Candidate, compare_candidates
@@ -41,9 +41,11 @@ def compare_levels(
         machine: the limits that shares are of; measured now, once per process, if None.
 
     Raises:
-        UnknownNameError: no such technique, operation, case or level, or the name fits several; the message lists them.
+        UnknownNameError: no such technique, operation, case, level or device, or the name fits several; the message
+            lists them.
+        TypeError: `levels` is one name, or `rounds` no whole number.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = parse_device(None if device is None else str(device))
     technique, found = _operation(operation)
     chosen = case if isinstance(case, Case) else _case(found, case, where)
     implementations = _chosen(found, levels)
@@ -77,6 +79,8 @@ def _operation(name: str) -> tuple[Technique, Operation]:
 
 def _chosen(operation: Operation, levels: Sequence[str] | None) -> list[Implementation]:
     names = [i.name for i in operation.implementations]
+    if isinstance(levels, str):
+        raise TypeError(f"levels: given {levels!r}; allowed is a list of names, such as [{levels!r}]")
     for level in levels or []:
         if level not in names:
             raise UnknownNameError(f"{operation.name}: no level {level!r}; there are: {', '.join(names)}")

@@ -37,7 +37,10 @@ def time_together(
 
     Raises:
         ValueError: `rounds` is below what an interval needs.
+        TypeError: `rounds` is no whole number.
     """
+    if not isinstance(rounds, int) or isinstance(rounds, bool):
+        raise TypeError(f"rounds: given {rounds!r}; allowed are whole numbers from {FEWEST_ROUNDS} on")
     if rounds < FEWEST_ROUNDS:
         raise ValueError(f"rounds is {rounds}; a 99% interval needs {FEWEST_ROUNDS} or more")
     device = arguments.device
