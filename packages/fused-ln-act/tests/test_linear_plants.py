@@ -1,20 +1,15 @@
 """Planted faults in the linear group: `kernel-pytorch verify` must turn red on each."""
 
-import contextlib
 import dataclasses
-import sys
-import types
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from kernel_pytorch.fused_ln_act import levels
 from kernel_pytorch.fused_ln_act.linear import autograd, reference
 from kernel_pytorch.fused_ln_act.technique import technique
-from kernel_pytorch.harness import cli, discovery
-from kernel_pytorch.harness.commands import verify as verify_module
-from kernel_pytorch.harness.technique import Implementation, Level
+from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.technique import Level
 
 pytestmark = pytest.mark.slow
 
@@ -103,47 +98,27 @@ PLANTS = [
 ]
 
 
-@pytest.fixture
-def verify_planted(monkeypatch):
-    """Run the command on a copy of the technique in which one function stands at a level."""
+def failures(function, name):
+    """On the first core case, float32, without adversaries: what is planted shows on ordinary shapes."""
+    if function is launched_twice and (reason := levels.unavailable("triton", torch.device("cpu"), torch.float32)):
+        pytest.skip(reason)
+    first = next(point for point in technique.operation(name).test_grid.points if point.core)
 
-    def run(function, name):
-        if function is launched_twice and (reason := levels.unavailable("triton", torch.device("cpu"), torch.float32)):
-            pytest.skip(reason)
-        module = types.ModuleType("planted_linear")
-        module.planted = function
-        monkeypatch.setitem(sys.modules, "planted_linear", module)
-        level = Level.TRITON if function is launched_twice else Level.NATIVE
-        planted = Implementation(level.value, level, "planted_linear:planted")
-        operation = technique.operation(name)
-        points = [dataclasses.replace(p, dtypes=(torch.float32,)) for p in operation.test_grid.points if p.core][:1]
-        operation = dataclasses.replace(
-            operation,
-            implementations=[operation.reference, planted],
-            test_grid=dataclasses.replace(operation.test_grid, points=tuple(points)),
-            adversarial=(),
-        )
-        copy = dataclasses.replace(technique, operations=[operation])
-        # In this process: another one would find the technique that is installed, not the copy.
-        monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"fused-ln-act": copy}, {}))
-        return CliRunner().invoke(cli.app, ["verify", "fused-ln-act", "--device", "cpu"], env={"COLUMNS": "200"})
+    def alone(point):
+        return dataclasses.replace(point, dtypes=(torch.float32,)) if point is first else None
 
-    return run
+    level = Level.TRITON if function is launched_twice else Level.NATIVE
+    return failures_of(technique, name, function, level=level, points=alone, adversarial=False)
 
 
 @pytest.mark.parametrize(
     ("name", "function"), [("linear_act", reference.linear_act), ("gated_mlp", reference.gated_mlp)]
 )
-def test_unchanged_copy_is_green(verify_planted, name, function):
-    result = verify_planted(function, name)
-    assert result.exit_code == 0, result.output
-    assert "wrong" not in result.output
+def test_an_unchanged_copy_is_right(name, function):
+    assert failures(function, name) == []
 
 
 @pytest.mark.parametrize(("plant", "name", "message"), PLANTS, ids=[plant.__name__ for plant, *_ in PLANTS])
-def test_plant_is_found(verify_planted, plant, name, message):
-    result = verify_planted(plant, name)
-    assert result.exit_code == 1, result.output
-    named = [line for line in result.output.splitlines() if line.startswith("wrong:")]
-    assert any(f"{name} level" in line and "case " in line and message in line for line in named), named
+def test_plant_is_found(plant, name, message):
+    found = failures(plant, name)
+    assert any(f"{name} level" in line and "case " in line and message in line for line in found), found

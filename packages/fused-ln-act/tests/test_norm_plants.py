@@ -1,20 +1,13 @@
 """Planted faults: `kernel-pytorch verify` must turn red on each, naming level, case and quantity."""
 
-import contextlib
-import dataclasses
-import sys
-import types
-
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from kernel_pytorch.fused_ln_act.norm import reference
 from kernel_pytorch.fused_ln_act.philox import keep
 from kernel_pytorch.fused_ln_act.technique import technique
-from kernel_pytorch.harness import cli, discovery
-from kernel_pytorch.harness.commands import verify as verify_module
-from kernel_pytorch.harness.technique import Implementation, Level
+from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.technique import Level
 
 pytestmark = pytest.mark.slow
 
@@ -93,40 +86,22 @@ PLANTS = {
 }
 
 
-@pytest.fixture
-def verify_planted(monkeypatch):
-    """Run the command on a copy of the technique in which one function stands at the torchscript level."""
+def failures(function):
+    """At the torchscript level; short rows alone: what is planted shows there."""
 
-    def run(function):
-        module = types.ModuleType("planted_fused_ln_act")
-        module.layer_norm_act = function
-        monkeypatch.setitem(sys.modules, "planted_fused_ln_act", module)
-        planted = Implementation("torchscript", Level.TORCHSCRIPT, "planted_fused_ln_act:layer_norm_act")
-        operation = technique.operation("layer_norm_act")
-        # Short rows alone: what is planted shows there.
-        points = [point for point in operation.test_grid.points if point.sizes["shape"][-1] < 1000]
-        grid = dataclasses.replace(operation.test_grid, points=tuple(points))
-        operation = dataclasses.replace(operation, implementations=[operation.reference, planted], test_grid=grid)
-        copy = dataclasses.replace(technique, operations=[operation])
-        # In this process: another one would find the technique that is installed, not the copy.
-        monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"fused-ln-act": copy}, {}))
-        return CliRunner().invoke(cli.app, ["verify", "fused-ln-act", "--device", "cpu"], env={"COLUMNS": "200"})
+    def short(point):
+        return point if point.sizes["shape"][-1] < 1000 else None
 
-    return run
+    return failures_of(technique, "layer_norm_act", function, level=Level.TORCHSCRIPT, points=short)
 
 
-def test_unchanged_copy_is_green(verify_planted):
-    result = verify_planted(reference.layer_norm_act)
-    assert result.exit_code == 0, result.output
-    assert "wrong" not in result.output
+def test_an_unchanged_copy_is_right():
+    assert failures(reference.layer_norm_act) == []
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_plant_is_found(verify_planted, plant):
-    result = verify_planted(plant)
-    assert result.exit_code == 1, result.output
-    named = [line for line in result.output.splitlines() if line.startswith("wrong:")]
+def test_plant_is_found(plant):
     quantity, case = PLANTS[plant]
-    found = [line for line in named if quantity in line and case in line]
-    assert any("layer_norm_act level 'torchscript'" in line for line in found), named
+    found = failures(plant)
+    named = [line for line in found if quantity in line and case in line]
+    assert any("layer_norm_act level 'torchscript'" in line for line in named), found

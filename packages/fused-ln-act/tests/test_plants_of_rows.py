@@ -1,13 +1,9 @@
 """Planted faults in the gated, bias and softmax groups: `kernel-pytorch verify` must turn red on each."""
 
-import contextlib
 import dataclasses
-import sys
-import types
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from kernel_pytorch.fused_ln_act import bias_dropout_add, levels, philox
 from kernel_pytorch.fused_ln_act.bias import autograd as bias_autograd
@@ -17,9 +13,8 @@ from kernel_pytorch.fused_ln_act.gated import reference as gated
 from kernel_pytorch.fused_ln_act.softmax.reference import masked
 from kernel_pytorch.fused_ln_act.softmax.reference import softmax as reference_softmax
 from kernel_pytorch.fused_ln_act.technique import technique
-from kernel_pytorch.harness import cli, discovery
-from kernel_pytorch.harness.commands import verify as verify_module
-from kernel_pytorch.harness.technique import Implementation, Level
+from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.technique import Level
 
 pytestmark = pytest.mark.slow
 
@@ -182,36 +177,18 @@ PLANTS = [
 LAUNCHES = (two_launches, another_launch)
 
 
-@pytest.fixture
-def verify_planted(monkeypatch):
-    """Run the command on a copy of the technique in which one function stands at a level."""
+def failures(function, name):
+    """Small, float32 and without adversaries: what is planted shows on ordinary shapes."""
+    counted = function in LAUNCHES
+    if counted and (reason := levels.unavailable("triton", torch.device("cpu"), torch.float32)):
+        pytest.skip(reason)
 
-    def run(function, name):
-        if function in LAUNCHES and (reason := levels.unavailable("triton", torch.device("cpu"), torch.float32)):
-            pytest.skip(reason)
-        module = types.ModuleType("planted_rows")
-        module.planted = function
-        monkeypatch.setitem(sys.modules, "planted_rows", module)
-        level = Level.TRITON if function in LAUNCHES else Level.NATIVE
-        planted = Implementation(level.value, level, "planted_rows:planted")
-        operation = technique.operation(name)
-        # Small, float32 and without adversaries: what is planted shows on ordinary shapes.
-        points = tuple(
-            dataclasses.replace(point, dtypes=(torch.float32,))
-            for point in operation.test_grid.points
-            if torch.Size(point.sizes["shape"]).numel() < 10_000 and (point.core or function not in LAUNCHES)
-        )
-        grid = dataclasses.replace(operation.test_grid, points=points)
-        operation = dataclasses.replace(
-            operation, implementations=[operation.reference, planted], test_grid=grid, adversarial=()
-        )
-        copy = dataclasses.replace(technique, operations=[operation])
-        # In this process: another one would find the technique that is installed, not the copy.
-        monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(verify_module, "discover", lambda: discovery.Discovery({"fused-ln-act": copy}, {}))
-        return CliRunner().invoke(cli.app, ["verify", "fused-ln-act", "--device", "cpu"], env={"COLUMNS": "200"})
+    def small(point):
+        fits = torch.Size(point.sizes["shape"]).numel() < 10_000 and (point.core or not counted)
+        return dataclasses.replace(point, dtypes=(torch.float32,)) if fits else None
 
-    return run
+    level = Level.TRITON if counted else Level.NATIVE
+    return failures_of(technique, name, function, level=level, points=small, adversarial=False)
 
 
 @pytest.mark.parametrize(
@@ -225,18 +202,14 @@ def verify_planted(monkeypatch):
         ("softmax", reference_softmax),
     ],
 )
-def test_unchanged_copy_is_green(verify_planted, name, function):
-    result = verify_planted(function, name)
-    assert result.exit_code == 0, result.output
-    assert "wrong" not in result.output
+def test_an_unchanged_copy_is_right(name, function):
+    assert failures(function, name) == []
 
 
 @pytest.mark.parametrize(("plant", "name", "message"), PLANTS, ids=[plant.__name__ for plant, *_ in PLANTS])
-def test_plant_is_found(verify_planted, plant, name, message):
-    result = verify_planted(plant, name)
-    assert result.exit_code == 1, result.output
-    named = [line for line in result.output.splitlines() if line.startswith("wrong:")]
-    assert any(f"{name} level" in line and "case " in line and message in line for line in named), named
+def test_plant_is_found(plant, name, message):
+    found = failures(plant, name)
+    assert any(f"{name} level" in line and "case " in line and message in line for line in found), found
 
 
 def test_a_kernel_that_draws_another_mask_is_found(monkeypatch, device):

@@ -1,0 +1,75 @@
+"""Planting faults: a function stood at a level of an operation, and what verification says of it.
+
+A check that was never seen red proves nothing. So a technique's tests plant wrong functions, and want the line that
+names each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.technique import Implementation, Level, Point, Technique
+from kernel_pytorch.harness.verification import verify
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted(Implementation):
+    """A function that need not be importable.
+
+    Attributes:
+        function: takes the arguments of the operation.
+    """
+
+    function: Callable[..., Any]
+
+    def load(self) -> Callable[..., Any]:
+        """The function."""
+        return self.function
+
+
+def failures_of(
+    technique: Technique,
+    operation: str,
+    function: Callable[..., Any],
+    *,
+    level: Level = Level.NATIVE,
+    points: Callable[[Point], Point | None] = lambda point: point,
+    adversarial: bool = True,
+) -> list[str]:
+    """Hold a function against an operation's reference, as `kernel-pytorch verify --device cpu` does.
+
+    Args:
+        technique: declares the operation.
+        operation: its name.
+        function: takes the arguments of the operation.
+        level: where it stands; at `Level.TRITON` its launches are counted.
+        points: makes of each point of the test grid the one to run, or None to leave it out.
+        adversarial: whether adversarial inputs take part.
+
+    Returns:
+        One line for each thing that is wrong, naming level, case and quantity; none if the function is right.
+
+    Raises:
+        ValueError: nothing ran: no point in float32 is left, or the level cannot run here.
+    """
+    declared = technique.operation(operation)
+    kept = tuple(chosen for point in declared.test_grid.points if (chosen := points(point)) is not None)
+    planted = Planted(level.value, level, f"{__name__}:planted", function=function)
+    changed = dataclasses.replace(
+        declared,
+        implementations=[declared.reference, planted],
+        test_grid=dataclasses.replace(declared.test_grid, points=kept),
+        adversarial=declared.adversarial if adversarial else (),
+    )
+    found = list(verify(dataclasses.replace(technique, operations=[changed]), CPU, levels=[planted.name]))
+    if all(v.unavailable is not None for v in found):
+        reasons = sorted({v.unavailable for v in found if v.unavailable is not None})
+        raise ValueError(f"{operation}: nothing was held against the reference: {'; '.join(reasons)}")
+    return [line for v in found for line in v.failures()]
