@@ -71,19 +71,8 @@ def machine_file(machine, tmp_path):
 def test_bad_implementations_cost_themselves_alone(site, tmp_path, machine_file):
     plant(site, *ENDS)
     file = tmp_path / "crashing.json"
-    options = [
-        "--device",
-        "cpu",
-        "--direction",
-        "forward",
-        "--json",
-        str(file),
-        "--timeout",
-        "15",
-        "--machine",
-        machine_file,
-    ]
-    done = site.run("bench", "crashing", *options)
+    options = f"--device cpu --direction forward --timeout 15 --machine {machine_file} --json".split()
+    done = site.run("bench", "crashing", *options, str(file))
     assert done.code == 1, done.err
     found = json.loads(file.read_text())
     assert found["complete"]
@@ -109,9 +98,9 @@ def test_interrupt_keeps_what_stands_and_resume_goes_on(site, tmp_path, machine_
     slow = tmp_path / "slow"
     slow.touch()
     place = "    shapes = ((case.rows"
-    site.install_toy((place, f"    import os, time\n    time.sleep(0.3 * os.path.exists({str(slow)!r}))\n{place}"))
+    site.install_toy((place, f"    import os, time\n    time.sleep(0.03 * os.path.exists({str(slow)!r}))\n{place}"))
     file, partial = tmp_path / "crashing.json", tmp_path / "crashing.partial.json"
-    arguments = ["bench", "toy", "--quick", "--json", str(file), "--machine", machine_file]
+    arguments = ["bench", "toy", "--quick", "--level", "native", "--json", str(file), "--machine", machine_file]
     command = [sys.executable, "-m", "kernel_pytorch.harness", *arguments]
     path = os.pathsep.join(filter(None, [str(site.folder), os.environ.get("PYTHONPATH", "")]))
     environment = os.environ | {"PYTHONPATH": path}
@@ -139,7 +128,7 @@ def test_interrupt_keeps_what_stands_and_resume_goes_on(site, tmp_path, machine_
 def test_resume_measures_again_what_has_changed(site, tmp_path, machine_file):
     site.install_toy()
     file, partial = tmp_path / "toy.json", tmp_path / "toy.partial.json"
-    arguments = ["bench", "toy", "--quick", "--json", str(file), "--machine", machine_file]
+    arguments = ["bench", "toy", "--quick", "--level", "native", "--json", str(file), "--machine", machine_file]
     assert site.run(*arguments).code == 0
     record = json.loads(file.read_text())
     record["sources"] = dict.fromkeys(record["sources"], "0" * 64)
