@@ -1,0 +1,158 @@
+"""The public functions: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_tensor
+from .levels import resolve
+from .ops import is_plain, raise_for_target
+
+Reduction = Literal["mean", "sum", "none"]
+CHECK_VARIABLE = "KERNEL_PYTORCH_CHECK"
+"""Set to 1, targets on a GPU are looked at too, for which it has to be waited."""
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: Reduction = "mean",
+    chunk: int | None = None,
+    level: str | None = None,
+) -> Tensor:
+    """Cross entropy of a linear layer, `cross_entropy(hidden @ weight.T + bias, target)`, without its logits in memory.
+
+    Differentiable in hidden, weight and bias. The backward computes the logits again, a part of the vocabulary at a
+    time; second derivatives, at every level but "compile", hold them all. Under autocast hidden, weight and bias are
+    cast as `torch.nn.functional.linear` casts them.
+
+    Args:
+        hidden: `(..., H)`, float16, bfloat16, float32 or float64, any strides: what goes into the language-model head.
+        weight: `(V, H)` in the dtype of hidden, as `torch.nn.Linear` has it: one row for each of V words.
+        target: `(...)`, int64 or int32, from 0 to V - 1, or `ignore_index`.
+        bias: `(V,)` in the dtype of hidden; None for none.
+        ignore_index: the target of tokens that have no loss and no gradient.
+        label_smoothing: share of the probability that all words get, from 0 to 1.
+        z_loss: factor of the squared logarithm of the sum of exponentials, which is added to the loss of each token; it
+            is a part of what is returned.
+        softcap: bound of the logits, `softcap * tanh(logits / softcap)`; None for none.
+        reduction: "mean" over the tokens that are not ignored, "sum", or "none" for the loss of each token.
+        chunk: how many words level "native" computes at a time, and how many of the backward level "triton" does. None:
+            as many as make their logits 64 MiB, or 512 words.
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+
+    Returns:
+        `()`, or `(...)` for "none", with zeros for ignored tokens; float32 (float64 for float64). If all tokens are
+        ignored "mean" gives zero, and zero gradients, where `torch.nn.functional.cross_entropy` gives NaN.
+
+    Raises:
+        TypeError: a tensor has a dtype that is not allowed, or another than hidden; a number is no number.
+        ValueError: shapes, devices, numbers, reduction or level do not fit; the message names the argument.
+        IndexError: a target is neither a word nor `ignore_index`. On a CPU this is always looked at, on a GPU only if
+            the environment variable KERNEL_PYTORCH_CHECK is 1, since it has to be waited for; otherwise such a token is
+            ignored. No level reads or writes outside its tensors for it.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+
+    Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024,
+    https://arxiv.org/abs/2411.09009.
+    """
+    check_layer(hidden, weight, bias)
+    check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    check_chunk(chunk)
+    hidden, weight, bias = _as_autocast(hidden, weight, bias)
+    check_like_hidden(hidden, weight, bias)
+    target = _checked_target(target, hidden, "hidden", weight.shape[0], ignore_index)
+    return resolve("linear_cross_entropy", level, hidden, weight, bias)(
+        hidden, weight, target, bias, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0),
+        reduction, chunk or 0,
+    )  # fmt: skip
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: Reduction = "mean",
+    inplace: bool = False,
+    level: str | None = None,
+) -> Tensor:
+    """Cross entropy of logits that are there, computed in float32.
+
+    Differentiable in logits, any number of times except at level "compile" (once). Level "triton" saves one number a
+    token beside the logits.
+
+    Args:
+        logits: `(..., V)`, float16, bfloat16, float32 or float64, any strides. The words are the last dimension, where
+            `torch.nn.functional.cross_entropy` has them in the second.
+        target: as in `linear_cross_entropy`.
+        ignore_index: as in `linear_cross_entropy`.
+        label_smoothing: as in `linear_cross_entropy`.
+        z_loss: as in `linear_cross_entropy`.
+        softcap: as in `linear_cross_entropy`.
+        reduction: as in `linear_cross_entropy`.
+        inplace: whether the backward of levels "native" and "triton" writes the gradient of the logits over the logits,
+            which saves as much memory; a leaf then has its gradient for its values. Whoever else needs them for a
+            backward gets autograd's error that they were modified, and so does a second backward through the same
+            graph. Ignored at the other levels, for tensor subclasses, for logits whose elements share memory (expanded
+            ones), for second derivatives and under torch.compile, which decides itself what memory to use again.
+        level: as in `linear_cross_entropy`.
+
+    Returns:
+        As `linear_cross_entropy`.
+
+    Raises:
+        TypeError: as in `linear_cross_entropy`.
+        ValueError: as in `linear_cross_entropy`.
+        IndexError: as in `linear_cross_entropy`.
+        RuntimeError: as in `linear_cross_entropy`.
+
+    Source: as `linear_cross_entropy`; one pass by Milakov and Gimelshein, "Online normalizer calculation for softmax",
+    2018, https://arxiv.org/abs/1805.02867.
+    """
+    check_tensor("logits", logits)
+    check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    target = _checked_target(target, logits, "logits", logits.shape[-1], ignore_index)
+    return resolve("cross_entropy", level, logits)(
+        logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction,
+        bool(inplace),
+    )  # fmt: skip
+
+
+def _checked_target(target: Tensor, rows: Tensor, name: str, words: int, ignore_index: int) -> Tensor:
+    """The target, checked as far as that costs nothing, or as the user has asked."""
+    check_target(target, rows, name)
+    if not is_checked(target):
+        return target
+    if torch.compiler.is_compiling() or not is_plain(target):
+        return torch.ops.kernel_pytorch.check_target(target, words, ignore_index)
+    raise_for_target(target, words, ignore_index)
+    return target
+
+
+def is_checked(target: Tensor) -> bool:
+    """Whether the values of targets are looked at: on a CPU always, elsewhere if that was asked for."""
+    return target.device.type == "cpu" or os.environ.get(CHECK_VARIABLE) == "1"
+
+
+def _as_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What autocast makes of the operands of a product: float64 stays as it is."""
+    device = hidden.device.type
+    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return hidden, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

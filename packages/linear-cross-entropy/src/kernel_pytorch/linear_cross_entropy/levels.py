@@ -1,0 +1,94 @@
+"""Which level runs where: the names, the default, and the reason why a level cannot run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import autograd, native, reference
+
+LEVELS = ("reference", "native", "torchscript", "compile", "triton")
+MINIMUM_CAPABILITY = (8, 0)
+
+# Compute capabilities on which the Triton kernels were verified and measured fastest. A test holds this against the
+# committed results; everywhere else the default is native.
+TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset()
+
+HAS_TRITON = find_spec("triton") is not None
+HAS_NUMPY = find_spec("numpy") is not None
+
+
+def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
+    """The level that `level=None` means: the fastest one measured on this device that needs no compiler, else native.
+
+    It goes by the device alone. Levels round differently, and the loss of a token must not depend on how many tokens
+    there are.
+    """
+    if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST:
+        return "triton"
+    return "native"
+
+
+def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this level cannot run there, or None if it can."""
+    if level != "triton":
+        return None
+    if not HAS_TRITON:
+        return "triton is not installed (pip install triton)"
+    if device.type == "cuda":
+        capability = _capability(device)
+        if capability < MINIMUM_CAPABILITY:
+            return f"compute capability is {capability[0]}.{capability[1]}; Triton kernels need 8.0"
+        return None
+    if device.type != "cpu" or os.environ.get("TRITON_INTERPRET", "").lower() not in ("1", "true", "yes", "on", "y"):
+        return f"device is {device.type}; Triton needs CUDA, or TRITON_INTERPRET=1 to check kernels on the CPU"
+    if not HAS_NUMPY:
+        return "Triton's interpreter needs numpy, which is not installed"
+    if dtype == torch.bfloat16:
+        return "Triton's interpreter computes bfloat16 wrongly"
+    return None
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
+    return properties.major, properties.minor
+
+
+def check_level(level: str | None) -> None:
+    """Raise ValueError, listing the levels, unless this is one of them or None."""
+    if level is not None and level not in LEVELS:
+        raise ValueError(f"level: given {level!r}; allowed are None, {', '.join(map(repr, LEVELS))}")
+
+
+def resolve(function: str, level: str | None, *tensors: Tensor | None) -> Callable[..., Any]:
+    """The level's function, or an error that names what is allowed.
+
+    Raises:
+        ValueError: no such level.
+        RuntimeError: the level exists but cannot run on this device or dtype, with the reason.
+    """
+    x = tensors[0]
+    assert x is not None
+    check_level(level)
+    if level is None:
+        level = default_level(x.device, x.dtype, 0)
+    for tensor in tensors:
+        reason = None if tensor is None else unavailable(level, tensor.device, tensor.dtype)
+        if reason is not None:
+            raise RuntimeError(f"level {level!r} of {function} cannot run here: {reason}")
+    if level == "triton":
+        return getattr(autograd, function)
+    if level == "native":
+        return getattr(native, function)
+    if level == "reference" or torch.compiler.is_compiling():
+        # The levels below are the reference under a compiler of their own; whoever traces now compiles it already.
+        return getattr(reference, function)
+    return getattr(
+        importlib.import_module(f"{__package__}.{'jit' if level == 'torchscript' else 'compiled'}"), function
+    )

@@ -1,0 +1,244 @@
+"""What PyTorch itself offers best: its matrix products, a part of the vocabulary at a time.
+
+The forward keeps one number a token, the logarithm of the sum of exponentials; the backward computes the logits of each
+part again. That is a third more products than computing the gradients in the forward, as Liger-Kernel does, and it is
+done here for three reasons. Nothing is held between the passes, instead of the gradients of hidden and weight. A
+float32 copy of the weight's gradient, which those have to be added up in, is not needed (see `chunks.py`). And the
+incoming gradient is known when gradients are rounded, so any reduction, weights of tokens, and loss scaling in float16
+work.
+
+`cross_entropy` is PyTorch's own, in float32, on a GPU; on a CPU that adds the exponentials of a row one after the
+other, and 50,000 of them are off by more than everything else together, so there it is `torch.logsumexp`. Only for
+`inplace` it has a backward of its own, which writes where the logits stand.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import autograd
+from .chunks import CHUNK_BYTES, counted, incoming, multiplies_half, operand, product, wide_dtype, words_at_a_time
+from .chunks import backward as backward_by_chunks
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+    chunk: int,
+) -> Tensor:
+    """`linear_cross_entropy` of `reference.py`, without all of its logits at a time."""
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    return autograd.apply_linear(hidden, weight, target, bias, *scalars, reduction, chunk, "native")
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+    inplace: bool,
+) -> Tensor:
+    """`cross_entropy` of `reference.py` through `F.cross_entropy`, on a CPU through `torch.logsumexp`."""
+    if inplace and not torch.compiler.is_compiling():
+        scalars = ignore_index, label_smoothing, z_loss, softcap
+        return autograd.apply_logits(logits, target, *scalars, reduction, True, "native")
+    z = logits.to(wide_dtype(logits.dtype))
+    if softcap > 0.0:
+        z = softcap * torch.tanh(z / softcap)
+    target = target.to(torch.int64).expand(z.shape[:-1])
+    counts = counted(target, z.shape[-1], ignore_index)
+    if z.device.type == "cpu":
+        found = z.gather(-1, _column(target, z.shape[-1])).squeeze(-1)
+        loss = torch.logsumexp(z, -1) - (1.0 - label_smoothing) * found
+        if label_smoothing > 0.0:
+            loss = loss - label_smoothing * z.mean(-1)
+        loss = loss.masked_fill(~counts, 0.0)
+    else:
+        # A GPU answers to a target that is no word by an assertion that ends the process.
+        target = target.masked_fill(~counts, ignore_index)
+        loss = F.cross_entropy(
+            z.flatten(0, -2) if z.dim() > 2 else z,
+            target.flatten() if z.dim() > 2 else target,
+            ignore_index=ignore_index,
+            reduction="none",
+            label_smoothing=label_smoothing,
+        ).view(target.shape)
+    if z_loss > 0.0:
+        loss = loss + z_loss * torch.logsumexp(z, -1).square().masked_fill(~counts, 0.0)
+    return autograd.reduce(loss, counts, reduction)
+
+
+# Below: what the operators of `ops.py` run at this level. Tokens are rows, T of them.
+
+
+def forward_linear(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """`(loss, lse)`, both `(T,)`: one walk over the vocabulary."""
+    tokens, words = hidden.shape[0], weight.shape[0]
+    wide = wide_dtype(hidden.dtype)
+    step = words_at_a_time(tokens, words, wide.itemsize, chunk)
+    half = multiplies_half(hidden)
+    data = operand(hidden, half)
+    lse = hidden.new_full((tokens,), float("-inf"), dtype=wide)
+    picked, total = (hidden.new_zeros((tokens,), dtype=wide) for _ in range(2))
+    for first in range(0, words, step):
+        z = capped_(_logits(data, weight, bias, first, step, half), softcap)[0]
+        place = target - first
+        inside = (place >= 0) & (place < z.shape[1])
+        found = z.gather(1, _column(place, z.shape[1]))[:, 0]
+        picked = torch.where(inside, found, picked)
+        if label_smoothing > 0.0:
+            total += z.sum(1)
+        lse = torch.logaddexp(lse, z.logsumexp(1))
+    loss = lse - (1.0 - label_smoothing) * picked
+    if label_smoothing > 0.0:
+        loss -= label_smoothing / words * total
+    if z_loss > 0.0:
+        loss += z_loss * lse.square()
+    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), lse
+
+
+def backward_linear(
+    dloss: Tensor,
+    lse: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int,
+    need_dhidden: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of hidden, weight and bias; what is not needed is `(0,)`."""
+    words = weight.shape[0]
+    step = words_at_a_time(hidden.shape[0], words, lse.dtype.itemsize, chunk)
+    half = multiplies_half(hidden)
+    data = operand(hidden, half)
+    dloss, scale = incoming(dloss, target, words, ignore_index, half and hidden.dtype == torch.float16)
+
+    def logits_gradient(first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        logits = _logits(data, weight, bias, first, last - first, half)
+        gradient = logits_gradient_(logits, target - first, lse, dloss, words, label_smoothing, z_loss, softcap)
+        over_tokens = gradient.sum(0) if need_dbias else None
+        return gradient.to(hidden.dtype) if half else gradient, over_tokens
+
+    needed = need_dhidden, need_dweight, need_dbias
+    return backward_by_chunks(logits_gradient, half, scale, hidden, weight, bias, step, *needed)
+
+
+def forward_logits(
+    logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """`(loss, lse)`, both `(T,)`, of logits `(T, V)`, some rows at a time."""
+    words, wide = logits.shape[1], wide_dtype(logits.dtype)
+    loss, lse = (logits.new_empty(logits.shape[:1], dtype=wide) for _ in range(2))
+    for rows in _row_chunks(logits):
+        z = capped_(logits[rows].to(wide, copy=softcap > 0.0), softcap)[0]
+        lse[rows] = z.logsumexp(1)
+        found = z.gather(1, _column(target[rows], words))[:, 0]
+        loss[rows] = lse[rows] - (1.0 - label_smoothing) * found
+        if label_smoothing > 0.0:
+            loss[rows] -= label_smoothing * z.mean(1)
+    if z_loss > 0.0:
+        loss += z_loss * lse.square()
+    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), lse
+
+
+def backward_logits(
+    dloss: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    result: Tensor,
+) -> None:
+    """Write the gradient of logits `(T, V)` into `result`, which may be the logits themselves, some rows at a time."""
+    words = logits.shape[1]
+    dloss, _ = incoming(dloss, target, words, ignore_index, False)
+    for rows in _row_chunks(logits):
+        result[rows] = logits_gradient_(
+            logits[rows].to(lse.dtype, copy=True), target[rows], lse[rows], dloss[rows],
+            words, label_smoothing, z_loss, softcap,
+        )  # fmt: skip
+
+
+def logits_gradient_(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    dloss: Tensor,
+    words: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> Tensor:
+    """The gradient of logits `(T, B)`, wide, written over them; targets count from their first column."""
+    z, squashed = capped_(logits, softcap)
+    gradient = z.sub_(lse[:, None]).exp_()
+    if z_loss > 0.0:
+        gradient.mul_((1.0 + 2.0 * z_loss * lse)[:, None])
+    if label_smoothing > 0.0:
+        gradient.sub_(label_smoothing / words)
+    inside = (target >= 0) & (target < gradient.shape[1])
+    column = _column(target, gradient.shape[1])
+    found = gradient.gather(1, column)
+    gradient.scatter_(1, column, torch.where(inside[:, None], found - (1.0 - label_smoothing), found))
+    gradient.mul_(dloss[:, None])
+    if squashed is not None:
+        gradient.mul_(squashed.square_().neg_().add_(1.0))
+    # What a token that does not count computes may be NaN, times zero.
+    return gradient.masked_fill_((dloss == 0.0)[:, None], 0.0)
+
+
+def capped_(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
+    """Capped logits, and `tanh(logits / softcap)`, written over them; as they are, and None, without a cap."""
+    if softcap <= 0.0:
+        return logits, None
+    squashed = logits.div_(softcap).tanh_()
+    return softcap * squashed, squashed
+
+
+def _logits(data: Tensor, weight: Tensor, bias: Tensor | None, first: int, step: int, half: bool) -> Tensor:
+    logits = product(data, weight[first : first + step].t(), half)
+    if bias is not None:
+        logits.add_(bias[first : first + step])
+    return logits
+
+
+def _column(target: Tensor, width: int) -> Tensor:
+    """Which of so many columns is that of a word, `(..., 1)`, as `gather` takes it; some column if none of them is."""
+    return target.to(torch.int64).clamp(0, width - 1)[..., None]
+
+
+def _row_chunks(logits: Tensor) -> list[slice]:
+    step = max(1, CHUNK_BYTES // (wide_dtype(logits.dtype).itemsize * logits.shape[1]))
+    return [slice(first, first + step) for first in range(0, logits.shape[0], step)]

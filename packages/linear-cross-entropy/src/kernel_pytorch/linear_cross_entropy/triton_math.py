@@ -1,0 +1,187 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+"""What the kernels make of logits: functions of tiles in registers, in float32 or float64, and the join of shares.
+
+HALF says that the logits came from 16-bit numbers; then `tanh` is taken by instructions that are off by a few units in
+the last place of its largest value, a third as many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+JOINED_TOKENS, JOINED_SHARES = 32, 64  # of a tile of the join
+
+
+@triton.jit
+def tanh(x, HALF: tl.constexpr):
+    """Hyperbolic tangent, also of small numbers.
+
+    Below one by Lambert's continued fraction, which nine terms bring to 2e-16; beyond, `1 - exp(-2|x|)` loses nothing.
+    With HALF below 1/8 by its series, to 4e-7 of itself.
+    """
+    if HALF and not INTERPRETED:  # which has no libdevice
+        t = x * x
+        small = x * (1.0 + t * (-0.3333333333333333 + t * 0.13333333333333333))
+        large = 1.0 - libdevice.fast_dividef(2.0, 1.0 + tl.exp2(2.8853900817779268 * x))
+        return tl.where(tl.abs(x) < 0.125, small, large)
+    else:
+        e = tl.exp(-2.0 * tl.abs(x))
+        large = (1.0 - e) / (1.0 + e)
+        t = tl.minimum(x * x, 1.0)
+        numerator = 34459425.0 + t * (4729725.0 + t * (135135.0 + t * (990.0 + t)))
+        denominator = 34459425.0 + t * (16216200.0 + t * (945945.0 + t * (13860.0 + t * 45.0)))
+        return tl.where(tl.abs(x) < 1.0, x * (numerator / denominator), tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def capped(logits, SOFTCAP: tl.constexpr, HALF: tl.constexpr):
+    """`softcap * tanh(logits / softcap)`; as they are for a cap of zero."""
+    if SOFTCAP > 0.0:
+        return SOFTCAP * tanh(logits * (1.0 / SOFTCAP), HALF)
+    else:
+        return logits
+
+
+@triton.jit
+def add_exponentials(z, largest, total):
+    """Take a tile of logits into the largest of each row so far, and the sum of exponentials relative to that."""
+    new = tl.maximum(largest, tl.max(z, axis=1))
+    base = tl.where(new == float("-inf"), 0.0, new)  # nothing but -inf so far: a difference would be no number
+    total = total * tl.exp(largest - base) + tl.sum(tl.exp(z - base[:, None]), axis=1)
+    return new, total
+
+
+@triton.jit
+def log_of_sum(largest, total):
+    """The logarithm of the sum that `add_exponentials` has made."""
+    nothing = largest == float("-inf")
+    return tl.where(nothing, largest, largest + tl.log(tl.where(nothing, 1.0, total)))
+
+
+@triton.jit
+def load_targets(target_ptr, token, mask, words, ignore_index):
+    """Targets of tokens, -1 for those that do not count: 32 bits are enough, and whatever was given is in bounds."""
+    target = tl.load(target_ptr + token, mask=mask, other=-1).to(tl.int64)
+    counts = (target != ignore_index) & (target >= 0) & (target < words)
+    return tl.where(counts, target, -1).to(tl.int32)
+
+
+@triton.jit
+def logits_gradient(
+    logits, word, target, lse, dloss, words,
+    LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SOFTCAP: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a tile of logits: `(softmax * (1 + 2 z_loss lse) - smoothed target) * dloss * cap'`.
+
+    word: (1, B) counted as targets are. target, lse, dloss: (R,); dloss is zero where a token does not count.
+    """
+    if SOFTCAP > 0.0:
+        squashed = tanh(logits * (1.0 / SOFTCAP), HALF)
+        gradient = tl.exp(SOFTCAP * squashed - lse[:, None])
+    else:
+        gradient = tl.exp(logits - lse[:, None])
+    if Z_LOSS > 0.0:
+        gradient = gradient * (1.0 + (2.0 * Z_LOSS) * lse)[:, None]
+    if LABEL_SMOOTHING > 0.0:
+        # `words` may be a constant: a scalar of 1 is one.
+        gradient = gradient - tl.full((), LABEL_SMOOTHING, logits.dtype) / words
+    gradient = tl.where(word == target[:, None], gradient - (1.0 - LABEL_SMOOTHING), gradient)
+    if SOFTCAP > 0.0:
+        gradient = gradient * (1.0 - squashed * squashed)
+    # What a token that does not count computes may be NaN, times zero.
+    return tl.where((dloss != 0.0)[:, None], gradient * dloss[:, None], 0.0)
+
+
+@triton.jit
+def _join_kernel(
+    lse_shares_ptr, sum_shares_ptr, picked_ptr, target_ptr, loss_ptr, lse_ptr, tokens, shares, words, ignore_index,
+    LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, TOKENS: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    """This program joins the shares of TOKENS tokens, always in the same order, and makes their losses.
+
+    lse_shares, sum_shares: (S, T), of parts of the vocabulary: logarithms of sums of exponentials, and sums of logits.
+    picked: (T), the logit of the target where there is one. loss, lse: (T).
+    """
+    wide = lse_ptr.dtype.element_ty
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    exists = token < tokens
+    largest = tl.full((TOKENS,), float("-inf"), wide)
+    total = tl.zeros((TOKENS,), wide)
+    logits = tl.zeros((TOKENS,), wide)
+    for first in range(0, shares, SHARES):
+        share = first + tl.arange(0, SHARES)[None, :]
+        place = share.to(tl.int64) * tokens + token[:, None]
+        mask = exists[:, None] & (share < shares)
+        part = tl.load(lse_shares_ptr + place, mask=mask, other=float("-inf"))
+        largest, total = add_exponentials(part, largest, total)
+        if LABEL_SMOOTHING > 0.0:
+            logits += tl.sum(tl.load(sum_shares_ptr + place, mask=mask, other=0.0), axis=1)
+    lse = tl.where(exists, log_of_sum(largest, total), 0.0)
+    target = load_targets(target_ptr, token, exists, words, ignore_index)
+    picked = tl.load(picked_ptr + token, mask=exists & (target >= 0), other=0.0)
+    loss = lse - (1.0 - LABEL_SMOOTHING) * picked
+    if LABEL_SMOOTHING > 0.0:
+        loss -= LABEL_SMOOTHING * (logits / words)
+    if Z_LOSS > 0.0:
+        loss += Z_LOSS * (lse * lse)
+    tl.store(loss_ptr + token, tl.where(target >= 0, loss, 0.0), mask=exists)
+    tl.store(lse_ptr + token, lse, mask=exists)
+
+
+class Shares:
+    """What the programs of a forward write, each for its part of the vocabulary, and the join of it.
+
+    Attributes:
+        lse: `(S, T)`, logarithms of sums of exponentials.
+        total: `(S, T)`, sums of logits; None where the labels are not smoothed.
+        picked: `(T,)`, logits of the targets; nothing for tokens that do not count.
+    """
+
+    def __init__(self, parts: int, tokens: int, wide: torch.dtype, device: torch.device, smoothed: bool) -> None:
+        self.lse = torch.empty((parts, tokens), dtype=wide, device=device)
+        self.total = torch.empty_like(self.lse) if smoothed else None
+        self.picked = torch.empty((tokens,), dtype=wide, device=device)
+
+    def join(
+        self, target: Tensor, words: int, ignore_index: int, label_smoothing: float, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
+        """`(loss, lse)`, both `(T,)`: one launch."""
+        loss, lse = torch.empty_like(self.picked), torch.empty_like(self.picked)
+        parts, tokens = self.lse.shape
+        _join_kernel[(triton.cdiv(tokens, JOINED_TOKENS),)](
+            self.lse, self.total, self.picked, target, loss, lse, tokens, parts, words, ignore_index,
+            LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, TOKENS=JOINED_TOKENS, SHARES=JOINED_SHARES, num_warps=4,
+        )  # fmt: skip
+        return loss, lse
+
+
+def triton_dtype(dtype: torch.dtype) -> tl.dtype:
+    """float32 or float64 as Triton names it."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be that of `x`."""
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def exceeds_int32(*tensors: Tensor) -> bool:
+    """Whether an offset into one of these, or into a contiguous one of its shape, may pass 2^31 - 1.
+
+    Masked lanes of the last block are included.
+    """
+    return any(
+        max(sum((n - 1) * abs(stride) for n, stride in zip(t.shape, t.stride(), strict=True)), t.numel())
+        >= 2**31 - 2**17
+        for t in tensors
+    )

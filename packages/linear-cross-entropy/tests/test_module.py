@@ -1,0 +1,87 @@
+"""The modules and their replacements."""
+
+import pytest
+import torch
+
+from kernel_pytorch.linear_cross_entropy import CrossEntropyLoss, LinearCrossEntropy, linear_cross_entropy
+from kernel_pytorch.linear_cross_entropy.replacements import applies, build, restore
+
+
+@pytest.mark.parametrize("level", [None, "reference", "triton"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_head_is_a_linear_layer_and_the_loss(bias, level, device):
+    torch.manual_seed(0)
+    stock = torch.nn.Linear(8, 30, bias=bias, device=device)
+    ours = LinearCrossEntropy.from_torch(stock, level=level)
+    hidden, target = torch.randn(5, 3, 8, device=device), torch.randint(30, (5, 3), device=device)
+    expected = torch.nn.functional.cross_entropy(stock(hidden).flatten(0, 1), target.flatten())
+    torch.testing.assert_close(ours(hidden, target), expected)
+    torch.testing.assert_close(ours(hidden), stock(hidden))
+    assert list(ours.state_dict()) == list(stock.state_dict())
+
+
+def test_parameters_are_shared_and_go_back():
+    stock = torch.nn.Linear(8, 30).eval()
+    ours = LinearCrossEntropy.from_torch(stock, softcap=2.0, z_loss=1e-4, chunk=7)
+    assert ours.weight is stock.weight
+    assert ours.bias is stock.bias
+    assert not ours.training
+    back = ours.to_torch()
+    assert type(back) is torch.nn.Linear
+    assert back.weight is stock.weight
+    assert not back.training
+
+
+def test_all_of_its_options_arrive():
+    torch.manual_seed(0)
+    options = {
+        "ignore_index": 3,
+        "label_smoothing": 0.1,
+        "z_loss": 1e-2,
+        "softcap": 1.0,
+        "reduction": "none",
+        "chunk": 5,
+    }
+    ours = LinearCrossEntropy(8, 30, **options)
+    hidden, target = torch.randn(9, 8), torch.randint(30, (9,))
+    target[4] = 3
+    assert torch.equal(ours(hidden, target), linear_cross_entropy(hidden, ours.weight, target, **options))
+    assert ours(hidden).abs().max() < 1.0
+    assert "softcap=1.0" in repr(ours)
+    assert "chunk=5" in repr(ours)
+
+
+@pytest.mark.parametrize("level", [None, "reference", "triton"])
+@pytest.mark.parametrize("shape", [(9,), (5, 9), (5, 9, 4), (2, 9, 3, 4)])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"reduction": "none"}, {"ignore_index": 1}])
+def test_equals_the_stock_loss(shape, options, level, device):
+    torch.manual_seed(0)
+    stock, ours = torch.nn.CrossEntropyLoss(**options), CrossEntropyLoss(**options, level=level)
+    logits = torch.randn(shape, device=device, requires_grad=True)
+    target = torch.randint(9, shape[:1] + shape[2:] if len(shape) > 1 else (), device=device)
+    target = torch.where(target == 1, 2, target) if len(shape) == 1 else target
+    for a, b in zip(
+        *((loss(logits, target), *torch.autograd.grad(loss(logits, target).sum(), logits)) for loss in (ours, stock)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+    assert isinstance(ours, torch.nn.CrossEntropyLoss)
+
+
+def test_replacement_goes_back():
+    stock = torch.nn.CrossEntropyLoss(ignore_index=7, reduction="sum", label_smoothing=0.1).eval()
+    ours = build(stock)
+    assert isinstance(ours, CrossEntropyLoss)
+    assert (ours.ignore_index, ours.reduction, ours.label_smoothing, ours.training) == (7, "sum", 0.1, False)
+    back = restore(ours)
+    assert type(back) is torch.nn.CrossEntropyLoss
+    assert (back.ignore_index, back.reduction, back.label_smoothing, back.training) == (7, "sum", 0.1, False)
+
+
+def test_replacement_leaves_alone_what_it_does_not_know():
+    class Other(torch.nn.CrossEntropyLoss):
+        pass
+
+    assert applies(torch.nn.CrossEntropyLoss()) is None
+    assert "Other may compute something else" in applies(Other())
+    assert applies(torch.nn.CrossEntropyLoss(weight=torch.ones(3))) == "it has weights of classes"
