@@ -104,6 +104,19 @@ def test_a_run_goes_on_only_if_it_would_be_the_same(toy, machine):
         assert why_not_resumed(elsewhere, machine, QUICK) == reason
 
 
+def test_a_resumed_run_that_is_interrupted_keeps_what_it_has_not_reached(toy, machine):
+    whole = benchmark(toy.technique, machine, CPU, QUICK)
+    again = benchmark(toy.technique, machine, CPU, QUICK, previous=whole, on_job=interrupt_at(2))
+    assert not again.complete
+    assert again.measurements == whole.measurements
+
+
+def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
+    whole = benchmark(toy.technique, machine, CPU, QUICK)
+    less = Plan(levels=("native",), quick=True, directions=(Direction.FORWARD,))
+    assert benchmark(toy.technique, machine, CPU, less, previous=whole).measurements == whole.measurements
+
+
 def test_what_has_changed_since_is_measured_again(toy, machine):
     """Of the toy's one operation everything, since levels are timed in turns."""
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))

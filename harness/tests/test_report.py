@@ -156,13 +156,13 @@ def test_a_plot_is_a_png_and_an_svg_that_come_out_the_same_twice(results, tmp_pa
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()
-        assert [path.name for path in plot(results, folder)] == ["toy-gate.png", "toy-gate.svg"]
+        assert [path.name for path in plot(results, folder / "toy.json")] == ["toy-gate.png", "toy-gate.svg"]
     one, other = ((folder / "toy-gate.svg").read_bytes() for folder in folders)
     assert one == other
     assert b"<svg" in one
     assert (folders[0] / "toy-gate.png").read_bytes().startswith(b"\x89PNG")
     slower = tuple(m.model_copy(update={"share_of_copy": 0.1}) if m.seconds else m for m in results.measurements)
-    plot(results.model_copy(update={"measurements": slower}), folders[1])
+    plot(results.model_copy(update={"measurements": slower}), folders[1] / "toy.json")
     assert (folders[1] / "toy-gate.svg").read_bytes() != one
 
 
@@ -174,7 +174,7 @@ def test_the_legend_names_levels_that_the_first_case_lacks(results, tmp_path, mo
         timed("reference", 1e-6),
         timed("native", 1e-6, case="decode"),
     )
-    plot(results.model_copy(update={"measurements": late}), tmp_path)
+    plot(results.model_copy(update={"measurements": late}), tmp_path / "toy.json")
     text = (tmp_path / "toy-gate.svg").read_text()
     assert ">native</text>" in text
     assert ">reference</text>" in text
@@ -190,13 +190,13 @@ def test_what_multiplies_is_drawn_as_a_share_of_the_fastest_product(results, tmp
         update = {"share_of_copy": 0.2, "share_of_matmul": share}
         products = tuple(m.model_copy(update=update) for m in results.measurements if m.status == "measured")
         (tmp_path / name).mkdir()
-        plot(results.model_copy(update={"measurements": products}), tmp_path / name)
+        plot(results.model_copy(update={"measurements": products}), tmp_path / name / "toy.json")
         assert words in (tmp_path / name / "toy-gate.svg").read_text()
 
 
 def test_where_nothing_was_measured_there_is_no_plot(results, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     refused = tuple(m for m in results.measurements if m.status != "measured")
-    assert plot(results.model_copy(update={"measurements": refused}), tmp_path) == []
-    assert plot(results.model_copy(update={"measurements": ()}), tmp_path) == []
+    assert plot(results.model_copy(update={"measurements": refused}), tmp_path / "toy.json") == []
+    assert plot(results.model_copy(update={"measurements": ()}), tmp_path / "toy.json") == []
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.fused_ln_act import MLP, GatedMLP, LinearAct, gated_mlp
+from kernel_pytorch.fused_ln_act import MLP, GatedMLP, LinearAct, gated_mlp, linear_act
 from kernel_pytorch.fused_ln_act.linear import reference, replacements
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
@@ -274,10 +274,23 @@ def test_gated_mlp_learns():
 
 
 def test_gated_mlp_refuses_what_it_does_not_know():
-    with pytest.raises(TypeError, match="given Linear; it must have gate_proj"):
+    with pytest.raises(TypeError, match="given Linear with NoneType, NoneType, NoneType; it must have gate_proj"):
         GatedMLP.from_torch(torch.nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"given LlamaMLP; it must have gate_proj.*without a bias"):
+    with pytest.raises(
+        TypeError, match=r"given LlamaMLP with Linear, Linear, Linear; it must have gate_proj.*without a bias"
+    ):
         GatedMLP.from_torch(LlamaMLP(bias=True))
+    frozen, narrow = LlamaMLP(), LlamaMLP()
+    frozen.up_proj.weight.requires_grad_(False)
+    narrow.down_proj = torch.nn.Linear(12, 16, bias=False)
+    for module in (frozen, narrow):
+        with pytest.raises(TypeError, match="do not fit, or only one of the first two is trained"):
+            GatedMLP.from_torch(module)
+    tripled = type("Tripled", (torch.nn.Linear,), {"forward": lambda self, x: 3.0 * F.linear(x, self.weight)})
+    other = LlamaMLP()
+    other.gate_proj = tripled(16, 24, bias=False)
+    with pytest.raises(TypeError, match=r"with Tripled, Linear, Linear; .*no subclass"):
+        GatedMLP.from_torch(other)
     with pytest.raises(TypeError, match=r"its act_fn is Softplus.*give activation"):
         GatedMLP.from_torch(LlamaMLP(act_fn=torch.nn.Softplus()))
     assert GatedMLP.from_torch(LlamaMLP(act_fn=F.silu)).activation == "silu"
@@ -339,3 +352,17 @@ def test_replacements(monkeypatch):
     assert gated["applies"](stock) is None
     assert gated["restore"](gated["build"](stock)) is stock
     assert "Derived" in gated["applies"](type("Derived", (LlamaMLP,), {})())
+
+
+@pytest.mark.parametrize("level", ["native", "triton"])
+def test_one_row_needs_no_dimension_of_rows(level, device):
+    torch.manual_seed(0)
+    x, weight = torch.randn(16, device=device, requires_grad=True), torch.randn(24, 16, device=device)
+    down = torch.randn(5, 12, device=device)
+    for run in (
+        lambda x: linear_act(x, weight, None, "gelu", level=level),
+        lambda x: gated_mlp(x, weight, down, level=level),
+    ):
+        one, rows = run(x), run(x[None])
+        assert torch.equal(one, rows[0])
+        assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (one, rows)))

@@ -102,6 +102,7 @@ BAD = {
     "eps nan": (lambda: layer_norm(x, eps=float("nan")), ValueError, "eps: given nan; it must be finite"),
     "eps text": (lambda: layer_norm(x, eps="1e-6"), TypeError, "eps: given str; it must be a Python number"),
     "sparse": (lambda: layer_norm(x.to_sparse()), TypeError, "x: layout is torch.sparse_coo"),
+    "no residual": (lambda: add_layer_norm(x, None), TypeError, "residual: given NoneType; it must be a torch.Tensor"),
     "residual shape": (lambda: add_layer_norm(x, x[:2]), ValueError, r"residual: shape is \(2, 8\)"),
     "residual dtype": (lambda: add_layer_norm(x, x.int()), TypeError, "residual: dtype is torch.int32"),
     "residual device": (lambda: add_layer_norm(x, x.to("meta")), ValueError, "residual: device is meta"),

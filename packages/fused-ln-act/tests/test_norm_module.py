@@ -92,6 +92,11 @@ BAD = {
         TypeError,
         "module: given LayerNorm, ReLU, Linear",
     ),
+    "another forward": (
+        lambda: LayerNorm.from_torch(type("Scaled", (torch.nn.LayerNorm,), {"forward": lambda self, x: x})(4)),
+        TypeError,
+        "module: given Scaled; it must be a torch.nn.LayerNorm, with its forward",
+    ),
     "alone": (lambda: LayerNormAct.from_torch(torch.nn.LayerNorm(4)), TypeError, "module: given LayerNorm; it must be"),
     "activation": (lambda: LayerNormAct(4, "swish"), ValueError, "activation: given 'swish'"),
     "no stock module": (lambda: LayerNormAct(4, "quick_gelu").to_torch(), TypeError, "'quick_gelu' has no module"),

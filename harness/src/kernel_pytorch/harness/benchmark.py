@@ -15,7 +15,7 @@ from kernel_pytorch.harness.jobs import DIRECTIONS, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.results import Accuracy, Measurement, Results, WholeCost
 from kernel_pytorch.harness.sources import technique_digests
-from kernel_pytorch.harness.technique import Case, Direction, Technique
+from kernel_pytorch.harness.technique import Case, Direction, Level, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
 from kernel_pytorch.harness.whole_cost import call_cost, no_cost, with_starts
 
@@ -73,16 +73,17 @@ def benchmark(
         device: where.
         plan: what was asked for.
         worker: process that the jobs run in, so that one that crashes costs itself alone; None for this process.
-        previous: results of an interrupted run of the same plan; its jobs are not measured again, but those in which
-            an implementation's sources have changed since.
+        previous: earlier results. What they hold of the present sources is kept, also what this plan does not ask for
+            or has not reached yet; its jobs are measured again only where an implementation has changed since.
         on_job: called with the label of each job before it starts.
         on_progress: called with what stands after each job, marked as not complete.
 
     Returns:
         The results; after Ctrl-C those that stood by then, marked as not complete.
     """
-    measurements: list[Measurement] = []
     sources = technique_digests(technique)
+    measured: dict[JobKey, list[Measurement]] = {} if previous is None else still_valid(previous, sources)
+    order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
 
     def results(
         complete: bool,
@@ -97,7 +98,7 @@ def benchmark(
             complete=complete,
             machine=machine,
             sources=sources,
-            measurements=tuple(measurements),
+            measurements=tuple(m for key in order if key in measured for m in measured[key]),
             accuracy=accuracy,
             real_input=real_input,
             costs=costs,
@@ -106,8 +107,9 @@ def benchmark(
     try:
         for job in plan.jobs(technique, device):
             on_job(job.label)
-            kept = _kept(previous, sources, job, plan)
-            measurements += kept or _measure(job, machine, device, plan, worker)
+            names = {i.name for i in chosen(job, plan.wanted)}
+            if not names <= {m.implementation for m in measured.get(job.key, [])}:
+                measured[job.key] = _measure(job, machine, device, plan, worker)
             on_progress(results(complete=False))
         on_job(ACCURACY)
         accuracy, real_input = _accuracy(technique, device, plan, worker)
@@ -129,20 +131,19 @@ def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | No
     return None
 
 
-def _kept(previous: Results | None, sources: dict[str, str], job: Job, plan: Plan) -> list[Measurement]:
-    """What an earlier run measured of this job, if that is all that is wanted of it and of the present sources."""
-    if previous is None:
-        return []
-    _, operation, label, direction = job.key
-    found = {
-        m.implementation: m
-        for m in previous.measurements
-        if (m.operation, m.case.label, m.direction) == (operation, label, direction)
-    }
-    names = [i.name for i in chosen(job, plan.wanted)]
-    labels = [f"{operation}/{name}" for name in names]
-    same = all(previous.sources.get(label) == sources[label] for label in labels)
-    return [found[name] for name in names] if same and set(names) <= set(found) else []
+def still_valid(previous: Results, sources: dict[str, str]) -> dict[JobKey, list[Measurement]]:
+    """What earlier results hold of the present sources, by job: all of it, or nothing, since levels took turns."""
+    found: dict[JobKey, list[Measurement]] = {}
+    for m in previous.measurements:
+        found.setdefault((previous.technique, m.operation, m.case.label, m.direction), []).append(m)
+    return {key: group for key, group in found.items() if not any(_changed(m, previous, sources) for m in group)}
+
+
+def _changed(m: Measurement, previous: Results, sources: dict[str, str]) -> bool:
+    label = f"{m.operation}/{m.implementation}"
+    if m.level == Level.PEER.value and label not in sources:  # not asked for now, and not ours to change
+        return False
+    return label not in sources or previous.sources.get(label) != sources[label]
 
 
 def _measure(job: Job, machine: Machine, device: torch.device, plan: Plan, worker: Worker | None) -> list[Measurement]:

@@ -211,10 +211,19 @@ def _serve(connection: Connection, prepare: Callable[[], object] | None) -> None
         except EOFError:
             sys.exit()
         # Receiving the function has imported its module, which is no part of the case.
-        connection.send(("started", None))
         try:
-            value = function(*arguments, lambda stage: connection.send(("stage", stage)))
-        except Exception as error:
-            connection.send(("raised", f"raised {type(error).__name__}: {error}"))
-        else:
-            connection.send(("value", value))
+            connection.send(("started", None))
+            _answer(connection, function, arguments)
+        except BrokenPipeError:  # the parent was interrupted
+            sys.exit()
+
+
+def _answer(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        value = function(*arguments, lambda stage: connection.send(("stage", stage)))
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        connection.send(("raised", f"raised {type(error).__name__}: {error}"))
+    else:
+        connection.send(("value", value))

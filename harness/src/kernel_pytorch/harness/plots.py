@@ -19,8 +19,8 @@ BAR = 0.13
 Cases = dict[str, list[Measurement]]
 
 
-def plot(results: Results, folder: Path) -> list[Path]:
-    """Draw each operation as `<technique>-<operation>.png` and `.svg`; nothing where none was measured.
+def plot(results: Results, file: Path) -> list[Path]:
+    """Draw each operation beside the results' file, as `<its name>-<operation>.png` and `.svg`, where any was measured.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -40,7 +40,7 @@ def plot(results: Results, folder: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 8}):
         for operation, directions in operations.items():
             title = f"{operation} on {results.machine.environment.device_name}"
-            found += _draw(directions, colors, title, folder / f"{results.technique}-{operation}")
+            found += _draw(directions, colors, title, file.with_name(f"{file.stem}-{operation}"))
     return found
 
 

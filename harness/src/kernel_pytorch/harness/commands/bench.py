@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
+from kernel_pytorch.harness.benchmark import Plan, benchmark, still_valid, why_not_resumed
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
@@ -34,6 +34,7 @@ from kernel_pytorch.harness.jobs import DIRECTIONS
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.report import wrong_on_real_input
 from kernel_pytorch.harness.results import Results, ResultsError, load
+from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.technique import Direction, Level, Technique
 
 CASE_TIMEOUT = 600.0
@@ -77,7 +78,7 @@ def bench_command(
 ) -> None:
     """Time every level on shapes of published models, implementations interleaved, inputs cold, outputs checked.
 
-    A full run writes <out>/<device>/<technique>.json with a PNG and an SVG plot beside it. A partial one (--quick,
+    A full run writes <out>/<device>/<technique>.json, beside it plots of each operation. A partial one (--quick,
     --level, --direction) writes a file only where --json says, so that it never replaces a full one. A case that
     crashes or hangs costs itself alone. What stands is kept after every case: Ctrl-C loses nothing, --resume goes on.
     Exit code: 0; 1 if a level was wrong, crashed, or was faster than this machine can be; 2 for a name that does not
@@ -162,18 +163,21 @@ def _measure(
 
 
 def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path | None) -> Results | None:
-    """The unfinished results of this technique, if they can be continued."""
-    if target is None or not _unfinished(target).is_file():
+    """The unfinished results of this technique, else the finished ones, if they can be continued."""
+    files = [] if target is None else [file for file in (_unfinished(target), target) if file.is_file()]
+    if not files:
         messages.print(f"{technique.name}: there is nothing to resume, so the run begins anew")
         return None
     try:
-        found = load(_unfinished(target))
+        found = load(files[0])
         reason = why_not_resumed(found, machine, plan)
     except ResultsError as error:
         reason = str(error)
     if reason is not None:
         messages.print(f"{technique.name}: not resumed, {reason}; the run begins anew", **PLAIN)
         return None
+    kept = len(still_valid(found, technique_digests(technique)))
+    messages.print(f"{technique.name}: kept what {files[0]} holds of the present sources, {kept} jobs", **PLAIN)
     return found
 
 
@@ -202,5 +206,5 @@ def _save(results: Results, target: Path | None) -> None:
         return
     results.save(target)
     _unfinished(target).unlink(missing_ok=True)
-    written = [target, *draw(results, target.parent)]
+    written = [target, *draw(results, target)]
     output.print(escape("written: " + ", ".join(map(str, written))), **PLAIN)

@@ -64,7 +64,7 @@ def report_command(
         return
     for file, results in found.items():
         show(results)
-        draw(results, file.parent)
+        draw(results, file)
 
 
 def write_readme(readme: Path, found: list[Results]) -> None:
@@ -97,10 +97,10 @@ def show(results: Results) -> None:
         output.print(escape(line), **PLAIN)
 
 
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw the plots into a folder, or say what is missing."""
+def draw(results: Results, file: Path) -> list[Path]:
+    """Draw the plots beside the file of the results, or say what is missing."""
     try:
-        return plot(results, folder)
+        return plot(results, file)
     except ModuleNotFoundError as error:
         output.print(f"no plot: {error} (pip install 'kernel-pytorch-harness\\[plot]')", **PLAIN)
         return []

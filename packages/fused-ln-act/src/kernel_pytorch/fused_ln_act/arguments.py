@@ -74,7 +74,7 @@ def check_dropout(p: float, seed: Tensor | None, x: Tensor, name: str = "dropout
     if seed is None:
         return
     if not isinstance(seed, Tensor):
-        raise TypeError(f"seed: given {type(seed).__name__}; it must be a torch.Tensor, as draw_seed makes")
+        raise TypeError(f"seed: given {type(seed).__name__}; it must be a torch.Tensor, such as torch.tensor(3)")
     if seed.dtype != torch.int64:
         raise TypeError(f"seed: dtype is {seed.dtype}; allowed is torch.int64")
     if seed.dim() != 0:

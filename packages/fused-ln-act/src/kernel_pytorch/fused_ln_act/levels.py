@@ -74,7 +74,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if device.type != "cpu" or os.environ.get("TRITON_INTERPRET", "").lower() not in ("1", "true", "yes", "on", "y"):
         return f"device is {device.type}; Triton needs CUDA, or TRITON_INTERPRET=1 to check kernels on the CPU"
     if not HAS_NUMPY:
-        return "Triton's interpreter needs numpy, which is not installed"
+        return "Triton's interpreter needs numpy (pip install numpy)"
     if dtype == torch.bfloat16:
         return "Triton's interpreter computes bfloat16 wrongly"
     return None

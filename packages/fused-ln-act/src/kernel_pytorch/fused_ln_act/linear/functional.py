@@ -58,12 +58,15 @@ def linear_act(
         check_tensor("bias", bias)
         if bias.shape != weight.shape[:1]:
             raise ValueError(
-                f"bias: shape is {shape_of(bias)}; for weight {shape_of(weight)} it must be {weight.shape[:1]}"
+                f"bias: shape is {shape_of(bias)}; for weight {shape_of(weight)} it must be {tuple(weight.shape[:1])}"
             )
     x, weight, *rest = _as_autocast(x, weight, bias)
     bias = rest[0]
     _check_alike(x, {"weight": weight, "bias": bias})
-    return resolve(GROUP, "linear_act", level, x, weight, bias)(x, weight, bias, activation, save_preactivation)
+    run = resolve(GROUP, "linear_act", level, x, weight, bias)
+    if x.dim() == 1:  # the kernels want rows
+        return run(x[None], weight, bias, activation, save_preactivation)[0]
+    return run(x, weight, bias, activation, save_preactivation)
 
 
 def gated_mlp(
@@ -111,7 +114,10 @@ def gated_mlp(
     _check_matrix("w_down", w_down, w_gate_up.shape[0] // 2)
     x, w_gate_up, w_down = _as_autocast(x, w_gate_up, w_down)  # type: ignore[assignment]
     _check_alike(x, {"w_gate_up": w_gate_up, "w_down": w_down})
-    return resolve(GROUP, "gated_mlp", level, x, w_gate_up, w_down)(x, w_gate_up, w_down, activation, recompute)
+    run = resolve(GROUP, "gated_mlp", level, x, w_gate_up, w_down)
+    if x.dim() == 1:
+        return run(x[None], w_gate_up, w_down, activation, recompute)[0]
+    return run(x, w_gate_up, w_down, activation, recompute)
 
 
 def _check_matrix(name: str, matrix: Tensor, columns: int) -> None:

@@ -215,7 +215,8 @@ class GatedMLP(torch.nn.Module):
         """Take over a module that has `gate_proj`, `up_proj` and `down_proj`: LlamaMLP, MistralMLP, Qwen3MLP.
 
         The weights of gate and up are copied once, into one parameter. Those of `module` become views of it, so nothing
-        is held twice and what is learned here is learned there; `down_proj` is shared.
+        is held twice and what is learned here is learned there; `down_proj` is shared. The packed weight is
+        a new parameter: an optimizer that was made before does not know it, so make it afterwards.
 
         Args:
             module: with three `torch.nn.Linear` of these names, without biases.
@@ -226,14 +227,19 @@ class GatedMLP(torch.nn.Module):
             TypeError: `module` is something else, or its activation is none of `gated_mlp`'s.
         """
         layers: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-        if not all(isinstance(layer, torch.nn.Linear) and layer.bias is None for layer in layers):
+        if not all(type(layer) is torch.nn.Linear and layer.bias is None for layer in layers):
+            given = ", ".join(type(layer).__name__ for layer in layers)
             raise TypeError(
-                f"module: given {type(module).__name__}; it must have gate_proj, up_proj and down_proj, each a "
-                "torch.nn.Linear without a bias"
+                f"module: given {type(module).__name__} with {given}; it must have gate_proj, up_proj and down_proj, "
+                "each a torch.nn.Linear, no subclass, without a bias"
             )
         gate, up, down = layers
-        if gate.weight.shape != up.weight.shape or gate.weight.dtype != up.weight.dtype:
-            raise TypeError(f"module: gate_proj {gate} and up_proj {up} differ; they must be alike")
+        alike = all(getattr(gate.weight, a) == getattr(up.weight, a) for a in ("shape", "dtype", "requires_grad"))
+        if not alike or down.in_features != gate.out_features:
+            raise TypeError(
+                f"module: gate_proj {gate}, up_proj {up} and down_proj {down} do not fit, or only one of the first two "
+                "is trained; gate and up must be alike, and down as wide as they are high"
+            )
         found = activation or activation_of(getattr(module, "act_fn", None))
         if found is None:
             given = getattr(module, "act_fn", None)

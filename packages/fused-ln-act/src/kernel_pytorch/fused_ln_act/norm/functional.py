@@ -54,7 +54,7 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450.
     """
-    _check(x, None, weight, bias, eps)
+    _check(x, weight, bias, eps)
     return resolve(GROUP, "layer_norm", level, x, weight, bias)(x, weight, bias, eps)
 
 
@@ -101,7 +101,7 @@ def add_layer_norm(
     Source: as `layer_norm`; dropout and the residual add in front of it as in Vaswani et al., "Attention Is All You
     Need", 2017, section 5.4, https://arxiv.org/abs/1706.03762.
     """
-    _check(x, residual, weight, bias, eps)
+    _check(x, weight, bias, eps, residual)
     scalars = (eps, *_dropout("add_layer_norm", level, dropout_p, seed, x))
     run = resolve(GROUP, "add_layer_norm", level, x, residual, weight, bias)
     return run(x, residual, weight, bias, *scalars)
@@ -145,7 +145,7 @@ def layer_norm_act(
 
     Source: as `layer_norm`; the activations are named in `activations.py`.
     """
-    _check(x, None, weight, bias, eps)
+    _check(x, weight, bias, eps)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("layer_norm_act", level, dropout_p, seed, x))
     return resolve(GROUP, "layer_norm_act", level, x, weight, bias)(x, weight, bias, *scalars)
@@ -190,7 +190,7 @@ def add_layer_norm_act(
 
     Source: as `add_layer_norm` and `layer_norm_act`.
     """
-    _check(x, residual, weight, bias, eps)
+    _check(x, weight, bias, eps, residual)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("add_layer_norm_act", level, dropout_p, seed, x))
     run = resolve(GROUP, "add_layer_norm_act", level, x, residual, weight, bias)
@@ -230,7 +230,7 @@ def rms_norm_act(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    _check(x, None, weight, None, eps)
+    _check(x, weight, None, eps)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("rms_norm_act", level, dropout_p, seed, x))
     return resolve(GROUP, "rms_norm_act", level, x, weight)(x, weight, *scalars)
@@ -271,17 +271,17 @@ def add_rms_norm_act(
 
     Source: as `rms_norm_act` and `add_layer_norm`.
     """
-    _check(x, residual, weight, None, eps)
+    _check(x, weight, None, eps, residual)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("add_rms_norm_act", level, dropout_p, seed, x))
     return resolve(GROUP, "add_rms_norm_act", level, x, residual, weight)(x, residual, weight, *scalars)
 
 
-def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *residual: Tensor) -> None:
     check_tensor("x", x)
     check_eps(eps)
-    if residual is not None:
-        check_like("residual", residual, x)
+    for tensor in residual:
+        check_like("residual", tensor, x)
     check_parameter("weight", weight, x)
     check_parameter("bias", bias, x)
 

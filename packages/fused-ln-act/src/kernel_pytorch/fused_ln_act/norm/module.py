@@ -244,8 +244,8 @@ def _parameters(module: torch.nn.LayerNorm) -> tuple[Tensor | None, Tensor | Non
 
 
 def _only(module: torch.nn.Module) -> torch.nn.LayerNorm:
-    if not isinstance(module, torch.nn.LayerNorm):
-        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.LayerNorm")
+    if not isinstance(module, torch.nn.LayerNorm) or type(module).forward is not torch.nn.LayerNorm.forward:
+        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.LayerNorm, with its forward")
     return module
 
 
