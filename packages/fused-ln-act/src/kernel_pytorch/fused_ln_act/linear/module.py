@@ -228,9 +228,9 @@ class GatedMLP(torch.nn.Module):
         """
         layers: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         if not all(type(layer) is torch.nn.Linear and layer.bias is None for layer in layers):
-            given = ", ".join(type(layer).__name__ for layer in layers)
+            kinds = ", ".join(type(layer).__name__ for layer in layers)
             raise TypeError(
-                f"module: given {type(module).__name__} with {given}; it must have gate_proj, up_proj and down_proj, "
+                f"module: given {type(module).__name__} with {kinds}; it must have gate_proj, up_proj and down_proj, "
                 "each a torch.nn.Linear, no subclass, without a bias"
             )
         gate, up, down = layers
