@@ -131,6 +131,17 @@ def test_a_name_that_does_not_exist_is_exit_code_2(environment, arguments):
     assert "there are: sm_80, sm_90, sm_100, sm_120" in done.stderr or "installed are:" in done.stderr
 
 
+def test_where_there_is_no_kernel_there_is_no_table(site, tmp_path):
+    site.install_toy()
+    readme = tmp_path / "toy" / "README.md"
+    readme.parent.mkdir()
+    readme.write_text(block := "<!-- static:begin -->\nNot recorded yet.\n<!-- static:end -->\n")
+    done = site.run("static", "toy", "--readme", str(readme))
+    assert done.code == 0, done.err
+    assert "toy launches no kernel, so its README stays as it is" in done.err
+    assert readme.read_text() == block
+
+
 def test_a_table_goes_into_no_other_packages_readme(command_line, tmp_path):
     readme = tmp_path / "another" / "README.md"
     readme.parent.mkdir()

@@ -85,3 +85,22 @@ def test_replacement_leaves_alone_what_it_does_not_know():
     assert applies(torch.nn.CrossEntropyLoss()) is None
     assert "Other may compute something else" in applies(Other())
     assert applies(torch.nn.CrossEntropyLoss(weight=torch.ones(3))) == "it has weights of classes"
+
+
+def test_what_computes_something_else_is_refused():
+    """A head with a forward of its own, as adapters and quantised layers have, would lose it in silence."""
+    scaled = type("Scaled", (torch.nn.Linear,), {"forward": lambda self, x: 7.0 * torch.nn.Linear.forward(self, x)})
+    with pytest.raises(TypeError, match=r"given Scaled; it must be a torch\.nn\.Linear, no subclass"):
+        LinearCrossEntropy.from_torch(scaled(4, 9))
+    normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 9))
+    with pytest.raises(TypeError, match="module: given ParametrizedLinear; it must be"):
+        LinearCrossEntropy.from_torch(normed)
+    for options in ({"bias": False}, {"dtype": torch.bfloat16}, {"device": "cpu"}):
+        with pytest.raises(TypeError, match=r"it is that of the module, so leave it out"):
+            LinearCrossEntropy.from_torch(torch.nn.Linear(4, 9), **options)
+
+
+@pytest.mark.parametrize("softcap", [1e39, 1e-46])
+def test_a_cap_that_float32_cannot_divide_by_is_refused(softcap):
+    with pytest.raises(ValueError, match=r"softcap: given .*; allowed is what float32 divides by"):
+        LinearCrossEntropy(4, 9, softcap=softcap)

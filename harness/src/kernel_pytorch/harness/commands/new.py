@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         f"{package}: {sum(path != page for path in made)} files, a technique that works as it stands\n"
         f"{page}: its page\n"
         "Next:\n"
-        f"  nox -s tests -- {package}\n"
+        f"  nox -s tests -- {package}/tests\n"
         f"  nox -s bench -- {name} --quick\n"
         "  nox -s lint static docs\n"
     )

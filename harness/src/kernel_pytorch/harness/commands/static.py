@@ -15,7 +15,7 @@ import typer
 from pydantic import TypeAdapter
 from rich.markup import escape
 
-from kernel_pytorch.harness.commands.common import TechniqueArgument, messages, output, warn_broken
+from kernel_pytorch.harness.commands.common import PLAIN, TechniqueArgument, messages, output, warn_broken
 from kernel_pytorch.harness.discovery import UnknownNameError, discover
 from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
 from kernel_pytorch.harness.results import write_atomically
@@ -71,7 +71,9 @@ def static_command(
         output.print(f"[red]broken:[/red] {escape(str(violation))}", highlight=False, soft_wrap=True)
     if json is not None:
         write_atomically(json, _document(inspections, broken))
-    if readme is not None and not broken:
+    if readme is not None and not any(i.findings.compiled for i in inspections):
+        messages.print(f"{techniques[0].name} launches no kernel, so its README stays as it is", **PLAIN)
+    elif readme is not None and not broken:
         write_block(readme, BLOCK, markdown(techniques[0], inspections, importlib.metadata.version("triton")))
     output.print(_summary(inspections, broken, time.perf_counter() - started), highlight=False)
     if broken or (technique is None and discovery.broken):

@@ -85,6 +85,8 @@ def check_scalars(
         _check_number("softcap", softcap)
         if softcap <= 0.0:
             raise ValueError(f"softcap: given {softcap}; it must be above 0, or None for none")
+        if not 1e-30 <= softcap <= 1e30:
+            raise ValueError(f"softcap: given {softcap}; allowed is what float32 divides by, 1e-30 to 1e30")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: given {reduction!r}; allowed are {', '.join(map(repr, REDUCTIONS))}")
 

@@ -62,10 +62,17 @@ class LinearCrossEntropy(torch.nn.Linear):
 
         Args:
             module: whose parameters are taken over.
-            **options: keyword arguments of the constructor.
+            **options: keyword arguments of the constructor, from `ignore_index` on.
+
+        Raises:
+            TypeError: `module` is something else, or a subclass, which may compute something else; or an option is
+                what the module decides.
         """
-        if not isinstance(module, torch.nn.Linear):
-            raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Linear")
+        if type(module) is not torch.nn.Linear:
+            raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Linear, no subclass")
+        for name in ("bias", "device", "dtype"):
+            if name in options:
+                raise TypeError(f"{name}: given {options[name]}; it is that of the module, so leave it out")
         ours = cls(module.in_features, module.out_features, device="meta", **options)
         ours.weight, ours.bias = module.weight, module.bias
         return ours.train(module.training)
