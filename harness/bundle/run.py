@@ -56,8 +56,8 @@ def main() -> int:
             command = [*program, "bench", *chosen, "--json", str(out), *more]
             return until_it_ends(subprocess.Popen(command, cwd=folder, env=environment))
         jobs = {
-            "verify": [*program, "verify", *chosen, "--json", str(out), *beside("verify"), *more],
-            "support": [*program, "support", *chosen, "--json", str(out), *beside("support")],
+            "verify": [*program, "verify", *chosen, "--json", str(out), "--processes", share("verify"), *more],
+            "support": [*program, "support", *chosen, "--json", str(out), "--processes", share("support")],
             "tests": tests(BUNDLE.joinpath("tests", *chosen), Path(folder), out),
         }
         return side_by_side(jobs, Path(folder), environment, out)
@@ -149,13 +149,13 @@ def tests(chosen: Path, folder: Path, out: Path) -> list[str]:
     command += [f"--rootdir={BUNDLE}", f"--junit-xml={out / 'tests.xml'}", str(chosen)]
     command += [f"--ignore={file}" for file in BUNDLE.glob("tests/*/test_support.py") if file.parent.name != "harness"]
     if (folder / "site" / "xdist").is_dir():  # one by one, since a few take minutes
-        command += ["-n", beside("tests")[1], "--maxschedchunk", "1", "--benchmark-disable"]
+        command += ["-n", share("tests"), "--maxschedchunk", "1", "--benchmark-disable"]
     return command
 
 
-def beside(job: str) -> list[str]:
-    """How many processes a job may have, as an option."""
-    return ["--processes", str(max(1, min(PROCESSES[job], (os.cpu_count() or 1) * PROCESSES[job] // 16)))]
+def share(job: str) -> str:
+    """How many processes a job may have: fewer where there are fewer cores."""
+    return str(max(1, min(PROCESSES[job], (os.cpu_count() or 1) * PROCESSES[job] // 16)))
 
 
 if __name__ == "__main__":

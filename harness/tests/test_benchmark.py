@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from kernel_pytorch.harness import timing
-from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
+from kernel_pytorch.harness.benchmark import Plan, benchmark, of_present_sources, why_not_resumed
 from kernel_pytorch.harness.jobs import find_job, jobs
+from kernel_pytorch.harness.results import Accuracy
 from kernel_pytorch.harness.technique import Direction
+from kernel_pytorch.harness.whole_cost import no_cost
 
 CPU = torch.device("cpu")
 QUICK = Plan(quick=True)
@@ -114,14 +116,39 @@ def test_a_resumed_run_that_is_interrupted_keeps_what_it_has_not_reached(toy, ma
 def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
     whole = benchmark(toy.technique, machine, CPU, QUICK)
     less = Plan(levels=("native",), quick=True, directions=(Direction.FORWARD,))
-    assert benchmark(toy.technique, machine, CPU, less, previous=whole).measurements == whole.measurements
+    again = benchmark(toy.technique, machine, CPU, less, previous=whole)
+    assert again.measurements == whole.measurements
+
+
+def test_whole_costs_and_accuracy_outlast_a_run_that_does_not_ask_for_them(toy, machine):
+    whole = benchmark(toy.technique, machine, CPU, QUICK)
+    costs = (no_cost(toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], "made up"),)
+    accuracy = (Accuracy(operation="gate", implementation="compile", dtype="float32", reason="made up"),)
+    before = whole.model_copy(update={"costs": costs, "accuracy": accuracy})
+    for on_job in (lambda label: None, interrupt_at(1)):
+        again = benchmark(toy.technique, machine, CPU, QUICK, previous=before, on_job=on_job)
+        assert (again.costs, again.accuracy) == (costs, accuracy)
+    for name, left in [("reference", ((), accuracy)), ("compile", (costs, ()))]:
+        changed = before.model_copy(update={"sources": before.sources | {f"gate/{name}": "changed"}})
+        found = of_present_sources(changed, toy.technique)
+        assert (found.costs, found.accuracy) == left
+
+
+def test_a_job_that_lacks_a_level_is_measured_again_with_those_that_it_has(toy, machine):
+    one = Plan(levels=("native",), quick=True, directions=(Direction.FORWARD,))
+    other = Plan(levels=("compile",), quick=True, directions=(Direction.FORWARD,))
+    first = benchmark(toy.technique, machine, CPU, one)
+    assert {m.implementation for m in first.measurements} == {"reference", "native"}
+    both = benchmark(toy.technique, machine, CPU, other, previous=first)
+    again = benchmark(toy.technique, machine, CPU, Plan(("cuda",), True, (Direction.FORWARD,)), previous=both)
+    assert {m.implementation for m in again.measurements} == {"reference", "native", "compile", "cuda"}
 
 
 def test_what_has_changed_since_is_measured_again(toy, machine):
     """Of the toy's one operation everything, since levels are timed in turns."""
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))
     changed = first.model_copy(update={"sources": first.sources | {"gate/native": "changed"}})
-    again = benchmark(toy.technique, machine, CPU, QUICK, previous=changed)
+    again = benchmark(toy.technique, machine, CPU, QUICK, previous=of_present_sources(changed, toy.technique))
     assert again.complete
     before = [m.samples for m in first.measurements if m.samples]
     assert before

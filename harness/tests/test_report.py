@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from kernel_pytorch.harness import plots
 from kernel_pytorch.harness.page import markdown
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.report import (
@@ -178,6 +179,20 @@ def test_the_legend_names_levels_that_the_first_case_lacks(results, tmp_path, mo
     text = (tmp_path / "toy-gate.svg").read_text()
     assert ">native</text>" in text
     assert ">reference</text>" in text
+
+
+def test_a_case_that_one_direction_lacks_leaves_its_place_empty(results, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    drawn = []
+
+    def record(axis, cases, *rest, labelled):
+        drawn.append([len(group) for group in cases.values()])
+
+    monkeypatch.setattr(plots, "_panel", record)
+    backward = timed("native", 1e-6, case="decode").model_copy(update={"direction": "backward"})
+    both = (timed("native", 1e-6), timed("native", 1e-6, case="decode"), backward)
+    plot(results.model_copy(update={"measurements": both}), tmp_path / "toy.json")
+    assert drawn == [[1, 1], [0, 1]]
 
 
 def test_what_multiplies_is_drawn_as_a_share_of_the_fastest_product(results, tmp_path, monkeypatch):

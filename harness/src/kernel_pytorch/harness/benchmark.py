@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -13,14 +15,17 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.jobs import DIRECTIONS, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import Accuracy, Measurement, Results, WholeCost
 from kernel_pytorch.harness.sources import technique_digests
-from kernel_pytorch.harness.technique import Case, Direction, Level, Technique
+from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
 from kernel_pytorch.harness.whole_cost import call_cost, no_cost, with_starts
 
 QUICK_ROUNDS = 12
 ACCURACY = "accuracy on real activations"
+
+Record = TypeVar("Record", Accuracy, WholeCost)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,10 @@ class Plan:
         """Rounds of the clock."""
         return QUICK_ROUNDS if self.quick else ROUNDS
 
+    def with_levels(self, more: set[str]) -> Plan:
+        """The same for more implementations: what takes turns is measured together."""
+        return self if self.levels is None else dataclasses.replace(self, levels=(*self.levels, *sorted(more)))
+
     def jobs(self, technique: Technique, device: torch.device) -> list[Job]:
         """The jobs of one technique."""
         return jobs(technique, device, quick=self.quick, directions=self.directions)
@@ -73,8 +82,8 @@ def benchmark(
         device: where.
         plan: what was asked for.
         worker: process that the jobs run in, so that one that crashes costs itself alone; None for this process.
-        previous: earlier results. What they hold of the present sources is kept, also what this plan does not ask for
-            or has not reached yet; its jobs are measured again only where an implementation has changed since.
+        previous: earlier results that `why_not_resumed` has nothing against, as `of_present_sources` leaves them. All
+            of it is kept, also what this plan does not ask for or has not reached yet.
         on_job: called with the label of each job before it starts.
         on_progress: called with what stands after each job, marked as not complete.
 
@@ -82,15 +91,13 @@ def benchmark(
         The results; after Ctrl-C those that stood by then, marked as not complete.
     """
     sources = technique_digests(technique)
-    measured: dict[JobKey, list[Measurement]] = {} if previous is None else still_valid(previous, sources)
+    measured = {} if previous is None else by_job(previous)
+    accuracy = () if previous is None else previous.accuracy
+    costs = () if previous is None else previous.costs
+    real_input = "" if previous is None else previous.real_input
     order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
 
-    def results(
-        complete: bool,
-        accuracy: tuple[Accuracy, ...] = (),
-        real_input: str = "",
-        costs: tuple[WholeCost, ...] = (),
-    ) -> Results:
+    def results(*, complete: bool) -> Results:
         return Results(
             technique=technique.name,
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -107,16 +114,18 @@ def benchmark(
     try:
         for job in plan.jobs(technique, device):
             on_job(job.label)
-            names = {i.name for i in chosen(job, plan.wanted)}
-            if not names <= {m.implementation for m in measured.get(job.key, [])}:
-                measured[job.key] = _measure(job, machine, device, plan, worker)
+            held = {m.implementation for m in measured.get(job.key, [])}
+            if not {i.name for i in chosen(job, plan.wanted)} <= held:
+                measured[job.key] = _measure(job, machine, device, plan.with_levels(held), worker)
             on_progress(results(complete=False))
         on_job(ACCURACY)
-        accuracy, real_input = _accuracy(technique, device, plan, worker)
-        costs = _costs(technique, device, plan, worker, on_job) if plan.whole_cost else ()
+        found, real_input = _accuracy(technique, device, plan, worker)
+        accuracy = _renewed(technique, accuracy, found)
+        if plan.whole_cost:
+            costs = _renewed(technique, costs, _costs(technique, device, plan, worker, on_job))
     except KeyboardInterrupt:
         return results(complete=False)
-    return results(True, accuracy, real_input, costs)
+    return results(complete=True)
 
 
 def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | None:
@@ -131,19 +140,42 @@ def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | No
     return None
 
 
-def still_valid(previous: Results, sources: dict[str, str]) -> dict[JobKey, list[Measurement]]:
-    """What earlier results hold of the present sources, by job: all of it, or nothing, since levels took turns."""
+def of_present_sources(previous: Results, technique: Technique) -> Results:
+    """Earlier results without what was found out about other sources: of a job all, since its levels took turns."""
+    now = technique_digests(technique)
+
+    def changed(record: Measurement | Accuracy | WholeCost) -> bool:
+        label = f"{record.operation}/{record.implementation}"
+        if record.implementation.startswith(PEER_PREFIX) and label not in now:
+            return False  # not asked for this time, and not ours to change
+        return label not in now or previous.sources.get(label) != now[label]
+
+    groups = [group for group in by_job(previous).values() if not any(map(changed, group))]
+    return previous.model_copy(
+        update={
+            "measurements": tuple(m for group in groups for m in group),
+            "accuracy": tuple(record for record in previous.accuracy if not changed(record)),
+            "costs": tuple(record for record in previous.costs if not changed(record)),
+        }
+    )
+
+
+def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
+    """What was measured, by the key of its job."""
     found: dict[JobKey, list[Measurement]] = {}
-    for m in previous.measurements:
-        found.setdefault((previous.technique, m.operation, m.case.label, m.direction), []).append(m)
-    return {key: group for key, group in found.items() if not any(_changed(m, previous, sources) for m in group)}
+    for m in results.measurements:
+        found.setdefault((results.technique, m.operation, m.case.label, m.direction), []).append(m)
+    return found
 
 
-def _changed(m: Measurement, previous: Results, sources: dict[str, str]) -> bool:
-    label = f"{m.operation}/{m.implementation}"
-    if m.level == Level.PEER.value and label not in sources:  # not asked for now, and not ours to change
-        return False
-    return label not in sources or previous.sources.get(label) != sources[label]
+def _renewed(technique: Technique, before: tuple[Record, ...], after: tuple[Record, ...]) -> tuple[Record, ...]:
+    """New records, and old ones of implementations that have none, in the order of declaration."""
+    new = {(record.operation, record.implementation) for record in after}
+    every: list[Record] = [r for r in before if (r.operation, r.implementation) not in new]
+    every += after
+    names = [(o.name, i.name) for o in technique.operations for i in o.implementations]
+    places = {name: place for place, name in enumerate(names)}
+    return tuple(sorted(every, key=lambda r: places.get((r.operation, r.implementation), len(places))))
 
 
 def _measure(job: Job, machine: Machine, device: torch.device, plan: Plan, worker: Worker | None) -> list[Measurement]:

@@ -60,15 +60,17 @@ def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, targ
     from matplotlib.patches import Patch
 
     share = limit(directions)
+    labels = list(dict.fromkeys(label for cases in directions.values() for label in cases))
     present = {m.implementation for m in _measured(directions)}
     colors = {level: color for level, color in colors.items() if level in present}
-    height = max(map(len, directions.values())) * (len(colors) + 1) * BAR
+    height = len(labels) * (len(colors) + 1) * BAR
     figure, axes = pyplot.subplots(
         1, len(directions), figsize=(2.5 + 4 * len(directions), height + 1.4), squeeze=False, sharex=True,
         layout="constrained",
     )  # fmt: skip
     for axis, (direction, cases) in zip(axes[0], directions.items(), strict=True):
-        _panel(axis, cases, colors, share, labelled=axis is axes[0][0])
+        every = {label: cases.get(label, []) for label in labels}  # one that was not measured leaves its place empty
+        _panel(axis, every, colors, share, labelled=axis is axes[0][0])
         axis.set_title(direction, loc="left")
     handles = [Patch(color=color, label=level) for level, color in colors.items()]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(colors), frameon=False)
@@ -81,14 +83,14 @@ def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, targ
     return paths
 
 
-def _panel(axis: Any, cases: Cases, colors: dict[str, str], limit: str, *, labelled: bool) -> None:
+def _panel(axis: Any, cases: Cases, colors: dict[str, str], limited_by: str, *, labelled: bool) -> None:
     """Bars of one direction; the axis carries the names of the cases where it is the first."""
     ticks, levels = [], list(colors)
-    for row, (_, group) in enumerate(cases.items()):
+    for row, group in enumerate(cases.values()):
         base = row * (len(levels) + 1)
         ticks.append(base + (len(levels) - 1) / 2)
         for m in group:
-            share = getattr(m, limit)
+            share = getattr(m, limited_by)
             if m.status != "measured" or m.seconds is None or share is None:
                 continue
             position = levels.index(m.implementation)
@@ -103,7 +105,7 @@ def _panel(axis: Any, cases: Cases, colors: dict[str, str], limit: str, *, label
                 error_kw={"elinewidth": 1},
             )
     axis.set_yticks(ticks, list(cases) if labelled else [""] * len(ticks))
-    axis.invert_yaxis()
+    axis.set_ylim(len(cases) * (len(levels) + 1) - 1, -1)
     axis.axvline(100, color="black", linewidth=0.8)
     axis.xaxis.set_major_formatter("{x:.0f}%")
     axis.spines[["top", "right"]].set_visible(False)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.benchmark import Plan, benchmark, still_valid, why_not_resumed
+from kernel_pytorch.harness.benchmark import Plan, benchmark, by_job, of_present_sources, why_not_resumed
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
@@ -34,7 +34,6 @@ from kernel_pytorch.harness.jobs import DIRECTIONS
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.report import wrong_on_real_input
 from kernel_pytorch.harness.results import Results, ResultsError, load
-from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.technique import Direction, Level, Technique
 
 CASE_TIMEOUT = 600.0
@@ -176,9 +175,10 @@ def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path |
     if reason is not None:
         messages.print(f"{technique.name}: not resumed, {reason}; the run begins anew", **PLAIN)
         return None
-    kept = len(still_valid(found, technique_digests(technique)))
-    messages.print(f"{technique.name}: kept what {files[0]} holds of the present sources, {kept} jobs", **PLAIN)
-    return found
+    kept = of_present_sources(found, technique)
+    jobs = f"{len(by_job(kept))} of {len(by_job(found))} jobs"
+    messages.print(f"{technique.name}: kept what {files[0]} holds of the present sources, {jobs}", **PLAIN)
+    return kept
 
 
 def _unfinished(target: Path) -> Path:

@@ -115,20 +115,17 @@ def _ask(
 ) -> list[Outcome]:
     """Answers in the order of the questions: of those that have processes of their own here, one after the other."""
 
-    def here(subject: Subject, row: Capability) -> Outcome:
-        on_question(f"{subject.operation.name} {subject.implementation.name}: {row.name}")
-        return examine(subject, row)
-
-    if workers is None:
-        return [here(*question) for question in questions]
-
-    def apart(question: tuple[Subject, Capability]) -> Outcome:
+    def ask(question: tuple[Subject, Capability]) -> Outcome:
         subject, row = question
         on_question(f"{subject.operation.name} {subject.implementation.name}: {row.name}")
+        if workers is None or row.own_processes:
+            return examine(subject, row)
         return _examine_apart(subject, row, workers)
 
-    answers = workers.map(apart, [question for question in questions if not question[1].own_processes])
-    return [here(*question) if question[1].own_processes else next(answers) for question in questions]
+    if workers is None:
+        return [ask(question) for question in questions]
+    answers = workers.map(ask, [question for question in questions if not question[1].own_processes])
+    return [ask(question) if question[1].own_processes else next(answers) for question in questions]
 
 
 def _examine_apart(subject: Subject, row: Capability, workers: Workers) -> Outcome:
