@@ -1,8 +1,10 @@
 """Bytes that a call needs, on functions whose need is known."""
 
+import gc
+
 import torch
 
-from kernel_pytorch.harness.memory import profile_memory
+from kernel_pytorch.harness.memory import peak, profile_memory
 
 MIB = 2**20
 
@@ -53,3 +55,18 @@ def test_arguments_and_outputs_do_not_count_as_saved(device):
     assert profile_memory(torch.square, x).saved_for_backward == 0
     assert profile_memory(torch.exp, x).saved_for_backward == 0
     assert near(profile_memory(_SavesTwice.apply, x).saved_for_backward, MIB)
+
+
+def test_what_an_earlier_measurement_left_in_a_cycle_does_not_lower_the_peak(device):
+    def leaves_a_cycle():
+        cycle = [torch.ones(MIB // 4, device=device)]
+        cycle.append(cycle)
+
+    def needs_a_mebibyte():
+        if calls.pop():
+            gc.collect()  # as may happen at any time
+        return torch.ones(MIB // 4, device=device)
+
+    calls = [True, False]
+    peak(leaves_a_cycle, device)
+    assert peak(needs_a_mebibyte, device) == MIB
