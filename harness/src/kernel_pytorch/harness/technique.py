@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -292,6 +293,23 @@ class KernelContract:
 
 
 @dataclass(frozen=True)
+class CudaUnit:
+    """One CUDA C++ source file, as `kernel-pytorch static` compiles it for every architecture.
+
+    Attributes:
+        source: the .cu file.
+        include: folders of the project's own headers (`-I`). Every header below them or the folder of the source counts
+            as a source of the unit.
+        options: what else nvcc is told: `-std=c++17`, `--use_fast_math`, `-isystem` and the headers of others. No
+            architecture, no output.
+    """
+
+    source: Path
+    include: tuple[Path, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Technique:
     """What one package offers.
 
@@ -304,6 +322,9 @@ class Technique:
             `default_level(device, dtype, elements) -> str` and `unavailable(level, device, dtype) -> str | None`.
         replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
         contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
+            For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
+        cuda_units: import string of a function that returns the `CudaUnit`s of the technique; empty where its sources
+            are not here (installed from a wheel). None: it has no CUDA kernel.
     """
 
     name: str
@@ -313,6 +334,7 @@ class Technique:
     levels: str
     replacements: str | None = None
     contracts: Mapping[str, KernelContract] = field(default_factory=dict)
+    cuda_units: str | None = None
 
     def operation(self, name: str) -> Operation:
         """The operation of that name. Raises KeyError naming what exists."""

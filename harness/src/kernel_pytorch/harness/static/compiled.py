@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,17 +42,20 @@ class Compiled(BaseModel):
 
     Attributes:
         kernel: name of its function.
+        language: what it is written in.
         arch: a key of `ARCHITECTURES`.
-        constants: compile-time constants by name.
-        arguments: type of every other argument that is no integer, as the compiler writes it ("*bf16", "fp32").
-        warps: per block.
-        case: who launches it: operation and case.
-        bench: whether it is launched by a bench case.
+        constants: compile-time constants by name; of a CUDA kernel its template arguments, as "template".
+        arguments: type of every other argument that is no integer, as Triton writes it ("*bf16", "fp32"). Of a CUDA
+            kernel, the types in its template arguments and those that its pointers point to.
+        warps: per block; of a CUDA kernel the most that `__launch_bounds__` allows, None if it has no such bounds.
+        case: who launches it: operation and case; of a CUDA kernel folder and file it stands in.
+        bench: whether it is launched by a bench case; true of every CUDA kernel.
         float64_scalars: arguments whose type was changed from float32 to float64 in this compilation.
         registers: per thread.
         stack_bytes: per thread.
         spill_bytes: per thread.
-        shared_bytes: per block.
+        shared_bytes: per block; of a CUDA kernel what its code declares.
+        dynamic_shared: whether a launch adds shared memory, of a size that the code does not say (CUDA).
         loads: from global memory.
         stores: to global memory.
         tf32: instructions that round to tf32 or multiply in it.
@@ -65,10 +68,11 @@ class Compiled(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kernel: str
+    language: Literal["Triton", "CUDA"] = "Triton"
     arch: str
     constants: dict[str, Any]
     arguments: dict[str, str]
-    warps: int
+    warps: int | None
     case: str
     bench: bool
     float64_scalars: tuple[str, ...] = ()
@@ -76,6 +80,7 @@ class Compiled(BaseModel):
     stack_bytes: int = 0
     spill_bytes: int = 0
     shared_bytes: int = 0
+    dynamic_shared: bool = False
     loads: Traffic = Traffic()
     stores: Traffic = Traffic()
     tf32: int = 0
@@ -90,7 +95,8 @@ class Compiled(BaseModel):
         types = "/".join(dict.fromkeys(kind.lstrip("*") for kind in self.arguments.values()))
         typed = f" with float64 {', '.join(self.float64_scalars)}" if self.float64_scalars else ""
         constants = " ".join(f"{name}={value}" for name, value in self.constants.items())
-        return f"{types}{typed}, {self.warps} warps, {constants}"
+        warps = "unknown" if self.warps is None else self.warps
+        return ", ".join(part for part in (f"{types}{typed}", f"{warps} warps", constants) if part)
 
     @property
     def bulk_copies(self) -> int:
@@ -98,8 +104,19 @@ class Compiled(BaseModel):
         return self.loads.bulk + self.stores.bulk
 
     @property
-    def occupancy(self) -> float:
-        """Warps that one multiprocessor holds, of those that it could: registers, shared memory and blocks decide."""
+    def occupancy(self) -> float | None:
+        """Warps that one multiprocessor holds, of those that it could: registers, shared memory and blocks decide.
+
+        None where the size of a block is not known; an upper bound where a launch adds shared memory.
+        """
+        if self.warps is None:
+            return None
         limits = ARCHITECTURES[self.arch]
         blocks = resident_blocks(limits, warps=self.warps, registers=self.registers, shared_bytes=self.shared_bytes)
         return blocks * self.warps / limits.warps
+
+
+def one_line(error: Exception) -> str:
+    """An error as a finding: compilers explain themselves over pages; the first and the last words are the reason."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) < 400 else f"{text[:200]} ... {text[-200:]}"

@@ -19,10 +19,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kernel_pytorch.harness.results import write_atomically
 from kernel_pytorch.harness.sources import digest, implementation_files
 from kernel_pytorch.harness.static.compiled import Compiled
-from kernel_pytorch.harness.technique import Level, Technique
+from kernel_pytorch.harness.static.kernel_sources import UnitsError, cuda_units, triton_level, units_digest
+from kernel_pytorch.harness.static.nvcc import find_nvcc
+from kernel_pytorch.harness.static.resources import ToolMissingError
+from kernel_pytorch.harness.technique import Technique
 
 # Read when a kernel is decorated (interpreter), and the default of Triton 3.6 to 3.9, which a later one changes.
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
+PROCESSES = 2  # a compiler of today takes gigabytes
 WORKER = "kernel_pytorch.harness.static.worker"
 
 
@@ -56,12 +60,25 @@ class Findings(_Record):
     Attributes:
         compiled: one for every compilation.
         problems: cases whose launches could not be recorded, and why.
-        launches: how many distinct compilations both grids lead to.
+        launches: how many distinct compilations both grids lead to (Triton).
+        instantiations: how many CUDA kernels the units hold.
+        nvcc: version of the compiler that compiled them; empty if none did.
+        not_compiled: why the CUDA kernels were not compiled here.
+        unread: names of CUDA units that did not compile, so that nobody knows their kernels.
     """
 
-    compiled: tuple[Compiled, ...]
-    problems: tuple[str, ...]
-    launches: int
+    compiled: tuple[Compiled, ...] = ()
+    problems: tuple[str, ...] = ()
+    launches: int = 0
+    instantiations: int = 0
+    nvcc: str = ""
+    not_compiled: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every kernel of the technique is among them."""
+        return not (self.not_compiled or self.unread)
 
 
 class _Cached(_Record):
@@ -86,7 +103,7 @@ def inspect(
     everything: bool = False,
     on_done: Callable[[Inspection], None] = lambda inspection: None,
 ) -> list[Inspection]:
-    """Compile the kernels of these techniques for these architectures, as many at a time as there are cores.
+    """Compile the kernels of these techniques for these architectures, two at a time where there are two cores.
 
     What a kernel does with a float64 scalar is decided before the architecture matters, so that is looked at on the
     first architecture alone.
@@ -100,7 +117,7 @@ def inspect(
             Request(technique=technique.name, arch=arch, everything=everything, float64_scalars=arch == archs[0]),
         )
         for technique in techniques
-        if any(i.level is Level.TRITON for o in technique.operations for i in o.implementations)
+        if triton_level(technique) or technique.cuda_units is not None
         for arch in archs
     ]
 
@@ -109,13 +126,16 @@ def inspect(
         on_done(inspection)
         return inspection
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(min(PROCESSES, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(answer, requests))
 
 
 def _look_up(technique: Technique, request: Request) -> Inspection:
     place = cache_folder() / f"{request.technique}-{request.arch}{'-all' if request.everything else ''}.json"
-    key = _key(technique, request)
+    try:
+        key = _key(technique, request)
+    except (UnitsError, ToolMissingError) as error:
+        raise WorkerError(str(error)) from error
     try:
         known = _Cached.model_validate_json(place.read_text(encoding="utf-8"))
     except (OSError, ValidationError):
@@ -123,7 +143,7 @@ def _look_up(technique: Technique, request: Request) -> Inspection:
     if known is not None and known.key == key:
         return Inspection(technique, request.arch, known.findings, cached=True)
     findings = _ask_worker(request)
-    if not findings.problems and not any(compiled.error for compiled in findings.compiled):
+    if findings.complete and not findings.problems and not any(compiled.error for compiled in findings.compiled):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(place, _Cached(key=key, findings=findings).model_dump_json())
     return Inspection(technique, request.arch, findings, cached=False)
@@ -137,14 +157,19 @@ def cache_folder() -> Path:
 
 def _key(technique: Technique, request: Request) -> str:
     """Changes with all that can change the findings: sources, cases, compiler, its settings, and this package."""
-    triton_level = [i for o in technique.operations for i in o.implementations if i.level is Level.TRITON]
+    in_triton = triton_level(technique)
     declared = {python_inspect.getsourcefile(operation.inputs) for operation in technique.operations}
-    files = {file for implementation in triton_level for file in implementation_files(implementation)}
+    files = {file for implementation in in_triton for file in implementation_files(implementation)}
     files |= {Path(file) for file in declared if file} | set(Path(__file__).parent.glob("*.py"))
     cases = [case.label for o in technique.operations for g in (o.test_grid, o.bench_grid) for case in g.cases("cuda")]
-    versions = [sys.version, *(importlib.metadata.version(name) for name in ("torch", "triton"))]
-    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_") and k not in ENVIRONMENT)
+    compilers = ("torch", "triton") if in_triton else ("torch",)
+    versions = [sys.version, *(importlib.metadata.version(name) for name in compilers)]
+    prefixes = ("TRITON_", "NVCC_")
+    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(prefixes) and k not in ENVIRONMENT)
     parts = [request.model_dump_json(), digest(sorted(files)), cases, versions, settings]
+    if units := cuda_units(technique):
+        nvcc = find_nvcc()
+        parts += [units_digest(units), repr([unit.options for unit in units]), nvcc.version if nvcc else ""]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

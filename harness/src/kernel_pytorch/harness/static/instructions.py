@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from kernel_pytorch.harness.static.compiled import Traffic
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 PREDICATE = re.compile(r"^@!?%?\w+\s+")
-ACCESS = re.compile(r"^(?P<verb>ld|st)\.(?:[\w:]+\.)*?global(?P<suffix>[.\w:]*)")
+ACCESS = re.compile(r"^(?P<verb>ld|st)(?P<suffix>(?:\.[\w:]+)+)\s")
+ELSEWHERE = {"shared", "local", "param", "const"}
+# An access that names no space is to global memory, unless its address was made of another: `mapa` points to the shared
+# memory of a neighbour in the cluster.
+MADE_ELSEWHERE = re.compile(r"^(?:mapa|cvta\.shared|cvta\.local)[\w.:]*\s+(?P<made>%\w+)")
+SUM = re.compile(r"^add[\w.]*\s+(?P<made>%\w+),\s*(?P<of>%\w+)")
+ADDRESS = re.compile(r"\[\s*(?P<of>%\w+)")
 VECTOR = re.compile(r"\.v(\d)")
 TYPE = re.compile(r"\.[bfsu](\d+)")
 ASYNC_COPY = re.compile(r"^cp\.async\.c[ag]\.shared\S*global\S*\s.*?,.*?,\s*(?P<bytes>0x[0-9a-f]+|\d+)")
@@ -42,9 +49,12 @@ def count_instructions(ptx: str) -> Instructions:
     bulk: Counter[str] = Counter()
     matrix: Counter[str] = Counter()
     tf32 = f64 = async_copies = 0
+    elsewhere: set[str] = set()
     for statement in _statements(ptx):
         if found := ACCESS.match(statement):
-            accesses[found["verb"]][_bits(found["suffix"])] += 1
+            accesses[found["verb"]][_bits(found["suffix"])] += _is_global(statement, found["suffix"], elsewhere)
+        elif register := _made_elsewhere(statement, elsewhere):
+            elsewhere.add(register)
         elif found := ASYNC_COPY.match(statement):
             async_copies += 1
             accesses["ld"][8 * int(found["bytes"], 0)] += 1
@@ -53,15 +63,41 @@ def count_instructions(ptx: str) -> Instructions:
         matrix.update(kind for kind, pattern in MATRIX.items() if pattern.match(statement))
         tf32 += bool(TF32.search(statement))
         f64 += bool(F64.search(statement)) and not statement.startswith("ld.param")
-    loads = Traffic(accesses=dict(accesses["ld"]), bulk=bulk["shared"])
-    stores = Traffic(accesses=dict(accesses["st"]), bulk=bulk["global"])
+    loads = Traffic(accesses=dict(+accesses["ld"]), bulk=bulk["shared"])
+    stores = Traffic(accesses=dict(+accesses["st"]), bulk=bulk["global"])
     return Instructions(loads, stores, tf32, f64, dict(matrix), async_copies)
 
 
 def _statements(ptx: str) -> list[str]:
-    """Instructions without predicate; directives and declarations, which start with a full stop, are left out."""
-    lines = (line.strip().lstrip("{} \t") for line in re.split(r"[;\n]", COMMENT.sub("", ptx)))
-    return [PREDICATE.sub("", line) for line in lines if line and not line.startswith(".")]
+    """Instructions without predicate, each in one line; what leads up to one is left out.
+
+    That is directives and declarations, which start with a full stop, labels, and the brackets around them.
+    """
+    chunks = COMMENT.sub("", ptx).split(";")
+    codes = (" ".join(dropwhile(_leads_up, map(str.strip, chunk.splitlines()))) for chunk in chunks)
+    return [PREDICATE.sub("", code.lstrip("{} \t")) for code in codes if code]
+
+
+def _leads_up(line: str) -> bool:
+    code = line.lstrip("{}() \t")
+    return not code or code.startswith(".") or code.endswith(":")
+
+
+def _made_elsewhere(statement: str, elsewhere: set[str]) -> str:
+    """The register that a statement makes a generic address of shared or local memory; empty if it makes none."""
+    if found := MADE_ELSEWHERE.match(statement):
+        return found["made"]
+    found = SUM.match(statement)
+    return found["made"] if found and found["of"] in elsewhere else ""
+
+
+def _is_global(statement: str, suffix: str, elsewhere: set[str]) -> bool:
+    """Whether an access is to global memory; `elsewhere` holds the registers that point to another."""
+    spaces = set(re.split(r"\.|::", suffix))
+    if "global" in spaces:
+        return True
+    address = ADDRESS.search(statement)
+    return spaces.isdisjoint(ELSEWHERE) and not (address and address["of"] in elsewhere)
 
 
 def _bits(suffix: str) -> int:

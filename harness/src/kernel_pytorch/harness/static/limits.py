@@ -16,6 +16,7 @@ PARTITIONS = 4  # of a multiprocessor; a warp and its registers live in one
 REGISTER_UNIT = 256  # registers are handed to a warp in units of so many
 SHARED_UNIT = 128  # and shared memory to a block, in bytes
 SHARED_RESERVED = 1 * KIB  # of every block, by CUDA itself
+SHARED_DECLARED = 48 * KIB  # that the code of a kernel may declare; what is above must be asked for by the launch
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Limits:
         blocks: that a multiprocessor can hold.
         shared_bytes: shared memory of a multiprocessor.
         shared_bytes_per_block: the most that one block can have, when it opts in.
+        target: what nvcc and ptxas compile for. "sm_90a" has the instructions that only 9.0 has (wgmma); the others are
+            plain, so that what is compiled here also runs on the later cards of their kind (10.3, 12.1).
     """
 
     capability: int
@@ -35,13 +38,18 @@ class Limits:
     blocks: int
     shared_bytes: int
     shared_bytes_per_block: int
+    target: str
 
 
 ARCHITECTURES = {
-    "sm_80": Limits(80, warps=64, blocks=32, shared_bytes=164 * KIB, shared_bytes_per_block=163 * KIB),
-    "sm_90": Limits(90, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB),
-    "sm_100": Limits(100, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB),
-    "sm_120": Limits(120, warps=48, blocks=24, shared_bytes=100 * KIB, shared_bytes_per_block=99 * KIB),
+    "sm_80": Limits(80, warps=64, blocks=32, shared_bytes=164 * KIB, shared_bytes_per_block=163 * KIB, target="sm_80"),
+    "sm_90": Limits(90, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB, target="sm_90a"),
+    "sm_100": Limits(
+        100, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB, target="sm_100"
+    ),
+    "sm_120": Limits(
+        120, warps=48, blocks=24, shared_bytes=100 * KIB, shared_bytes_per_block=99 * KIB, target="sm_120"
+    ),
 }
 
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from kernel_pytorch.harness.sources import digest, implementation_files
 from kernel_pytorch.harness.static.compiled import Compiled, Traffic
 from kernel_pytorch.harness.static.inspection import Inspection
+from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level
 from kernel_pytorch.harness.static.limits import KIB
-from kernel_pytorch.harness.technique import Level, Technique
+from kernel_pytorch.harness.technique import Technique
 
 COLUMNS = ("registers", "spilled", "shared", "loads", "stores", "tf32", "f64", "matrix", "copies", "occupancy")
 
+OF_TRITON = "Compiled by Triton {} for a covering set of the launches that the test and bench cases lead to."
+OF_CUDA = (
+    "Compiled by nvcc {}: every instantiation of each CUDA kernel, in the largest block that its launch bounds allow; "
+    'shared memory is without what a launch adds ("dynamic").'
+)
 LEGEND = (
-    "Compiled by Triton {triton} for a covering set of the launches that the test and bench cases lead to. Each row "
-    "is the worst of its configurations: registers and spilled bytes a thread, shared memory a block, the narrowest of "
-    "the widest loads and stores at the bench cases in bits (and which part of the bytes they carry), instructions "
-    "that round to tf32 or compute in float64, matrix and bulk-copy instructions, and predicted occupancy."
+    "Each row is the worst of its configurations: registers and spilled bytes a thread, shared memory a block, the "
+    "narrowest of the widest loads and stores at the bench cases in bits (and which part of the bytes they carry), "
+    "instructions that round to tf32 or compute in float64, matrix and bulk-copy instructions, and predicted occupancy."
 )
 
 
@@ -54,16 +59,17 @@ def terminal_tables(inspections: Iterable[Inspection], details: bool) -> list[Ta
     return drawn
 
 
-def markdown(technique: Technique, inspections: Sequence[Inspection], triton: str) -> str:
+def markdown(technique: Technique, inspections: Sequence[Inspection]) -> str:
     """The table of one technique for its README, with the digest of the sources that it speaks of.
 
     Args:
         technique: whose kernels these are.
         inspections: of it, one for every architecture.
-        triton: the version that compiled them.
     """
     header = ["kernel", "arch", "of", *COLUMNS]
-    lines = [f"<!-- sources: {kernel_digest(technique)} -->", LEGEND.format(triton=triton), ""]
+    legend = [OF_TRITON.format(importlib.metadata.version("triton"))] if triton_level(technique) else []
+    legend += [OF_CUDA.format(version) for version in sorted({i.findings.nvcc for i in inspections} - {""})]
+    lines = [f"<!-- sources: {kernel_digest(technique)} -->", " ".join([*legend, LEGEND]), ""]
     lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for about, compiled in rows(inspections).get(technique.name, {}).items():
         kernel, arch = about
@@ -71,29 +77,24 @@ def markdown(technique: Technique, inspections: Sequence[Inspection], triton: st
     return "\n".join(lines) + "\n"
 
 
-def kernel_digest(technique: Technique) -> str:
-    """The digest of all sources of a technique's Triton level; empty if it has none."""
-    triton_level = [i for o in technique.operations for i in o.implementations if i.level is Level.TRITON]
-    files = {file for implementation in triton_level for file in implementation_files(implementation)}
-    return digest(sorted(files)) if files else ""
-
-
 def cells(compiled: Sequence[Compiled]) -> list[str]:
     """The worst value of each column; widths are those of the bench cases, where there are any."""
     bench = [c for c in compiled if c.bench] or compiled
     matrix = dict.fromkeys(kind for c in compiled for kind in c.matrix)
+    dynamic = any(c.dynamic_shared for c in compiled)
+    occupancy = [known for c in compiled if (known := c.occupancy) is not None]
     copies = {"bulk": any(c.bulk_copies for c in compiled), "async": any(c.async_copies for c in compiled)}
     return [
         str(max(c.registers for c in compiled)),
         str(max(c.spill_bytes for c in compiled)),
-        f"{max(c.shared_bytes for c in compiled) / KIB:.4g} KiB",
+        f"{max(c.shared_bytes for c in compiled) / KIB:.4g} KiB" + (" + dynamic" if dynamic else ""),
         _width([c.loads for c in bench]),
         _width([c.stores for c in bench]),
         str(max(c.tf32 for c in compiled)),
         str(max(c.f64 for c in compiled)),
         " ".join(matrix) or "-",
         " ".join(kind for kind, there in copies.items() if there) or "-",
-        f"{min(c.occupancy for c in compiled):.0%}",
+        ("up to " if dynamic else "") + f"{min(occupancy):.0%}" if len(occupancy) == len(compiled) else "unknown",
     ]
 
 

@@ -1,0 +1,71 @@
+"""The Triton kernels of a technique, compiled for one architecture: a covering set of what its cases launch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from kernel_pytorch.harness.static.compiled import Compiled, one_line
+from kernel_pytorch.harness.static.inspection import Findings, Request
+from kernel_pytorch.harness.static.instructions import count_instructions
+from kernel_pytorch.harness.static.launches import Launch, record_launches, use_architecture
+from kernel_pytorch.harness.static.limits import ARCHITECTURES
+from kernel_pytorch.harness.static.plan import covering_set, every_launch
+from kernel_pytorch.harness.static.resources import ToolMissingError, measure_resources
+from kernel_pytorch.harness.technique import Level, Technique
+
+
+def find_triton(technique: Technique, request: Request) -> Findings:
+    """Record the launches, choose among them, compile and read the result."""
+    use_architecture(ARCHITECTURES[request.arch].capability)
+    launches, problems = _record(technique)
+    distinct = every_launch(launches)
+    chosen = distinct if request.everything else covering_set(launches)
+    compiled = [_read(launch, request.arch) for launch in chosen]
+    if request.float64_scalars:
+        compiled += [_read(launch, request.arch, float64=True) for launch in chosen if launch.float_scalars]
+    if not distinct and not problems:
+        problems.append("no Triton kernel was launched, so nothing was compiled")
+    return Findings(compiled=tuple(compiled), problems=tuple(problems), launches=len(distinct))
+
+
+def _record(technique: Technique) -> tuple[list[Launch], list[str]]:
+    """Launches of all Triton-level implementations on both grids, and what went wrong on the way."""
+    launches: list[Launch] = []
+    problems: dict[str, list[str]] = defaultdict(list)
+    for operation in technique.operations:
+        functions = [i.load() for i in operation.implementations if i.level is Level.TRITON]
+        # Nothing is computed, so the shapes that only a GPU finishes in time are no harder than the others.
+        cases = [(case, bench) for grid, bench in ((operation.bench_grid, True), (operation.test_grid, False))
+                 for case in grid.cases("cuda")]  # fmt: skip
+        for function in functions:
+            for case, bench in cases:
+                try:
+                    launches += record_launches(operation, function, case, bench=bench)
+                except Exception as error:  # the next case may be all right
+                    problems[one_line(error)].append(f"{operation.name}, {case.label}")
+    return launches, [f"{message}: {len(cases)} cases, {cases[0]} first" for message, cases in problems.items()]
+
+
+def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:
+    """Compile one launch and read the code."""
+    about = Compiled(
+        kernel=launch.kernel,
+        arch=arch,
+        constants=launch.constants,
+        arguments=launch.arguments,
+        warps=launch.options.num_warps,
+        case=launch.case,
+        bench=launch.bench,
+        float64_scalars=launch.float_scalars if float64 else (),
+    )
+    try:
+        kernel = (launch.with_float64_scalars() if float64 else launch).compile()
+        ptx, metadata = kernel.asm["ptx"], kernel.metadata
+        resources = measure_resources(metadata.name, kernel.asm["cubin"], ptx, ARCHITECTURES[arch].capability)
+    except ToolMissingError:
+        raise
+    except Exception as error:  # what does not compile is a finding
+        return about.model_copy(update={"error": one_line(error)})
+    # A kernel with specialised warps has more of them than were asked for.
+    facts = {"warps": metadata.num_warps, "shared_bytes": metadata.shared}
+    return about.model_copy(update=facts | vars(resources) | vars(count_instructions(ptx)))
