@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import types
 
@@ -115,3 +116,24 @@ def test_every_level_of_an_installed_technique_has_a_digest(toy):
             for i in operation.implementations:
                 if i.target.startswith(package):
                     assert implementation_digest(i), f"{technique.name} {operation.name} {i.name}"
+
+
+def test_what_a_library_was_compiled_of_counts(tmp_path, monkeypatch):
+    """By the record beside the modules: of the module that is meant, and of no other."""
+    package = tmp_path / "compiled_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for name in ("first", "second"):
+        (package / f"{name}.py").write_text("def function(x):\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    implementations = [
+        Implementation(name, Level.CUDA, f"compiled_package.{name}:function") for name in ("first", "second")
+    ]
+
+    def digests(**operators):
+        (package / "_library.json").write_text(json.dumps({"operators": operators}))
+        return [implementation_digest(implementation) for implementation in implementations]
+
+    before, after = digests(first="a", second="b"), digests(first="changed", second="b")
+    assert before[0] != after[0]
+    assert before[1] == after[1]

@@ -71,6 +71,12 @@ def why_not_timed(
     return reason
 
 
+def description(technique: Technique, implementation: Implementation, device: torch.device) -> str:
+    """What the technique's own module of levels says about a level there, or nothing."""
+    describe = getattr(levels_module(technique), "describe", None)
+    return describe(implementation.level.value, device) if describe is not None else ""
+
+
 def default_for(technique: Technique, implementation: Implementation, device: torch.device) -> str:
     """For which inputs `level=None` means this implementation: "yes", "", or the dtypes and sizes, for tables."""
     default = levels_module(technique).default_level

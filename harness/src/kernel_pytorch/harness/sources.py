@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
@@ -37,9 +38,14 @@ def implementation_files(implementation: Implementation) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
-def digest(files: list[Path]) -> str:
-    """SHA-256 over names and contents, in order; what only people read does not count: docstrings, comments, space."""
-    total = hashlib.sha256()
+def digest(files: list[Path], compiled: str = "") -> str:
+    """SHA-256 over names and contents, in order; what only people read does not count: docstrings, comments, space.
+
+    Args:
+        files: Python sources.
+        compiled: what `compiled_digest` says of the rest.
+    """
+    total = hashlib.sha256(compiled.encode())
     for path in files:
         code = "\n".join(_code(path.read_text(encoding="utf-8")))
         total.update(f"{path.name}\0{code}\0".encode())
@@ -65,7 +71,21 @@ def implementation_digest(implementation: Implementation) -> str:
         files = implementation_files(implementation)
     except (ModuleNotFoundError, ValueError):  # ValueError: a module made at run time, without a file
         return ""
-    return digest(files)
+    return digest(files, compiled_digest(implementation.target.partition(":")[0]))
+
+
+def compiled_digest(module: str) -> str:
+    """The digest of what a module consists of beyond Python; empty where that is all.
+
+    A package with a compiled library leaves `_library.json` beside its modules, which holds under "operators" the
+    digest of the sources of each module that was compiled, by the module's name.
+    """
+    package, folder = _package(module)
+    record = folder / "_library.json"
+    if not record.is_file():
+        return ""
+    operators = json.loads(record.read_text(encoding="utf-8")).get("operators", {})
+    return operators.get(module.removeprefix(f"{package}.").partition(".")[0], "")
 
 
 def technique_digests(technique: Technique) -> dict[str, str]:

@@ -319,7 +319,8 @@ class Technique:
         paper: address of the paper that defines it.
         operations: the functions.
         levels: import string of the package's module that says which level runs where: `LEVELS`,
-            `default_level(device, dtype, elements) -> str` and `unavailable(level, device, dtype) -> str | None`.
+            `default_level(device, dtype, elements) -> str` and `unavailable(level, device, dtype) -> str | None`; where
+            there is more to say of a level, also `describe(level, device) -> str`.
         replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
         contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".

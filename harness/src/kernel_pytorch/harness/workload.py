@@ -13,7 +13,7 @@ from kernel_pytorch.harness.clock import on_clock_stream
 from kernel_pytorch.harness.jobs import Job
 from kernel_pytorch.harness.oracle import Judgement, Run, judge, random_like
 from kernel_pytorch.harness.technique import Direction, Implementation
-from kernel_pytorch.harness.verification import Standard, standard_for
+from kernel_pytorch.harness.verification import Standard, constants_of, standard_for
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,12 @@ class Workload:
         arguments = [operation.inputs(job.case, generator) for _ in range(sets)]
         if not backward:
             return cls(job, arguments, [])
-        leaves = [tuple(a.detach().requires_grad_() if _is_float(a) else a for a in each) for each in arguments]
+        constants = constants_of(operation)
+        wants = [name not in constants for name in operation.signature()]
+        leaves = [
+            tuple(a.detach().requires_grad_(w) if _is_float(a) else a for a, w in zip(each, wants, strict=True))
+            for each in arguments
+        ]
         with torch.no_grad():
             outputs = _tuple(operation.reference.load()(*leaves[0]))
         return cls(job, leaves, [tuple(random_like(outputs, generator)) for _ in range(sets)])
@@ -52,7 +57,7 @@ class Workload:
                     return _tuple(function(*arguments[index]))
 
             return forward
-        wanted = [[a for a in each if _is_float(a)] for each in arguments]
+        wanted = [[a for a in each if _is_float(a) and a.requires_grad] for each in arguments]
         if self.job.direction is Direction.BOTH:
             return lambda index: torch.autograd.grad(
                 _tuple(function(*arguments[index])), wanted[index], incoming[index]
@@ -93,8 +98,9 @@ class Workload:
             candidate = Run(results, {})
             reference, truth = reference.without_gradients(), truth.without_gradients()
         else:
-            names = [n for n, a in zip(against.names, self.arguments[0], strict=True) if _is_float(a)]
-            candidate = Run((), dict(zip(names, results, strict=True)))
+            wanted = [_is_float(a) and a.requires_grad for a in self.arguments[0]]
+            names = [name for name, is_wanted in zip(against.names, wanted, strict=True) if is_wanted]
+            candidate = Run((), dict.fromkeys(reference.gradients) | dict(zip(names, results, strict=True)))
             reference, truth = Run((), reference.gradients), Run((), truth.gradients)
         return tuple(judge(candidate, reference, truth, implementation.budget_factor))
 

@@ -6,7 +6,14 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from kernel_pytorch.harness.availability import DTYPES, default_for, parse_device, why_not_timed, why_unavailable
+from kernel_pytorch.harness.availability import (
+    DTYPES,
+    default_for,
+    description,
+    parse_device,
+    why_not_timed,
+    why_unavailable,
+)
 from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import is_interpreting
@@ -43,4 +50,5 @@ def state(technique: Technique, implementation: Implementation, device: torch.de
     if implementation.level is Level.TRITON and device.type == "cpu" and is_interpreting():
         return "checked by Triton's interpreter, never timed (float32, float16); no GPU"
     not_timed = why_not_timed(technique, implementation, device, torch.float32)
-    return "runs" if not_timed is None else f"runs, not timed: {escape(not_timed)}"
+    about = f" ({escape(text)})" if (text := description(technique, implementation, device)) else ""
+    return f"runs{about}" if not_timed is None else f"runs, not timed: {escape(not_timed)}"

@@ -33,7 +33,7 @@ class Entry:
 
     Attributes:
         symbol: its name in PTX and machine code.
-        name: of the function, without namespaces and template arguments.
+        name: of the function with the namespace that it is in, unless that is the outermost: `rms_norm::forward_naive`.
         template: the template arguments, "float, 4"; None if it is no template.
         types: what its data is: types in the template arguments, and those that pointers point to.
         code: its PTX and that of the functions it calls.
@@ -126,7 +126,8 @@ def demangle(symbol: str) -> str:
 def parse_signature(text: str) -> tuple[str, str | None, list[str]]:
     """Name, template arguments (None if there are none) and parameters of a demangled function.
 
-    `void a::scale<float, 4>(float const*, int)` gives `("scale", "float, 4", ["float const*", "int"])`.
+    Of namespaces the innermost stays, unless it is the only one: `void a::b::scale<float, 4>(float const*, int)` gives
+    `("b::scale", "float, 4", ["float const*", "int"])`, and `void a::scale(int)` gives `("scale", None, ["int"])`.
     """
     text = text.replace(ANONYMOUS, "").strip()
     parameters: list[str] = []
@@ -139,7 +140,8 @@ def parse_signature(text: str) -> tuple[str, str | None, list[str]]:
         start = _opening(text)
         template = text[start + 1 : -1].strip()
         text = text[:start]
-    return text.rpartition("::")[2].rpartition(" ")[2], template, parameters
+    path = text.rpartition(" ")[2].split("::")
+    return "::".join(path[-2:] if len(path) > 2 else path[-1:]), template, parameters
 
 
 def _opening(text: str) -> int:

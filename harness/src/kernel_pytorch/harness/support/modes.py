@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
 from kernel_pytorch.harness.oracle import Run
-from kernel_pytorch.harness.support.subject import Subject, leaves, tensors
+from kernel_pytorch.harness.support.subject import Subject, tensors
 from kernel_pytorch.harness.verification import standard_for
 
-NAMESPACE = "kernel_pytorch"
+NAMESPACES = ("kernel_pytorch", "kernel_pytorch_cuda")
+OURS = " or ".join(f"torch.ops.{namespace}" for namespace in NAMESPACES)
 AUTOCAST_DTYPE = torch.float16
 """Not bfloat16, which Triton's interpreter cannot compute; a mode casts to either in the same way."""
 
@@ -25,9 +26,9 @@ def check_opcheck(subject: Subject) -> None:
     """`torch.library.opcheck` of every operator of ours that a call and its backward reach, on what reaches it."""
     with _Calls() as reached:
         against = subject.standard()
-        own = leaves(against.arguments)
+        own = subject.leaves(against.arguments)
         torch.autograd.grad(tensors(subject.function(*own)), _differentiable(own), against.output_gradients)
-    assert reached.calls, f"reaches no operator in torch.ops.{NAMESPACE}: there is nothing to check"
+    assert reached.calls, f"reaches no operator in {OURS}: there is nothing to check"
     for operator, arguments, keywords in reached.calls:
         torch.library.opcheck(operator, arguments, keywords)
         _check_fake_strides(operator, arguments, keywords)
@@ -75,7 +76,7 @@ def _autocast(subject: Subject) -> torch.autocast:
 def check_cuda_graphs(subject: Subject) -> None:
     """A forward and its backward, captured once, are right on what is copied into their inputs later."""
     first, later = subject.standard(), subject.standard(seed=1)
-    own = leaves(first.arguments)
+    own = subject.leaves(first.arguments)
     incoming = [g.clone() for g in first.output_gradients]
 
     def call() -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -99,7 +100,8 @@ def check_cuda_graphs(subject: Subject) -> None:
                 a.copy_(b)
     graph.replay()
     named = [n for n, a in zip(subject.names, own, strict=True) if isinstance(a, Tensor) and a.requires_grad]
-    subject.hold(Run(tuple(o.detach() for o in outputs), dict(zip(named, gradients, strict=True))), later)
+    found = dict.fromkeys(subject.constants) | dict(zip(named, gradients, strict=True))
+    subject.hold(Run(tuple(o.detach() for o in outputs), found), later)
 
 
 def check_selective_checkpointing(subject: Subject) -> None:
@@ -107,7 +109,7 @@ def check_selective_checkpointing(subject: Subject) -> None:
     seen: dict[Any, None] = {}
     _hold_checkpointed(subject, seen, keep=())
     assert seen, "the policy sees no operator, so it has nothing to choose from"
-    ours = [operator for operator in seen if operator.namespace == NAMESPACE]
+    ours = [operator for operator in seen if operator.namespace in NAMESPACES]
     _hold_checkpointed(subject, seen, keep=ours or [next(iter(seen))])
 
 
@@ -130,7 +132,7 @@ def check_flop_counter(subject: Subject) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     against = subject.standard()
-    own = leaves(against.arguments)
+    own = subject.leaves(against.arguments)
     with FlopCounterMode(display=False) as counter:
         outputs = tensors(subject.function(*own))
         forward = counter.get_total_flops()
@@ -152,7 +154,7 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == NAMESPACE:
+        if func.namespace in NAMESPACES:
             self.calls.append((func, tuple(map(_copy, args)), {k: _copy(v) for k, v in kwargs.items()}))
         return func(*args, **kwargs)
 

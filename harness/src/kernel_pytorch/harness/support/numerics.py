@@ -14,12 +14,12 @@ GPU_ROWS = 64
 
 def check_double_backward(subject: Subject) -> None:
     """`gradcheck` and `gradgradcheck` in float64, along random directions."""
-    check_second_derivatives(subject.function, subject.arguments(), fast=True)
+    check_second_derivatives(*subject.bound(subject.arguments()), fast=True)
 
 
 def check_determinism(subject: Subject) -> None:
     """The same call gives the same bits again, outputs and gradients."""
-    check_deterministic(subject.function, subject.arguments(GPU_ROWS if subject.device.type == "cuda" else 1))
+    check_deterministic(*subject.bound(subject.arguments(GPU_ROWS if subject.device.type == "cuda" else 1)))
 
 
 def check_batch_invariance(subject: Subject) -> None:

@@ -86,11 +86,13 @@ def gather(outputs: Sequence[DTensor], gradients: Mapping[str, DTensor | None]) 
 class _Module(torch.nn.Module):
     """A function whose parameters are a module's."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], data: Sequence[str]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: Mapping[str, Any], data: Sequence[str], constants: Sequence[str]
+    ) -> None:
         super().__init__()
         self._function, self._arguments = function, dict(arguments)
         for name, argument in arguments.items():
-            if isinstance(argument, Tensor) and argument.is_floating_point() and name not in data:
+            if isinstance(argument, Tensor) and argument.is_floating_point() and name not in (*data, *constants):
                 self.register_parameter(name, torch.nn.Parameter(argument.detach().clone()))
 
     def forward(self, **data: Tensor) -> Any:
@@ -104,7 +106,8 @@ def run_fully_sharded(mesh: Any, function: Callable[..., Any], against: Standard
 
     FSDP averages the gradients of the processes, and the sum is what is returned.
     """
-    module = _Module(function, dict(zip(against.names, against.arguments, strict=True)), data)
+    constants = [name for name, gradient in against.reference.gradients.items() if gradient is None]
+    module = _Module(function, dict(zip(against.names, against.arguments, strict=True)), data, constants)
     if not list(module.parameters()):
         return None
     fully_shard(module, mesh=mesh)
@@ -120,7 +123,10 @@ def run_fully_sharded(mesh: Any, function: Callable[..., Any], against: Standard
         shape, stride = like.shape, torch.empty(like.shape, device="meta").stride()
         return DTensor.from_local(local, mesh, [Shard(0)], shape=shape, stride=stride).full_tensor()
 
-    gradients = {name: joined(a.grad, a_whole) for (name, a), a_whole in zip(own.items(), whole.values(), strict=True)}
+    gradients: dict[str, Tensor | None] = {
+        name: joined(a.grad, a_whole) for (name, a), a_whole in zip(own.items(), whole.values(), strict=True)
+    }
     gradients |= {name: parameter.grad.full_tensor() * count for name, parameter in module.named_parameters()}
+    gradients |= dict.fromkeys(constants)
     ordered = {name: gradients[name] for name in against.names if name in gradients}
     return Run(tuple(joined(o, g) for o, g in zip(outputs, against.output_gradients, strict=True)), ordered)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.isolation import Worker, Workers
-from kernel_pytorch.harness.oracle import Run, judge
+from kernel_pytorch.harness.oracle import Run, in_float64, judge
 from kernel_pytorch.harness.oracle import run as run_function
 from kernel_pytorch.harness.support.processes import Processes
 from kernel_pytorch.harness.technique import Case, Implementation, Operation, Technique
@@ -105,6 +105,35 @@ class Subject:
         """Whether an argument is data, which a network has a row of per token, and no parameter."""
         return name in self.operation.adversarial
 
+    @property
+    def constants(self) -> frozenset[str]:
+        """Names of the tensors that the definition gives no gradient: positions and the like."""
+        return frozenset(name for name, gradient in self.standard().reference.gradients.items() if gradient is None)
+
+    def leaves(self, arguments: Sequence[Any]) -> list[Any]:
+        """Copies of arguments that want their gradients, where they can have any."""
+        return [
+            a.detach().clone().requires_grad_(a.is_floating_point() and name not in self.constants)
+            if isinstance(a, Tensor)
+            else a
+            for name, a in zip(self.names, arguments, strict=True)
+        ]
+
+    def bound(self, arguments: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+        """The function with its constants bound, in the dtype of what it is given, and the other arguments."""
+        free = [name not in self.constants for name in self.names]
+        function = self.function
+
+        def call(*own: Any) -> Any:
+            rest, like = iter(own), next(a for a in own if isinstance(a, Tensor) and a.is_floating_point())
+            whole = [next(rest) if is_free else a for is_free, a in zip(free, arguments, strict=True)]
+            wide = like.dtype == torch.float64
+            return function(*(in_float64([a])[0] if wide and not f else a for a, f in zip(whole, free, strict=True)))
+
+        if all(free):
+            return function, list(arguments)
+        return call, [a for a, is_free in zip(arguments, free, strict=True) if is_free]
+
     def standard(self, rows: int = 1, seed: int = 0) -> Standard:
         """What the results on `arguments(rows, seed)` are held against, and the incoming gradients."""
         key = ("standard", self.operation.name, rows, seed)
@@ -132,8 +161,3 @@ def declared_no(subject: Subject, row: str) -> str | None:
 def tensors(result: Any) -> tuple[Tensor, ...]:
     """What a function returned, always as a tuple."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
-
-
-def leaves(arguments: Sequence[Any]) -> list[Any]:
-    """Copies of arguments that want their gradients, where they can have any."""
-    return [a.detach().clone().requires_grad_(a.is_floating_point()) if isinstance(a, Tensor) else a for a in arguments]
