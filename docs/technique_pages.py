@@ -39,7 +39,7 @@ LEVELS = {
     "torchscript": "jit.py",
     "compile": "compiled.py",
     "triton": "triton_*.py",
-    "cuda": "cuda.py",
+    "cuda": "operator.py",
 }
 
 

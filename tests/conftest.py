@@ -31,7 +31,9 @@ class Copy:
         for name in COPIED:
             source, target = ROOT / name, self.root / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.egg-info"))
+                shutil.copytree(
+                    source, target, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build")
+                )
             else:
                 shutil.copy(source, target)
         self._site = folder / "site"

@@ -1,0 +1,31 @@
+// Version 1: one thread a row, three walks: maximum, sum, and mean where it is wanted.
+#pragma once
+
+#include "parameters.cuh"
+
+namespace kernel_pytorch {
+namespace cross_entropy {
+
+constexpr int kNaiveThreads = 128;
+
+template <typename T, bool kCapped>
+__global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPointers<T> p) {
+  const int64_t row = blockIdx.x * static_cast<int64_t>(kNaiveThreads) + threadIdx.x;
+  if (row >= p.rows) return;
+  const T* const logits = p.logits + row_offset(row, p.columns);
+  float most = -INFINITY;
+  for (int64_t column = 0; column < p.columns; ++column) {
+    most = fmaxf(most, cap<kCapped>(widen(logits[column]), p.softcap));
+  }
+  const float shift = most == -INFINITY ? 0.0f : most;
+  float sum = 0.0f, total = 0.0f;
+  for (int64_t column = 0; column < p.columns; ++column) {
+    const float z = cap<kCapped>(widen(logits[column]), p.softcap);
+    sum += expf(z - shift);
+    total += z;
+  }
+  write_loss<kCapped>(p, row, most + logf(sum), total);
+}
+
+}  // namespace cross_entropy
+}  // namespace kernel_pytorch

@@ -1,0 +1,80 @@
+// Version 3: accesses of 16 bytes, and the running maximum changes once for all numbers of two vectors.
+#pragma once
+
+#include "kernel_pytorch/cuda/online_softmax.cuh"
+#include "parameters.cuh"
+
+namespace kernel_pytorch {
+namespace cross_entropy {
+
+constexpr int kVectorThreads = 512;
+
+// Vectors a thread has on their way at a time.
+constexpr int kUnrolled = 2;
+
+template <typename T, bool kCapped>
+__global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const ForwardPointers<T> p) {
+  constexpr int N = kVectorLength<T>;
+  __shared__ float scratch[2 * kMaxWarps];
+  __shared__ float totals[kMaxWarps];
+  const int64_t row = blockIdx.x;
+  const T* const logits = p.logits + row_offset(row, p.columns);
+  OnlineSum softmax;
+  float total = 0.0f;
+  for (int64_t first = threadIdx.x * N; first < p.columns; first += kUnrolled * kVectorThreads * N) {
+    float z[kUnrolled * N];
+#pragma unroll
+    for (int u = 0; u < kUnrolled; ++u) {
+      const int64_t column = first + u * kVectorThreads * N;
+      float values[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) values[i] = -INFINITY;
+      if (column < p.columns) {
+        load_vector<T, N>(logits + column, values);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          values[i] = cap<kCapped>(values[i], p.softcap);
+          total += values[i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) z[u * N + i] = values[i];
+    }
+    softmax.add(z);
+  }
+  softmax = reduce_online(softmax, scratch);
+  total = reduce_block(total, Add{}, totals);
+  if (threadIdx.x == 0) write_loss<kCapped>(p, row, softmax.log_sum_exp(), total);
+}
+
+// 16 bytes that this thread may overwrite: not through the read-only cache, for which memory must stay as it is.
+template <typename T, int N>
+__device__ __forceinline__ void load_own_vector(const T* source, float (&values)[N]) {
+  static_assert(N * sizeof(T) == sizeof(uint4));
+  const uint4 words = *reinterpret_cast<const uint4*>(source);
+  T elements[N];
+  memcpy(elements, &words, sizeof words);
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = widen(elements[i]);
+}
+
+// A row is shared by the blocks of gridDim.y: nothing of it has to meet.
+template <typename T, bool kCapped>
+__global__ void __launch_bounds__(kVectorThreads) backward_vectorized(const BackwardPointers<T> p) {
+  constexpr int N = kVectorLength<T>;
+  const int64_t row = blockIdx.x;
+  const int64_t offset = row_offset(row, p.columns);
+  const RowGradient g = row_gradient(p, row);
+  const int64_t step = static_cast<int64_t>(gridDim.y) * kVectorThreads * N;
+  for (int64_t column = (blockIdx.y * static_cast<int64_t>(kVectorThreads) + threadIdx.x) * N; column < p.columns;
+       column += step) {
+    float values[N];
+    load_own_vector<T, N>(p.logits + offset + column, values);
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = gradient_of<kCapped>(g, values[i], p.softcap, column + i);
+    store_vector<T, N>(p.dlogits + offset + column, values);
+  }
+}
+
+}  // namespace cross_entropy
+}  // namespace kernel_pytorch

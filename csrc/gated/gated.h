@@ -1,0 +1,65 @@
+// Gated linear units, forward and backward: what the operator hands to whoever computes it.
+//
+//     y = activation(z) * (u + offset)       z = min(gate, limit), u = clamp(up, -limit, limit)
+//
+//     dgate = dy * (u + offset) * activation'(z), 0 where gate > limit
+//     dup = dy * activation(z), 0 where |up| > limit
+//
+// activation is z * sigmoid(alpha * z), gelu, gelu_tanh or relu. Shazeer, "GLU Variants Improve Transformer", 2020,
+// https://arxiv.org/abs/2002.05202.
+//
+// All tensors have one dtype. y and dy are contiguous; rows of gate and up, and of their gradients, begin `stride` elements
+// apart: columns, or 2 * columns where one row holds gate and then up.
+#pragma once
+
+#include "kernel_pytorch/activation.h"
+#include "kernel_pytorch/cpu/isa.h"
+#include "kernel_pytorch/dtype.h"
+#include "kernel_pytorch/index.h"
+
+namespace kernel_pytorch {
+namespace gated {
+
+struct Shape {
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+};
+
+struct Function {
+  Activation activation;
+  double alpha;
+  double limit;  // infinity for none
+  double offset;
+};
+
+struct Forward {
+  Input gate;
+  Input up;
+  Output y;
+  Shape shape;
+  Function function;
+};
+
+struct Backward {
+  Input dy;
+  Input gate;
+  Input up;
+  Output dgate;  // optional
+  Output dup;    // optional
+  Shape shape;
+  Function function;
+};
+
+constexpr int64_t kTileColumns = 4096;
+
+// The twin: tiles `begin` to `end`, of kTileColumns.
+KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
+KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
+
+// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t version, void* stream);
+int launch_backward(const Backward&, void* stream);
+
+}  // namespace gated
+}  // namespace kernel_pytorch

@@ -1,0 +1,63 @@
+// Version 2: accesses of 16 bytes. A block is `blockDim.x` vectors of `blockDim.y` rows, so that short rows fill it too.
+// With N of one it takes rows of any length and alignment.
+#pragma once
+
+#include "1_naive.cuh"
+
+namespace kernel_pytorch {
+namespace gated {
+
+constexpr int kThreads = 256;
+
+// Where a thread begins: `count` elements of it are there.
+struct Place {
+  int64_t row;
+  int64_t column;
+  int count;
+};
+
+template <int N>
+__device__ __forceinline__ Place place_of(const Sizes& s, unsigned tiles) {
+  const unsigned group = blockIdx.x / tiles;
+  const int64_t row = static_cast<int64_t>(group) * blockDim.y + threadIdx.y;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x - group * tiles) * blockDim.x + threadIdx.x) * N;
+  return {row, column, row < s.rows ? valid_elements(column, s.columns, N) : 0};
+}
+
+// `tiles` blocks go for a row.
+template <Activation A, typename T, int N>
+__global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p, unsigned tiles) {
+  const Place place = place_of<N>(p.sizes, tiles);
+  if (place.count == 0) return;
+  const int64_t at = row_offset(place.row, p.sizes.stride) + place.column;
+  float gate[N], up[N];
+  load_elements<T, N>(p.gate + at, place.count, gate);
+  load_elements<T, N>(p.up + at, place.count, up);
+#pragma unroll
+  for (int i = 0; i < N; ++i) gate[i] = gate_one<A>(gate[i], up[i], p.sizes);
+  store_elements<T, N>(p.y + row_offset(place.row, p.sizes.columns) + place.column, place.count, gate);
+}
+
+template <Activation A, typename T, int N>
+__global__ void __launch_bounds__(kThreads) backward_vectorized(const BackwardPointers<T> p, unsigned tiles) {
+  const Sizes& s = p.sizes;
+  const Place place = place_of<N>(s, tiles);
+  if (place.count == 0) return;
+  const int64_t at = row_offset(place.row, s.stride) + place.column;
+  float dy[N], gate[N], up[N];
+  load_elements<T, N>(p.dy + row_offset(place.row, s.columns) + place.column, place.count, dy);
+  load_elements<T, N>(p.gate + at, place.count, gate);
+  load_elements<T, N>(p.up + at, place.count, up);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const Activated activated = activate<A>(at_most(gate[i], s.limit), s.alpha);
+    const float u = at_least(at_most(up[i], s.limit), -s.limit);
+    gate[i] = gate[i] > s.limit ? 0.0f : dy[i] * (u + s.offset) * activated.slope;
+    up[i] = fabsf(up[i]) > s.limit ? 0.0f : dy[i] * activated.value;
+  }
+  if (p.dgate != nullptr) store_elements<T, N>(p.dgate + at, place.count, gate);
+  if (p.dup != nullptr) store_elements<T, N>(p.dup + at, place.count, up);
+}
+
+}  // namespace gated
+}  // namespace kernel_pytorch

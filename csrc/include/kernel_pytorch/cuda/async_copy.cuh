@@ -1,0 +1,29 @@
+// Copies from global to shared memory that pass by the registers (cp.async, compute capability 8.0 on).
+#pragma once
+
+#include <cstdint>
+
+namespace kernel_pytorch {
+
+// An address of shared memory as the instructions take it.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes, or zeros where there is nothing to copy; `source` must be an address that exists either way.
+__device__ __forceinline__ void copy_16_bytes(void* target, const void* source, bool there) {
+  const int size = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source), "r"(size)
+               : "memory");
+}
+
+// What this thread has asked for since the last call is one group.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all groups of this thread but the `kOpen` last ones are there.
+template <int kOpen>
+__device__ __forceinline__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
+}
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,47 @@
+// From dtypes at run time to kernels at compile time, and what a launcher asks the card.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernel_pytorch/cuda/vector.cuh"
+#include "kernel_pytorch/dtype.h"
+#include "kernel_pytorch/index.h"
+
+namespace kernel_pytorch {
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+// `function(Type<T>{})` for the CUDA type of a dtype; cudaErrorInvalidValue for one that no kernel is compiled for.
+template <typename Function>
+cudaError_t with_type(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return function(Type<__half>{});
+    case DType::kBFloat16:
+      return function(Type<__nv_bfloat16>{});
+    case DType::kFloat32:
+      return function(Type<float>{});
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+// Compute capability of the current device, times ten.
+inline int capability() {
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
+}
+
+// A launch's error, taken off CUDA's record.
+inline cudaError_t launched() { return cudaGetLastError(); }
+
+// A grid's first dimension ends at 2^31 - 1.
+inline bool fits_grid(int64_t blocks) { return blocks < (int64_t{1} << 31); }
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,56 @@
+// Sums over the threads of a warp, a block, a cluster. Every thread gets the result, and the order is fixed.
+#pragma once
+
+#include <cooperative_groups.h>
+
+namespace kernel_pytorch {
+
+constexpr int kWarp = 32;
+constexpr int kMaxWarps = 32;
+
+struct Add {
+  static constexpr float kIdentity = 0.0f;
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+
+struct Max {
+  static constexpr float kIdentity = -INFINITY;
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+template <typename Combine>
+__device__ __forceinline__ float reduce_warp(float value, Combine combine) {
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+}
+
+// Of a one-dimensional block of whole warps. `scratch` is shared and holds kMaxWarps floats; it may be used again after
+// the next barrier, so callers that reduce twice in a row hand in two.
+template <typename Combine>
+__device__ __forceinline__ float reduce_block(float value, Combine combine, float* scratch) {
+  value = reduce_warp(value, combine);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+  if (warps == 1) return value;
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  return reduce_warp(lane < warps ? scratch[lane] : Combine::kIdentity, combine);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Of all blocks of a cluster, each of which comes with its own value: through distributed shared memory. `slots` is
+// shared and holds one float; the cluster must meet (`cluster.sync()`) before it is used again or a block ends.
+template <typename Combine>
+__device__ __forceinline__ float reduce_cluster(float value, Combine combine, float* slots) {
+  const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  if (threadIdx.x == 0) *slots = value;
+  cluster.sync();
+  float result = Combine::kIdentity;
+  for (unsigned block = 0; block < cluster.num_blocks(); ++block) {
+    result = combine(result, *cluster.map_shared_rank(slots, block));
+  }
+  return result;
+}
+#endif
+
+}  // namespace kernel_pytorch

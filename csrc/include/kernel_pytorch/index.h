@@ -1,0 +1,130 @@
+// Tiles, offsets and masks, in arithmetic that host and device share, so that it is tested without a GPU.
+//
+// Sizes and offsets are 64 bits wide: a tensor may have more than 2^31 elements.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define KP_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define KP_HOST_DEVICE inline
+#endif
+
+namespace kernel_pytorch {
+
+KP_HOST_DEVICE constexpr int64_t ceil_divide(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+KP_HOST_DEVICE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+KP_HOST_DEVICE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Where a row of a contiguous (rows, columns) tensor begins.
+KP_HOST_DEVICE constexpr int64_t row_offset(int64_t row, int64_t columns) { return row * columns; }
+
+// A range of rows.
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+// The rows of part `part` of `parts`: contiguous, in order, together all rows once, sizes at most one apart. It goes by
+// the sizes alone, so sums over parts round in the same way whoever computes them.
+KP_HOST_DEVICE constexpr Range share_of(int64_t rows, int64_t parts, int64_t part) {
+  const int64_t size = rows / parts;
+  const int64_t rest = rows % parts;
+  const int64_t begin = part * size + smaller(part, rest);
+  return {begin, begin + size + (part < rest ? 1 : 0)};
+}
+
+// A piece of one row: what is handed out where nothing crosses an element, so that one long row is work for many too.
+struct Tile {
+  int64_t row;
+  Range columns;
+};
+
+// How many tiles of `width` columns, the last of a row as wide as what is left, cover `rows` of `columns`.
+KP_HOST_DEVICE constexpr int64_t tiles_of(int64_t rows, int64_t columns, int64_t width) {
+  return rows * ceil_divide(columns, width);
+}
+
+KP_HOST_DEVICE constexpr Tile tile_at(int64_t tile, int64_t columns, int64_t width) {
+  const int64_t each = ceil_divide(columns, width);
+  const int64_t begin = tile % each * width;
+  return {tile / each, {begin, smaller(begin + width, columns)}};
+}
+
+// A contiguous tensor that is broadcast to the rows of another: the leading dimensions of that one, those of size one left
+// out and neighbours that can be walked as one merged, each with the step of the broadcast tensor along it, 0 where it is
+// repeated. 64 dimensions are as many as a tensor of PyTorch has.
+struct Broadcast {
+  static constexpr int kMaxDimensions = 64;
+  int64_t size[kMaxDimensions];
+  int64_t step[kMaxDimensions];
+  int dimensions;
+  int column_step;  // 0 where one element goes for a whole row, else 1
+};
+
+KP_HOST_DEVICE constexpr void append_dimension(Broadcast& b, int64_t size, int64_t step) {
+  if (size == 1) return;
+  if (b.dimensions > 0) {
+    const int last = b.dimensions - 1;
+    if (b.step[last] == step * size) {
+      b.size[last] *= size;
+      b.step[last] = step;
+      return;
+    }
+  }
+  b.size[b.dimensions] = size;
+  b.step[b.dimensions] = step;
+  ++b.dimensions;
+}
+
+// Where the row of the broadcast tensor begins that goes with a row.
+KP_HOST_DEVICE constexpr int64_t broadcast_offset(const Broadcast& b, int64_t row) {
+  int64_t offset = 0;
+  for (int d = b.dimensions - 1; d > 0; --d) {
+    offset += row % b.size[d] * b.step[d];
+    row /= b.size[d];
+  }
+  return b.dimensions > 0 ? offset + row * b.step[0] : offset;
+}
+
+// How many rows the broadcast tensor has, and how often each of them is used.
+KP_HOST_DEVICE constexpr int64_t broadcast_rows(const Broadcast& b) {
+  int64_t rows = 1;
+  for (int d = 0; d < b.dimensions; ++d) rows *= b.step[d] != 0 ? b.size[d] : 1;
+  return rows;
+}
+
+KP_HOST_DEVICE constexpr int64_t broadcast_uses(const Broadcast& b) {
+  int64_t uses = 1;
+  for (int d = 0; d < b.dimensions; ++d) uses *= b.step[d] != 0 ? 1 : b.size[d];
+  return uses;
+}
+
+// The row with which row `kept` of the broadcast tensor goes the `use`-th time.
+KP_HOST_DEVICE constexpr int64_t row_of_use(const Broadcast& b, int64_t kept, int64_t use) {
+  int64_t row = 0, unit = 1;
+  for (int d = b.dimensions - 1; d >= 0; --d) {
+    const bool keeps = b.step[d] != 0;
+    const int64_t rest = keeps ? kept : use;
+    row += rest % b.size[d] * unit;
+    kept = keeps ? rest / b.size[d] : kept;
+    use = keeps ? use : rest / b.size[d];
+    unit *= b.size[d];
+  }
+  return row;
+}
+
+// How many elements of a row a vector of `width` at `column` holds: 0 beyond the end, fewer than `width` across it.
+KP_HOST_DEVICE constexpr int valid_elements(int64_t column, int64_t columns, int width) {
+  return static_cast<int>(larger(0, smaller(columns - column, width)));
+}
+
+// Whether rows of `columns` elements of `size` bytes can be read by 16-byte vectors, from an address so aligned.
+KP_HOST_DEVICE constexpr bool rows_are_aligned(uint64_t address, int64_t columns, int64_t size) {
+  return address % 16 == 0 && columns * size % 16 == 0;
+}
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,201 @@
+// What an operator needs of torch, through its stable ABI alone: no ATen, no pybind.
+//
+// One binary serves every torch from 2.10 on, so nothing here is newer than that.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernel_pytorch/dtype.h"
+#include "kernel_pytorch/index.h"
+
+namespace kernel_pytorch {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// Raise RuntimeError with these parts as its message.
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (!condition) fail(parts...);
+}
+
+inline std::vector<int64_t> sizes(const Tensor& tensor) {
+  std::vector<int64_t> found;
+  for (int64_t i = 0; i < tensor.dim(); ++i) found.push_back(tensor.size(i));
+  return found;
+}
+
+inline std::string shape(const Tensor& tensor) {
+  std::ostringstream text;
+  text << "(";
+  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
+  text << (tensor.dim() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+// The dtype of an argument, or an error that names it.
+inline DType dtype_of(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::Double:
+      check(!tensor.is_cuda(), name, ": dtype is torch.float64; on CUDA allowed are float16, bfloat16 and float32");
+      return DType::kFloat64;
+    case ScalarType::Bool:
+      return DType::kBool;
+    default:
+      fail(name, ": allowed dtypes are float16, bfloat16, float32 and float64");
+  }
+}
+
+inline ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return ScalarType::Half;
+    case DType::kBFloat16:
+      return ScalarType::BFloat16;
+    case DType::kFloat32:
+      return ScalarType::Float;
+    case DType::kFloat64:
+      return ScalarType::Double;
+    case DType::kBool:
+      return ScalarType::Bool;
+  }
+  return ScalarType::Undefined;
+}
+
+// As torch.promote_types, of float dtypes.
+inline DType promote(DType a, DType b) {
+  if (a == b) return a;
+  if (a == DType::kFloat64 || b == DType::kFloat64) return DType::kFloat64;
+  return DType::kFloat32;  // of float16 and bfloat16 too
+}
+
+inline bool is_floating(DType dtype) { return dtype != DType::kBool; }
+
+// The type that is computed in: float64 as soon as one tensor is.
+inline DType compute_type(std::initializer_list<DType> dtypes) {
+  for (const DType dtype : dtypes) {
+    if (dtype == DType::kFloat64) return dtype;
+  }
+  return DType::kFloat32;
+}
+
+inline Input input(const char* name, const Tensor& tensor) { return {tensor.const_data_ptr(), dtype_of(name, tensor)}; }
+
+inline Output output(const Tensor& tensor) { return {tensor.mutable_data_ptr(), dtype_of("result", tensor)}; }
+
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline OptionalTensor as_contiguous(const OptionalTensor& tensor) {
+  return tensor.has_value() ? OptionalTensor(as_contiguous(*tensor)) : std::nullopt;
+}
+
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& size, DType dtype) {
+  return torch::stable::new_empty(like, size, scalar_type(dtype));
+}
+
+inline Tensor in_type(const Tensor& tensor, DType dtype) {
+  return dtype_of("", tensor) == dtype ? tensor : torch::stable::to(tensor, scalar_type(dtype));
+}
+
+// What is asked of every tensor that goes with the principal one.
+inline void check_beside(const char* name, const Tensor& tensor, const Tensor& x) {
+  check(tensor.is_cuda() == x.is_cuda() && tensor.get_device() == x.get_device(), name,
+        ": must be on the device of x");
+}
+
+inline void check_floating(const char* name, const Tensor& tensor) {
+  check(is_floating(dtype_of(name, tensor)), name, ": dtype is torch.bool; allowed are float dtypes");
+}
+
+// A tensor seen as rows of its last dimension.
+struct Rows {
+  int64_t rows;
+  int64_t columns;
+};
+
+inline Rows rows_of(const char* name, const Tensor& tensor) {
+  check(tensor.dim() > 0, name, ": shape is (); it needs at least one dimension");
+  const int64_t columns = tensor.size(tensor.dim() - 1);
+  check(columns > 0, name, ": shape is ", shape(tensor), "; the last dimension must not be empty");
+  return {tensor.numel() / columns, columns};
+}
+
+// Elements that are worth a thread of their own.
+constexpr int64_t kGrain = 32768;
+
+// `function(begin, end)` on ranges of rows, side by side.
+template <typename Function>
+void for_rows(int64_t rows, int64_t columns, const Function& function) {
+  if (rows == 0) return;
+  torch::stable::parallel_for(0, rows, larger(1, kGrain / larger(columns, 1)), function);
+}
+
+// The same on ranges of tiles (index.h).
+template <typename Function>
+void for_tiles(int64_t rows, int64_t columns, int64_t width, const Function& function) {
+  if (rows > 0 && columns > 0) for_rows(tiles_of(rows, columns, width), smaller(columns, width), function);
+}
+
+// CUDA's current stream of the device that a tensor is on, which is made the current device meanwhile.
+class __attribute__((visibility("hidden"))) OnDeviceOf {
+ public:
+  explicit OnDeviceOf(const Tensor& tensor);
+  void* stream() const { return stream_; }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
+};
+
+// Raise, naming operator and shape, if CUDA's error code is not that of success. The error is taken off CUDA's record, so
+// that it is not found again by whatever runs next.
+void check_launch(int error, const char* name, const Tensor& x);
+
+// `launch(stream)` on the device of x; it returns CUDA's error code. A generic lambda, so that a library without CUDA
+// needs no launcher.
+template <typename Launch>
+void on_cuda([[maybe_unused]] const char* name, [[maybe_unused]] const Tensor& x,
+             [[maybe_unused]] const Launch& launch) {
+#if defined(KP_WITH_CUDA)
+  const OnDeviceOf device(x);
+  check_launch(launch(device.stream()), name, x);
+#else
+  fail(name, ": this library was built without CUDA; install kernel-pytorch-cuda-ops where nvcc is found");
+#endif
+}
+
+// `KP_IMPLEMENT(library) { library.impl(...); }`: the same functions for CPU and CUDA.
+#define KP_IMPLEMENT(LIBRARY)                                                            \
+  static void implement(torch::stable::detail::StableLibrary&);                          \
+  STABLE_TORCH_LIBRARY_IMPL(kernel_pytorch_cuda, CPU, library) { implement(library); }   \
+  STABLE_TORCH_LIBRARY_IMPL(kernel_pytorch_cuda, CUDA, library) { implement(library); }  \
+  static void implement(torch::stable::detail::StableLibrary& LIBRARY)
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,154 @@
+// RMSNorm on CUDA: which kernel is launched.
+//
+//     kernels/1_naive.cuh       one thread a row
+//     kernels/2_block.cuh       one block a row: neighbours read neighbours; any length and alignment
+//     kernels/3_vectorized.cuh  16 bytes an access, the row stays in registers
+//     kernels/4_cluster.cuh     rows longer than one block holds, by a cluster (9.0 on)
+
+#include <type_traits>
+
+#include "kernel_pytorch/cuda/cluster.cuh"
+#include "kernel_pytorch/cuda/launch.cuh"
+#include "kernel_pytorch/cuda/rows.cuh"
+#include "kernel_pytorch/cuda/sum_shares.cuh"
+#include "kernels/1_naive.cuh"
+#include "kernels/2_block.cuh"
+#include "kernels/3_vectorized.cuh"
+#include "kernels/4_cluster.cuh"
+#include "rms_norm.h"
+
+namespace kernel_pytorch {
+namespace rms_norm {
+
+namespace {
+
+// Blocks of a cluster for a row; 0 for none.
+int cluster_of(int64_t rows, int64_t vectors) {
+  const int blocks = cluster_blocks(vectors, int64_t{kMaxVectors} * kClusterThreads);
+  return fits_grid(rows * blocks) ? blocks : 0;
+}
+
+// The best version for this shape on this card.
+int choose(int64_t rows, int64_t vectors, bool whole) {
+  if (!whole) return 2;
+  if (vectors <= int64_t{kMaxVectors} * kMaxThreads) return 3;
+  return cluster_of(rows, vectors) > 0 ? 4 : 2;
+}
+
+template <typename T, typename W, typename Y>
+cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+  ForwardPointers<T, W, Y> p = {};
+  p.x = static_cast<const T*>(f.x.data);
+  p.residual = static_cast<const T*>(f.residual.data);
+  p.weight = static_cast<const W*>(f.weight.data);
+  p.y = static_cast<Y*>(f.y.data);
+  p.h = static_cast<T*>(f.h.data);
+  p.rstd = static_cast<float*>(f.rstd.data);
+  p.rows = f.rows;
+  p.columns = static_cast<int>(f.columns);
+  p.weight_rows = static_cast<int>(f.weight_rows);
+  p.eps = static_cast<float>(f.eps);
+  p.offset = static_cast<float>(f.offset);
+  const int64_t vectors = f.columns / kVectorLength<T>;
+  bool aligned = f.columns % kVectorLength<T> == 0;
+  for (const void* address : {f.x.data, f.residual.data, f.weight.data, static_cast<const void*>(f.y.data)}) {
+    aligned = aligned && reinterpret_cast<uint64_t>(address) % 16 == 0;
+  }
+  const int best = choose(f.rows, vectors, aligned);
+  if (version > best || version < 0) return cudaErrorNotSupported;
+  if (version == 0) version = best;
+  const auto blocks = static_cast<unsigned>(f.rows);
+  if (version == 1) {
+    const auto naive_blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
+    forward_naive<T, W, Y><<<naive_blocks, kNaiveThreads, 0, stream>>>(p);
+  } else if (version == 2) {
+    forward_block<T, W, Y><<<blocks, kBlockThreads, 0, stream>>>(p);
+  } else if (version == 3) {
+    const int each = vectors_each(vectors);
+    return with_vectors(each, [&](auto count) {
+      forward_vectorized<T, W, Y, count><<<blocks, threads_for(vectors, count), 0, stream>>>(p);
+      return launched();
+    });
+  } else {
+    const auto kernel = forward_cluster<T, W, Y, kMaxVectors>;
+    return launch_clusters(kernel, f.rows, cluster_of(f.rows, vectors), kClusterThreads, stream, p);
+  }
+  return launched();
+}
+
+template <typename T, typename W, typename Y>
+cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
+  BackwardPointers<T, W, Y> p = {};
+  p.dy = static_cast<const Y*>(b.dy.data);
+  p.dh = static_cast<const T*>(b.dh.data);
+  p.h = static_cast<const T*>(b.h.data);
+  p.weight = static_cast<const W*>(b.weight.data);
+  p.rstd = static_cast<const float*>(b.rstd.data);
+  p.dx = static_cast<T*>(b.dx.data);
+  p.shares = static_cast<float*>(b.shares.data);
+  p.rows = b.rows;
+  p.parts = b.parts;
+  p.columns = static_cast<int>(b.columns);
+  p.weight_rows = static_cast<int>(b.weight_rows);
+  p.offset = static_cast<float>(b.offset);
+  const int64_t vectors = b.columns / kVectorLength<T>;
+  const int64_t most = int64_t{kMaxVectors} * kBackwardThreads<kMaxVectors>;
+  bool aligned = b.columns % kVectorLength<T> == 0 && vectors <= most;
+  for (const void* address : {b.dy.data, b.dh.data, b.h.data, b.weight.data, static_cast<const void*>(b.dx.data)}) {
+    aligned = aligned && reinterpret_cast<uint64_t>(address) % 16 == 0;
+  }
+  const auto blocks = static_cast<unsigned>(b.parts);
+  cudaError_t error;
+  if (aligned) {
+    error = with_vectors(vectors_each(vectors), [&](auto count) {
+      backward_vectorized<T, W, Y, count><<<blocks, threads_for(vectors, count), 0, stream>>>(p);
+      return launched();
+    });
+  } else {
+    backward_block<T, W, Y><<<blocks, kBlockThreads, 0, stream>>>(p);
+    error = launched();
+  }
+  if (error != cudaSuccess || !b.dweight) return error;
+  const dim3 grid(static_cast<unsigned>(ceil_divide(b.columns, kSumThreads)), static_cast<unsigned>(b.weight_rows));
+  return with_type(b.dweight.dtype, [&](auto type) {
+    using Weight = typename decltype(type)::type;
+    sum_shares<Weight><<<grid, dim3(kSumThreads, kSumRows), 0, stream>>>(
+        p.shares, static_cast<Weight*>(b.dweight.data), b.parts, p.columns, p.weight_rows);
+    return launched();
+  });
+}
+
+// `run(Type<T>, Type<W>, Type<Y>)`: the weight has the type of x or is float32, and y has the type of either.
+template <typename Run>
+cudaError_t with_types(DType x, DType weight, DType y, const Run& run) {
+  return with_type(x, [&](auto t) {
+    using T = typename decltype(t)::type;
+    if (weight == x && y == x) return run(Type<T>{}, Type<T>{}, Type<T>{});
+    if (weight != DType::kFloat32) return cudaErrorInvalidValue;
+    if (y == x) return run(Type<T>{}, Type<float>{}, Type<T>{});
+    return run(Type<T>{}, Type<float>{}, Type<float>{});
+  });
+}
+
+}  // namespace
+
+int launch_forward(const Forward& f, int64_t version, void* stream) {
+  if (f.rows == 0) return cudaSuccess;
+  if (!fits_grid(f.rows) || f.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
+  const DType x = f.residual ? f.h.dtype : f.x.dtype;
+  return with_types(x, f.weight ? f.weight.dtype : x, f.y.dtype, [&](auto t, auto w, auto y) {
+    return run_forward<typename decltype(t)::type, typename decltype(w)::type, typename decltype(y)::type>(
+        f, version, static_cast<cudaStream_t>(stream));
+  });
+}
+
+int launch_backward(const Backward& b, void* stream) {
+  if (!fits_grid(b.parts) || b.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
+  return with_types(b.h.dtype, b.weight ? b.weight.dtype : b.h.dtype, b.dy.dtype, [&](auto t, auto w, auto y) {
+    return run_backward<typename decltype(t)::type, typename decltype(w)::type, typename decltype(y)::type>(
+        b, static_cast<cudaStream_t>(stream));
+  });
+}
+
+}  // namespace rms_norm
+}  // namespace kernel_pytorch

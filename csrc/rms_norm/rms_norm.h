@@ -1,0 +1,64 @@
+// RMSNorm, forward and backward: what the operator hands to whoever computes it.
+//
+//     h = x + residual                                      where there is a residual, else h = x
+//     y = h * rstd * (offset + weight),  rstd = 1 / sqrt(mean(h^2) + eps)
+//
+//     g = dy * (offset + weight),  x_hat = h * rstd
+//     dx = rstd * (g - x_hat * mean(g * x_hat)) + dh        dweight = sum over rows of dy * x_hat
+//
+// Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
+//
+// All tensors are contiguous. x, residual, h, dh and dx have one dtype; y and dy have it too, or float32 where that is of
+// 16 bits and a wider weight makes it so. The weight is `(weight_rows, columns)`, of any dtype, float64 where the others
+// are and nowhere else; row r takes its row r % weight_rows. rstd and the shares are float32, or float64 with the others.
+#pragma once
+
+#include "kernel_pytorch/cpu/isa.h"
+#include "kernel_pytorch/dtype.h"
+#include "kernel_pytorch/index.h"
+
+namespace kernel_pytorch {
+namespace rms_norm {
+
+struct Forward {
+  Input x;
+  Input residual;  // optional
+  Input weight;    // optional
+  Output y;
+  Output h;  // with a residual
+  Output rstd;
+  int64_t rows;
+  int64_t columns;
+  int64_t weight_rows;
+  double eps;
+  double offset;
+};
+
+struct Backward {
+  Input dy;
+  Input dh;  // optional
+  Input h;
+  Input weight;  // optional
+  Input rstd;
+  Output dx;       // optional
+  Output dweight;  // optional
+  Output shares;   // with dweight: `(parts, weight_rows, columns)`, on CUDA `(parts, columns)`
+  int64_t rows;
+  int64_t columns;
+  int64_t weight_rows;
+  int64_t parts;
+  double offset;
+};
+
+// The twin: rows `begin` to `end` of a forward; parts `begin` to `end` of a backward; columns `begin` to `end` of the sum
+// of the shares.
+KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
+KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
+KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t end))
+
+// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t version, void* stream);
+int launch_backward(const Backward&, void* stream);
+
+}  // namespace rms_norm
+}  // namespace kernel_pytorch

@@ -1,0 +1,86 @@
+// The rotary position embedding on CUDA: which kernel is launched.
+//
+//     kernels/1_naive.cuh       one thread a head
+//     kernels/2_pairs.cuh       one thread a pair: neighbours read neighbours; any length and alignment
+//     kernels/3_vectorized.cuh  16 bytes an access, two of them a thread
+
+#include <type_traits>
+
+#include "kernel_pytorch/cuda/launch.cuh"
+#include "kernels/1_naive.cuh"
+#include "kernels/2_pairs.cuh"
+#include "kernels/3_vectorized.cuh"
+#include "rotary_embedding.h"
+
+namespace kernel_pytorch {
+namespace rotary_embedding {
+
+namespace {
+
+// Whether heads are made of slots of two vectors of N elements each: pairs and what passes, and all addresses aligned.
+template <typename T, typename C>
+bool is_vectorizable(const Pointers<T, C>& p) {
+  constexpr int N = kVectorLength<T>;
+  bool aligned = p.pairs % N == 0 && p.columns % (2 * N) == 0 && p.columns / (2 * N) <= kVectorThreads;
+  aligned = aligned && p.strides.token % N == 0 && p.strides.head % N == 0;
+  for (const void* address : {static_cast<const void*>(p.x), static_cast<const void*>(p.y),
+                              static_cast<const void*>(p.cos), static_cast<const void*>(p.sin)}) {
+    aligned = aligned && reinterpret_cast<uint64_t>(address) % 16 == 0;
+  }
+  return aligned;
+}
+
+template <typename T, typename C, bool kInterleaved>
+cudaError_t run(const Pointers<T, C>& p, int64_t version, cudaStream_t stream) {
+  const int64_t best = is_vectorizable(p) ? 3 : 2;
+  if (version > best || version < 0) return cudaErrorNotSupported;
+  if (version == 0) version = best;
+  const int slots = p.columns / (2 * kVectorLength<T>);
+  const dim3 block = version == 3 ? dim3(slots, kVectorThreads / slots) : dim3(version == 2 ? kPairThreads : kNaiveThreads);
+  const int64_t units = version == 2 ? p.rows * (p.columns - p.pairs) : p.rows;
+  const int64_t blocks = ceil_divide(units, version == 3 ? block.y : block.x);
+  if (!fits_grid(blocks)) return cudaErrorInvalidValue;
+  const auto grid = static_cast<unsigned>(blocks);
+  if (version == 1) {
+    rotate_naive<T, C, kInterleaved><<<grid, block, 0, stream>>>(p);
+  } else if (version == 2) {
+    rotate_pairs<T, C, kInterleaved><<<grid, block, 0, stream>>>(p);
+  } else {
+    rotate_vectorized<T, C, kInterleaved><<<grid, block, 0, stream>>>(p);
+  }
+  return launched();
+}
+
+template <typename T, typename C>
+cudaError_t run_types(const Arguments& a, int64_t version, cudaStream_t stream) {
+  Pointers<T, C> p = {};
+  p.x = static_cast<const T*>(a.x.data);
+  p.y = static_cast<T*>(a.y.data);
+  p.cos = static_cast<const C*>(a.rotation.cos.data);
+  p.sin = static_cast<const C*>(a.rotation.sin.data);
+  p.strides = a.strides;
+  p.rows = a.tokens * a.heads;
+  p.table_rows = a.rotation.rows;
+  p.heads = static_cast<int>(a.heads);
+  p.columns = static_cast<int>(a.columns);
+  p.pairs = static_cast<int>(a.rotation.pairs);
+  p.sign = a.rotation.transposed ? -1.0f : 1.0f;
+  return a.rotation.interleaved ? run<T, C, true>(p, version, stream) : run<T, C, false>(p, version, stream);
+}
+
+}  // namespace
+
+int launch(const Arguments& a, int64_t version, void* stream) {
+  if (a.tokens == 0) return cudaSuccess;
+  if (a.columns >= (int64_t{1} << 30) || a.heads >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
+  return with_type(a.x.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (a.rotation.cos.dtype == a.x.dtype) return run_types<T, T>(a, version, cuda_stream);
+    if (a.rotation.cos.dtype != DType::kFloat32) return cudaErrorInvalidValue;
+    return run_types<T, float>(a, version, cuda_stream);
+  });
+}
+
+}  // namespace rotary_embedding
+}  // namespace kernel_pytorch

@@ -1,0 +1,102 @@
+// What every kernel of softmax is given, and how scores are masked.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_pytorch/cuda/vector.cuh"
+#include "kernel_pytorch/index.h"
+
+namespace kernel_pytorch {
+namespace softmax {
+
+// Elements of a bool tensor.
+struct Bool {
+  uint8_t bits;
+};
+
+// T of x, M of the mask, Y of the result.
+template <typename T, typename M, typename Y>
+struct ForwardPointers {
+  const T* x;
+  const M* mask;  // null for none
+  Y* y;
+  int64_t rows;
+  int columns;
+  float scale;
+  Broadcast broadcast;
+};
+
+template <typename T>
+struct BackwardPointers {
+  const T* dy;
+  const T* y;
+  T* dx;        // null where it is not needed
+  float* dots;  // null where there is no dmask
+  int64_t rows;
+  int columns;
+  float scale;
+};
+
+template <typename T>
+struct MaskPointers {
+  const T* dy;
+  const T* y;
+  const float* dots;
+  float* dmask;
+  int columns;
+  Broadcast broadcast;
+};
+
+// The mask of a row; null for none.
+template <typename T, typename M, typename Y>
+__device__ __forceinline__ const M* mask_of(const ForwardPointers<T, M, Y>& p, int64_t row) {
+  return p.mask == nullptr ? nullptr : p.mask + broadcast_offset(p.broadcast, row);
+}
+
+__device__ __forceinline__ float masked(float z, Bool mask) { return mask.bits != 0 ? z : -INFINITY; }
+template <typename M>
+__device__ __forceinline__ float masked(float z, M mask) {
+  return z + widen(mask);
+}
+
+// One score; `step` is 0 where one element of the mask goes for the whole row.
+template <typename T, typename M>
+__device__ __forceinline__ float score(const T* x, const M* mask, int column, int step, float scale) {
+  const float z = widen(x[column]) * scale;
+  return mask == nullptr ? z : masked(z, mask[column * step]);
+}
+
+// `N` scores from an aligned column.
+template <typename T, typename M, int N>
+__device__ __forceinline__ void load_scores(const T* x, const M* mask, int column, int step, float scale,
+                                            float (&z)[N]) {
+  load_vector<T, N>(x + column, z);
+#pragma unroll
+  for (int i = 0; i < N; ++i) z[i] *= scale;
+  if (mask == nullptr) return;
+  if (step == 0) {
+    const M one = *mask;
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = masked(z[i], one);
+  } else if constexpr (sizeof(M) == 1) {
+    M elements[N];
+    if constexpr (N == 8) {
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(mask + column));
+      memcpy(elements, &words, N);
+    } else {
+      static_assert(N == 4);
+      const unsigned word = __ldg(reinterpret_cast<const unsigned*>(mask + column));
+      memcpy(elements, &word, N);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = masked(z[i], elements[i]);
+  } else {
+    float added[N];
+    load_vector<M, N>(mask + column, added);
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] += added[i];
+  }
+}
+
+}  // namespace softmax
+}  // namespace kernel_pytorch

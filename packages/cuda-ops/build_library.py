@@ -1,0 +1,301 @@
+"""Compile csrc/ into the library that `kernel_pytorch.cuda_ops` loads: CPU code always, CUDA code where nvcc is.
+
+    python build_library.py [--output FOLDER] [--sanitize]
+
+Needs nothing but the standard library, a C++17 compiler and the headers of an installed torch, whichever version from
+2.10 on and for whichever device: the code keeps to torch's stable ABI. What is read from the environment:
+
+    CXX                        the C++ compiler; else c++, g++ or clang++
+    CUDA_HOME                  where bin/nvcc is; else PATH, else the nvidia-cuda-nvcc package
+    KERNEL_PYTORCH_CUDA_ARCHS  like "sm_80,sm_90a"; empty for no CUDA; else those of ARCHS that nvcc knows
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+LIBRARY = "_library.so"
+RECORD = "_library.json"
+PRODUCTS = (LIBRARY, RECORD)
+
+ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
+TARGET = "0x020a000000000000"  # torch 2.10: what is newer is not used, so that every later torch loads the library
+
+# What a file cpu.cpp is compiled for, once each; chosen among at run time (csrc/include/kernel_pytorch/cpu/isa.h).
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+INSTRUCTION_SETS = {"base": (), "avx2": AVX2, "avx512": AVX512}
+
+COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+# Sums are reordered only where the source says so; infinities and NaN mean what they mean.
+CPU = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1")
+
+NO_TORCH = (
+    "torch was not found when it was installed; install torch first, then this package again with"
+    " `pip install --force-reinstall --no-deps kernel-pytorch-cuda-ops`"
+)
+OLD_TORCH = "the torch found when it was installed has no stable ABI that is new enough; it needs torch 2.10 or later"
+NO_COMPILER = (
+    "no C++ compiler was found when it was installed; install g++ (`apt-get install g++`) or set CXX, then install this"
+    " package again with `pip install --force-reinstall --no-deps kernel-pytorch-cuda-ops`"
+)
+
+
+class BuildError(RuntimeError):
+    """A compiler was there and failed; the message holds its command and what it printed."""
+
+
+def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> dict[str, Any]:
+    """Compile, unless the library that is there was compiled of the same things, and write it and its record.
+
+    Args:
+        package: where the library goes.
+        csrc: the sources.
+        work: for object files.
+        sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, for CPU code alone.
+
+    Returns:
+        The record: `problem` (why there is no library, or None), `compiler`, `nvcc`, `archs`, `instruction_sets`,
+        `sanitized`, `digest` and, by operator, `operators`: digests by which results know what they speak of.
+    """
+    package.mkdir(parents=True, exist_ok=True)
+    torch, compiler = find_torch(), find_compiler()
+    if torch is None or compiler is None or not (torch / "include/torch/csrc/stable/ops.h").is_file():
+        problem = NO_TORCH if torch is None else NO_COMPILER if compiler is None else OLD_TORCH
+        (package / LIBRARY).unlink(missing_ok=True)
+        return _write(package, {"problem": problem})
+    nvcc = None if sanitize else find_nvcc()
+    archs = wanted_archs(nvcc)
+    record = {
+        "problem": None,
+        "compiler": _version(compiler),
+        "nvcc": _version(nvcc) if nvcc and archs else None,
+        "archs": archs,
+        "instruction_sets": list(instruction_sets()),
+        "sanitized": sanitize,
+        "digest": digest(csrc),
+        "operators": {
+            folder.parent.name: digest(csrc, folder.parent.name) for folder in sorted(csrc.glob("*/cpu.cpp"))
+        },
+    }
+    if (package / LIBRARY).is_file() and _read(package) == record:
+        return record
+    options = SANITIZERS if sanitize else ()
+    work = work / "-".join(["sanitized" if sanitize else "objects", *archs])
+    work.mkdir(parents=True, exist_ok=True)
+    steps = list(_compilations(csrc, work, torch, compiler, nvcc if archs else None, archs, options))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda step: _compile(csrc, *step), steps))
+    objects = [str(target) for _, target in steps]
+    linked = work / f"{os.getpid()}-{LIBRARY}"  # several may build at a time
+    link = [
+        compiler,
+        "-shared",
+        *options,
+        "-o",
+        str(linked),
+        *objects,
+        f"-L{torch / 'lib'}",
+        "-ltorch_cpu",
+        "-ldl",
+    ]
+    link += [] if sanitize else ["-Wl,-z,defs"]
+    if archs and nvcc:
+        link += [f"-L{folder}" for folder in _cuda_libraries(nvcc)] + ["-lcudart_static", "-lrt", "-lpthread"]
+    _run(link)
+    os.replace(linked, package / LIBRARY)
+    return _write(package, record)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """One line for people: what was built of what."""
+    if record["problem"] is not None:
+        return f"kernel_pytorch.cuda_ops is installed without its library: {record['problem']}"
+    cuda = (
+        f"CUDA for {', '.join(record['archs'])} ({record['nvcc']})"
+        if record["archs"]
+        else "no CUDA: nvcc was not found"
+    )
+    return f"built with {record['compiler']}: CPU for {', '.join(record['instruction_sets'])}; {cuda}"
+
+
+def _compilations(
+    csrc: Path, work: Path, torch: Path, compiler: str, nvcc: str | None, archs: Sequence[str], options: Sequence[str]
+) -> Iterator[tuple[list[str], Path]]:
+    """Every command that compiles a file, with the object that it makes; those that take longest first."""
+    include = f"-I{csrc / 'include'}"
+    if nvcc is not None:
+        codes = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in archs]
+        flags = [
+            "-O3",
+            "-std=c++17",
+            "-Xcompiler=-fPIC,-fvisibility=hidden",
+            "--compress-mode=size",
+            f"-ccbin={compiler}",
+            *codes,
+        ]
+        for source in [*sorted(csrc.glob("*/cuda.cu")), *sorted(csrc.glob("*.cu"))]:
+            target = work / f"{source.parent.name}.{source.stem}.o"
+            yield [nvcc, *flags, include, "-c", str(source), "-o", str(target)], target
+    with_torch = ["-isystem", str(torch / "include"), f"-DTORCH_TARGET_VERSION={TARGET}"]
+    with_torch += ["-DKP_WITH_CUDA"] if nvcc is not None else []
+    for source in [*sorted(csrc.glob("*/operator.cpp")), *sorted(csrc.glob("*.cpp"))]:
+        target = work / f"{source.parent.name}.{source.stem}.o"
+        yield [compiler, *COMMON, "-O2", *with_torch, *options, include, "-c", str(source), "-o", str(target)], target
+    for source in sorted(csrc.glob("*/cpu.cpp")):
+        for name, flags in instruction_sets().items():
+            target = work / f"{source.parent.name}.{name}.o"
+            command = [compiler, *COMMON, *CPU, *flags, *options, f"-DKP_ISA={name}"]
+            yield [*command, include, "-c", str(source), "-o", str(target)], target
+
+
+def instruction_sets() -> dict[str, tuple[str, ...]]:
+    """Those that this kind of processor may have."""
+    return INSTRUCTION_SETS if platform.machine() == "x86_64" else {"base": ()}
+
+
+def find_torch() -> Path | None:
+    """The folder of the torch that is installed where this package goes, isolated build or not; never a download."""
+    specification = importlib.util.find_spec("torch")
+    if specification is not None and specification.origin is not None:
+        return Path(specification.origin).parent
+    candidates = [Path(sysconfig.get_path(name)) / "torch" for name in ("purelib", "platlib")]
+    return next((folder for folder in candidates if folder.is_dir()), None)
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler, by its full path."""
+    named = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [named] if named else ["c++", "g++", "clang++"])), None)
+
+
+def find_nvcc() -> str | None:
+    """CUDA's compiler, by its full path."""
+    folders = [Path(os.environ["CUDA_HOME"]) / "bin"] if os.environ.get("CUDA_HOME") else []
+    packages = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin"), reverse=True)
+    for folder in [*map(str, folders), None, *map(str, packages)]:
+        if found := shutil.which("nvcc", path=folder):
+            return found
+    return None
+
+
+def wanted_archs(nvcc: str | None) -> list[str]:
+    """The architectures that CUDA code is compiled for, of those that nvcc knows."""
+    if nvcc is None:
+        return []
+    known = set(subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split())
+    asked = os.environ.get("KERNEL_PYTORCH_CUDA_ARCHS")
+    if asked is None:
+        return [arch for arch in ARCHS if arch in known or arch.rstrip("a") in known]
+    archs = [arch for arch in re.split(r"[\s,;]+", asked) if arch]
+    for arch in archs:
+        if not re.fullmatch(r"sm_\d+[af]?", arch) or arch.rstrip("af") not in known:
+            allowed = ", ".join(sorted(known))
+            raise BuildError(f"KERNEL_PYTORCH_CUDA_ARCHS: given {arch!r}; {nvcc} knows {allowed}")
+    return archs
+
+
+def digest(csrc: Path, operator: str | None = None) -> str:
+    """Of everything that the library is compiled from, this file among it; or of what one operator consists of."""
+    found = hashlib.sha256()
+    for file in sorted(csrc.rglob("*")):
+        place = file.relative_to(csrc).parts
+        if file.suffix not in (".h", ".cuh", ".cpp", ".cu") or place[0] == "tests":
+            continue
+        if operator is None or place[0] in ("include", operator):
+            found.update("/".join(place).encode() + b"\0" + file.read_bytes())
+    if operator is None:
+        found.update(Path(__file__).read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _cuda_libraries(nvcc: str) -> list[Path]:
+    root = Path(nvcc).resolve().parents[1]
+    listed = subprocess.run(
+        [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
+    ).stderr
+    top = re.search(r"^#\$ TOP=(.*)$", listed, re.MULTILINE)
+    roots = [root, *([Path(top[1]).resolve()] if top else [])]
+    return [
+        folder
+        for base in roots
+        for folder in (base / "lib64", base / "lib", base / "targets/x86_64-linux/lib")
+        if folder.is_dir()
+    ]
+
+
+def _compile(csrc: Path, command: list[str], target: Path) -> None:
+    """Run a command, unless the object that is there was made by it of the same sources."""
+    folder = Path(command[-3]).parent
+    sources = [
+        *sorted((csrc / "include").rglob("*")),
+        *sorted(folder.glob("*") if folder == csrc else folder.rglob("*")),
+    ]
+    found = hashlib.sha256(repr(command).encode())
+    for file in sources:
+        if file.is_file():
+            found.update(file.read_bytes())
+    key = target.with_suffix(".key")
+    if target.is_file() and key.is_file() and key.read_text() == found.hexdigest():
+        return
+    made = target.with_name(f"{os.getpid()}-{target.name}")  # several may build at a time
+    _run([*command[:-1], str(made)])
+    key.unlink(missing_ok=True)
+    os.replace(made, target)
+    key.write_text(found.hexdigest())
+
+
+def _run(command: Sequence[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
+
+
+def _version(compiler: str) -> str:
+    lines = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()
+    release = next((line for line in lines if "release" in line), None)
+    return f"nvcc {release.split('release ')[1].split(',')[0]}" if release else lines[0]
+
+
+def _read(package: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((package / RECORD).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _write(package: Path, record: dict[str, Any]) -> dict[str, Any]:
+    (package / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def main() -> None:
+    """Build from the command line."""
+    root = Path(__file__).resolve().parent
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--output", type=Path, default=root / "src" / "kernel_pytorch" / "cuda_ops")
+    parser.add_argument("--sanitize", action="store_true", help="with address and undefined-behaviour sanitizers")
+    arguments = parser.parse_args()
+    try:
+        print(summary(build(arguments.output, root / "csrc", root / "build", sanitize=arguments.sanitize)))
+    except BuildError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Compile csrc/ while the package is being built or installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CustomBuildHook(BuildHookInterface):
+    """Puts the library beside the package's sources (editable) or into the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build, and say what was built; with no torch or compiler the package is installed without its library."""
+        root = Path(self.root)
+        specification = importlib.util.spec_from_file_location("build_library", root / "build_library.py")
+        assert specification is not None
+        assert specification.loader is not None
+        build_library = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(build_library)
+        package = Path("src", "kernel_pytorch", "cuda_ops")
+        output = root / package if version == "editable" else root / "build" / "wheel"
+        record = build_library.build(output, root / "csrc", root / "build")
+        self.app.display_info(build_library.summary(record))
+        if version != "editable":
+            products = [file for file in build_library.PRODUCTS if (output / file).exists()]
+            build_data["force_include"].update({str(output / f): f"kernel_pytorch/cuda_ops/{f}" for f in products})
+        if record["problem"] is None:
+            # No CPython ABI and, through the stable ABI, no torch of one version: one wheel for every Python 3.
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{platform}"

@@ -1,0 +1,34 @@
+"""Fused operators in CUDA C++, each with a CPU twin, behind PyTorch's stable ABI.
+
+Importing it loads the compiled library; where there is none, ImportError says what is missing and how to get it.
+"""
+
+from . import levels, sharding
+from .bias_act import bias_act
+from .cross_entropy import cross_entropy
+from .flash_attention import flash_attention
+from .gated import geglu, reglu, swiglu
+from .library import LIBRARY
+from .qk_norm_rope import qk_norm_rope
+from .rms_norm import add_rms_norm, head_rms_norm, rms_norm
+from .rotary_embedding import rotary_embedding
+from .softmax import softmax
+
+sharding.register_when_distributed()
+
+__all__ = [
+    "LIBRARY",
+    "add_rms_norm",
+    "bias_act",
+    "cross_entropy",
+    "flash_attention",
+    "geglu",
+    "head_rms_norm",
+    "levels",
+    "qk_norm_rope",
+    "reglu",
+    "rms_norm",
+    "rotary_embedding",
+    "softmax",
+    "swiglu",
+]

@@ -1,0 +1,195 @@
+"""Cross entropy of logits, with label smoothing, z-loss and soft cap, in one walk over them.
+
+    lse = log(sum(exp(z))),  z = logits, or softcap * tanh(logits / softcap)
+    loss = lse - (1 - s) * z[target] - s * mean(z) + z_loss * lse^2
+
+Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, https://arxiv.org/abs/1805.02867; the sources
+of smoothing, z-loss and cap stand in csrc/cross_entropy/cross_entropy.h. Everything is computed in float32 (float64 for
+float64), and one number a token is saved beside the logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operators import below_autograd, call, operators, per_element, register
+from .sharding import Shardings, row_placements
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _fake(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+    wide = _compute_dtype(logits.dtype)
+    return logits.new_empty(target.shape, dtype=wide), logits.new_empty(target.shape, dtype=wide)
+
+
+def _fake_backward(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _fake_backward_(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> None:
+    return None
+
+
+def _counted(target: Tensor, words: int, ignore_index: int) -> Tensor:
+    return (target != ignore_index) & (target >= 0) & (target < words)
+
+
+def backward_formula(
+    dloss: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> Tensor:
+    """The gradient of logits in PyTorch that autograd can follow."""
+    z = logits.to(_compute_dtype(logits.dtype))
+    z = softcap * torch.tanh(z / softcap) if softcap > 0.0 else z
+    words = z.shape[-1]
+    gradient = torch.softmax(z, -1)
+    if z_loss > 0.0:
+        gradient = gradient * (1.0 + 2.0 * z_loss * torch.logsumexp(z, -1, keepdim=True))
+    at_target = torch.arange(words, device=z.device) == target[..., None]
+    gradient = gradient - (1.0 - label_smoothing) * at_target - label_smoothing / words
+    gradient = gradient * torch.where(_counted(target, words, ignore_index), dloss, 0.0)[..., None]
+    gradient = gradient * (1.0 - (z / softcap).square()) if softcap > 0.0 else gradient
+    return gradient.to(logits.dtype)
+
+
+def _wants_graph(dloss: Tensor, logits: Tensor) -> bool:
+    return torch.is_grad_enabled() and (dloss.requires_grad or logits.requires_grad)
+
+
+def _differentiable_backward(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
+    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernel."""
+    if _wants_graph(dloss, logits):
+        return backward_formula(dloss, logits, target, *scalars)
+    return below_autograd(operators.cross_entropy_backward.default, dloss, lse, logits, target, *scalars)
+
+
+def _no_gradient(*arguments: Any) -> None:
+    """In place there is nothing left to differentiate with."""
+    if _wants_graph(arguments[0], arguments[2]):
+        raise RuntimeError("cross_entropy_backward_ has no gradient: it overwrites what it is computed of")
+    below_autograd(operators.cross_entropy_backward_.default, *arguments)
+
+
+def _can_be_overwritten(dloss: Tensor, logits: Tensor) -> bool:
+    """Whether the gradient may take the place of the logits: nobody traces, shares or differentiates them again."""
+    return (
+        logits.is_contiguous()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and type(logits) in (Tensor, torch.nn.Parameter)
+        and not _wants_graph(dloss, logits)
+    )
+
+
+class CrossEntropyFunction(torch.autograd.Function):
+    """`(logits, target, scalars, inplace) -> (loss, lse)`; lse carries no gradient."""
+
+    @staticmethod
+    def forward(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+        """Run the operator; it writes nothing, whatever the last argument says."""
+        return below_autograd(operators.cross_entropy.default, logits, target, *scalars[:4])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save the inputs and one number a token."""
+        logits, target, *ctx.scalars, ctx.inplace = inputs
+        _, lse = output
+        ctx.save_for_backward(lse, logits, target)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        """The gradient of logits, over the logits where that was asked for."""
+        none = (None,) * (len(ctx.needs_input_grad) - 1)
+        if dloss is None:
+            return (None, *none)
+        lse, logits, target = ctx.saved_tensors
+        scalars = ctx.scalars[:4]
+        if ctx.inplace and _can_be_overwritten(dloss, logits):
+            over = logits.detach()
+            below_autograd(operators.cross_entropy_backward_.default, dloss, lse, over, target, *scalars)
+            torch.autograd.graph.increment_version(logits)
+            return (over, *none)
+        return (_differentiable_backward(dloss, lse, logits, target, *scalars), *none)
+
+
+def _out_of_place(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+    return CrossEntropyFunction.apply(logits, target, *scalars[:4], False)
+
+
+# Sharding: rows may lie anywhere, words are whole.
+
+
+def _sharding(placements: Any, logits: Any, target: Any, *scalars: Any) -> Shardings:
+    for rows, _ in row_placements(placements, logits.ndim):
+        yield [rows, rows], [rows, rows]
+
+
+def _sharding_backward(placements: Any, dloss: Any, lse: Any, logits: Any, target: Any, *scalars: Any) -> Shardings:
+    for rows, _ in row_placements(placements, logits.ndim):
+        yield [rows], [rows] * 4
+
+
+def _flops_backward(dloss: Any, lse: Any, logits: Any, *arguments: Any, **keywords: Any) -> int:
+    return 6 * torch.Size(logits).numel()
+
+
+register("cross_entropy", _fake, _out_of_place, per_element(5), _sharding)
+register("cross_entropy_backward", _fake_backward, _differentiable_backward, _flops_backward, _sharding_backward)
+register("cross_entropy_backward_", _fake_backward_, _no_gradient, _flops_backward)
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    reduction: str = "mean",
+    inplace: bool = False,
+) -> Tensor:
+    """The loss of each token, or what `reduction` makes of them; differentiable in logits any number of times.
+
+    Args:
+        logits: `(..., V)`, float16, bfloat16 or float32, on a CPU float64 too; any strides.
+        target: `(...)`, or what expands to it; int64 or int32, on the device of logits.
+        ignore_index: the target of tokens that do not count. Neither do targets that are no word.
+        label_smoothing: from 0 to 1.
+        z_loss: factor of the squared `lse`.
+        softcap: bound of the logits; 0 for none.
+        reduction: "mean" over the tokens that count, "sum" or "none".
+        inplace: let the backward write the gradient of the logits over them, where that is possible.
+
+    Returns:
+        `()`, or `(...)` for "none"; float32, or float64 for float64. Zero where no token counts.
+
+    Raises:
+        RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        ValueError: another reduction.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction: given {reduction!r}; allowed are 'mean', 'sum', 'none'")
+    target = target.expand(logits.shape[:-1])
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    if inplace and not torch.compiler.is_compiling():
+        loss = CrossEntropyFunction.apply(logits, target, *scalars, True)[0]
+    else:
+        loss = call(operators.cross_entropy.default, _out_of_place, logits, target, *scalars)[0]
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return loss.sum()
+    return loss.sum() / _counted(target, logits.shape[-1], ignore_index).sum().clamp(min=1)

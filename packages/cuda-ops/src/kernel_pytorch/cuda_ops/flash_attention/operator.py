@@ -1,0 +1,124 @@
+"""`flash_attention` in one kernel; its gradient is computed of the scores, by PyTorch.
+
+Dao et al., "FlashAttention", 2022, https://arxiv.org/abs/2205.14135; "FlashAttention-2", 2023,
+https://arxiv.org/abs/2307.08691.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, register
+from kernel_pytorch.cuda_ops.sharding import Shardings
+
+LOWEST = -1e30
+"""Of a score that is masked: as good as -inf, and a row of them still has a softmax."""
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, version: int = 0) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+def backward_formula(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, of scores that are computed again, in PyTorch that autograd can follow.
+
+    As in FlashAttention-2, section 3.1, but for one block, and by a softmax of its own: `exp(scores - lse)` of large
+    scores would depend on how either was rounded.
+
+    Args:
+        do: gradient of the output.
+        q: as of `flash_attention`.
+        k: as of `flash_attention`.
+        v: as of `flash_attention`.
+        scale: as of `flash_attention`.
+        causal: as of `flash_attention`.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    groups = k.shape[1], q.shape[1] // k.shape[1]
+    rows, drows = q.to(wide).unflatten(1, groups), do.to(wide).unflatten(1, groups)
+    keys, values = k.to(wide).unsqueeze(2), v.to(wide).unsqueeze(2)
+    scores = torch.matmul(rows, keys.transpose(-1, -2)) * scale
+    sees = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    if causal:
+        sees = sees.tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~sees, LOWEST)
+    p = torch.softmax(scores, -1) * sees
+    dp = torch.matmul(drows, values.transpose(-1, -2))
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+    dq = torch.matmul(ds, keys).flatten(1, 2)
+    dk = torch.matmul(ds.transpose(-1, -2), rows).sum(2)
+    dv = torch.matmul(p.transpose(-1, -2), drows).sum(2)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+class FlashAttentionFunction(torch.autograd.Function):
+    """`(q, k, v, scale, causal) -> (o, lse)`; lse carries no gradient."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, version: int = 0) -> tuple[Tensor, Tensor]:
+        """Run the operator."""
+        return below_autograd(operators.flash_attention.default, q, k, v, scale, causal, version)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save q, k and v."""
+        q, k, v, scale, causal = inputs[:5]
+        _, lse = output
+        ctx.save_for_backward(q, k, v)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        ctx.scalars = scale, causal
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        """The gradients of q, k and v."""
+        needs = ctx.needs_input_grad
+        if do is None:
+            return (None,) * len(needs)
+        gradients = backward_formula(do, *ctx.saved_tensors, *ctx.scalars)
+        found = [g if need else None for g, need in zip(gradients, needs, strict=False)]
+        return (*found, *(None,) * (len(needs) - 3))
+
+
+def _flops(q: Any, k: Any, *arguments: Any, **keywords: Any) -> int:
+    """Two products of `(S, D)` with `(D, T)`, causal or not, as PyTorch counts its own attention."""
+    return 4 * torch.Size(q).numel() * k[2]
+
+
+def _sharding(placements: Any, q: Any, k: Any, v: Any, *scalars: Any) -> Shardings:
+    """Sequences and heads are independent; of heads each device needs whole groups."""
+    yield [placements.Replicate()] * 2, [placements.Replicate()] * 3
+    for dimension in (0, 1):
+        shard = placements.Shard(dimension)
+        yield [shard, shard], [shard] * 3
+
+
+register("flash_attention", _fake, FlashAttentionFunction.apply, _flops, _sharding)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False) -> Tensor:
+    """Attend, without the matrix of scores in memory in the forward; differentiable any number of times.
+
+    The backward computes the scores again and holds them: `(B, H, S, T)` in float32. For training long sequences use
+    `torch.nn.functional.scaled_dot_product_attention` or FlashAttention itself.
+
+    Args:
+        q: `(B, H, S, D)`, float16, bfloat16 or float32, on a CPU float64 too; D up to 256 on CUDA.
+        k: `(B, K, T, D)`, K divides H; dtype and device of q.
+        v: `(B, K, T, D)`; dtype and device of q.
+        scale: of the scores; `D ** -0.5` for None.
+        causal: whether query i sees keys up to i + T - S alone. One that sees none has output zero.
+
+    Returns:
+        `(B, H, S, D)` in the dtype of q.
+
+    Raises:
+        RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+    """
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    return call(operators.flash_attention.default, FlashAttentionFunction.apply, q, k, v, factor, causal)[0]

@@ -1,0 +1,56 @@
+"""Where the compiled operators run, and the reason why they cannot."""
+
+from __future__ import annotations
+
+import torch
+
+from .library import LIBRARY
+
+LEVELS = ("reference", "native", "compile", "cuda")
+MINIMUM_CAPABILITY = (8, 0)
+CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CUDA_DTYPES = CPU_DTYPES[:3]
+
+# Compute capabilities of the cards on which the CUDA kernels were verified. Nowhere else is a kernel anyone's default.
+VERIFIED: frozenset[tuple[int, int]] = frozenset()
+
+
+def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
+    """The compiled operators are what this package is for: its functions have no other level."""
+    return "cuda" if unavailable("cuda", device, dtype) is None else "native"
+
+
+def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a level cannot run there, or None if it can."""
+    if level != "cuda":
+        return None
+    if device.type == "cpu":
+        return None if dtype in CPU_DTYPES else f"dtype is {dtype}; the CPU twin takes {_names(CPU_DTYPES)}"
+    if device.type != "cuda":
+        return f"device is {device.type}; compiled are CUDA and CPU code"
+    if dtype not in CUDA_DTYPES:
+        return f"dtype is {dtype}; the CUDA kernels take {_names(CUDA_DTYPES)}"
+    if not LIBRARY.archs:
+        return "the library was built without CUDA; install kernel-pytorch-cuda-ops where nvcc is found"
+    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
+    capability = properties.major, properties.minor
+    if capability < MINIMUM_CAPABILITY or not LIBRARY.runs_on(capability):
+        return (
+            f"compute capability is {capability[0]}.{capability[1]}; the library was built for"
+            f" {', '.join(LIBRARY.archs)} (KERNEL_PYTORCH_CUDA_ARCHS)"
+        )
+    return None
+
+
+def describe(level: str, device: torch.device) -> str:
+    """What was compiled for that kind of device, by what, and where it was verified."""
+    if level != "cuda":
+        return ""
+    if device.type == "cpu":
+        return f"CPU twin for {', '.join(LIBRARY.instruction_sets)}, by {LIBRARY.compiler}"
+    cards = ", ".join(f"{major}.{minor}" for major, minor in sorted(VERIFIED)) or "none yet"
+    return f"compiled for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}; verified on compute capability: {cards}"
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

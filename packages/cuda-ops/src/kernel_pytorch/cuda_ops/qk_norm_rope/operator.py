@@ -1,0 +1,199 @@
+"""`qk_norm_rope` in one kernel for q and k, and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, register
+from kernel_pytorch.cuda_ops.rotary_embedding.operator import token_placements
+from kernel_pytorch.cuda_ops.rotary_embedding.reference import rotary_embedding
+from kernel_pytorch.cuda_ops.sharding import Shardings
+
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    version: int = 0,
+) -> Four:
+    rstds = (q.new_empty(x.shape[:-1], dtype=_compute_dtype(q.dtype)) for x in (q, k))
+    return q.new_empty(q.shape), q.new_empty(k.shape), *rstds  # type: ignore[return-value]
+
+
+def _fake_backward(
+    dq_out: Tensor | None,
+    dk_out: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_rstd: Tensor,
+    k_rstd: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    need_dq: bool,
+    need_dk: bool,
+    need_dq_weight: bool,
+    need_dk_weight: bool,
+) -> Four:
+    needs = ((need_dq, q), (need_dk, k), (need_dq_weight, q_weight), (need_dk_weight, k_weight))
+    return tuple(x.new_empty(x.shape if needed else (0,)) for needed, x in needs)  # type: ignore[return-value]
+
+
+def backward_formula(
+    dy: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, interleaved: bool, offset: float
+) -> tuple[Tensor, Tensor]:
+    """The gradients of q, or of k, in PyTorch that autograd can follow: `(dx, dweight)`."""
+    wide = _compute_dtype(x.dtype)
+    h = x.to(wide)
+    rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+    x_hat = h * rstd
+    g = rotary_embedding(dy.to(wide), cos, -sin, interleaved)
+    scaled = g * (offset + weight.to(wide))
+    dx = rstd * (scaled - x_hat * (scaled * x_hat).mean(-1, keepdim=True))
+    return dx.to(x.dtype), (g * x_hat).sum_to_size(weight.shape).to(weight.dtype)
+
+
+def _differentiable_backward(
+    dq_out: Tensor | None,
+    dk_out: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_rstd: Tensor,
+    k_rstd: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    *needs: bool,
+) -> Four:
+    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernels."""
+    tensors = (dq_out, dk_out, q, k, q_weight, k_weight)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        found = [q.new_empty((0,)) for _ in needs]
+        for i, (dy, x, weight) in enumerate(((dq_out, q, q_weight), (dk_out, k, k_weight))):
+            if dy is not None and (needs[i] or needs[2 + i]):
+                both = backward_formula(dy, x, weight, cos, sin, eps, interleaved, offset)
+                found[i::2] = [g if needed else x.new_empty((0,)) for g, needed in zip(both, needs[i::2], strict=True)]
+        return tuple(found)  # type: ignore[return-value]
+    arguments = (*tensors, cos, sin, q_rstd, k_rstd, eps, interleaved, offset, *needs)
+    return below_autograd(operators.qk_norm_rope_backward.default, *arguments)
+
+
+class QKNormRopeFunction(torch.autograd.Function):
+    """`(q, k, q_weight, k_weight, cos, sin) -> (q_out, k_out, q_rstd, k_rstd)`; the last two carry no gradient."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Four:
+        """Run the operator."""
+        return below_autograd(operators.qk_norm_rope.default, *arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Four) -> None:
+        """Save what came in and one number a head."""
+        ctx.save_for_backward(*inputs[:6], *output[2:])
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
+        ctx.scalars = inputs[6:9]
+
+    @staticmethod
+    def backward(ctx: Any, dq_out: Tensor | None, dk_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of q, k and the weights, each only where it is needed."""
+        used = (dq_out is not None, dk_out is not None) * 2
+        needs = [needed and side for needed, side in zip(ctx.needs_input_grad[:4], used, strict=True)]
+        nothing = (None,) * (len(ctx.needs_input_grad) - 4)
+        if not any(needs):
+            return (None,) * 4 + nothing
+        found = _differentiable_backward(dq_out, dk_out, *ctx.saved_tensors, *ctx.scalars, *needs)
+        return tuple(g if needed else None for g, needed in zip(found, needs, strict=True)) + nothing
+
+
+def _flops(factor: int, first: int) -> Any:
+    """Of an operator whose arguments number `first` and `first + 1` are q and k."""
+
+    def formula(*shapes: Any, **_: Any) -> int:
+        return factor * sum(torch.Size(shape).numel() for shape in shapes[first : first + 2])
+
+    return formula
+
+
+# Sharding: the weights are replicated; each rank holds its heads' part of their gradients.
+
+
+def _sharding(placements: Any, q: Any, k: Any, q_weight: Any, k_weight: Any, cos: Any, *rest: Any) -> Shardings:
+    whole = placements.Replicate()
+    for heads, tables in token_placements(placements, q, cos):
+        yield [heads] * 4, [heads, heads, whole, whole, tables, tables]
+
+
+def _sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest: Any) -> Shardings:
+    whole, cos, needs = placements.Replicate(), rest[3], rest[-4:]
+    for heads, tables in token_placements(placements, q, cos):
+        shares = placements.Partial() if heads.is_shard() else whole
+        # What is not needed comes back empty, and is the same everywhere.
+        outputs = [own if needed else whole for own, needed in zip((heads, heads, shares, shares), needs, strict=True)]
+        incoming = [None if dy is None else heads for dy in (dq_out, dk_out)]
+        yield outputs, [*incoming, heads, heads, whole, whole, tables, tables, heads, heads]
+
+
+register("qk_norm_rope", _fake, QKNormRopeFunction.apply, _flops(7, 0), _sharding)
+register("qk_norm_rope_backward", _fake_backward, _differentiable_backward, _flops(14, 2), _sharding_backward)
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of every head of q and k, then rotary, in one pass; differentiable in q, k and weights any number of
+    times.
+
+    Computed in float32 (float64 for float64) and rounded once. Views of a packed projection are read in place.
+
+    Args:
+        q: `(..., S, H, D)`, float16, bfloat16 or float32, on a CPU float64 too.
+        k: `(..., S, K, D)`, in the dtype and on the device of q.
+        q_weight: `(D,)`, shared by the heads; any of these dtypes.
+        k_weight: as q_weight.
+        cos: `(S, R/2)`, or `(..., S, R/2)` with the leading dimensions of q; R at most D. No gradient goes to it.
+        sin: as cos.
+        eps: added to the mean square.
+        interleaved: pairs are columns 2i and 2i + 1; else i and i + R/2.
+        offset: added to the weights (1 for weights stored around zero, as Gemma's).
+
+    Returns:
+        q and k so treated, in their dtype, contiguous.
+
+    Raises:
+        RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+    """
+    arguments = (q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
+    q_out, k_out, _, _ = call(operators.qk_norm_rope.default, QKNormRopeFunction.apply, *arguments)
+    return q_out, k_out

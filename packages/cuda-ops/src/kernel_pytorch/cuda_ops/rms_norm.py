@@ -1,0 +1,258 @@
+"""RMSNorm: `rms_norm`, `add_rms_norm`, `head_rms_norm`, and their gradients.
+
+    y = x / sqrt(mean(x^2) + eps) * (offset + weight)        the mean runs over the last dimension
+
+Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467. Everything is
+computed in float32 (float64 for float64) and rounded once, so the rounding that castings "llama" and "none" have in
+between is left out; the dtype of the result is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operators import below_autograd, call, operators, per_element, register
+from .sharding import Shardings, row_placements
+
+
+def _compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def _result_dtype(h: torch.dtype, weight: Tensor | None, casting: str) -> torch.dtype:
+    return h if weight is None or casting == "gemma" else torch.promote_types(h, weight.dtype)
+
+
+def _fake(
+    x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str, version: int = 0
+) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=_result_dtype(x.dtype, weight, casting))
+    return y, x.new_empty(x.shape[:-1], dtype=_compute_dtype(x.dtype, y.dtype))
+
+
+def _fake_add(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str, version: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    h = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
+    y, rstd = _fake(h, weight, eps, offset, casting)
+    return y, h, rstd
+
+
+def _fake_backward(
+    dy: Tensor,
+    dh: Tensor | None,
+    h: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    eps: float,
+    offset: float,
+    need_dx: bool,
+    need_dweight: bool,
+) -> tuple[Tensor, Tensor]:
+    dx = h.new_empty(h.shape if need_dx else (0,))
+    like = h if weight is None else weight
+    return dx, like.new_empty(like.shape if need_dweight and weight is not None else (0,))
+
+
+def backward_formula(
+    dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, eps: float, offset: float
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients in PyTorch that autograd can follow: `(dx, dweight)`."""
+    wide = _compute_dtype(h.dtype, dy.dtype)
+    x, dy = h.to(wide), dy.to(wide)
+    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    x_hat = x * rstd
+    g = dy if weight is None else dy * (offset + weight.to(wide))
+    dx = rstd * (g - x_hat * (g * x_hat).mean(-1, keepdim=True))
+    if dh is not None:
+        dx = dx + dh.to(wide)
+    dweight = None if weight is None else (dy * x_hat).sum_to_size(weight.shape).to(weight.dtype)
+    return dx.to(h.dtype), dweight
+
+
+def _differentiable_backward(
+    dy: Tensor,
+    dh: Tensor | None,
+    h: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    eps: float,
+    offset: float,
+    need_dx: bool,
+    need_dweight: bool,
+) -> tuple[Tensor, Tensor]:
+    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernels."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dy, dh, h, weight)):
+        dx, dweight = backward_formula(dy, dh, h, weight, eps, offset)
+        nothing = h.new_empty((0,))
+        return dx if need_dx else nothing, dweight if need_dweight and dweight is not None else nothing.clone()
+    arguments = (dy, dh, h, weight, rstd, eps, offset, need_dx, need_dweight)
+    return below_autograd(operators.rms_norm_backward.default, *arguments)
+
+
+class RMSNormFunction(torch.autograd.Function):
+    """`(x, weight) -> (y, rstd)`; rstd carries no gradient."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str, version: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Run the operator."""
+        return below_autograd(operators.rms_norm.default, x, weight, eps, offset, casting, version)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Save x, weight and one number a row."""
+        x, weight, eps, offset = inputs[:4]
+        _, rstd = output
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)  # of rstd, which has none
+        ctx.scalars = eps, offset
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, _drstd: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of x and weight, each only where it is needed."""
+        if dy is None:
+            return (None,) * len(ctx.needs_input_grad)
+        x, weight, rstd = ctx.saved_tensors
+        need_dx, need_dweight = ctx.needs_input_grad[:2]
+        eps, offset = ctx.scalars
+        dx, dweight = _differentiable_backward(dy, None, x, weight, rstd, eps, offset, need_dx, need_dweight)
+        found = dx if need_dx else None, dweight if need_dweight else None
+        return found + (None,) * (len(ctx.needs_input_grad) - 2)
+
+
+class AddRMSNormFunction(torch.autograd.Function):
+    """`(x, residual, weight) -> (y, h, rstd)`; rstd carries no gradient."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str, version: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the operator."""
+        return below_autograd(operators.add_rms_norm.default, x, residual, weight, eps, offset, casting, version)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Save h, weight and one number a row."""
+        x, residual, weight, eps, offset = inputs[:5]
+        _, h, rstd = output
+        ctx.save_for_backward(h, weight, rstd)
+        ctx.mark_non_differentiable(rstd)
+        ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
+        ctx.scalars = eps, offset
+        ctx.dtypes = x.dtype, residual.dtype
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _drstd: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of x, residual and weight, each only where it is needed."""
+        h, weight, rstd = ctx.saved_tensors
+        need_x, need_residual, need_dweight = ctx.needs_input_grad[:3]
+        dx, dweight = dh, None
+        if dy is not None:
+            need_dx = need_x or need_residual
+            eps, offset = ctx.scalars
+            dx, dweight = _differentiable_backward(dy, dh, h, weight, rstd, eps, offset, need_dx, need_dweight)
+        x_dtype, residual_dtype = ctx.dtypes
+        found = (
+            dx.to(x_dtype) if need_x and dx is not None else None,
+            dx.to(residual_dtype) if need_residual and dx is not None else None,
+            dweight if need_dweight else None,
+        )
+        return found + (None,) * (len(ctx.needs_input_grad) - 3)
+
+
+# Sharding: the weight is replicated, or has its rows where the heads are; each rank holds its rows' part of dweight.
+
+
+def _choices(placements: Any, h: Any, weight: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Placements of h, the weight and its gradient that belong together."""
+    for rows, gradient in row_placements(placements, h.ndim):
+        per_head = weight is not None and weight.ndim == 2 and rows.is_shard(h.ndim - 2)
+        shares = (placements.Shard(0), placements.Shard(0)) if per_head else (placements.Replicate(), gradient)
+        yield (rows, None if weight is None else shares[0], shares[1])
+
+
+def _sharding(placements: Any, x: Any, weight: Any, *scalars: Any) -> Shardings:
+    for rows, of_weight, _ in _choices(placements, x, weight):
+        yield [rows] * 2, [rows, of_weight]
+
+
+def _sharding_add(placements: Any, x: Any, residual: Any, weight: Any, *scalars: Any) -> Shardings:
+    for rows, of_weight, _ in _choices(placements, x, weight):
+        yield [rows] * 3, [rows, rows, of_weight]
+
+
+def _sharding_backward(
+    placements: Any, dy: Any, dh: Any, h: Any, weight: Any, rstd: Any, eps: float, offset: float, *needs: bool
+) -> Shardings:
+    nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
+    need_dx, need_dweight = needs
+    for rows, of_weight, gradient in _choices(placements, h, weight):
+        outputs = [rows if need_dx else nothing, gradient if need_dweight and weight is not None else nothing]
+        yield outputs, [rows, None if dh is None else rows, rows, of_weight, rows]
+
+
+register("rms_norm", _fake, RMSNormFunction.apply, per_element(4), _sharding)
+register("add_rms_norm", _fake_add, AddRMSNormFunction.apply, per_element(5), _sharding_add)
+register("rms_norm_backward", _fake_backward, _differentiable_backward, per_element(11), _sharding_backward)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama"
+) -> Tensor:
+    """Normalise the last dimension of `x`, differentiable in x and weight any number of times.
+
+    Args:
+        x: `(..., N)`, float16, bfloat16 or float32, on a CPU float64 too; any strides.
+        weight: `(N,)`, or `(H, N)` for x of shape `(..., H, N)`; any of these dtypes, on the device of x.
+        eps: added to the mean square.
+        offset: added to the weight.
+        casting: the dtype of the result: that of x for "gemma", x and weight promoted for "llama" and "none".
+
+    Returns:
+        `(..., N)`.
+
+    Raises:
+        RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+    """
+    return call(operators.rms_norm.default, RMSNormFunction.apply, x, weight, eps, offset, casting)[0]
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    casting: str = "llama",
+) -> tuple[Tensor, Tensor]:
+    """Add the residual stream, then normalise: `h = x + residual`, `y = rms_norm(h)`.
+
+    Args:
+        x: `(..., N)`.
+        residual: `(..., N)`, on the device of x; its dtype may differ.
+        weight: as for `rms_norm`.
+        eps: as for `rms_norm`.
+        offset: as for `rms_norm`.
+        casting: as for `rms_norm`, with h in the place of x.
+
+    Returns:
+        `(y, h)`; h in the promoted dtype of x and residual.
+
+    Raises:
+        RuntimeError: as `rms_norm`.
+    """
+    arguments = (x, residual, weight, eps, offset, casting)
+    y, h, _ = call(operators.add_rms_norm.default, AddRMSNormFunction.apply, *arguments)
+    return y, h
+
+
+def head_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama") -> Tensor:
+    """Normalise every head on its own: `rms_norm` of x `(..., H, D)` with weight `(H, D)`."""
+    return rms_norm(x, weight, eps, offset, casting)

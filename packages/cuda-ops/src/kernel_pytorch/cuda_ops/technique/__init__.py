@@ -1,0 +1,18 @@
+"""The declaration: what this package offers the harness beyond the CUDA levels of other packages."""
+
+from __future__ import annotations
+
+from kernel_pytorch.cuda_ops.technique import rotary
+from kernel_pytorch.cuda_ops.technique.common import HERE
+from kernel_pytorch.cuda_ops.technique.kernels import CONTRACTS
+from kernel_pytorch.harness.technique import Technique
+
+technique = Technique(
+    name="cuda-ops",
+    title="CUDA C++ with a CPU twin; rotary position embedding, alone and behind QK-norm",
+    paper="https://arxiv.org/abs/2104.09864",
+    operations=rotary.operations,
+    levels=f"{HERE}.levels",
+    contracts=CONTRACTS,
+    cuda_units=f"{HERE}.technique.kernels:cuda_units",
+)

@@ -1,0 +1,40 @@
+"""The CUDA kernels of csrc/: where their sources are, and what their compiled code promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernel_pytorch.harness.technique import CudaUnit, KernelContract
+
+CSRC = Path(__file__).resolve().parents[4] / "csrc"
+
+
+def cuda_units() -> list[CudaUnit]:
+    """One for every operator with CUDA kernels; none where the package is installed from a wheel."""
+    include = (CSRC / "include",)
+    return [CudaUnit(source, include, ("-std=c++17",)) for source in sorted(CSRC.glob("*/cuda.cu"))]
+
+
+# Every kernel promises no spills. These promise accesses of 16 bytes too. Kernels that end rows element by element
+# cannot: the end is most of their code.
+WIDE = KernelContract(min_load_bits=128, min_store_bits=128)
+WIDE_STORES = KernelContract(min_store_bits=128)  # a mask is read as it is: a byte or two an element
+# In bytes: ptxas keeps a value or two on the stack rather than lose a resident warp, here and there, by its version.
+PARKED = 48
+CONTRACTS = {
+    "rms_norm::forward_vectorized": KernelContract(PARKED, min_load_bits=128, min_store_bits=128),
+    "rms_norm::backward_vectorized": KernelContract(PARKED, min_load_bits=128, min_store_bits=128),
+    "rms_norm::forward_cluster": WIDE,
+    "rotary_embedding::rotate_vectorized": WIDE,
+    "qk_norm_rope::norm_rope_vectorized": WIDE,
+    "qk_norm_rope::norm_rope_backward_vectorized": WIDE,
+    "qk_norm_rope::norm_rope_backward_block": KernelContract(PARKED),
+    "softmax::forward_vectorized": WIDE_STORES,
+    "softmax::forward_cluster": KernelContract(PARKED, min_store_bits=128),
+    "softmax::backward_vectorized": WIDE,
+    "cross_entropy::backward_vectorized": WIDE_STORES,
+    "bias_act::backward_shares": KernelContract(PARKED),
+    "flash_attention::forward_mma": KernelContract(
+        min_load_bits=128, matrix_instructions=dict.fromkeys(("sm_80", "sm_90", "sm_100", "sm_120"), "mma")
+    ),
+}

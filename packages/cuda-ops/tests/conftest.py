@@ -1,0 +1,44 @@
+"""What the tests of this package share."""
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1]
+CSRC = PACKAGE / "csrc"
+
+
+try:
+    importlib.import_module("kernel_pytorch.cuda_ops")
+    missing = ""
+except ImportError as error:  # no compiler, for example: the package says so, and has nothing to test
+    missing = str(error)
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_configure(config):
+    sys.path.insert(0, str(PACKAGE))  # build_library.py
+
+
+def pytest_report_header(config):
+    return f"packages/cuda-ops/tests are left out: {missing}" if missing else None
+
+
+@pytest.fixture
+def run_python():
+    """Run a program in a process of its own, with these environment variables; its output."""
+
+    def run(program, **environment):
+        command = [sys.executable, "-c", textwrap.dedent(program)]
+        result = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run

@@ -1,0 +1,94 @@
+"""Building the library, and what is said where it cannot be built or loaded."""
+
+import json
+
+import build_library
+import pytest
+import torch
+
+from kernel_pytorch.cuda_ops import LIBRARY, levels
+from kernel_pytorch.cuda_ops.library import Library, load
+
+
+def test_the_library_is_of_the_present_sources():
+    csrc = build_library.Path(build_library.__file__).parent / "csrc"
+    assert build_library.digest(csrc) == LIBRARY.digest, "csrc/ has changed: install the package again"
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("find_torch", "torch was not found"), ("find_compiler", r"no C\+\+ compiler was found")],
+)
+def test_without_torch_or_compiler_importing_says_what_is_missing(missing, message, monkeypatch, tmp_path):
+    monkeypatch.setattr(build_library, missing, lambda: None)
+    record = build_library.build(tmp_path, tmp_path, tmp_path)
+    assert message.replace("\\", "") in build_library.summary(record)
+    with pytest.raises(ImportError, match=f"has no compiled library: {message}.*install") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_torch_without_a_stable_abi_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(build_library, "find_torch", lambda: tmp_path)
+    assert "torch 2.10 or later" in build_library.build(tmp_path, tmp_path, tmp_path)["problem"]
+
+
+def test_a_folder_that_was_never_built_is_named(tmp_path):
+    with pytest.raises(ImportError, match="its build step was not run; install it with pip"):
+        load(tmp_path)
+
+
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path):
+    record = {"problem": None, "compiler": "", "nvcc": None, "archs": [], "instruction_sets": [], "sanitized": False}
+    (tmp_path / "_library.json").write_text(json.dumps({**record, "digest": "", "operators": {}}))
+    (tmp_path / "_library.so").write_text("no library")
+    with pytest.raises(ImportError, match=r"_library\.so cannot be loaded by torch"):
+        load(tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    (tmp_path / "wrong.cpp").write_text("this is no C++")
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "")
+    with pytest.raises(build_library.BuildError, match=r"wrong\.cpp"):
+        build_library.build(tmp_path / "package", tmp_path, tmp_path / "build")
+
+
+def test_an_unknown_architecture_is_named(monkeypatch):
+    nvcc = build_library.find_nvcc()
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a, sm_1")
+    with pytest.raises(build_library.BuildError, match=r"given 'sm_1'; .* knows"):
+        build_library.wanted_archs(nvcc)
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a;sm_80")
+    assert build_library.wanted_archs(nvcc) == ["sm_90a", "sm_80"]
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "")
+    assert build_library.wanted_archs(nvcc) == []
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "runs"),
+    [
+        (("sm_80",), (8, 0), True),
+        (("sm_80",), (8, 9), True),
+        (("sm_80",), (9, 0), False),
+        (("sm_90a",), (9, 0), True),
+        (("sm_100",), (10, 3), True),
+        (("sm_100a",), (10, 3), False),
+        (("sm_120",), (12, 1), True),
+        ((), (9, 0), False),
+    ],
+)
+def test_which_cards_an_architecture_serves(archs, capability, runs):
+    library = Library(LIBRARY.file, "", "", archs, (), False, "", {})
+    assert library.runs_on(capability) is runs
+
+
+def test_levels_say_why_not():
+    cpu = torch.device("cpu")
+    assert levels.unavailable("cuda", cpu, torch.float64) is None
+    assert "dtype is torch.int8; the CPU twin takes float16" in levels.unavailable("cuda", cpu, torch.int8)
+    assert "device is meta" in levels.unavailable("cuda", torch.device("meta"), torch.float32)
+    assert "CUDA kernels take float16, bfloat16, float32" in levels.unavailable(
+        "cuda", torch.device("cuda"), torch.double
+    )

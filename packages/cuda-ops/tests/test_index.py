@@ -1,0 +1,57 @@
+"""Index arithmetic that host and device share, on the host: every program of csrc/tests, compiled and run."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import build_library
+import pytest
+
+CSRC = Path(__file__).parents[1] / "csrc"
+COMPILER = build_library.find_compiler()
+PROGRAMS = sorted((CSRC / "tests").glob("*.cpp"))
+
+pytestmark = [
+    pytest.mark.skipif(not PROGRAMS, reason="not a checkout"),
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
+]
+
+
+def run(source, csrc, folder):
+    """The exit code of a program of csrc/tests, under UndefinedBehaviorSanitizer, and what it printed."""
+    program = folder / source.stem
+    options = ["-std=c++17", "-Wall", "-Wextra", "-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
+    command = [COMPILER, *options, f"-I{csrc / 'include'}", f"-I{csrc}", str(source), "-o", str(program)]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+    found = subprocess.run([program], capture_output=True, text=True, check=False)
+    return found.returncode, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("source", PROGRAMS, ids=lambda source: source.stem)
+def test_index(source, tmp_path):
+    code, printed = run(source, CSRC, tmp_path)
+    assert code == 0, printed
+
+
+# Program of csrc/tests, header, what is right there, what is planted.
+PLANTS = [
+    ("test_index", "index.h", "return row * columns", "return static_cast<int32_t>(row * columns)"),
+    ("test_index", "index.h", "begin + size + (part < rest ? 1 : 0)", "begin + size"),
+    ("test_index", "index.h", "smaller(columns - column, width)", "smaller(columns - column, width + 1)"),
+    ("broadcast", "index.h", "b.step[last] == step * size", "b.step[last] != 0"),
+    ("test_rotary", "rotary.h", "column - pairs, column - pairs, true", "column - pairs, column, true"),
+    ("test_rotary", "rotary.h", "vector - half, true", "vector, true"),
+]
+
+
+@pytest.mark.parametrize(("program", "name", "right", "wrong"), PLANTS)
+def test_wrong_arithmetic_is_found(program, name, right, wrong, tmp_path):
+    csrc = tmp_path / "csrc"
+    shutil.copytree(CSRC / "include", csrc / "include")
+    header = csrc / "include" / "kernel_pytorch" / name
+    assert header.read_text().count(right) == 1
+    header.write_text(header.read_text().replace(right, wrong))
+    code, printed = run(CSRC / "tests" / f"{program}.cpp", csrc, tmp_path)
+    assert code > 0
+    assert printed

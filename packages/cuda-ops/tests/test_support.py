@@ -1,0 +1,21 @@
+"""What works with what: every cell of the support table, and the table itself."""
+
+from pathlib import Path
+
+import pytest
+
+from kernel_pytorch.harness.commands.support import problems
+from kernel_pytorch.harness.pytest_plugin import support_cases
+
+README = Path(__file__).parents[1] / "README.md"
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+@pytest.mark.parametrize(("operation", "implementation", "row"), support_cases("cuda-ops"))
+def test_support(check_support, operation, implementation, row):
+    check_support("cuda-ops", operation, implementation, row)
+
+
+@pytest.mark.skipif(not README.is_file(), reason="not a checkout")
+def test_the_table_is_what_was_recorded_of_these_sources():
+    assert problems(README, RESULTS) == []

@@ -1,0 +1,66 @@
+"""Every level against the float64 oracle, on awkward shapes; every instruction set of the twin."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from kernel_pytorch.cuda_ops import LIBRARY, levels
+from kernel_pytorch.cuda_ops.technique import kernels, technique
+from kernel_pytorch.harness.pytest_plugin import verification_trials
+from kernel_pytorch.harness.technique import Level
+from kernel_pytorch.harness.verification import RANDOM
+
+
+def trial(parameter):
+    """The parameter, marked: what compiles anew for every layout takes long, and is PyTorch's."""
+    _, implementation, tried = parameter.values
+    slow = implementation.level is Level.COMPILE and tried.adversary != RANDOM
+    return pytest.param(*parameter.values, id=parameter.id, marks=[pytest.mark.slow] if slow else [])
+
+
+TRIALS = [trial(parameter) for parameter in verification_trials("cuda-ops")]
+
+
+@pytest.mark.parametrize(("operation", "implementation", "trial"), TRIALS)
+def test_level(verify_level, operation, implementation, trial):
+    verify_level("cuda-ops", operation, implementation, trial)
+
+
+# What a lower instruction set could do wrongly: vectors of other lengths, tails of rows, conversions.
+VERIFY = """
+    import torch
+    from kernel_pytorch.cuda_ops.technique import technique
+    from kernel_pytorch.harness.verification import verify
+    found = list(verify(technique, torch.device("cpu"), levels=["cuda"]))
+    assert len(found) > 100, len(found)
+    assert not any(v.unavailable for v in found)
+    assert not [line for v in found for line in v.failures()]
+"""
+
+
+@pytest.mark.parametrize("instruction_set", [name for name in ("base", "avx2") if name in LIBRARY.instruction_sets])
+def test_lower_instruction_sets(instruction_set):
+    environment = {**os.environ, "KERNEL_PYTORCH_CPU_ISA": instruction_set}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(VERIFY)], check=True, timeout=300, env=environment)
+
+
+def test_default_is_the_compiled_operator_where_it_runs():
+    cpu = torch.device("cpu")
+    assert levels.default_level(cpu, torch.bfloat16, 1) == "cuda"
+    assert levels.default_level(torch.device("meta"), torch.bfloat16, 1) == "native"
+    assert "compiled are CUDA and CPU code" in levels.unavailable("cuda", torch.device("meta"), torch.bfloat16)
+    assert {i.name for o in technique.operations for i in o.implementations} == set(levels.LEVELS)
+
+
+def test_every_operator_with_cuda_kernels_is_a_unit(monkeypatch, tmp_path):
+    units = kernels.cuda_units()
+    if not kernels.CSRC.is_dir():
+        pytest.skip("not a checkout")
+    assert {unit.source.parent.name for unit in units} >= {"rms_norm", "rotary_embedding", "qk_norm_rope"}
+    assert all(unit.source.is_file() and unit.include[0].is_dir() for unit in units)
+    monkeypatch.setattr(kernels, "CSRC", tmp_path / "absent")
+    assert kernels.cuda_units() == []
