@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import levels
+from kernel_pytorch.fused_ln_act.functional import layer_norm, swiglu
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.results import CaseRecord, load
 
@@ -75,3 +76,26 @@ def test_a_default_that_is_slower_is_found(monkeypatch):
 
 def test_everywhere_else_the_default_is_native():
     assert levels.default_level(torch.device("cpu"), torch.float32, 0, "norm") == "native"
+
+
+def test_a_twin_is_a_default_only_of_operations_that_have_one():
+    assert set(levels.TWIN_IS_FASTEST) == set(levels.TRITON_IS_FASTEST)
+    compiled = {o.name for o in TECHNIQUE.operations for i in o.implementations if i.level.value == "cuda"}
+    assert compiled == set(levels.COMPILED)
+    for group, dtypes in levels.TWIN_IS_FASTEST.items():
+        assert not dtypes or all(o.name in compiled for o in TECHNIQUE.operations if group_of(o) == group)
+
+
+def test_a_level_that_an_operation_does_not_have_says_so():
+    with pytest.raises(ValueError, match="'cuda' of layer_norm does not exist yet; it has 'reference', 'native'"):
+        layer_norm(torch.ones(2, 8), level="cuda")
+
+
+def test_the_compiled_level_is_what_is_asked_for():
+    reason = levels.unavailable("cuda", torch.device("cpu"), torch.float32)
+    if reason is not None:
+        pytest.skip(reason)
+    gate, up = torch.randn(2, 8, requires_grad=True), torch.randn(2, 8)
+    assert "GatedFunction" in swiglu(gate, up, level="cuda").grad_fn.name()
+    assert torch.equal(swiglu(gate, up, level="cuda"), levels.CUDA_OPS.swiglu(gate, up))
+    torch.testing.assert_close(swiglu(gate, up, level="cuda"), swiglu(gate, up, level="native"))

@@ -15,7 +15,7 @@ def is_quick(implementation, tried):
     """Every case of ours in float32, and what stands for the rest; what compiles anew for every shape is not."""
     if implementation.level is Level.COMPILE or "many" in tried.case.name:
         return False
-    ours = implementation.level in (Level.NATIVE, Level.TRITON) and tried.case.dtype == torch.float32
+    ours = implementation.level in (Level.NATIVE, Level.TRITON, Level.CUDA) and tried.case.dtype == torch.float32
     return tried.adversary == RANDOM and (ours or tried.case.core)
 
 

@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, rms_norm
+from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, cuda_level, head_rms_norm, rms_norm
 
 LEVELS = ["reference", "native", "torchscript", "compile", "triton"]
+LEVELS += ["cuda"] if cuda_level.cuda_ops is not None else []
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 
 

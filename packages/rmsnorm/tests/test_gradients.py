@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.checks import check_gradient_combinations, check_second_derivatives
-from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
+from kernel_pytorch.rmsnorm import add_rms_norm, cuda_level, head_rms_norm, rms_norm
 
 LEVELS = ["reference", "native", "torchscript", "triton"]  # AOTAutograd, level "compile", refuses second derivatives
+LEVELS += ["cuda"] if cuda_level.cuda_ops is not None else []
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LEVELS = ("reference", "native", "torchscript", "compile", "triton")
+from . import cuda_level
+
+LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 
 # By group, the compute capabilities on which its Triton kernels were verified and measured fastest. A test holds this
@@ -24,6 +26,18 @@ TRITON_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
     "softmax": frozenset(),
     "linear": frozenset(),
 }
+
+# By group, the dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any case.
+TWIN_IS_FASTEST: Mapping[str, frozenset[torch.dtype]] = {
+    "norm": frozenset(),
+    "gated": frozenset(),
+    "bias": frozenset(),
+    "softmax": frozenset(),
+    "linear": frozenset(),
+}
+
+# The operations that have a level "cuda", and the module of kernel_pytorch.cuda_ops that it is in.
+COMPILED = {"swiglu": "gated", "geglu": "gated", "reglu": "gated", "bias_act": "bias_act", "softmax": "softmax"}
 
 HAS_TRITON = find_spec("triton") is not None
 HAS_NUMPY = find_spec("numpy") is not None
@@ -57,11 +71,17 @@ def default_level(device: torch.device, dtype: torch.dtype, elements: int, group
         groups = TRITON_IS_FASTEST if group is None else (group,)
         if all(_capability(device) in TRITON_IS_FASTEST.get(name, frozenset()) for name in groups):
             return "triton"
+    if device.type == "cpu" and cuda_level.cuda_ops is not None:
+        groups = TWIN_IS_FASTEST if group is None else (group,)
+        if all(dtype in TWIN_IS_FASTEST.get(name, frozenset()) for name in groups):
+            return "cuda"
     return "native"
 
 
 def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this level cannot run there, or None if it can."""
+    if level == "cuda":
+        return cuda_level.unavailable(device, dtype)
     if level != "triton":
         return None
     if not HAS_TRITON:
@@ -78,6 +98,11 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if dtype == torch.bfloat16:
         return "Triton's interpreter computes bfloat16 wrongly"
     return None
+
+
+def describe(level: str, device: torch.device) -> str:
+    """What is worth knowing of a level that runs there, for tables."""
+    return cuda_level.describe(device) if level == "cuda" else ""
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
@@ -101,12 +126,14 @@ def resolve(group: Group, function: str, level: str | None, *tensors: Tensor | N
         tensors: the floating-point arguments, the principal one first.
 
     Raises:
-        ValueError: no such level.
+        ValueError: no such level, or not of this operation.
         RuntimeError: the level exists but cannot run on this device or dtype, with the reason.
     """
     name = chosen(group, function, level, *tensors)
     if name == "triton":
         return getattr(group.triton, function)
+    if name == "cuda":
+        return cuda_level.function(function)
     if name == "native":
         return getattr(group.native, function)
     if name == "compile" and torch.compiler.is_compiling():
@@ -124,6 +151,9 @@ def chosen(group: Group, function: str, level: str | None, *tensors: Tensor | No
     check_level(level)
     if level is None:
         level = default_level(x.device, x.dtype, 0, group.name)
+        level = "native" if level == "cuda" and function not in COMPILED else level
+    if level == "cuda" and function not in COMPILED:
+        raise ValueError(f"level: 'cuda' of {function} does not exist yet; it has {', '.join(map(repr, LEVELS[:-1]))}")
     for tensor in tensors:
         reason = None if tensor is None else unavailable(level, tensor.device, tensor.dtype)
         if reason is not None:

@@ -78,6 +78,8 @@ def implementations(function: str) -> list[Implementation]:
         factor, reason = BUDGETS[function].get(level, (2.0, ""))
         target = f"{HERE}.{module}:{function}"
         found.append(Implementation(level.value, level, target, factor, reason, unsupported(level, function)))
+    if function == "cross_entropy":
+        found.append(Implementation("cuda", Level.CUDA, f"kernel_pytorch.cuda_ops.cross_entropy:{function}"))
     return found
 
 

@@ -11,14 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, native, reference
+from . import autograd, cuda_level, native, reference
 
-LEVELS = ("reference", "native", "torchscript", "compile", "triton")
+LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 
 # Compute capabilities on which the Triton kernels were verified and measured fastest. A test holds this against the
 # committed results; everywhere else the default is native.
 TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset({(9, 0)})
+
+# Dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any case; the same test
+# holds it.
+TWIN_IS_FASTEST: frozenset[torch.dtype] = frozenset()
 
 HAS_TRITON = find_spec("triton") is not None
 HAS_NUMPY = find_spec("numpy") is not None
@@ -32,11 +36,15 @@ def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> st
     """
     if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST:
         return "triton"
+    if device.type == "cpu" and cuda_level.cuda_ops is not None and dtype in TWIN_IS_FASTEST:
+        return "cuda"
     return "native"
 
 
 def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this level cannot run there, or None if it can."""
+    if level == "cuda":
+        return cuda_level.unavailable(device, dtype)
     if level != "triton":
         return None
     if not HAS_TRITON:
@@ -53,6 +61,11 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if dtype == torch.bfloat16:
         return "Triton's interpreter computes bfloat16 wrongly"
     return None
+
+
+def describe(level: str, device: torch.device) -> str:
+    """What is worth knowing of a level that runs there, for tables."""
+    return cuda_level.describe(device) if level == "cuda" else ""
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
@@ -84,6 +97,8 @@ def resolve(function: str, level: str | None, *tensors: Tensor | None) -> Callab
             raise RuntimeError(f"level {level!r} of {function} cannot run here: {reason}")
     if level == "triton":
         return getattr(autograd, function)
+    if level == "cuda":
+        return cuda_level.function(function)
     if level == "native":
         return getattr(native, function)
     if level == "reference" or torch.compiler.is_compiling():

@@ -34,12 +34,12 @@ INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later 
 
 def unsupported(level: Level, function: str) -> dict[str, str]:
     """The rows of the support table in which a level says no."""
-    if level is Level.TRITON:
+    if level in (Level.TRITON, Level.CUDA):
         return {}
     found = dict(UNSUPPORTED)
     if level is Level.TORCHSCRIPT:
         found["selective checkpointing"] = "a checkpoint ends its second forward by an exception that TorchScript hides"
-        found |= dict.fromkeys(("determinism on cuda", "batch invariance on cuda"), INTERPRETED_FIRST)
+        found |= dict.fromkeys(("determinism", "batch invariance"), INTERPRETED_FIRST)
         if function == "add_rms_norm":
             found["autocast"] = "TorchScript's own autocast widens the sum to float32"
     if level is Level.COMPILE:
@@ -83,6 +83,7 @@ def implementations(function: str) -> list[Implementation]:
             unsupported=unsupported(Level.COMPILE, function),
         ),
         Implementation("triton", Level.TRITON, f"{HERE}.autograd:{function}"),
+        Implementation("cuda", Level.CUDA, f"kernel_pytorch.cuda_ops.rms_norm:{function}"),
     ]
 
 

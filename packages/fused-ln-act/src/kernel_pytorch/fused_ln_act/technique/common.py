@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.levels import COMPILED
 from kernel_pytorch.harness.technique import Case, Implementation, Level
 
 PACKAGE = "kernel_pytorch.fused_ln_act"
@@ -31,14 +32,14 @@ INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later 
 
 def unsupported(level: Level, function: str) -> dict[str, str]:
     """The rows of the support table in which a level says no."""
-    if level is Level.TRITON:
+    if level in (Level.TRITON, Level.CUDA):
         return {}
     found = dict(UNSUPPORTED)
     if level is Level.REFERENCE and "norm" in function:
         found["batch invariance on cuda"] = "PyTorch lays out its reductions by the number of rows"
     if level is Level.TORCHSCRIPT:
         found["selective checkpointing"] = "a checkpoint ends its second forward by an exception that TorchScript hides"
-        found |= dict.fromkeys(("determinism on cuda", "batch invariance on cuda"), INTERPRETED_FIRST)
+        found |= dict.fromkeys(("determinism", "batch invariance"), INTERPRETED_FIRST)
     if level is Level.COMPILE:
         found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"
         found["double backward"] = "AOTAutograd refuses it"
@@ -58,10 +59,12 @@ def implementations(
         function: its name.
         budgets: by level, a budget factor other than 2 and its reason.
     """
+    targets = {level: f"{PACKAGE}.{group}.{module}:{function}" for level, module in MODULES.items()}
+    if function in COMPILED:
+        targets[Level.CUDA] = f"kernel_pytorch.cuda_ops.{COMPILED[function]}:{function}"
     found = []
-    for level, module in MODULES.items():
+    for level, target in targets.items():
         factor, reason = (budgets or {}).get(level, (2.0, ""))
-        target = f"{PACKAGE}.{group}.{module}:{function}"
         found.append(Implementation(level.value, level, target, factor, reason, unsupported(level, function)))
     return found
 
