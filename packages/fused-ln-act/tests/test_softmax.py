@@ -269,3 +269,12 @@ def test_flop_counter_sees_the_operators(device):
     counts = counter.get_flop_counts()["Global"]
     assert counts[operators.softmax] == 6 * 32
     assert counts[operators.softmax_backward] == 5 * 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_default_under_transforms_and_with_a_mask_of_bools(dtype, device):
+    """Whatever the default is: kernels have no rules for vmap, and a mask of bools is no dtype that they refuse."""
+    x, mask = torch.randn(3, 4, 8, device=device, dtype=dtype), torch.rand(8, device=device) < 0.9
+    expected = softmax(x, mask=mask, level="native")
+    torch.testing.assert_close(softmax(x, mask=mask), expected)
+    torch.testing.assert_close(torch.func.vmap(lambda rows: softmax(rows, mask=mask))(x), expected)

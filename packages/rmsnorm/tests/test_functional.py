@@ -63,10 +63,12 @@ def test_float64_is_computed_in_float64(level, device):
     torch.testing.assert_close(rms_norm(x, weight, level=level), expected, rtol=1e-14, atol=0)
 
 
-def test_default_is_native_on_the_cpu_whatever_the_number_of_rows():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_default_on_the_cpu_is_the_same_whatever_the_number_of_rows(dtype):
     torch.manual_seed(0)
-    x, weight = torch.randn(1024, 1024).bfloat16(), torch.randn(1024).bfloat16()
-    assert torch.equal(rms_norm(x, weight), rms_norm(x, weight, level="native"))
+    x, weight = torch.randn(1024, 1024).to(dtype), torch.randn(1024).to(dtype)
+    twin = cuda_level.cuda_ops is not None and dtype == torch.bfloat16
+    assert torch.equal(rms_norm(x, weight), rms_norm(x, weight, level="cuda" if twin else "native"))
     assert torch.equal(rms_norm(x, weight)[:1], rms_norm(x[:1], weight))
 
 
@@ -151,3 +153,13 @@ def test_native_rounds_once_where_gemma_and_torch_do(dtype):
     assert torch.equal(RMSNorm(512)(x), torch.nn.functional.rms_norm(x.float(), (512,), None, 2**-23).to(dtype))
     ours, reference = (rms_norm(x, weight, casting="gemma", level=level) for level in ("native", "reference"))
     assert (ours != reference).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_default_under_transforms(dtype, device):
+    """vmap and forward-mode derivatives go through PyTorch's operators, whatever the default is."""
+    x, weight = torch.randn(3, 4, 8, device=device, dtype=dtype), torch.randn(8, device=device, dtype=dtype)
+    mapped = torch.func.vmap(lambda rows: rms_norm(rows, weight))(x)
+    torch.testing.assert_close(mapped, rms_norm(x, weight, level="native"))
+    _, tangent = torch.func.jvp(lambda rows: rms_norm(rows, weight), (x,), (torch.ones_like(x),))
+    assert tangent.shape == x.shape

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import cuda_level
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+KERNELS = ("triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 
 # By group, the compute capabilities on which its Triton kernels were verified and measured fastest. A test holds this
@@ -30,9 +31,9 @@ TRITON_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
 # By group, the dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any case.
 TWIN_IS_FASTEST: Mapping[str, frozenset[torch.dtype]] = {
     "norm": frozenset(),
-    "gated": frozenset(),
+    "gated": frozenset({torch.bfloat16}),
     "bias": frozenset(),
-    "softmax": frozenset(),
+    "softmax": frozenset({torch.bfloat16, torch.float32}),
     "linear": frozenset(),
 }
 
@@ -81,7 +82,8 @@ def default_level(device: torch.device, dtype: torch.dtype, elements: int, group
 def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this level cannot run there, or None if it can."""
     if level == "cuda":
-        return cuda_level.unavailable(device, dtype)
+        # A mask of bools is read as it is; nothing else is of that dtype.
+        return cuda_level.unavailable(device, torch.float32 if dtype == torch.bool else dtype)
     if level != "triton":
         return None
     if not HAS_TRITON:
@@ -108,6 +110,11 @@ def describe(level: str, device: torch.device) -> str:
 def _capability(device: torch.device) -> tuple[int, int]:
     properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
     return properties.major, properties.minor
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work, vmap for example: kernels of one's own have no rules for those."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def check_level(level: str | None) -> None:
@@ -151,7 +158,8 @@ def chosen(group: Group, function: str, level: str | None, *tensors: Tensor | No
     check_level(level)
     if level is None:
         level = default_level(x.device, x.dtype, 0, group.name)
-        level = "native" if level == "cuda" and function not in COMPILED else level
+        if (level == "cuda" and function not in COMPILED) or (level in KERNELS and is_transformed()):
+            level = "native"
     if level == "cuda" and function not in COMPILED:
         raise ValueError(f"level: 'cuda' of {function} does not exist yet; it has {', '.join(map(repr, LEVELS[:-1]))}")
     for tensor in tensors:

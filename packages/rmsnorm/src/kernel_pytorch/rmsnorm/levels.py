@@ -14,6 +14,7 @@ from torch import Tensor
 from . import autograd, cuda_level, native, reference
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+KERNELS = ("triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 
 # Compute capabilities on which the Triton kernels were verified and measured fastest. A test holds this against the
@@ -22,7 +23,7 @@ TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
 # Dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any case; the same test
 # holds it.
-TWIN_IS_FASTEST: frozenset[torch.dtype] = frozenset()
+TWIN_IS_FASTEST: frozenset[torch.dtype] = frozenset({torch.bfloat16})
 
 HAS_TRITON = find_spec("triton") is not None
 HAS_NUMPY = find_spec("numpy") is not None
@@ -73,6 +74,11 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work, vmap for example: kernels of one's own have no rules for those."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def check_level(level: str | None) -> None:
     """Raise ValueError, listing the levels, unless this is one of them or None."""
     if level is not None and level not in LEVELS:
@@ -91,6 +97,8 @@ def resolve(function: str, level: str | None, *tensors: Tensor | None) -> Callab
     check_level(level)
     if level is None:
         level = default_level(x.device, x.dtype, 0)
+        if level in KERNELS and is_transformed():
+            level = "native"
     for tensor in tensors:
         reason = None if tensor is None else unavailable(level, tensor.device, tensor.dtype)
         if reason is not None:
