@@ -206,6 +206,7 @@ class Operation:
         test_grid: awkward shapes, each with its reason; always some float32.
         bench_grid: shapes of named published models.
         adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
+        constants: names of the floating-point arguments that have no gradient, at any level: positions and the like.
         real_input: `(activations, dtype) -> arguments`: positional arguments made of a `(tokens, channels)` float32
             tensor of real activations, or None where real activations mean nothing.
     """
@@ -217,6 +218,7 @@ class Operation:
     test_grid: Grid
     bench_grid: Grid
     adversarial: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     real_input: Callable[[torch.Tensor, torch.dtype], tuple[Any, ...]] | None = None
 
     def __post_init__(self) -> None:

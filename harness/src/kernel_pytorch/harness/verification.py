@@ -126,13 +126,6 @@ def standard(operation: Operation, trial: Trial, device: torch.device, seed: int
     return standard_for(operation, arguments, device, seed, trial.adversary)
 
 
-def constants_of(operation: Operation) -> frozenset[str]:
-    """Names of the floating-point arguments that the definition gives no gradient, as its smallest case shows."""
-    case = next(case for case in operation.test_grid.cases("cpu") if case.core and case.dtype == torch.float32)
-    found = standard(operation, Trial(case, RANDOM), torch.device("cpu")).reference.gradients
-    return frozenset(name for name, gradient in found.items() if gradient is None)
-
-
 def standard_for(
     operation: Operation,
     arguments: list[object],

@@ -13,7 +13,7 @@ from kernel_pytorch.harness.clock import on_clock_stream
 from kernel_pytorch.harness.jobs import Job
 from kernel_pytorch.harness.oracle import Judgement, Run, judge, random_like
 from kernel_pytorch.harness.technique import Direction, Implementation
-from kernel_pytorch.harness.verification import Standard, constants_of, standard_for
+from kernel_pytorch.harness.verification import Standard, standard_for
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class Workload:
         arguments = [operation.inputs(job.case, generator) for _ in range(sets)]
         if not backward:
             return cls(job, arguments, [])
-        constants = constants_of(operation)
-        wants = [name not in constants for name in operation.signature()]
+        wants = [name not in operation.constants for name in operation.signature()]
         leaves = [
             tuple(a.detach().requires_grad_(w) if _is_float(a) else a for a, w in zip(each, wants, strict=True))
             for each in arguments

@@ -100,7 +100,7 @@ def check_cuda_graphs(subject: Subject) -> None:
                 a.copy_(b)
     graph.replay()
     named = [n for n, a in zip(subject.names, own, strict=True) if isinstance(a, Tensor) and a.requires_grad]
-    found = dict.fromkeys(subject.constants) | dict(zip(named, gradients, strict=True))
+    found = dict.fromkeys(subject.operation.constants) | dict(zip(named, gradients, strict=True))
     subject.hold(Run(tuple(o.detach() for o in outputs), found), later)
 
 

@@ -105,15 +105,10 @@ class Subject:
         """Whether an argument is data, which a network has a row of per token, and no parameter."""
         return name in self.operation.adversarial
 
-    @property
-    def constants(self) -> frozenset[str]:
-        """Names of the tensors that the definition gives no gradient: positions and the like."""
-        return frozenset(name for name, gradient in self.standard().reference.gradients.items() if gradient is None)
-
     def leaves(self, arguments: Sequence[Any]) -> list[Any]:
         """Copies of arguments that want their gradients, where they can have any."""
         return [
-            a.detach().clone().requires_grad_(a.is_floating_point() and name not in self.constants)
+            a.detach().clone().requires_grad_(a.is_floating_point() and name not in self.operation.constants)
             if isinstance(a, Tensor)
             else a
             for name, a in zip(self.names, arguments, strict=True)
@@ -121,7 +116,7 @@ class Subject:
 
     def bound(self, arguments: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
         """The function with its constants bound, in the dtype of what it is given, and the other arguments."""
-        free = [name not in self.constants for name in self.names]
+        free = [name not in self.operation.constants for name in self.names]
         function = self.function
 
         def call(*own: Any) -> Any:

@@ -190,6 +190,7 @@ operations = [
         test_grid=rotary_embedding_tests,
         bench_grid=rotary_embedding_bench,
         adversarial=("x",),
+        constants=("cos", "sin"),
         real_input=rotary_embedding_real,
     ),
     Operation(
@@ -200,6 +201,7 @@ operations = [
         test_grid=qk_norm_rope_tests,
         bench_grid=qk_norm_rope_bench,
         adversarial=("q", "k"),
+        constants=("cos", "sin"),
         real_input=qk_norm_rope_real,
     ),
 ]
