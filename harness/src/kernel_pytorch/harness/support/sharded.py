@@ -35,7 +35,7 @@ def hold_sharded(mesh: Any, subject: Subject) -> None:
     data = [name for name in subject.names if subject.has_rows(name)]
     outputs, gradients = run_sharded(mesh, subject.function, against, dict.fromkeys(data, Shard(0)))
     subject.hold(gather(outputs, gradients), against)
-    candidate = run_fully_sharded(mesh, subject.function, against, data)
+    candidate = run_fully_sharded(mesh, subject.function, against, data, subject.operation.constants)
     if candidate is not None:
         subject.hold(candidate, against)
 
@@ -101,12 +101,13 @@ class _Module(torch.nn.Module):
         return self._function(*(own.get(name, argument) for name, argument in self._arguments.items()))
 
 
-def run_fully_sharded(mesh: Any, function: Callable[..., Any], against: Standard, data: Sequence[str]) -> Run | None:
+def run_fully_sharded(
+    mesh: Any, function: Callable[..., Any], against: Standard, data: Sequence[str], constants: Sequence[str] = ()
+) -> Run | None:
     """The same as a module under `fully_shard`, each process with its share of the rows; None without parameters.
 
     FSDP averages the gradients of the processes, and the sum is what is returned.
     """
-    constants = [name for name, gradient in against.reference.gradients.items() if gradient is None]
     module = _Module(function, dict(zip(against.names, against.arguments, strict=True)), data, constants)
     if not list(module.parameters()):
         return None

@@ -11,13 +11,15 @@ MINIMUM_CAPABILITY = (8, 0)
 CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CUDA_DTYPES = CPU_DTYPES[:3]
 
-# Compute capabilities of the cards on which the CUDA kernels were verified. Nowhere else is a kernel anyone's default.
+# Compute capabilities of the cards on which the CUDA kernels were verified. Elsewhere they have to be asked for.
 VERIFIED: frozenset[tuple[int, int]] = frozenset()
 
 
 def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
-    """The compiled operators are what this package is for: its functions have no other level."""
-    return "cuda" if unavailable("cuda", device, dtype) is None else "native"
+    """The level that stands for the operation: the compiled one where it was verified, on CPUs everywhere."""
+    if unavailable("cuda", device, dtype) is not None:
+        return "native"
+    return "cuda" if device.type == "cpu" or _capability(device) in VERIFIED else "native"
 
 
 def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -32,8 +34,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
         return f"dtype is {dtype}; the CUDA kernels take {_names(CUDA_DTYPES)}"
     if not LIBRARY.archs:
         return "the library was built without CUDA; install kernel-pytorch-cuda-ops where nvcc is found"
-    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
-    capability = properties.major, properties.minor
+    capability = _capability(device)
     if capability < MINIMUM_CAPABILITY or not LIBRARY.runs_on(capability):
         return (
             f"compute capability is {capability[0]}.{capability[1]}; the library was built for"
@@ -50,6 +51,11 @@ def describe(level: str, device: torch.device) -> str:
         return f"CPU twin for {', '.join(LIBRARY.instruction_sets)}, by {LIBRARY.compiler}"
     cards = ", ".join(f"{major}.{minor}" for major, minor in sorted(VERIFIED)) or "none yet"
     return f"compiled for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}; verified on compute capability: {cards}"
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
+    return properties.major, properties.minor
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
