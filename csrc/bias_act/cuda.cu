@@ -70,8 +70,12 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
                                  b.parts};
   const int64_t tiles = ceil_divide(b.columns, int64_t{kShareThreads} * N);
   if (!fits_grid(tiles)) return cudaErrorInvalidValue;
-  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(b.parts));
-  backward_shares<A, T, N><<<grid, dim3(kShareThreads, kShareRows), 0, stream>>>(p);
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(b.parts)), block(kShareThreads, kShareRows);
+  if (kRounded<T> && (!b.dbias || b.dbias.dtype != DType::kFloat32)) {
+    backward_shares<A, T, N, kRounded<T>><<<grid, block, 0, stream>>>(p);
+  } else {
+    backward_shares<A, T, N, false><<<grid, block, 0, stream>>>(p);
+  }
   return launched();
 }
 
@@ -99,13 +103,10 @@ int launch_backward(const Backward& b, void* stream) {
     return run_backward<decltype(a)::value, typename decltype(type)::type, decltype(n)::value>(b, on);
   });
   if (error != cudaSuccess || !b.dbias) return error;
-  const dim3 grid(static_cast<unsigned>(ceil_divide(b.columns, kSumThreads)));
   return with_type(b.dbias.dtype, [&](auto type) {
-    using W = typename decltype(type)::type;
-    sum_shares<W><<<grid, dim3(kSumThreads, kSumRows), 0, on>>>(static_cast<const float*>(b.shares.data),
-                                                                static_cast<W*>(b.dbias.data), b.parts,
-                                                                static_cast<int>(b.columns), 1);
-    return launched();
+    auto* const dbias = static_cast<typename decltype(type)::type*>(b.dbias.data);
+    const auto* const shares = static_cast<const float*>(b.shares.data);
+    return launch_sum_shares(shares, dbias, b.parts, static_cast<int>(b.columns), 1, on);
   });
 }
 

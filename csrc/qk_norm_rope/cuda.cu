@@ -2,7 +2,7 @@
 //
 //     kernels/1_naive.cuh       one thread a head
 //     kernels/2_warp.cuh        one warp a head, backward one block; any length and alignment
-//     kernels/3_vectorized.cuh  16 bytes an access, a head stays in registers: up to 256 columns
+//     kernels/3_vectorized.cuh  16 bytes an access, a head stays in registers: up to 512 columns
 //     kernels/add_shares.cuh    the gradients of the weights from the shares of the blocks
 
 #include <type_traits>
@@ -29,17 +29,17 @@ bool is_aligned(const void* address) { return reinterpret_cast<uint64_t>(address
 
 bool is_aligned(HeadStrides strides) { return strides.token % kElements == 0 && strides.head % kElements == 0; }
 
-// Whether a head is made of vectors that a warp holds, its halves too. Elements by eight are 16 bytes, or twice that.
+// Whether a head is made of slots that a warp holds, and its pairs of vectors.
 template <typename C>
 bool is_vectorizable(const Tables<C>& tables, int columns) {
-  return columns % kElements == 0 && columns <= kElements * kWarp && tables.pairs % kElements == 0 &&
+  return columns % kSlot == 0 && columns <= kSlot * kWarp && tables.pairs % kElements == 0 &&
          is_aligned(tables.cos) && is_aligned(tables.sin);
 }
 
 // Threads that hold a head.
 int lanes_for(int columns) {
   int lanes = 1;
-  while (lanes * kElements < columns) lanes *= 2;
+  while (lanes * kSlot < columns) lanes *= 2;
   return lanes;
 }
 

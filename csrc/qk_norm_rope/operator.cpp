@@ -81,11 +81,11 @@ Four forward_operator(const Tensor& q_given, const Tensor& k_given, const Tensor
 }
 
 // Shares of the tokens, whose sums for the weights are added in the end: on the CPU of some 64 heads each; on CUDA one for
-// every block that a large card runs at a time (three on each of 132 multiprocessors), of at least 64 heads.
+// every block that a large card runs at a time (two on each of 132 multiprocessors), of at least 64 heads.
 int64_t parts_of(const Heads& q, const Heads& k) {
   const int64_t heads = larger(q.heads, k.heads);
   const int64_t parts = larger(1, smaller(q.tokens, ceil_divide(q.tokens * heads, 64)));
-  return q.tensor.is_cuda() ? smaller(parts, 396) : parts;
+  return q.tensor.is_cuda() ? smaller(parts, 264) : parts;
 }
 
 void check_incoming(const char* name, const char* argument, const OptionalTensor& dy, const Heads& x) {

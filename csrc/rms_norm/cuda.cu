@@ -7,7 +7,6 @@
 
 #include <type_traits>
 
-#include "kernel_pytorch/cuda/cluster.cuh"
 #include "kernel_pytorch/cuda/launch.cuh"
 #include "kernel_pytorch/cuda/rows.cuh"
 #include "kernel_pytorch/cuda/sum_shares.cuh"
@@ -21,19 +20,6 @@ namespace kernel_pytorch {
 namespace rms_norm {
 
 namespace {
-
-// Blocks of a cluster for a row; 0 for none.
-int cluster_of(int64_t rows, int64_t vectors) {
-  const int blocks = cluster_blocks(vectors, int64_t{kMaxVectors} * kClusterThreads);
-  return fits_grid(rows * blocks) ? blocks : 0;
-}
-
-// The best version for this shape on this card.
-int choose(int64_t rows, int64_t vectors, bool whole) {
-  if (!whole) return 2;
-  if (vectors <= int64_t{kMaxVectors} * kMaxThreads) return 3;
-  return cluster_of(rows, vectors) > 0 ? 4 : 2;
-}
 
 template <typename T, typename W, typename Y>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
@@ -49,29 +35,27 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   p.weight_rows = static_cast<int>(f.weight_rows);
   p.eps = static_cast<float>(f.eps);
   p.offset = static_cast<float>(f.offset);
-  const int64_t vectors = f.columns / kVectorLength<T>;
-  bool aligned = f.columns % kVectorLength<T> == 0;
-  for (const void* address : {f.x.data, f.residual.data, f.weight.data, static_cast<const void*>(f.y.data)}) {
-    aligned = aligned && reinterpret_cast<uint64_t>(address) % 16 == 0;
-  }
-  const int best = choose(f.rows, vectors, aligned);
-  if (version > best || version < 0) return cudaErrorNotSupported;
+  const auto* const y = static_cast<const void*>(f.y.data);
+  const bool whole = made_of_vectors(f.columns, sizeof(T), {f.x.data, f.residual.data, f.weight.data, y});
+  const RowLayout layout = layout_of(f.columns / kVectorLength<T>, f.residual ? kAddLengths : kForwardLengths, most_blocks());
+  const int best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
+  if (version > best || version < 0 || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
-  const auto blocks = static_cast<unsigned>(f.rows);
   if (version == 1) {
-    const auto naive_blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
-    forward_naive<T, W, Y><<<naive_blocks, kNaiveThreads, 0, stream>>>(p);
+    const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
+    forward_naive<T, W, Y><<<blocks, kNaiveThreads, 0, stream>>>(p);
   } else if (version == 2) {
-    forward_block<T, W, Y><<<blocks, kBlockThreads, 0, stream>>>(p);
+    forward_block<T, W, Y><<<static_cast<unsigned>(f.rows), kBlockThreads, 0, stream>>>(p);
   } else if (version == 3) {
-    const int each = vectors_each(vectors);
-    return with_vectors(each, [&](auto count) {
-      forward_vectorized<T, W, Y, count><<<blocks, threads_for(vectors, count), 0, stream>>>(p);
+    const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, layout.rows));
+    return with_vectors<8>(layout.each, [&](auto count) {
+      forward_vectorized<T, W, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });
   } else {
-    const auto kernel = forward_cluster<T, W, Y, kMaxVectors>;
-    return launch_clusters(kernel, f.rows, cluster_of(f.rows, vectors), kClusterThreads, stream, p);
+    return with_vectors<8>(layout.each, [&](auto count) {
+      return launch_clusters(forward_cluster<T, W, Y, count>, f.rows, layout.cluster, layout.threads, stream, p);
+    });
   }
   return launched();
 }
@@ -91,30 +75,27 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   p.columns = static_cast<int>(b.columns);
   p.weight_rows = static_cast<int>(b.weight_rows);
   p.offset = static_cast<float>(b.offset);
-  const int64_t vectors = b.columns / kVectorLength<T>;
-  const int64_t most = int64_t{kMaxVectors} * kBackwardThreads<kMaxVectors>;
-  bool aligned = b.columns % kVectorLength<T> == 0 && vectors <= most;
-  for (const void* address : {b.dy.data, b.dh.data, b.h.data, b.weight.data, static_cast<const void*>(b.dx.data)}) {
-    aligned = aligned && reinterpret_cast<uint64_t>(address) % 16 == 0;
-  }
+  const auto* const dx = static_cast<const void*>(b.dx.data);
+  const bool whole = made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.dh.data, b.h.data, b.weight.data, dx});
+  const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kBackwardLengths, most_blocks());
   const auto blocks = static_cast<unsigned>(b.parts);
   cudaError_t error;
-  if (aligned) {
-    error = with_vectors(vectors_each(vectors), [&](auto count) {
-      backward_vectorized<T, W, Y, count><<<blocks, threads_for(vectors, count), 0, stream>>>(p);
-      return launched();
-    });
-  } else {
+  if (!whole || layout.cluster == 0) {
     backward_block<T, W, Y><<<blocks, kBlockThreads, 0, stream>>>(p);
     error = launched();
+  } else if (layout.cluster > 1) {
+    const auto kernel = backward_cluster<T, W, Y, kBackwardLengths.cluster_each>;
+    error = launch_clusters(kernel, b.parts, layout.cluster, layout.threads, stream, p);
+  } else {
+    error = with_vectors<4>(layout.each, [&](auto count) {
+      backward_vectorized<T, W, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
+      return launched();
+    });
   }
   if (error != cudaSuccess || !b.dweight) return error;
-  const dim3 grid(static_cast<unsigned>(ceil_divide(b.columns, kSumThreads)), static_cast<unsigned>(b.weight_rows));
   return with_type(b.dweight.dtype, [&](auto type) {
-    using Weight = typename decltype(type)::type;
-    sum_shares<Weight><<<grid, dim3(kSumThreads, kSumRows), 0, stream>>>(
-        p.shares, static_cast<Weight*>(b.dweight.data), b.parts, p.columns, p.weight_rows);
-    return launched();
+    auto* const dweight = static_cast<typename decltype(type)::type*>(b.dweight.data);
+    return launch_sum_shares(p.shares, dweight, b.parts, p.columns, p.weight_rows, stream);
   });
 }
 

@@ -31,13 +31,12 @@ Input optional_input(const char* name, const OptionalTensor& tensor) {
 }
 
 // Shares of the rows, whose sums for dweight are added in the end. On the CPU 16 rows each, so that no sum in float32 is
-// long, in memory that is no more than half of that of x; a share has all rows of the weight. On CUDA one for every block that a large card runs at a time, as
-// long as they fit in 32 MiB; a share has one row of the weight.
+// long, in memory that is no more than half of that of x; a share has all rows of the weight. On CUDA a share has one row
+// of the weight.
 int64_t parts_of(const Tensor& h, Rows rows, int64_t weight_rows) {
   if (!h.is_cuda()) return larger(1, smaller(ceil_divide(rows.rows, 16), rows.rows / larger(1, 2 * weight_rows)));
-  constexpr int64_t kBlocks = 264;
-  constexpr int64_t kFloats = int64_t{1} << 23;
-  const int64_t parts = smaller(smaller(kBlocks, kFloats / rows.columns), rows.rows);
+  const RowLayout layout = layout_of(rows.columns * size_of(dtype_of("h", h)) / 16, kBackwardLengths);
+  const int64_t parts = shares_of(rows.rows, layout, layout.each == 1 ? 1024 : 512);
   return larger(1, parts / weight_rows) * weight_rows;
 }
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "kernel_pytorch/cpu/isa.h"
+#include "kernel_pytorch/cuda/layout.h"
 #include "kernel_pytorch/dtype.h"
 #include "kernel_pytorch/index.h"
 
@@ -55,6 +56,12 @@ struct Backward {
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t end))
+
+// On CUDA, from measurements on an H200: short rows leave registers for many blocks, long ones want all their vectors on
+// their way at once. A residual is a second number for one, and so is dy, beside the shares.
+constexpr Lengths kForwardLengths = {{32, 512, 2048, 8192}, 8, 512};
+constexpr Lengths kAddLengths = {{32, 512, 2048, 2048}, 4, 512};
+constexpr Lengths kBackwardLengths = {{512, 1024, 2048, 2048}, 4, 512};
 
 // CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
 int launch_forward(const Forward&, int64_t version, void* stream);

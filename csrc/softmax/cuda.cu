@@ -6,7 +6,6 @@
 //     kernels/4_cluster.cuh      rows longer than one block holds, by a cluster (9.0 on)
 //     kernels/mask_gradient.cuh  the gradient of a mask that is added
 
-#include "kernel_pytorch/cuda/cluster.cuh"
 #include "kernel_pytorch/cuda/launch.cuh"
 #include "kernel_pytorch/cuda/rows.cuh"
 #include "kernels/1_naive.cuh"
@@ -21,44 +20,13 @@ namespace softmax {
 
 namespace {
 
-constexpr int kWarpsOfRows = 4;
-constexpr int64_t kMostColumns = (int64_t{1} << 31) - kMaxThreads;  // a thread's column steps beyond the end once
+constexpr int64_t kMostColumns = (int64_t{1} << 31) - 4096;  // a thread's column steps beyond the end once
 
-// Threads and vectors of each for a row in registers: a warp, and several rows a block, as long as that holds it.
-struct Layout {
-  int each;
-  dim3 block;
-  unsigned blocks;
-};
-
-Layout layout_of(int64_t vectors, int64_t rows) {
-  if (vectors <= int64_t{kWarp} * kMaxVectors) {
-    const int each = vectors <= kWarp ? 1 : vectors <= 2 * kWarp ? 2 : 4;
-    return {each, dim3(kWarp, kWarpsOfRows), static_cast<unsigned>(ceil_divide(rows, kWarpsOfRows))};
-  }
-  const int each = vectors_each(vectors);
-  return {each, dim3(static_cast<unsigned>(threads_for(vectors, each))), static_cast<unsigned>(rows)};
-}
-
-// Whether rows are made of whole vectors of 16 bytes.
-bool aligned(int64_t columns, int64_t size, std::initializer_list<const void*> addresses) {
-  bool found = columns * size % 16 == 0;
-  for (const void* address : addresses) found = found && reinterpret_cast<uint64_t>(address) % 16 == 0;
-  return found;
-}
-
-// Blocks of a cluster for a row; 0 for none.
-int cluster_of(int64_t rows, int64_t vectors) {
-  const int blocks = cluster_blocks(vectors, int64_t{kMaxVectors} * kClusterThreads);
-  return fits_grid(rows * blocks) ? blocks : 0;
-}
-
-// The best version for this shape on this card.
-int choose(int64_t rows, int64_t vectors, bool whole) {
-  if (!whole) return 2;
-  if (vectors <= int64_t{kMaxVectors} * kMaxThreads) return 3;
-  return cluster_of(rows, vectors) > 0 ? 4 : 2;
-}
+// From measurements on an H200. A score is a float in a register, whatever it came from: 32 of them a thread at most.
+template <typename T>
+constexpr Lengths kForwardLengths =
+    sizeof(T) == 2 ? Lengths{{32, 512, 4096, 4096}, 4, kClusterThreads} : Lengths{{32, 512, 2048, 4096}, 8, kClusterThreads};
+constexpr Lengths kBackwardLengths = {{32, 512, 2048, 2048}, 4, kClusterThreads};
 
 template <typename T, typename M, typename Y>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
@@ -70,18 +38,20 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   p.columns = static_cast<int>(f.columns);
   p.scale = static_cast<float>(f.scale);
   p.broadcast = f.broadcast;
-  const int64_t vectors = f.columns / kVectorLength<T>;
-  const int best = choose(f.rows, vectors, aligned(f.columns, sizeof(T), {f.x.data, f.mask.data, f.y.data}));
-  if (version > best || version < 0) return cudaErrorNotSupported;
+  const bool whole = made_of_vectors(f.columns, sizeof(T), {f.x.data, f.mask.data, f.y.data});
+  constexpr Lengths kLengths = kForwardLengths<T>;
+  const RowLayout layout = layout_of(f.columns / kVectorLength<T>, kLengths, most_blocks());
+  const int best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
+  if (version > best || version < 0 || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
   if (version == 4) {
-    const auto kernel = forward_cluster<T, M, Y, kMaxVectors>;
-    return launch_clusters(kernel, f.rows, cluster_of(f.rows, vectors), kClusterThreads, stream, p);
+    const auto kernel = forward_cluster<T, M, Y, kLengths.cluster_each>;
+    return launch_clusters(kernel, f.rows, layout.cluster, layout.threads, stream, p);
   }
   if (version == 3) {
-    const Layout layout = layout_of(vectors, f.rows);
-    return with_vectors(layout.each, [&](auto count) {
-      forward_vectorized<T, M, Y, count><<<layout.blocks, layout.block, 0, stream>>>(p);
+    const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, layout.rows));
+    return with_vectors<kLengths.cluster_each>(layout.each, [&](auto count) {
+      forward_vectorized<T, M, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });
   }
@@ -104,12 +74,16 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   p.rows = b.rows;
   p.columns = static_cast<int>(b.columns);
   p.scale = static_cast<float>(b.scale);
-  const int64_t vectors = b.columns / kVectorLength<T>;
-  if (aligned(b.columns, sizeof(T), {b.dy.data, b.y.data, b.dx.data}) &&
-      vectors <= int64_t{kMaxVectors} * kBackwardThreads<kMaxVectors>) {
-    const Layout layout = layout_of(vectors, b.rows);
-    return with_vectors(layout.each, [&](auto count) {
-      backward_vectorized<T, count><<<layout.blocks, layout.block, 0, stream>>>(p);
+  const bool whole = made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.y.data, b.dx.data});
+  const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kBackwardLengths, most_blocks());
+  if (whole && layout.cluster > 1) {
+    const auto kernel = backward_cluster<T, kBackwardLengths.cluster_each>;
+    return launch_clusters(kernel, b.rows, layout.cluster, layout.threads, stream, p);
+  }
+  if (whole && layout.cluster == 1) {
+    const auto blocks = static_cast<unsigned>(ceil_divide(b.rows, layout.rows));
+    return with_vectors<kBackwardLengths.cluster_each>(layout.each, [&](auto count) {
+      backward_vectorized<T, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });
   }
@@ -117,18 +91,18 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   return launched();
 }
 
-template <typename T>
+template <typename T, typename M>
 cudaError_t run_mask_gradient(const Backward& b, cudaStream_t stream) {
-  const MaskPointers<T> p = {static_cast<const T*>(b.dy.data),
-                             static_cast<const T*>(b.y.data),
-                             static_cast<const float*>(b.dots.data),
-                             static_cast<float*>(b.dmask.data),
-                             static_cast<int>(b.columns),
-                             b.broadcast};
+  const MaskPointers<T, M> p = {static_cast<const T*>(b.dy.data),
+                                static_cast<const T*>(b.y.data),
+                                static_cast<const float*>(b.dots.data),
+                                static_cast<M*>(b.dmask.data),
+                                static_cast<int>(b.columns),
+                                b.broadcast};
   const int64_t tiles = ceil_divide(b.columns, kSumColumns);
   const int64_t blocks = broadcast_rows(b.broadcast) * tiles;
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  mask_gradient<T><<<static_cast<unsigned>(blocks), dim3(kSumColumns, kSumRows), 0, stream>>>(
+  mask_gradient<T, M><<<static_cast<unsigned>(blocks), dim3(kSumColumns, kSumRows), 0, stream>>>(
       p, static_cast<unsigned>(tiles));
   return launched();
 }
@@ -155,7 +129,8 @@ int launch_backward(const Backward& b, void* stream) {
   return with_type(b.y.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const cudaError_t error = run_backward<T>(b, on);
-    return error == cudaSuccess && b.dmask ? run_mask_gradient<T>(b, on) : error;
+    if (error != cudaSuccess || !b.dmask) return error;
+    return b.dmask.dtype == DType::kFloat32 ? run_mask_gradient<T, float>(b, on) : run_mask_gradient<T, T>(b, on);
   });
 }
 

@@ -118,7 +118,9 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& dy_given, const Tensor
   // Along a row, where the sum of y is one, dz adds up to nothing: what is broadcast along it changes nothing.
   const bool summed = need_dmask && rows.rows > 0 && backward.broadcast.column_step != 0;
   const Tensor dots = empty(y, {summed ? rows.rows : 0}, compute);
-  const Tensor dmask = empty(y, need_dmask ? sizes(*mask) : std::vector<int64_t>{0}, compute);
+  // On CUDA in the dtype that is asked for, since a conversion would be one more launch.
+  const bool direct = y.is_cuda() && need_dmask && dtype_of("mask", *mask) == type;
+  const Tensor dmask = empty(y, need_dmask ? sizes(*mask) : std::vector<int64_t>{0}, direct ? type : compute);
   if (summed) {
     backward.dots = output(dots);
     backward.dmask = output(dmask);

@@ -3,13 +3,17 @@
 //     z = scale * x + mask                        or -inf where a boolean mask is false
 //     y = exp(z - max(z)) / sum(exp(z - max(z)))  zeros where a mask leaves nothing
 //
-//     dz = y * (dy - sum(dy * y))        dx = scale * dz        dmask = dz, summed over what the mask is broadcast over
+//     dz = y * (dy - dot)     dot = sum(dy * y)     dx = scale * dz     dmask = dz, summed over what the mask is broadcast over
+//
+// The y that was stored sums to one only as far as it was rounded, and where one y is nearly one, dy - dot cancels: on CUDA
+// dot is corrected once, to dot + sum((dy - dot) * y), as one step of Newton's does for sum(dy * y) / sum(y).
 //
 // The sum and the maximum in one pass: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018,
 // https://arxiv.org/abs/1805.02867.
 //
 // All tensors are contiguous. The mask is bool, of the dtype of x, or float32 (float64 where x is); y is float32 where the
-// mask is and x is narrower, else as x. dy, y and dx have one dtype; dots and dmask are float32, or float64 with them.
+// mask is and x is narrower, else as x. dy, y and dx have one dtype; dots are float32, or float64 with them; dmask
+// is as dots, on CUDA also as y.
 #pragma once
 
 #include "kernel_pytorch/cpu/isa.h"

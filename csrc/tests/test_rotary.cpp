@@ -65,26 +65,6 @@ static void test_slots() {
   }
 }
 
-static void test_vector_partners() {
-  constexpr int kWidth = 8;
-  for (int half = 1; half <= 16; ++half) {
-    for (int vector = 0; vector < 32; ++vector) {
-      const VectorPartner found = vector_partner(vector, half);
-      for (int i = 0; i < kWidth; ++i) {
-        const int column = vector * kWidth + i;
-        expect(found.passes == (column >= 2 * half * kWidth), "vector passes", vector, half);
-        if (found.passes) {
-          expect(found.vector == vector, "vector of its own", vector, half);
-          continue;
-        }
-        const Partner partner = partner_of(column, half * kWidth, false);
-        expect(partner.column == found.vector * kWidth + i, "other vector", vector, half);
-        expect(partner.pair == found.table * kWidth + i && partner.second == found.second, "table", vector, half);
-      }
-    }
-  }
-}
-
 static void test_heads() {
   const HeadStrides packed = {3 * 4 * 16, 16};
   expect(head_offset(packed, 5, 2) == 5 * 192 + 32, "packed", 5, 2);
@@ -95,7 +75,6 @@ static void test_heads() {
 int main() {
   test_pairs();
   test_slots();
-  test_vector_partners();
   test_heads();
   return failures != 0;
 }

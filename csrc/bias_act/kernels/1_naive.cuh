@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPoin
   if (index >= p.rows * p.columns) return;
   float bias[1];
   load_bias<T, 1>(p.bias, index % p.columns, 1, bias);
-  p.y[index] = narrow<T>(activate<A>(widen(p.x[index]) + bias[0]).value);
+  p.y[index] = narrow<T>(activate<A, kRounded<T>>(widen(p.x[index]) + bias[0]).value);
 }
 
 }  // namespace bias_act

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPo
   const RowGradient g = row_gradient(p, row);
   for (int64_t column = threadIdx.x; column < p.columns; column += kBlockThreads) {
     const float logit = widen(p.logits[offset + column]);
-    p.dlogits[offset + column] = narrow<T>(gradient_of<kCapped>(g, logit, p.softcap, column));
+    p.dlogits[offset + column] = narrow<T>(gradient_of<kCapped, kRounded<T>>(g, logit, p.softcap, column));
   }
 }
 

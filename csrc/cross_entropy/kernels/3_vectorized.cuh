@@ -1,4 +1,4 @@
-// Version 3: accesses of 16 bytes, and the running maximum changes once for all numbers of two vectors.
+// Version 3: accesses of 16 bytes, and the running maximum changes once for all numbers of a vector.
 #pragma once
 
 #include "kernel_pytorch/cuda/online_softmax.cuh"
@@ -10,7 +10,7 @@ namespace cross_entropy {
 constexpr int kVectorThreads = 512;
 
 // Vectors a thread has on their way at a time.
-constexpr int kUnrolled = 2;
+constexpr int kUnrolled = 4;
 
 template <typename T, bool kCapped>
 __global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const ForwardPointers<T> p) {
@@ -22,25 +22,24 @@ __global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const Forwa
   OnlineSum softmax;
   float total = 0.0f;
   for (int64_t first = threadIdx.x * N; first < p.columns; first += kUnrolled * kVectorThreads * N) {
-    float z[kUnrolled * N];
+    Packed<T, N> raw[kUnrolled];
+#pragma unroll
+    for (int u = 0; u < kUnrolled; ++u) {  // all on their way before the first is looked at
+      const int64_t column = first + u * kVectorThreads * N;
+      if (column < p.columns) load_packed(logits + column, raw[u]);
+    }
 #pragma unroll
     for (int u = 0; u < kUnrolled; ++u) {
-      const int64_t column = first + u * kVectorThreads * N;
-      float values[N];
+      if (first + u * kVectorThreads * N >= p.columns) break;
+      float z[N];
+      unpack(raw[u], z);
 #pragma unroll
-      for (int i = 0; i < N; ++i) values[i] = -INFINITY;
-      if (column < p.columns) {
-        load_vector<T, N>(logits + column, values);
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          values[i] = cap<kCapped>(values[i], p.softcap);
-          total += values[i];
-        }
+      for (int i = 0; i < N; ++i) {
+        z[i] = cap<kCapped>(z[i], p.softcap);
+        total += z[i];
       }
-#pragma unroll
-      for (int i = 0; i < N; ++i) z[u * N + i] = values[i];
+      softmax.add_all<kRounded<T>>(z);
     }
-    softmax.add(z);
   }
   softmax = reduce_online(softmax, scratch);
   total = reduce_block(total, Add{}, totals);
@@ -71,7 +70,7 @@ __global__ void __launch_bounds__(kVectorThreads) backward_vectorized(const Back
     float values[N];
     load_own_vector<T, N>(p.logits + offset + column, values);
 #pragma unroll
-    for (int i = 0; i < N; ++i) values[i] = gradient_of<kCapped>(g, values[i], p.softcap, column + i);
+    for (int i = 0; i < N; ++i) values[i] = gradient_of<kCapped, kRounded<T>>(g, values[i], p.softcap, column + i);
     store_vector<T, N>(p.dlogits + offset + column, values);
   }
 }

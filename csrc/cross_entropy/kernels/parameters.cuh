@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../cross_entropy.h"
+#include "kernel_pytorch/cuda/math.cuh"
 #include "kernel_pytorch/cuda/vector.cuh"
 
 namespace kernel_pytorch {
@@ -87,12 +88,13 @@ __device__ __forceinline__ RowGradient row_gradient(const BackwardPointers<T>& p
   return g;
 }
 
-template <bool kCapped>
+// kHalf: what becomes of it is rounded to 16 bits.
+template <bool kCapped, bool kHalf>
 __device__ __forceinline__ float gradient_of(const RowGradient& g, float logit, float softcap, int64_t column) {
   if (g.nothing) return 0.0f;
   const float squashed = kCapped ? tanhf(logit / softcap) : 0.0f;
   const float z = kCapped ? softcap * squashed : logit;
-  float gradient = (expf(z - g.lse) * g.factor - g.shared) - (column == g.target ? g.own : 0.0f);
+  float gradient = (exponential<kHalf>(z - g.lse) * g.factor - g.shared) - (column == g.target ? g.own : 0.0f);
   if (kCapped) gradient *= 1.0f - squashed * squashed;
   return gradient * g.dloss;
 }

@@ -11,10 +11,10 @@ namespace gated {
 
 constexpr int kNaiveThreads = 256;
 
-template <Activation A>
+template <Activation A, bool kHalf>
 __device__ __forceinline__ float gate_one(float gate, float up, const Sizes& s) {
   const float u = at_least(at_most(up, s.limit), -s.limit);
-  return activate<A>(at_most(gate, s.limit), s.alpha).value * (u + s.offset);
+  return activate<A, kHalf>(at_most(gate, s.limit), s.alpha).value * (u + s.offset);
 }
 
 template <Activation A, typename T>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPoin
   if (index >= p.sizes.rows * p.sizes.columns) return;
   const int64_t row = index / p.sizes.columns;
   const int64_t at = row_offset(row, p.sizes.stride) + index - row_offset(row, p.sizes.columns);
-  p.y[index] = narrow<T>(gate_one<A>(widen(p.gate[at]), widen(p.up[at]), p.sizes));
+  p.y[index] = narrow<T>(gate_one<A, kRounded<T>>(widen(p.gate[at]), widen(p.up[at]), p.sizes));
 }
 
 }  // namespace gated

@@ -31,10 +31,9 @@ __global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPoin
   if (place.count == 0) return;
   const int64_t at = row_offset(place.row, p.sizes.stride) + place.column;
   float gate[N], up[N];
-  load_elements<T, N>(p.gate + at, place.count, gate);
-  load_elements<T, N>(p.up + at, place.count, up);
+  load_all<T, N>(place.count, {p.gate + at, p.up + at}, gate, up);
 #pragma unroll
-  for (int i = 0; i < N; ++i) gate[i] = gate_one<A>(gate[i], up[i], p.sizes);
+  for (int i = 0; i < N; ++i) gate[i] = gate_one<A, kRounded<T>>(gate[i], up[i], p.sizes);
   store_elements<T, N>(p.y + row_offset(place.row, p.sizes.columns) + place.column, place.count, gate);
 }
 
@@ -45,12 +44,11 @@ __global__ void __launch_bounds__(kThreads) backward_vectorized(const BackwardPo
   if (place.count == 0) return;
   const int64_t at = row_offset(place.row, s.stride) + place.column;
   float dy[N], gate[N], up[N];
-  load_elements<T, N>(p.dy + row_offset(place.row, s.columns) + place.column, place.count, dy);
-  load_elements<T, N>(p.gate + at, place.count, gate);
-  load_elements<T, N>(p.up + at, place.count, up);
+  load_all<T, N>(place.count, {p.dy + row_offset(place.row, s.columns) + place.column, p.gate + at, p.up + at}, dy, gate,
+                 up);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const Activated activated = activate<A>(at_most(gate[i], s.limit), s.alpha);
+    const Activated activated = activate<A, kRounded<T>>(at_most(gate[i], s.limit), s.alpha);
     const float u = at_least(at_most(up[i], s.limit), -s.limit);
     gate[i] = gate[i] > s.limit ? 0.0f : dy[i] * (u + s.offset) * activated.slope;
     up[i] = fabsf(up[i]) > s.limit ? 0.0f : dy[i] * activated.value;

@@ -19,6 +19,16 @@ KP_HOST_DEVICE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? 
 
 KP_HOST_DEVICE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// value / divisor, in 32 bits where both are: a fraction of the instructions. Neither is negative.
+KP_HOST_DEVICE constexpr int64_t quotient(int64_t value, int64_t divisor) {
+  return (value | divisor) < (int64_t{1} << 32) ? static_cast<uint32_t>(value) / static_cast<uint32_t>(divisor)
+                                                : value / divisor;
+}
+
+KP_HOST_DEVICE constexpr int64_t remainder(int64_t value, int64_t divisor) {
+  return value < divisor ? value : value - quotient(value, divisor) * divisor;
+}
+
 // Where a row of a contiguous (rows, columns) tensor begins.
 KP_HOST_DEVICE constexpr int64_t row_offset(int64_t row, int64_t columns) { return row * columns; }
 

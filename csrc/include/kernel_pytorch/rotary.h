@@ -65,19 +65,4 @@ KP_HOST_DEVICE constexpr Slot slot_at(int slot, int pairs, int width, bool inter
   return {first, interleaved || passes ? first + width : first + pairs, passes};
 }
 
-// A thread's one vector of a head, of halves that are `half` vectors long: which vector has the other member of its pairs,
-// itself where it passes, and which vector of cos and sin is theirs.
-struct VectorPartner {
-  int vector;
-  int table;
-  bool second;
-  bool passes;
-};
-
-KP_HOST_DEVICE constexpr VectorPartner vector_partner(int vector, int half) {
-  return vector < half       ? VectorPartner{vector + half, vector, false, false}
-         : vector < 2 * half ? VectorPartner{vector - half, vector - half, true, false}
-                             : VectorPartner{vector, 0, false, true};
-}
-
 }  // namespace kernel_pytorch

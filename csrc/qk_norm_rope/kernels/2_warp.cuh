@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kWarpThreads) norm_rope_warp(const ForwardPoin
 template <bool kInterleaved, typename T, typename W, typename C>
 __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& p, const BackwardHeads<T, W>& side,
                                                float (&scratch)[2][kMaxWarps]) {
-  if (side.dy == nullptr) return;
+  if (side.dx == nullptr && side.shares == nullptr) return;  // an empty dy is null too
   float* share = side.shares != nullptr ? side.shares + row_offset(blockIdx.x, p.columns) : nullptr;
   if (share != nullptr) {
     for (int column = threadIdx.x; column < p.columns; column += kWarpThreads) share[column] = 0.0f;

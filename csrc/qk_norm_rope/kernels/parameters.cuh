@@ -80,7 +80,7 @@ __device__ __forceinline__ Row<T, W> row_of(const ForwardPointers<T, W, C>& p, i
   const bool key = index >= queries;
   const int64_t row = key ? index - queries : index;
   const int heads = key ? p.k.heads : p.q.heads;
-  const int64_t token = row / heads;
+  const int64_t token = quotient(row, heads);
   const HeadStrides strides = {key ? p.k.strides.token : p.q.strides.token, key ? p.k.strides.head : p.q.strides.head};
   return {(key ? p.k.x : p.q.x) + head_offset(strides, token, row - token * heads), key ? p.k.weight : p.q.weight,
           (key ? p.k.y : p.q.y) + row_offset(row, p.columns), (key ? p.k.rstd : p.q.rstd) + row, token};

@@ -1,8 +1,9 @@
-// Version 3: accesses of 16 bytes, and the row stays in registers: it is read once. `kVectors` vectors a thread; rows end
-// on a vector, so a thread holds a vector whole or not at all.
+// Version 3: accesses of 16 bytes, and the row stays in registers: it is read once. All of a thread's vectors are on their
+// way before the first is looked at, and they are kept as they lie in memory. Rows end on a vector, so a thread holds a
+// vector whole or not at all; several short rows make a block.
 #pragma once
 
-#include "kernel_pytorch/cuda/reduce.cuh"
+#include "kernel_pytorch/cuda/team.cuh"
 #include "kernel_pytorch/cuda/vector.cuh"
 #include "kernel_pytorch/index.h"
 #include "parameters.cuh"
@@ -10,128 +11,271 @@
 namespace kernel_pytorch {
 namespace rms_norm {
 
-constexpr int kMaxThreads = 1024;
-
-// More than this many threads have as many vectors as there may be (vectors_each in cuda.cu): fewer vectors, fewer threads.
-template <int kVectors>
-constexpr int kForwardThreads = kVectors >= 4 ? kMaxThreads : 256;
-
-// The backward holds three numbers for each of the forward's one: fewer threads, so that they stay in registers.
-template <int kVectors>
-constexpr int kBackwardThreads = kVectors >= 4 ? 512 : 256;
-
-// h of one vector: x, or x + residual rounded and written.
-template <typename T, typename W, typename Y, int N>
-__device__ __forceinline__ void load_h(const ForwardPointers<T, W, Y>& p, int64_t offset, float (&h)[N]) {
-  load_vector<T, N>(p.x + offset, h);
-  if (p.residual == nullptr) return;
-  float residual[N];
-  load_vector<T, N>(p.residual + offset, residual);
-#pragma unroll
-  for (int i = 0; i < N; ++i) h[i] = widen(narrow<T>(h[i] + residual[i]));
-  store_vector<T, N>(p.h + offset, h);
-}
+constexpr int kMaxThreads = 1024;        // of a forward, and so at most 64 registers
+constexpr int kMostBackwardThreads = 512;
 
 // offset + weight of one vector; ones where there is no weight.
 template <typename W, int N>
-__device__ __forceinline__ void load_scale(const W* weight, int64_t offset, float added, float (&scale)[N]) {
+__device__ __forceinline__ void scale_of(bool there, const Packed<W, N>& weight, float offset, float (&scale)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) scale[i] = 1.0f;
+  if (!there) return;
+  unpack(weight, scale);
+#pragma unroll
+  for (int i = 0; i < N; ++i) scale[i] += offset;
+}
+
+template <typename W, int N>
+__device__ __forceinline__ void load_scale(const W* weight, int64_t at, float offset, float (&scale)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) scale[i] = 1.0f;
   if (weight == nullptr) return;
-  load_vector<W, N>(weight + offset, scale);
+  load_vector<W, N>(weight + at, scale);
 #pragma unroll
-  for (int i = 0; i < N; ++i) scale[i] += added;
+  for (int i = 0; i < N; ++i) scale[i] += offset;
 }
 
-template <typename T, typename W, typename Y, int kVectors>
-__global__ void __launch_bounds__(kForwardThreads<kVectors>) forward_vectorized(const ForwardPointers<T, W, Y> p) {
+// Whether the weight is asked for together with x, as far as registers go: later, everybody would wait for it.
+template <int kVectors>
+constexpr bool kEarlyWeight = kVectors <= 2;
+
+// h in the place of x: x + residual, rounded and written.
+template <typename T, typename W, typename Y, int kVectors, int N>
+__device__ __forceinline__ void add_residual(const ForwardPointers<T, W, Y>& p, int64_t offset, int first, int stride,
+                                             int columns, Packed<T, N> (&h)[kVectors]) {
+  Packed<T, N> residual[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) load_packed(p.residual + offset + column, residual[v]);
+  }
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) {
+      float x[N], added[N];
+      unpack(h[v], x);
+      unpack(residual[v], added);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] += added[i];
+      pack(x, h[v]);
+      store_packed(p.h + offset + column, h[v]);
+    }
+  }
+}
+
+// Vectors that a thread has where there is a residual: two numbers for one.
+constexpr int kMostAdded = 4;
+
+// The vectors of h that a thread has: x, or x + residual.
+template <typename T, typename W, typename Y, int kVectors, int N>
+__device__ __forceinline__ void load_h(const ForwardPointers<T, W, Y>& p, int64_t offset, int first, int stride,
+                                       int columns, Packed<T, N> (&h)[kVectors]) {
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) load_packed(p.x + offset + column, h[v]);
+  }
+  if constexpr (kVectors <= kMostAdded) {
+    if (p.residual != nullptr) add_residual(p, offset, first, stride, columns, h);
+  }
+}
+
+// The row of a team, a block or a cluster. A team beyond the last row holds nothing, but its threads meet the others.
+template <typename T, typename W, typename Y, int kVectors, bool kCluster>
+__device__ __forceinline__ void forward_row(const ForwardPointers<T, W, Y>& p, TeamScratch& scratch) {
   constexpr int N = kVectorLength<T>;
-  __shared__ float scratch[kMaxWarps];
-  const int64_t row = blockIdx.x;
+  Team<kCluster> team(scratch);
+  const int64_t row = team.index() * blockDim.y + threadIdx.y;
+  const int columns = row < p.rows ? p.columns : 0;
   const int64_t offset = row_offset(row, p.columns);
-  float h[kVectors][N];
+  const int first = team.first(), stride = team.stride();
+  const int64_t weights = p.weight_rows == 1 ? 0 : row_offset(remainder(row, p.weight_rows), p.columns);
+  Packed<T, N> h[kVectors];
+  load_h(p, offset, first, stride, columns, h);
+  Packed<W, N> weight[kVectors];
+  if (kEarlyWeight<kVectors> && p.weight != nullptr) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (v * stride + first) * N;
+      if (column < columns) load_kept(p.weight + weights + column, weight[v]);
+    }
+  }
   float sum = 0.0f;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * blockDim.x + threadIdx.x) * N;
-    if (column < p.columns) {
-      load_h(p, offset + column, h[v]);
+    if ((v * stride + first) * N < columns) {
+      float x[N];
+      unpack(h[v], x);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum += h[v][i] * h[v][i];
+      for (int i = 0; i < N; ++i) sum += x[i] * x[i];
     }
   }
-  sum = reduce_block(sum, Add{}, scratch);
+  sum = team.reduce(sum, Add{}, 0);
+  forget_unpacked(h);
+  const W* const late = read_now(p.weight);
   const float rstd = 1.0f / sqrtf(sum / static_cast<float>(p.columns) + p.eps);
-  if (threadIdx.x == 0) p.rstd[row] = rstd;
-  const int64_t weights = row_offset(row % p.weight_rows, p.columns);
+  if (team.leads() && columns > 0) p.rstd[row] = rstd;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * blockDim.x + threadIdx.x) * N;
-    if (column < p.columns) {
-      float scale[N];
-      load_scale<W, N>(p.weight, weights + column, p.offset, scale);
+    const int column = (v * stride + first) * N;
+    if (column < columns) {
+      float x[N], scale[N];
+      unpack(h[v], x);
+      if constexpr (kEarlyWeight<kVectors>) {
+        scale_of(p.weight != nullptr, weight[v], p.offset, scale);
+      } else {
+        load_scale(late, weights + column, p.offset, scale);
+      }
 #pragma unroll
-      for (int i = 0; i < N; ++i) scale[i] *= h[v][i] * rstd;
+      for (int i = 0; i < N; ++i) scale[i] *= x[i] * rstd;
       store_vector<Y, N>(p.y + offset + column, scale);
     }
   }
 }
 
-// dx of the rows of one share, and the share of dweight in registers until the last of them.
 template <typename T, typename W, typename Y, int kVectors>
-__global__ void __launch_bounds__(kBackwardThreads<kVectors>) backward_vectorized(const BackwardPointers<T, W, Y> p) {
-  constexpr int N = kVectorLength<T>;
-  __shared__ float scratch[2][kMaxWarps];
-  const int64_t part = blockIdx.x;
-  const int64_t weights = row_offset(part % p.weight_rows, p.columns);
-  float share[kVectors][N] = {};
-  int turn = 0;
-  for (int64_t row = part; row < p.rows; row += p.parts, turn ^= 1) {
-    const int64_t offset = row_offset(row, p.columns);
-    const float rstd = p.rstd[row];
-    float g[kVectors][N], x_hat[kVectors][N];
-    float sum = 0.0f;
+__global__ void __launch_bounds__(kMaxThreads) forward_vectorized(const ForwardPointers<T, W, Y> p) {
+  __shared__ TeamScratch scratch;
+  forward_row<T, W, Y, kVectors, false>(p, scratch);
+}
+
+// What a thread has of a row on its way, or at work.
+template <typename T, typename Y, int kVectors, int N>
+struct Incoming {
+  Packed<Y, N> dy[kVectors];
+  Packed<T, N> h[kVectors];
+  float rstd;
+
+  __device__ __forceinline__ void load(const Y* from_dy, const T* from_h, const float* from_rstd, int first, int stride,
+                                       int columns) {
+    if (columns > 0) rstd = *from_rstd;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int column = (v * blockDim.x + threadIdx.x) * N;
-      if (column < p.columns) {
-        float scale[N];
-        load_vector<Y, N>(p.dy + offset + column, g[v]);
-        load_vector<T, N>(p.h + offset + column, x_hat[v]);
-        load_scale<W, N>(p.weight, weights + column, p.offset, scale);
+      const int column = (v * stride + first) * N;
+      if (column < columns) {
+        load_packed(from_dy + column, dy[v]);
+        load_packed(from_h + column, h[v]);
+      }
+    }
+  }
+};
+
+// The sum of what the teams of a block, a power of two of them, have each: in the registers of the first.
+template <int kVectors, int N>
+__device__ __forceinline__ void add_teams(float (&share)[kVectors][N], float* sums) {
+  static_assert(kVectors == 1);
+  const int width = blockDim.x * N;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sums[threadIdx.y * width + threadIdx.x * N + i] = share[0][i];
+  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y >= half) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int at = threadIdx.y * width + threadIdx.x * N + i;
+      share[0][i] += sums[at + half * width];
+      sums[at] = share[0][i];
+    }
+  }
+}
+
+// dx of the rows of one share, whose next row is on its way while one is at work, as far as registers go, and the share of
+// dweight in registers until the last of them.
+template <typename T, typename W, typename Y, int kVectors, bool kCluster>
+__device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p, TeamScratch& scratch,
+                                              float (&share)[kVectors][kVectorLength<T>]) {
+  constexpr int N = kVectorLength<T>;
+  Team<kCluster> team(scratch);
+  const int64_t part = team.index();
+  const int64_t weights = p.weight_rows == 1 ? 0 : row_offset(remainder(part, p.weight_rows), p.columns);
+  const int first = team.first(), stride = team.stride();
+  const int64_t step = p.parts * blockDim.y;
+  const auto fetch = [&](Incoming<T, Y, kVectors, N>& incoming, int64_t row) {
+    const int64_t offset = row_offset(row, p.columns);
+    incoming.load(p.dy + offset, p.h + offset, p.rstd + row, first, stride, row < p.rows ? p.columns : 0);
+  };
+  constexpr bool kAhead = kVectors < 4 || sizeof(Y) == sizeof(T);
+  Incoming<T, Y, kVectors, N> next;
+  if constexpr (kAhead) fetch(next, part + threadIdx.y * p.parts);
+  int turn = 0;
+  for (int64_t base = part; base < p.rows; base += step, turn ^= 1) {
+    const int64_t row = base + threadIdx.y * p.parts;
+    const int64_t offset = row_offset(row, p.columns);
+    const int columns = row < p.rows ? p.columns : 0;
+    if constexpr (!kAhead) fetch(next, row);
+    Incoming<T, Y, kVectors, N> now = next;
+    if (kAhead && base + step < p.rows) fetch(next, row + step);
+    float sum = 0.0f;
+    const W* weight = p.weight;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (v * stride + first) * N;
+      if (column < columns) {
+        float g[N], x_hat[N], scale[N];
+        unpack(now.dy[v], g);
+        unpack(now.h[v], x_hat);
+        load_scale(weight, weights + column, p.offset, scale);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          x_hat[v][i] *= rstd;
-          share[v][i] += g[v][i] * x_hat[v][i];
-          g[v][i] *= scale[i];
-          sum += g[v][i] * x_hat[v][i];
+          x_hat[i] *= now.rstd;
+          share[v][i] += g[i] * x_hat[i];
+          sum += g[i] * scale[i] * x_hat[i];
         }
       }
     }
     if (p.dx == nullptr) continue;
-    const float mean = reduce_block(sum, Add{}, scratch[turn]) / static_cast<float>(p.columns);
+    const float mean = team.reduce(sum, Add{}, turn) / static_cast<float>(p.columns);
+    forget_unpacked(now.dy);
+    forget_unpacked(now.h);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int column = (v * blockDim.x + threadIdx.x) * N;
-      if (column < p.columns) {
+      const int column = (v * stride + first) * N;
+      if (column < columns) {
+        float g[N], x_hat[N], scale[N];
+        unpack(now.dy[v], g);
+        unpack(now.h[v], x_hat);
+        load_scale(weight, weights + column, p.offset, scale);
 #pragma unroll
-        for (int i = 0; i < N; ++i) g[v][i] = rstd * (g[v][i] - x_hat[v][i] * mean);
+        for (int i = 0; i < N; ++i) g[i] = now.rstd * (g[i] * scale[i] - x_hat[i] * now.rstd * mean);
         if (p.dh != nullptr) {
-          float dh[N];
-          load_vector<T, N>(p.dh + offset + column, dh);
+          load_vector<T, N>(p.dh + offset + column, scale);
 #pragma unroll
-          for (int i = 0; i < N; ++i) g[v][i] += dh[i];
+          for (int i = 0; i < N; ++i) g[i] += scale[i];
         }
-        store_vector<T, N>(p.dx + offset + column, g[v]);
+        store_vector<T, N>(p.dx + offset + column, g);
       }
     }
   }
-  if (p.shares == nullptr) return;
+}
+
+template <typename T, int kVectors, int N>
+__device__ __forceinline__ void store_share(float* shares, int64_t part, int columns, int first, int stride,
+                                            const float (&share)[kVectors][N]) {
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * blockDim.x + threadIdx.x) * N;
-    if (column < p.columns) store_vector<float, N>(p.shares + row_offset(part, p.columns) + column, share[v]);
+    const int column = (v * stride + first) * N;
+    if (column < columns) store_vector<float, N>(shares + row_offset(part, columns) + column, share[v]);
   }
+}
+
+// Threads that a multiprocessor shall hold: as many as one vector each leaves registers for, else a block.
+template <int kVectors>
+constexpr int kResident = kVectors == 1 ? 1024 : 512;
+
+template <typename T, typename W, typename Y, int kVectors>
+__global__ void __launch_bounds__(kMostBackwardThreads, kResident<kVectors> / kMostBackwardThreads)
+    backward_vectorized(const BackwardPointers<T, W, Y> p) {
+  constexpr int N = kVectorLength<T>;
+  __shared__ TeamScratch scratch;
+  float share[kVectors][N] = {};
+  backward_rows<T, W, Y, kVectors, false>(p, scratch, share);
+  if (p.shares == nullptr) return;
+  if constexpr (kVectors == 1) {
+    __shared__ float sums[kFewThreads * N];
+    if (blockDim.y > 1) add_teams(share, sums);
+  }
+  if (threadIdx.y == 0) store_share<T>(p.shares, blockIdx.x, p.columns, threadIdx.x, blockDim.x, share);
 }
 
 }  // namespace rms_norm

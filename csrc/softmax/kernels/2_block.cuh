@@ -32,18 +32,23 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
 
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPointers<T> p) {
-  __shared__ float scratch[kMaxWarps];
+  __shared__ float scratch[2][kMaxWarps];
   const int64_t row = blockIdx.x;
   const int64_t offset = row_offset(row, p.columns);
   float dot = 0.0f;
   for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
     dot += widen(p.dy[offset + column]) * widen(p.y[offset + column]);
   }
-  dot = reduce_block(dot, Add{}, scratch);
-  if (p.dots != nullptr && threadIdx.x == 0) p.dots[row] = dot;
+  dot = reduce_block(dot, Add{}, scratch[0]);
+  float rest = 0.0f;
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+    rest += (widen(p.dy[offset + column]) - dot) * widen(p.y[offset + column]);
+  }
+  rest = reduce_block(rest, Add{}, scratch[1]);  // softmax.h
+  if (p.dots != nullptr && threadIdx.x == 0) p.dots[row] = dot + rest;
   if (p.dx == nullptr) return;
   for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    const float dz = widen(p.y[offset + column]) * (widen(p.dy[offset + column]) - dot);
+    const float dz = score_gradient(widen(p.dy[offset + column]), widen(p.y[offset + column]), dot, rest);
     p.dx[offset + column] = narrow<T>(p.scale * dz);
   }
 }

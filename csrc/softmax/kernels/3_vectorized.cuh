@@ -1,48 +1,35 @@
-// Version 3: accesses of 16 bytes, and the row stays in registers: it is read once. `kVectors` vectors a thread; rows end on
-// a vector. A block is one row, or several rows of one warp each.
+// Version 3: accesses of 16 bytes, and the row stays in registers: it is read once. All of a thread's vectors are on their
+// way before the first is looked at. Rows end on a vector; several short rows make a block.
 #pragma once
 
+#include "kernel_pytorch/cuda/math.cuh"
 #include "kernel_pytorch/cuda/online_softmax.cuh"
-#include "kernel_pytorch/cuda/rows.cuh"
+#include "kernel_pytorch/cuda/team.cuh"
 #include "parameters.cuh"
 
 namespace kernel_pytorch {
 namespace softmax {
 
-constexpr int kMaxThreads = 1024;
-
-// The backward holds two numbers for each of the forward's one: fewer threads, so that they stay in registers.
-template <int kVectors>
-constexpr int kBackwardThreads = kVectors >= 4 ? 512 : 1024;
-
-// Exponentials in the place of the scores that a thread has, and their sum. `first` is the vector that it begins with,
-// `stride` how many later the next one lies.
-template <int kVectors, int N>
-__device__ __forceinline__ float exponentials(float (&z)[kVectors][N], float base, int first, int stride, int columns) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if ((v * stride + first) * N < columns) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        z[v][i] = expf(z[v][i] - base);
-        sum += z[v][i];
-      }
-    }
-  }
-  return sum;
-}
+constexpr int kMaxThreads = 1024;  // and so at most 64 registers
+constexpr int kClusterThreads = 512;
 
 // The scores that a thread has, and their maximum.
 template <typename T, typename M, int kVectors, int N>
 __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, float scale, int first, int stride,
                                           int columns, float (&z)[kVectors][N]) {
+  Packed<T, N> raw[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) load_packed(x + column, raw[v]);
+  }
   float most = -INFINITY;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = (v * stride + first) * N;
     if (column < columns) {
-      load_scores<T, M, N>(x, mask, column, step, scale, z[v]);
+      unpack(raw[v], z[v]);
+      to_scores<M, N>(mask, column, step, scale, z[v]);
 #pragma unroll
       for (int i = 0; i < N; ++i) most = fmaxf(most, z[v][i]);
     }
@@ -50,67 +37,125 @@ __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, f
   return most;
 }
 
+// Exponentials in the place of the scores that a thread has, and their sum.
+template <bool kHalf, int kVectors, int N>
+__device__ __forceinline__ float exponentials(float (&z)[kVectors][N], float base, int first, int stride, int columns) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if ((v * stride + first) * N < columns) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        z[v][i] = exponential<kHalf>(z[v][i] - base);
+        sum += z[v][i];
+      }
+    }
+  }
+  return sum;
+}
+
+// z / sum, rounded once: the product with the reciprocal, and what it leaves over.
+__device__ __forceinline__ float divided(float z, float sum, float share) {
+  const float y = z * share;
+  return fmaf(fmaf(-y, sum, z), share, y);
+}
+
 template <typename Y, int kVectors, int N>
-__device__ __forceinline__ void store_row(Y* y, float share, int first, int stride, int columns,
+__device__ __forceinline__ void store_row(Y* y, float sum, int first, int stride, int columns,
                                           float (&z)[kVectors][N]) {
+  const float share = share_of_sum(sum);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = (v * stride + first) * N;
     if (column < columns) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) z[v][i] *= share;
+      for (int i = 0; i < N; ++i) z[v][i] = kRounded<Y> ? z[v][i] * share : divided(z[v][i], sum, share);
       store_vector<Y, N>(y + column, z[v]);
     }
   }
 }
 
+// The row of a team, a block or a cluster. A team beyond the last row holds nothing, but its threads meet the others.
+template <typename T, typename M, typename Y, int kVectors, bool kCluster>
+__device__ __forceinline__ void forward_row(const ForwardPointers<T, M, Y>& p, TeamScratch& scratch) {
+  constexpr int N = kVectorLength<T>;
+  Team<kCluster> team(scratch);
+  const int64_t row = team.index() * blockDim.y + threadIdx.y;
+  const int columns = row < p.rows ? p.columns : 0;
+  const int64_t offset = row_offset(row, p.columns);
+  const M* mask = columns > 0 ? mask_of(p, row) : nullptr;
+  const int first = team.first(), stride = team.stride();
+  float z[kVectors][N];
+  const float own = load_row<T, M>(p.x + offset, mask, p.broadcast.column_step, p.scale, first, stride, columns, z);
+  const float base = base_of(team.reduce(own, Max{}, 0), mask != nullptr);
+  const float sum = team.reduce(exponentials<kRounded<Y>>(z, base, first, stride, columns), Add{}, 1);
+  store_row(p.y + offset, sum, first, stride, columns, z);
+}
+
 template <typename T, typename M, typename Y, int kVectors>
 __global__ void __launch_bounds__(kMaxThreads) forward_vectorized(const ForwardPointers<T, M, Y> p) {
+  __shared__ TeamScratch scratch;
+  forward_row<T, M, Y, kVectors, false>(p, scratch);
+}
+
+template <typename T, int kVectors, bool kCluster>
+__device__ __forceinline__ void backward_row(const BackwardPointers<T>& p, TeamScratch& scratch) {
   constexpr int N = kVectorLength<T>;
-  __shared__ float scratch[2][kMaxWarps];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= p.rows) return;  // whole warps, and only where a warp needs no other
+  Team<kCluster> team(scratch);
+  const int64_t row = team.index() * blockDim.y + threadIdx.y;
+  const int columns = row < p.rows ? p.columns : 0;
   const int64_t offset = row_offset(row, p.columns);
-  const M* mask = mask_of(p, row);
-  const int first = threadIdx.x, stride = blockDim.x;
-  float z[kVectors][N];
-  const float own = load_row<T, M>(p.x + offset, mask, p.broadcast.column_step, p.scale, first, stride, p.columns, z);
-  const float base = base_of(reduce_block(own, Max{}, scratch[0]), mask != nullptr);
-  const float sum = reduce_block(exponentials(z, base, first, stride, p.columns), Add{}, scratch[1]);
-  store_row(p.y + offset, share_of_sum(sum), first, stride, p.columns, z);
+  const int first = team.first(), stride = team.stride();
+  Packed<T, N> dy[kVectors], y[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) {
+      load_packed(p.dy + offset + column, dy[v]);
+      load_packed(p.y + offset + column, y[v]);
+    }
+  }
+  // The sum over the row of what `term` makes of an element of dy and one of y.
+  const auto sum = [&](int turn, const auto& term) {
+    float found = 0.0f;
+    forget_unpacked(dy);
+    forget_unpacked(y);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if ((v * stride + first) * N < columns) {
+        float a[N], b[N];
+        unpack(dy[v], a);
+        unpack(y[v], b);
+#pragma unroll
+        for (int i = 0; i < N; ++i) found += term(a[i], b[i]);
+      }
+    }
+    return team.reduce(found, Add{}, turn);
+  };
+  const float dot = sum(0, [](float a, float b) { return a * b; });
+  const float rest = sum(1, [dot](float a, float b) { return (a - dot) * b; });  // softmax.h
+  if (p.dots != nullptr && team.leads() && columns > 0) p.dots[row] = dot + rest;
+  if (p.dx == nullptr) return;
+  forget_unpacked(dy);
+  forget_unpacked(y);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) {
+      float a[N], b[N];
+      unpack(dy[v], a);
+      unpack(y[v], b);
+#pragma unroll
+      for (int i = 0; i < N; ++i) a[i] = score_gradient(a[i], b[i], dot, rest) * p.scale;
+      store_vector<T, N>(p.dx + offset + column, a);
+    }
+  }
 }
 
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(kBackwardThreads<kVectors>) backward_vectorized(const BackwardPointers<T> p) {
-  constexpr int N = kVectorLength<T>;
-  __shared__ float scratch[kMaxWarps];
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= p.rows) return;
-  const int64_t offset = row_offset(row, p.columns);
-  float dy[kVectors][N], y[kVectors][N];
-  float dot = 0.0f;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * blockDim.x + threadIdx.x) * N;
-    if (column < p.columns) {
-      load_vector<T, N>(p.dy + offset + column, dy[v]);
-      load_vector<T, N>(p.y + offset + column, y[v]);
-#pragma unroll
-      for (int i = 0; i < N; ++i) dot += dy[v][i] * y[v][i];
-    }
-  }
-  dot = reduce_block(dot, Add{}, scratch);
-  if (p.dots != nullptr && threadIdx.x == 0) p.dots[row] = dot;
-  if (p.dx == nullptr) return;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * blockDim.x + threadIdx.x) * N;
-    if (column < p.columns) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) y[v][i] *= (dy[v][i] - dot) * p.scale;
-      store_vector<T, N>(p.dx + offset + column, y[v]);
-    }
-  }
+__global__ void __launch_bounds__(kMaxThreads) backward_vectorized(const BackwardPointers<T> p) {
+  __shared__ TeamScratch scratch;
+  backward_row<T, kVectors, false>(p, scratch);
 }
 
 }  // namespace softmax

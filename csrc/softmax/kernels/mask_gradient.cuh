@@ -12,8 +12,8 @@ constexpr int kSumRows = 8;
 
 // A block of 32 columns by 8 threads: thread (x, y) adds uses y, y + 8, ... of column x; then the 8 sums meet. `tiles` blocks
 // go for a row of the mask.
-template <typename T>
-__global__ void __launch_bounds__(kSumColumns* kSumRows) mask_gradient(const MaskPointers<T> p, unsigned tiles) {
+template <typename T, typename M>
+__global__ void __launch_bounds__(kSumColumns* kSumRows) mask_gradient(const MaskPointers<T, M> p, unsigned tiles) {
   __shared__ float sums[kSumRows][kSumColumns];
   const unsigned kept = blockIdx.x / tiles;
   const int column = static_cast<int>(blockIdx.x - kept * tiles) * kSumColumns + static_cast<int>(threadIdx.x);
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows) mask_gradient(const Mas
     if (threadIdx.y < half) sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + half][threadIdx.x];
     __syncthreads();
   }
-  if (threadIdx.y == 0 && column < p.columns) p.dmask[row_offset(kept, p.columns) + column] = sums[0][threadIdx.x];
+  if (threadIdx.y == 0 && column < p.columns) p.dmask[row_offset(kept, p.columns) + column] = narrow<M>(sums[0][threadIdx.x]);
 }
 
 }  // namespace softmax

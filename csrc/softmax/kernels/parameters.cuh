@@ -37,12 +37,13 @@ struct BackwardPointers {
   float scale;
 };
 
-template <typename T>
+// M of dmask.
+template <typename T, typename M>
 struct MaskPointers {
   const T* dy;
   const T* y;
   const float* dots;
-  float* dmask;
+  M* dmask;
   int columns;
   Broadcast broadcast;
 };
@@ -56,23 +57,25 @@ __device__ __forceinline__ const M* mask_of(const ForwardPointers<T, M, Y>& p, i
 __device__ __forceinline__ float masked(float z, Bool mask) { return mask.bits != 0 ? z : -INFINITY; }
 template <typename M>
 __device__ __forceinline__ float masked(float z, M mask) {
-  return z + widen(mask);
+  return __fadd_rn(z, widen(mask));
 }
+
+// A score is rounded before anything is taken from it: within a fused multiply-add it would be another number than the
+// maximum that was found of it.
+__device__ __forceinline__ float scaled(float x, float scale) { return __fmul_rn(x, scale); }
 
 // One score; `step` is 0 where one element of the mask goes for the whole row.
 template <typename T, typename M>
 __device__ __forceinline__ float score(const T* x, const M* mask, int column, int step, float scale) {
-  const float z = widen(x[column]) * scale;
+  const float z = scaled(widen(x[column]), scale);
   return mask == nullptr ? z : masked(z, mask[column * step]);
 }
 
-// `N` scores from an aligned column.
-template <typename T, typename M, int N>
-__device__ __forceinline__ void load_scores(const T* x, const M* mask, int column, int step, float scale,
-                                            float (&z)[N]) {
-  load_vector<T, N>(x + column, z);
+// `N` scores, from an aligned column, in the place of what they are made of.
+template <typename M, int N>
+__device__ __forceinline__ void to_scores(const M* mask, int column, int step, float scale, float (&z)[N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) z[i] *= scale;
+  for (int i = 0; i < N; ++i) z[i] = scaled(z[i], scale);
   if (mask == nullptr) return;
   if (step == 0) {
     const M one = *mask;
@@ -94,8 +97,13 @@ __device__ __forceinline__ void load_scores(const T* x, const M* mask, int colum
     float added[N];
     load_vector<M, N>(mask + column, added);
 #pragma unroll
-    for (int i = 0; i < N; ++i) z[i] += added[i];
+    for (int i = 0; i < N; ++i) z[i] = __fadd_rn(z[i], added[i]);
   }
+}
+
+// The gradient of a score. `rest` is what `dot` lacks: added to it, it would be lost beside it.
+__device__ __forceinline__ float score_gradient(float dy, float y, float dot, float rest) {
+  return y * ((dy - dot) - rest);
 }
 
 }  // namespace softmax

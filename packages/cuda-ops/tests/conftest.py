@@ -19,6 +19,9 @@ try:
 except ImportError as error:  # no compiler, for example: the package says so, and has nothing to test
     missing = str(error)
     collect_ignore_glob = ["test_*.py"]
+else:
+    # Without the checkout there is nothing to build.
+    collect_ignore = [] if (PACKAGE / "build_library.py").is_file() else ["test_build.py", "test_index.py"]
 
 
 def pytest_configure(config):

@@ -3,13 +3,12 @@
 Verification against float64 is that of linear-cross-entropy, whose level "cuda" it is.
 """
 
-import build_library
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.cuda_ops import cross_entropy
+from kernel_pytorch.cuda_ops import LIBRARY, cross_entropy
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export
 
 operators = torch.ops.kernel_pytorch_cuda
@@ -53,7 +52,7 @@ AGAINST_FLOAT64 = """
 """
 
 
-@pytest.mark.parametrize("instruction_set", build_library.instruction_sets())
+@pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_is_right(instruction_set, run_python):
     run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
 

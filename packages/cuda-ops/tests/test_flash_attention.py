@@ -1,11 +1,10 @@
 """Flash attention of the library: instruction sets, shapes, gradients, bits, bad input."""
 
-import build_library
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.cuda_ops import flash_attention
+from kernel_pytorch.cuda_ops import LIBRARY, flash_attention
 from kernel_pytorch.cuda_ops.flash_attention import native, reference
 from kernel_pytorch.harness.checks import check_export
 
@@ -92,7 +91,7 @@ INSTRUCTION_SETS = """
 """
 
 
-@pytest.mark.parametrize("instruction_set", build_library.instruction_sets())
+@pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_is_right_with_any_number_of_threads(instruction_set, run_python):
     run_python(INSTRUCTION_SETS, KERNEL_PYTORCH_CPU_ISA=instruction_set)
 

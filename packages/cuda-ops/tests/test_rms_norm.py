@@ -2,12 +2,11 @@
 
 import itertools
 
-import build_library
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.cuda_ops import add_rms_norm, head_rms_norm, rms_norm
+from kernel_pytorch.cuda_ops import LIBRARY, add_rms_norm, head_rms_norm, rms_norm
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export
 
 operators = torch.ops.kernel_pytorch_cuda
@@ -46,7 +45,7 @@ AGAINST_FLOAT64 = """
 """
 
 
-@pytest.mark.parametrize("instruction_set", build_library.instruction_sets())
+@pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_is_right(instruction_set, run_python):
     run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
 
@@ -75,7 +74,7 @@ ROUNDS = """
 """
 
 
-@pytest.mark.parametrize("instruction_set", build_library.instruction_sets())
+@pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_half_precision_number_is_read(instruction_set, run_python):
     run_python(ROUNDS, KERNEL_PYTORCH_CPU_ISA=instruction_set)
 

@@ -5,20 +5,16 @@
 
 namespace kernel_pytorch {
 
-// Blocks of a cluster for a row of `vectors`, of which a block takes `of_block`: the fewest that hold it, or 0 if the
-// current device has no such cluster. Above eight only data-centre cards of Hopper and Blackwell allow.
-inline int cluster_blocks(int64_t vectors, int64_t of_block) {
+// Blocks that a cluster may have on the current device. Above eight only data-centre cards of Hopper and Blackwell allow.
+inline int most_blocks() {
   const int device = capability();
-  const int most = device >= 120 ? 8 : device >= 90 ? 16 : 0;
-  for (int blocks = 2; blocks <= most; blocks *= 2) {
-    if (vectors <= of_block * blocks) return blocks;
-  }
-  return 0;
+  return device >= 120 ? 8 : device >= 90 ? 16 : 0;
 }
 
 template <typename Kernel, typename Parameters>
 cudaError_t launch_clusters(Kernel kernel, int64_t rows, int blocks, int threads, cudaStream_t stream,
                             const Parameters& p) {
+  if (!fits_grid(rows * blocks)) return cudaErrorInvalidValue;
   if (blocks > 8) {
     const cudaError_t error = cudaFuncSetAttribute(
         reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1);

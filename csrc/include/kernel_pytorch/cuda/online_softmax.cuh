@@ -4,6 +4,7 @@
 // maximum grows, what was summed under the old one is scaled down. A NaN is passed over by the maximum and kept by the sum.
 #pragma once
 
+#include "kernel_pytorch/cuda/math.cuh"
 #include "kernel_pytorch/cuda/reduce.cuh"
 
 namespace kernel_pytorch {
@@ -21,16 +22,16 @@ struct OnlineSum {
     }
   }
 
-  // `N` numbers at once: the sum follows the maximum once for all of them.
-  template <int N>
-  __device__ __forceinline__ void add(const float (&z)[N]) {
+  // `N` numbers at once: the sum follows the maximum once for all of them. kHalf: they have the digits of 16 bits.
+  template <bool kHalf, int N>
+  __device__ __forceinline__ void add_all(const float (&z)[N]) {
     float next = most;
 #pragma unroll
     for (int i = 0; i < N; ++i) next = fmaxf(next, z[i]);
     const float base = next == -INFINITY ? 0.0f : next;
-    sum *= expf(most - base);
+    sum *= exponential<kHalf>(most - base);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += expf(z[i] - base);
+    for (int i = 0; i < N; ++i) sum += exponential<kHalf>(z[i] - base);
     most = next;
   }
 

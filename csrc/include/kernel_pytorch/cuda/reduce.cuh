@@ -1,4 +1,4 @@
-// Sums over the threads of a warp, a block, a cluster. Every thread gets the result, and the order is fixed.
+// Sums over the threads of a warp and of a block. Every thread gets the result, and the order is fixed.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -36,21 +36,5 @@ __device__ __forceinline__ float reduce_block(float value, Combine combine, floa
   __syncthreads();
   return reduce_warp(lane < warps ? scratch[lane] : Combine::kIdentity, combine);
 }
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Of all blocks of a cluster, each of which comes with its own value: through distributed shared memory. `slots` is
-// shared and holds one float; the cluster must meet (`cluster.sync()`) before it is used again or a block ends.
-template <typename Combine>
-__device__ __forceinline__ float reduce_cluster(float value, Combine combine, float* slots) {
-  const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-  if (threadIdx.x == 0) *slots = value;
-  cluster.sync();
-  float result = Combine::kIdentity;
-  for (unsigned block = 0; block < cluster.num_blocks(); ++block) {
-    result = combine(result, *cluster.map_shared_rank(slots, block));
-  }
-  return result;
-}
-#endif
 
 }  // namespace kernel_pytorch

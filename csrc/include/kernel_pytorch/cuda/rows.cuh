@@ -1,41 +1,36 @@
-// How rows that stay in registers are laid over threads.
+// From a layout of rows to a launch.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <type_traits>
 
-#include "kernel_pytorch/cuda/reduce.cuh"
-#include "kernel_pytorch/index.h"
+#include "kernel_pytorch/cuda/cluster.cuh"
+#include "kernel_pytorch/cuda/layout.h"
 
 namespace kernel_pytorch {
 namespace {
 
-constexpr int kMaxVectors = 4;  // of a thread: more registers than that keep too few warps on a multiprocessor
-
-// Threads for `vectors` of 16 bytes, `each` of them a thread: whole warps.
-[[maybe_unused]] int threads_for(int64_t vectors, int each) {
-  return static_cast<int>(ceil_divide(ceil_divide(vectors, each), kWarp) * kWarp);
+[[maybe_unused]] dim3 block_of(const RowLayout& layout) {
+  return dim3(static_cast<unsigned>(layout.threads), static_cast<unsigned>(layout.rows));
 }
 
-// Vectors a thread: as few as fill at most 256 threads, so that several rows are on a multiprocessor.
-[[maybe_unused]] int vectors_each(int64_t vectors) {
-  for (const int each : {1, 2, 4}) {
-    if (threads_for(vectors, each) <= 256) return each;
-  }
-  return kMaxVectors;
-}
-
-template <typename Launch>
+// `launch(std::integral_constant<int, each>)`, up to `kMost`.
+template <int kMost, typename Launch>
 cudaError_t with_vectors(int each, const Launch& launch) {
-  switch (each) {
-    case 1:
-      return launch(std::integral_constant<int, 1>{});
-    case 2:
-      return launch(std::integral_constant<int, 2>{});
-    default:
-      return launch(std::integral_constant<int, kMaxVectors>{});
+  if (each == 1) return launch(std::integral_constant<int, 1>{});
+  if (each == 2) return launch(std::integral_constant<int, 2>{});
+  if constexpr (kMost >= 8) {
+    if (each == 8) return launch(std::integral_constant<int, 8>{});
   }
+  return launch(std::integral_constant<int, 4>{});
+}
+
+// Whether vectors of 16 bytes make up every row.
+[[maybe_unused]] bool made_of_vectors(int64_t columns, int64_t size, std::initializer_list<const void*> addresses) {
+  bool found = columns * size % 16 == 0;
+  for (const void* address : addresses) found = found && reinterpret_cast<uint64_t>(address) % 16 == 0;
+  return found;
 }
 
 }  // namespace

@@ -32,49 +32,143 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
 template <typename T>
 constexpr int kVectorLength = 16 / sizeof(T);
 
-// `N` elements from an address that is aligned to them, in accesses of 16 bytes (or all of them, if fewer).
+// Two elements at a time, which is one instruction where it matters.
+__device__ __forceinline__ void narrow_pair(float a, float b, float (&pair)[2]) {
+  pair[0] = a;
+  pair[1] = b;
+}
+__device__ __forceinline__ void narrow_pair(float a, float b, __half (&pair)[2]) {
+  const __half2 both = __floats2half2_rn(a, b);
+  memcpy(pair, &both, sizeof both);
+}
+__device__ __forceinline__ void narrow_pair(float a, float b, __nv_bfloat16 (&pair)[2]) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+  memcpy(pair, &both, sizeof both);
+}
+
 template <typename T, int N>
-__device__ __forceinline__ void load_vector(const T* source, float (&values)[N]) {
-  constexpr int kBytes = N * sizeof(T);
-  T elements[N];
-  if constexpr (kBytes >= 16) {
-    static_assert(kBytes % 16 == 0);
-    uint4 words[kBytes / 16];
+__device__ __forceinline__ void narrow_all(const float (&values)[N], T (&elements)[N]) {
+  if constexpr (N % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < kBytes / 16; ++i) words[i] = __ldg(reinterpret_cast<const uint4*>(source) + i);
-    memcpy(elements, words, kBytes);
+    for (int i = 0; i < N; i += 2) {
+      T pair[2];
+      narrow_pair(values[i], values[i + 1], pair);
+      elements[i] = pair[0];
+      elements[i + 1] = pair[1];
+    }
   } else {
-    static_assert(kBytes == 8);
-    const uint2 words = __ldg(reinterpret_cast<const uint2*>(source));
-    memcpy(elements, &words, kBytes);
+#pragma unroll
+    for (int i = 0; i < N; ++i) elements[i] = narrow<T>(values[i]);
   }
+}
+
+// `N` elements as they lie in memory: half the registers of floats, where they are 16 bits each.
+template <typename T, int N>
+struct Packed {
+  static_assert(N * sizeof(T) % 16 == 0);
+  uint4 words[N * sizeof(T) / 16];
+};
+
+// From an address that is aligned to 16 bytes, of what is read once: it leaves the caches first.
+template <typename T, int N>
+__device__ __forceinline__ void load_packed(const T* source, Packed<T, N>& packed) {
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) {
+    packed.words[i] = __ldcs(reinterpret_cast<const uint4*>(source) + i);
+  }
+}
+
+// The same of what others read too.
+template <typename T, int N>
+__device__ __forceinline__ void load_kept(const T* source, Packed<T, N>& packed) {
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) {
+    packed.words[i] = __ldg(reinterpret_cast<const uint4*>(source) + i);
+  }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void unpack(const Packed<T, N>& packed, float (&values)[N]) {
+  T elements[N];
+  memcpy(elements, packed.words, sizeof elements);
 #pragma unroll
   for (int i = 0; i < N; ++i) values[i] = widen(elements[i]);
 }
 
-// 16 bytes in one instruction; left to itself the compiler takes some stores apart.
+// To be unpacked anew, where there are many: otherwise the compiler keeps the floats of the first time, in twice the
+// registers.
+template <typename T, int N, int kVectors>
+__device__ __forceinline__ void forget_unpacked(Packed<T, N> (&packed)[kVectors]) {
+  if constexpr (sizeof(T) == 2 && kVectors >= 4) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (uint4& words : packed[v].words) asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+    }
+  }
+}
+
+// The same address, but what is read there is read then and not earlier, into registers that are needed meanwhile.
+template <typename T>
+__device__ __forceinline__ const T* read_now(const T* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void pack(const float (&values)[N], Packed<T, N>& packed) {
+  T elements[N];
+  narrow_all(values, elements);
+  memcpy(packed.words, elements, sizeof elements);
+}
+
+// `N` elements from an address that is aligned to them, in accesses of 16 bytes (or all of them, if fewer).
+template <typename T, int N>
+__device__ __forceinline__ void load_vector(const T* source, float (&values)[N]) {
+  constexpr int kBytes = N * sizeof(T);
+  if constexpr (kBytes >= 16) {
+    Packed<T, N> packed;
+    load_kept(source, packed);
+    unpack(packed, values);
+  } else {
+    static_assert(kBytes == 8);
+    const uint2 words = __ldg(reinterpret_cast<const uint2*>(source));
+    T elements[N];
+    memcpy(elements, &words, kBytes);
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = widen(elements[i]);
+  }
+}
+
+// 16 bytes in one instruction, to global memory alone; left to itself the compiler takes some stores apart. What is
+// written once leaves the caches first.
 __device__ __forceinline__ void store_16_bytes(void* target, uint4 words) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(words.x),
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(words.x),
                "r"(words.y), "r"(words.z), "r"(words.w)
                : "memory");
 }
 
 template <typename T, int N>
+__device__ __forceinline__ void store_packed(T* target, const Packed<T, N>& packed) {
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) {
+    store_16_bytes(reinterpret_cast<uint4*>(target) + i, packed.words[i]);
+  }
+}
+
+// `N` elements to an address in global memory that is aligned to them.
+template <typename T, int N>
 __device__ __forceinline__ void store_vector(T* target, const float (&values)[N]) {
-  constexpr int kBytes = N * sizeof(T);
-  T elements[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) elements[i] = narrow<T>(values[i]);
-  if constexpr (kBytes >= 16) {
-    static_assert(kBytes % 16 == 0);
-    uint4 words[kBytes / 16];
-    memcpy(words, elements, kBytes);
-#pragma unroll
-    for (int i = 0; i < kBytes / 16; ++i) store_16_bytes(reinterpret_cast<uint4*>(target) + i, words[i]);
+  if constexpr (N * sizeof(T) >= 16) {
+    Packed<T, N> packed;
+    pack(values, packed);
+    store_packed(target, packed);
   } else {
-    static_assert(kBytes == 8);
+    static_assert(N * sizeof(T) == 8);
+    T elements[N];
+    narrow_all(values, elements);
     uint2 words;
-    memcpy(&words, elements, kBytes);
+    memcpy(&words, elements, sizeof words);
     *reinterpret_cast<uint2*>(target) = words;
   }
 }
@@ -88,6 +182,23 @@ __device__ __forceinline__ void load_elements(const T* source, int count, float 
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) values[i] = i < count ? widen(source[i]) : 0.0f;
+}
+
+// The same of several addresses: all of them are on their way before the first is looked at.
+template <typename T, int N, int kSources, typename... Values>
+__device__ __forceinline__ void load_all(int count, const T* const (&sources)[kSources], Values&... values) {
+  static_assert(sizeof...(Values) == kSources);
+  int source = 0;
+  if constexpr (N * sizeof(T) >= 16) {
+    if (count >= N) {
+      Packed<T, N> packed[kSources];
+#pragma unroll
+      for (int i = 0; i < kSources; ++i) load_packed(sources[i], packed[i]);
+      (unpack(packed[source++], values), ...);
+      return;
+    }
+  }
+  (load_elements<T, N>(sources[source++], count, values), ...);
 }
 
 template <typename T, int N>

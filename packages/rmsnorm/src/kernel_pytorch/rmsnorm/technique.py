@@ -83,7 +83,13 @@ def implementations(function: str) -> list[Implementation]:
             unsupported=unsupported(Level.COMPILE, function),
         ),
         Implementation("triton", Level.TRITON, f"{HERE}.autograd:{function}"),
-        Implementation("cuda", Level.CUDA, f"kernel_pytorch.cuda_ops.rms_norm:{function}"),
+        Implementation(
+            "cuda",
+            Level.CUDA,
+            f"kernel_pytorch.cuda_ops.rms_norm:{function}",
+            budget_factor=4.0,
+            budget_reason="dweight adds rows in another order: of a few numbers the definition's happen to err less",
+        ),
     ]
 
 

@@ -180,6 +180,10 @@ HEAD_BY_HEAD = {
     "budget_factor": 4.0,
     "budget_reason": "TorchInductor adds the heads of dweight one by one on the CPU, eager in a tree",
 }
+OTHER_ORDER = {
+    "budget_factor": 4.0,
+    "budget_reason": "dweight adds tokens and heads in another order: on some inputs the definition's happens to err less",
+}
 
 operations = [
     Operation(
@@ -195,7 +199,7 @@ operations = [
     ),
     Operation(
         name="qk_norm_rope",
-        implementations=implementations("qk_norm_rope", compile=HEAD_BY_HEAD),
+        implementations=implementations("qk_norm_rope", native=OTHER_ORDER, compile=HEAD_BY_HEAD, cuda=OTHER_ORDER),
         inputs=qk_norm_rope_inputs,
         cost=qk_norm_rope_cost,
         test_grid=qk_norm_rope_tests,

@@ -22,7 +22,8 @@ from .common import CUDA, PARKED, bytes_of, data, implementations, normal
 
 NEGATIVE = float("-inf")
 
-BUDGETS = {Level.TRITON: (4.0, "makes the gradient of y as it was rounded, where the reference has kept what it was")}
+AS_ROUNDED = (4.0, "makes the gradient of y as it was rounded, where the reference has kept what it was")
+BUDGETS = dict.fromkeys((Level.TRITON, Level.CUDA), AS_ROUNDED)
 
 
 def _causal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
