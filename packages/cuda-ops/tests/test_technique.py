@@ -62,7 +62,7 @@ def wrong(level, spared, others):
 
 @pytest.mark.parametrize("spared", attention.SPARED, ids=lambda spared: ", ".join(spared.arguments))
 def test_attention_is_spared_no_more_than_it_must_be(spared):
-    """PyTorch's own is wrong about each adversary in one dtype at least; the operator is right where scores are small."""
+    """PyTorch's own is wrong about each, in one dtype at least; the operator is right where scores are small."""
     others = tuple(each for each in attention.SPARED if each is not spared)
     assert wrong("native", spared, others) == set(spared.adversaries)
     if spared.arguments == ("v",):
