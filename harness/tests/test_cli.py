@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
+import torch
 
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.commands import bench as bench_module
 from kernel_pytorch.harness.commands import machine as machine_module
 from kernel_pytorch.harness.commands import verify as verify_module
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.results import load
+from kernel_pytorch.harness.results import VerificationReport, load
+from kernel_pytorch.harness.technique import Spared
 
 OPTIONS = {
     "list": ("--device",),
@@ -105,6 +108,14 @@ def test_list_shows_each_level_its_state_and_the_default(toy_alone, command_line
     assert "toy: a gate [small]" in printed.out
 
 
+def test_list_asks_for_the_default_of_each_operation_where_they_differ(toy_alone, toy, command_line, monkeypatch):
+    monkeypatch.setattr(
+        toy, "default_level_of", lambda operation, *about: {"gate": "compile"}[operation], raising=False
+    )
+    printed = command_line("list", "--device", "cpu")
+    assert [line.split("│")[2].strip() for line in printed.out.splitlines() if "yes" in line] == ["compile"]
+
+
 def test_list_where_nothing_is_installed_says_what_to_install(site, command_line):
     assert "kernel-pytorch-<technique>" in command_line("list").out
 
@@ -114,6 +125,20 @@ def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
     assert printed.code == 0, printed.out
     assert "18 of 18" in printed.out
     assert "18: the toy has no kernel" in printed.out
+
+
+def test_verify_says_what_it_did_not_ask_and_why(toy_alone, toy, command_line, monkeypatch, tmp_path):
+    spared = Spared(("x",), ("zero rows",), "a good [one]", dtypes=(torch.float16,))
+    operation = dataclasses.replace(toy.gate, spared=(spared,))
+    monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())  # this process will do
+    monkeypatch.setattr(toy, "technique", dataclasses.replace(toy.technique, operations=[operation]))
+    path = tmp_path / "found.json"
+    printed = command_line("verify", "--device", "cpu", "--level", "native", "--json", str(path))
+    assert printed.code == 0
+    assert "17 of 17" in printed.out
+    said = "gate: x spared zero rows in float16: a good [one]"
+    assert f"not asked: {said}\n" in printed.out
+    assert VerificationReport.model_validate_json(path.read_text()).spared == (said,)
 
 
 def test_verify_is_red_and_names_what_is_wrong(toy_alone, toy, command_line, monkeypatch):

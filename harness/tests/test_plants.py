@@ -31,6 +31,23 @@ def test_points_may_be_left_out_and_adversaries_too(toy):
     assert len(every) > len(ordinary) > len(one) > 0
 
 
+def test_a_budget_may_be_that_of_what_the_plant_stands_for(toy):
+    def off_by_three_roundings(x, weight, factor):
+        y = toy.reference(x, weight, factor)
+        return y + 3 * (toy.reference(x.double(), weight.double(), factor) - y).abs().max().to(y.dtype)
+
+    ordinary, larger = (
+        [
+            line
+            for line in failures_of(toy.technique, "gate", off_by_three_roundings, budget_factor=factor)
+            if "output" in line
+        ]
+        for factor in (2.0, 4.0)
+    )
+    assert len(ordinary) > len(larger)
+    assert failures_of(toy.technique, "gate", too_large(toy), budget_factor=4.0)
+
+
 def test_nothing_that_ran_is_an_error(toy):
     with pytest.raises(ValueError, match="gate: test_grid has no float32 case"):
         failures_of(toy.technique, "gate", toy.reference, points=lambda point: None)

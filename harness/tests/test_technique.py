@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from kernel_pytorch.harness.technique import Case, Implementation, Level, grid, point
+from kernel_pytorch.harness.technique import Case, Implementation, Level, Spared, grid, point
 
 
 def test_two_references_are_refused(toy):
@@ -61,6 +61,24 @@ def test_a_budget_needs_its_reason_and_has_its_limit(factor, reason, problem):
 def test_a_larger_budget_with_its_reason_is_taken():
     allowed = Implementation("native", Level.NATIVE, "toy:native", budget_factor=4.0, budget_reason="sums in any order")
     assert allowed.budget_factor == 4.0
+
+
+@pytest.mark.parametrize("adversary", ["strided view", "packed view", "no such thing"])
+def test_layouts_cannot_be_spared_nor_what_does_not_exist(adversary):
+    with pytest.raises(
+        ValueError, match=f"spared: '{adversary}' is no adversary that can be spared; allowed are outlier"
+    ):
+        Spared(("x",), (adversary,), "a good one")
+
+
+def test_to_be_spared_needs_its_reason():
+    with pytest.raises(ValueError, match="spared: zero rows in x needs a reason"):
+        Spared(("x",), ("zero rows",), "")
+
+
+def test_an_argument_that_is_not_adversarial_cannot_be_spared(toy):
+    with pytest.raises(ValueError, match="gate: spared names weight; adversarial are x"):
+        dataclasses.replace(toy.gate, spared=(Spared(("x", "weight"), ("zero rows",), "a good one"),))
 
 
 def test_a_case_reads_its_sizes_as_attributes():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.adversaries import ADVERSARIES
-from kernel_pytorch.harness.technique import Implementation, Level, grid, point
+from kernel_pytorch.harness.technique import Implementation, Level, Spared, grid, point
 from kernel_pytorch.harness.verification import RANDOM, is_economical, make_arguments, trials, verify
 
 CPU = torch.device("cpu")
@@ -138,6 +138,38 @@ def test_trials_are_every_case_and_every_adversary_on_one_core_case_per_dtype(to
     assert labels[0] == "plain [rows=4 columns=16] float32"
     assert labels[4] == f"plain [rows=4 columns=16] float32, {next(iter(ADVERSARIES))}"
     assert len(trials(dataclasses.replace(toy.gate, adversarial=()), CPU)) == 4
+
+
+def test_what_is_spared_is_left_as_it_is_in_its_dtypes_and_the_rest_is_not(toy):
+    spared = Spared(("x",), ("zero rows", "denormals"), "a good one", dtypes=(torch.float16,))
+    operation = dataclasses.replace(toy.gate, adversarial=("x", "weight"), spared=(spared,))
+    zeros = {
+        t.case.dtype: make_arguments(operation, t, CPU) for t in trials(operation, CPU) if t.adversary == "zero rows"
+    }
+    for dtype, rows_are_zero in ((torch.float32, True), (torch.float16, False)):
+        x, weight, _ = zeros[dtype]
+        assert x[::2].any() != rows_are_zero
+        assert not weight[::2].any()
+    assert len(trials(operation, CPU)) == 4 + 2 * len(ADVERSARIES)
+
+
+def test_an_adversary_that_every_argument_is_spared_is_no_trial(toy):
+    spared = Spared(("x",), ("zero rows", "denormals"), "a good one", dtypes=(torch.float16,))
+    asked = {(t.case.dtype, t.adversary) for t in trials(dataclasses.replace(toy.gate, spared=(spared,)), CPU)}
+    missing = {(t.case.dtype, t.adversary) for t in trials(toy.gate, CPU)} - asked
+    assert missing == {(torch.float16, "zero rows"), (torch.float16, "denormals")}
+
+
+def test_a_fault_that_one_adversary_shows_is_missed_where_that_is_spared_alone(toy, monkeypatch):
+    def wrong_where_it_is_large(x, weight, factor):
+        return toy.reference(x, weight, factor) * torch.where(x.abs() > 1000, 1.01, 1.0).to(x.dtype)
+
+    monkeypatch.setattr(toy, "native", wrong_where_it_is_large)
+    spared = Spared(("x",), ("outlier channels", "large mean"), "a good one")
+    for given, expected in (((), {"outlier channels", "large mean"}), ((spared,), set())):
+        operation = dataclasses.replace(toy.gate, spared=given)
+        found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["native"])["native"]
+        assert {v.trial.adversary for v in found if not v.passed} == expected
 
 
 def test_what_compiles_for_every_shape_keeps_to_core_cases_unless_told(toy):

@@ -1,5 +1,6 @@
 """Every level against the float64 oracle, on awkward shapes; every instruction set of the twin."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from kernel_pytorch.cuda_ops import LIBRARY, levels
-from kernel_pytorch.cuda_ops.technique import kernels, technique
+from kernel_pytorch.cuda_ops.technique import attention, kernels, technique
 from kernel_pytorch.harness.pytest_plugin import verification_trials
 from kernel_pytorch.harness.technique import Level
-from kernel_pytorch.harness.verification import RANDOM
+from kernel_pytorch.harness.verification import RANDOM, examine, standard, trials
 
 
 def trial(parameter):
@@ -48,11 +49,33 @@ def test_lower_instruction_sets(instruction_set):
     subprocess.run([sys.executable, "-c", textwrap.dedent(VERIFY)], check=True, timeout=300, env=environment)
 
 
+def wrong(level, spared, others):
+    """The adversaries of `spared` about which a level is wrong where they are planted; `others` stay spared."""
+    operation = dataclasses.replace(technique.operation("flash_attention"), spared=others)
+    cpu, implementation = torch.device("cpu"), operation.implementation(level)
+    asked = [t for t in trials(operation, cpu) if spared.covers(t.adversary, t.case.dtype)]
+    assert asked
+    return {
+        t.adversary for t in asked if not all(j.passed for j in examine(implementation, standard(operation, t, cpu)))
+    }
+
+
+@pytest.mark.parametrize("spared", attention.SPARED, ids=lambda spared: ", ".join(spared.arguments))
+def test_attention_is_spared_no_more_than_it_must_be(spared):
+    """PyTorch's own is wrong about each, in one dtype at least; the operator is right where scores are small."""
+    others = tuple(each for each in attention.SPARED if each is not spared)
+    assert wrong("native", spared, others) == set(spared.adversaries)
+    if spared.arguments == ("v",):
+        assert wrong("cuda", spared, others) == set()
+
+
 def test_default_is_the_compiled_operator_where_it_runs():
     cpu = torch.device("cpu")
     assert levels.default_level(cpu, torch.bfloat16, 1) == "cuda"
     assert levels.default_level(torch.device("meta"), torch.bfloat16, 1) == "native"
     assert "compiled are CUDA and CPU code" in levels.unavailable("cuda", torch.device("meta"), torch.bfloat16)
+    assert levels.default_level_of("rotary_embedding", cpu, torch.bfloat16, 1) == "cuda"
+    assert levels.default_level_of("flash_attention", cpu, torch.bfloat16, 1) == "native"
     assert {i.name for o in technique.operations for i in o.implementations} == set(levels.LEVELS)
 
 

@@ -13,7 +13,7 @@ import torch
 from kernel_pytorch.harness.discovery import UnknownNameError
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.peers import Peer
-from kernel_pytorch.harness.technique import Implementation, Level, Technique
+from kernel_pytorch.harness.technique import Implementation, Level, Operation, Technique
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = {"small": 2**10, "large": 2**30}
@@ -77,9 +77,13 @@ def description(technique: Technique, implementation: Implementation, device: to
     return describe(implementation.level.value, device) if describe is not None else ""
 
 
-def default_for(technique: Technique, implementation: Implementation, device: torch.device) -> str:
+def default_for(
+    technique: Technique, operation: Operation, implementation: Implementation, device: torch.device
+) -> str:
     """For which inputs `level=None` means this implementation: "yes", "", or the dtypes and sizes, for tables."""
-    default = levels_module(technique).default_level
+    module = levels_module(technique)
+    by_operation = getattr(module, "default_level_of", None)
+    default = module.default_level if by_operation is None else functools.partial(by_operation, operation.name)
     asked = [(dtype, size, elements) for dtype in DTYPES for size, elements in SIZES.items()]
     found = [
         (dtype, size) for dtype, size, elements in asked if default(device, dtype, elements) == implementation.name

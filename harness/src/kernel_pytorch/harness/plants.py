@@ -42,6 +42,7 @@ def failures_of(
     level: Level = Level.NATIVE,
     points: Callable[[Point], Point | None] = lambda point: point,
     adversarial: bool = True,
+    budget_factor: float = 2.0,
 ) -> list[str]:
     """Hold a function against an operation's reference, as `kernel-pytorch verify --device cpu` does.
 
@@ -52,6 +53,7 @@ def failures_of(
         level: where it stands; at `Level.TRITON` its launches are counted.
         points: makes of each point of the test grid the one to run, or None to leave it out.
         adversarial: whether adversarial inputs take part.
+        budget_factor: how many times the reference's own error is allowed: what the level that it stands for has.
 
     Returns:
         One line for each thing that is wrong, naming level, case and quantity; none if the function is right.
@@ -61,12 +63,14 @@ def failures_of(
     """
     declared = technique.operation(operation)
     kept = tuple(chosen for point in declared.test_grid.points if (chosen := points(point)) is not None)
-    planted = Planted(level.value, level, f"{__name__}:planted", function=function)
+    reason = "that of what it stands for"
+    planted = Planted(level.value, level, f"{__name__}:planted", budget_factor, reason, function=function)
     changed = dataclasses.replace(
         declared,
         implementations=[declared.reference, planted],
         test_grid=dataclasses.replace(declared.test_grid, points=kept),
         adversarial=declared.adversarial if adversarial else (),
+        spared=declared.spared if adversarial else (),
     )
     found = list(verify(dataclasses.replace(technique, operations=[changed]), CPU, levels=[planted.name]))
     if all(v.unavailable is not None for v in found):

@@ -265,6 +265,7 @@ class VerificationReport(_Record):
     environment: Environment
     sources: dict[str, str]
     levels: tuple[LevelVerification, ...]
+    spared: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the file in one step."""

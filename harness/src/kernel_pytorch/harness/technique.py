@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.adversaries import ADVERSARIES, LAYOUTS
+
 
 class Level(enum.Enum):
     """How an implementation is written. The order is the ladder, from the definition to CUDA C++."""
@@ -194,6 +196,43 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Spared:
+    """Adversarial inputs that some arguments are spared, since no level could give a right answer to them.
+
+    Layouts are never spared: they change no number.
+
+    Attributes:
+        arguments: names, out of `Operation.adversarial`; the others get the adversary all the same.
+        adversaries: what they are spared, keys of `kernel_pytorch.harness.adversaries.ADVERSARIES`.
+        reason: why the answers would say nothing; `kernel-pytorch verify` prints it.
+        dtypes: in which they are spared; None for all.
+    """
+
+    arguments: tuple[str, ...]
+    adversaries: tuple[str, ...]
+    reason: str
+    dtypes: tuple[torch.dtype, ...] | None = None
+
+    def __post_init__(self) -> None:
+        allowed = [name for name in ADVERSARIES if name not in LAYOUTS]
+        for name in self.adversaries:
+            if name not in allowed:
+                raise ValueError(
+                    f"spared: {name!r} is no adversary that can be spared; allowed are {', '.join(allowed)}"
+                )
+        if not self.reason:
+            raise ValueError(f"spared: {', '.join(self.adversaries)} in {', '.join(self.arguments)} needs a reason")
+
+    def covers(self, adversary: str, dtype: torch.dtype) -> bool:
+        """Whether the arguments are spared this adversary in this dtype."""
+        return adversary in self.adversaries and (self.dtypes is None or dtype in self.dtypes)
+
+    def __str__(self) -> str:
+        dtypes = "" if self.dtypes is None else f" in {', '.join(_short(dtype) for dtype in self.dtypes)}"
+        return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Operation:
     """One mathematical function and its implementations.
 
@@ -206,6 +245,7 @@ class Operation:
         test_grid: awkward shapes, each with its reason; always some float32.
         bench_grid: shapes of named published models.
         adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
+        spared: which of them are not planted with which adversary, and why.
         constants: names of the floating-point arguments that have no gradient, at any level: positions and the like.
         real_input: `(activations, dtype) -> arguments`: positional arguments made of a `(tokens, channels)` float32
             tensor of real activations, or None where real activations mean nothing.
@@ -218,6 +258,7 @@ class Operation:
     test_grid: Grid
     bench_grid: Grid
     adversarial: tuple[str, ...] = ()
+    spared: tuple[Spared, ...] = ()
     constants: tuple[str, ...] = ()
     real_input: Callable[[torch.Tensor, torch.dtype], tuple[Any, ...]] | None = None
 
@@ -232,6 +273,9 @@ class Operation:
             raise ValueError(f"{self.name}: test_grid has no float32 case; low precision hides wrong formulas")
         if not any(point.core for point in self.test_grid.points):
             raise ValueError(f"{self.name}: test_grid has no core case; torch.compile and adversaries run on no other")
+        if strangers := {name for each in self.spared for name in each.arguments} - set(self.adversarial):
+            among = ", ".join(self.adversarial) or "none"
+            raise ValueError(f"{self.name}: spared names {', '.join(sorted(strangers))}; adversarial are {among}")
 
     @property
     def reference(self) -> Implementation:
@@ -244,6 +288,11 @@ class Operation:
             if candidate.name == name:
                 return candidate
         raise KeyError(f"{self.name} has no level {name!r}; it has {', '.join(i.name for i in self.implementations)}")
+
+    def planted_in(self, adversary: str, dtype: torch.dtype) -> tuple[str, ...]:
+        """Names of the arguments that get this adversary in this dtype; none if all of them are spared it."""
+        spared = {name for each in self.spared if each.covers(adversary, dtype) for name in each.arguments}
+        return tuple(name for name in self.adversarial if name not in spared)
 
     def signature(self) -> list[str]:
         """Names of the positional arguments, read off the reference."""
@@ -322,7 +371,8 @@ class Technique:
         operations: the functions.
         levels: import string of the package's module that says which level runs where: `LEVELS`,
             `default_level(device, dtype, elements) -> str` and `unavailable(level, device, dtype) -> str | None`; where
-            there is more to say of a level, also `describe(level, device) -> str`.
+            operations differ, also `default_level_of(operation, device, dtype, elements) -> str`; where there is more
+            to say of a level, also `describe(level, device) -> str`.
         replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
         contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".

@@ -79,14 +79,18 @@ class Verification:
 
 
 def trials(operation: Operation, device: torch.device) -> list[Trial]:
-    """Every case with random input, and every adversary on the first core case of each dtype."""
+    """Every case with random input, and every adversary that is not spared on the first core case of each dtype."""
     cases = operation.test_grid.cases(device.type)
     planted: dict[torch.dtype, Case] = {}
     for case in cases:
         if case.core:
             planted.setdefault(case.dtype, case)
-    adversarial = [Trial(case, adversary) for case in planted.values() for adversary in ADVERSARIES]
-    return [Trial(case, RANDOM) for case in cases] + (adversarial if operation.adversarial else [])
+    return [Trial(case, RANDOM) for case in cases] + [
+        Trial(case, adversary)
+        for case in planted.values()
+        for adversary in ADVERSARIES
+        if operation.planted_in(adversary, case.dtype)
+    ]
 
 
 def is_economical(implementation: Implementation, trial: Trial) -> bool:
@@ -100,7 +104,7 @@ def make_arguments(operation: Operation, trial: Trial, device: torch.device, see
     arguments = list(operation.inputs(trial.case, generator))
     if trial.adversary != RANDOM:
         names = operation.signature()
-        for name in operation.adversarial:
+        for name in operation.planted_in(trial.adversary, trial.case.dtype):
             if name not in names:
                 raise ValueError(f"{operation.name}: adversarial names {name!r}; arguments are {', '.join(names)}")
             argument = arguments[names.index(name)]
@@ -319,6 +323,7 @@ def report(technique: Technique, found: list[Verification], device: torch.device
         environment=describe_environment(device),
         sources=technique_digests(technique),
         levels=tuple(_level(*names, verifications) for names, verifications in rows.items()),
+        spared=tuple(f"{o.name}: {each}" for o in technique.operations for each in o.spared),
     )
 
 

@@ -31,7 +31,7 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
             table.add_column(column)
         for operation in found.operations:
             for implementation in operation.implementations:
-                default = default_for(found, implementation, where)
+                default = default_for(found, operation, implementation, where)
                 row = (operation.name, implementation.name, state(found, implementation, where), default)
                 table.add_row(*row, end_section=implementation is operation.implementations[-1])
         output.print(table)

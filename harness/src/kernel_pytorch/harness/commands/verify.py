@@ -79,6 +79,8 @@ def verify_command(
                 progress.update(bar, advance=1, description=f"{verification.operation} {verification.implementation}")
     reports = [report(t, [v for v in found if v.technique == t.name], where) for t in techniques]
     output.print(table(reports))
+    for line in [line for r in reports for line in r.spared]:
+        output.print(f"not asked: {escape(line)}", **PLAIN)
     lines = [(each.implementation, line) for r in reports for each in r.levels for line in each.failures]
     for _, line in lines:
         output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)

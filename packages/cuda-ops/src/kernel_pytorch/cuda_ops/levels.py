@@ -22,6 +22,11 @@ def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> st
     return "cuda" if device.type == "cpu" or _capability(device) in VERIFIED else "native"
 
 
+def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, elements: int) -> str:
+    """The same of one operation: attention is PyTorch's own, whose backward holds no scores."""
+    return "native" if operation == "flash_attention" else default_level(device, dtype, elements)
+
+
 def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a level cannot run there, or None if it can."""
     if level != "cuda":

@@ -17,6 +17,9 @@ from kernel_pytorch.cuda_ops.sharding import Shardings
 LOWEST = -1e30
 """Of a score that is masked: as good as -inf, and a row of them still has a softmax."""
 
+RUN = 64
+"""Products of a score that are added before what came of them is, as in the twin: rounding does not grow with depth."""
+
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, version: int = 0) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
@@ -28,7 +31,7 @@ def backward_formula(
     """The gradients of q, k and v, of scores that are computed again, in PyTorch that autograd can follow.
 
     As in FlashAttention-2, section 3.1, but for one block, and by a softmax of its own: `exp(scores - lse)` of large
-    scores would depend on how either was rounded.
+    scores would depend on how either was rounded. Query heads that read the same keys are rows of one matrix.
 
     Args:
         do: gradient of the output.
@@ -39,21 +42,30 @@ def backward_formula(
         causal: as of `flash_attention`.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
-    groups = k.shape[1], q.shape[1] // k.shape[1]
-    rows, drows = q.to(wide).unflatten(1, groups), do.to(wide).unflatten(1, groups)
-    keys, values = k.to(wide).unsqueeze(2), v.to(wide).unsqueeze(2)
-    scores = torch.matmul(rows, keys.transpose(-1, -2)) * scale
-    sees = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    batch, heads, queries, depth = q.shape
+    together = batch, k.shape[1], heads // k.shape[1] * queries, depth
+    rows, drows = q.to(wide).reshape(together), do.to(wide).reshape(together)
+    keys, values = k.to(wide), v.to(wide)
+    scores = _products(rows, keys) * scale
     if causal:
-        sees = sees.tril(k.shape[2] - q.shape[2])
-        scores = scores.masked_fill(~sees, LOWEST)
-    p = torch.softmax(scores, -1) * sees
+        sees = torch.ones(queries, k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - queries)
+        sees = sees.repeat(heads // k.shape[1], 1)
+        p = torch.softmax(scores.masked_fill(~sees, LOWEST), -1) * sees
+    else:
+        p = torch.softmax(scores, -1)
     dp = torch.matmul(drows, values.transpose(-1, -2))
     ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
-    dq = torch.matmul(ds, keys).flatten(1, 2)
-    dk = torch.matmul(ds.transpose(-1, -2), rows).sum(2)
-    dv = torch.matmul(p.transpose(-1, -2), drows).sum(2)
+    dq = torch.matmul(ds, keys).reshape(q.shape)
+    dk = torch.matmul(ds.transpose(-1, -2), rows)
+    dv = torch.matmul(p.transpose(-1, -2), drows)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _products(rows: Tensor, keys: Tensor) -> Tensor:
+    """Of every row of `(..., R, D)` with every key of `(..., T, D)`."""
+    runs = zip(rows.split(RUN, -1), keys.split(RUN, -1), strict=True)
+    first, *others = (torch.matmul(a, b.transpose(-1, -2)) for a, b in runs)
+    return sum(others, first)
 
 
 class FlashAttentionFunction(torch.autograd.Function):

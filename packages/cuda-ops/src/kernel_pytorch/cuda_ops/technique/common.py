@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,14 @@ UNSUPPORTED = {
 }
 
 
+# Of a level that is compiled already.
+NOT_TRACED = (
+    dict.fromkeys(("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already")
+    if torch.__version__ < "2.11"
+    else {}
+)
+
+
 def unsupported(level: Level) -> dict[str, str]:
     """The rows of the support table in which a level says no."""
     if level is Level.CUDA:
@@ -26,17 +35,25 @@ def unsupported(level: Level) -> dict[str, str]:
         found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"
         found["double backward"] = "AOTAutograd refuses it"
         found["batch invariance on cuda"] = "TorchInductor makes another kernel for another number of rows"
-        if torch.__version__ < "2.11":
-            found |= dict.fromkeys(("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already")
+        found |= NOT_TRACED
     return found
 
 
-def implementations(function: str, **budgets: dict[str, Any]) -> list[Implementation]:
-    """One per level; `budgets` says of a level by name what else there is to say of it."""
+def implementations(
+    function: str, says_no: Mapping[Level, Mapping[str, str]] | None = None, **budgets: dict[str, Any]
+) -> list[Implementation]:
+    """One per level.
+
+    Args:
+        function: its name, and that of its folder.
+        says_no: the rows of the support table in which a level says no; None: those of `unsupported`.
+        **budgets: by level, what else there is to say of it.
+    """
     files = {Level.REFERENCE: "reference", Level.NATIVE: "native", Level.COMPILE: "compiled"}
     targets = {level: f"{HERE}.{function}.{file}:{function}" for level, file in files.items()}
     targets[Level.CUDA] = f"{HERE}.{function}.operator:{function}"
+    rows = {level: unsupported(level) for level in targets} if says_no is None else says_no
     return [
-        Implementation(level.value, level, target, unsupported=unsupported(level), **budgets.get(level.value, {}))
+        Implementation(level.value, level, target, unsupported=rows[level], **budgets.get(level.value, {}))
         for level, target in targets.items()
     ]
