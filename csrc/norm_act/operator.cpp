@@ -90,7 +90,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_act(const Tensor& x_given, const Optiona
 // they fit in 32 MiB.
 int64_t parts_of(const Tensor& h, Rows rows) {
   if (!h.is_cuda()) return larger(1, ceil_divide(rows.rows, 16));
-  constexpr int64_t kBlocks = 264;
+  constexpr int64_t kBlocks = 396;
   constexpr int64_t kFloats = int64_t{1} << 23;
   return larger(1, smaller(smaller(kBlocks, kFloats / (2 * rows.columns)), rows.rows));
 }
