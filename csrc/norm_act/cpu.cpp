@@ -30,7 +30,8 @@ class Row {
 template <typename Compute>
 class Parameter {
  public:
-  Parameter(Input given, int64_t columns, Compute otherwise) : given_(given, columns, 0.0), filled_(given ? 0 : columns) {
+  Parameter(Input given, int64_t columns, Compute otherwise)
+      : given_(given, columns, 0.0), filled_(given ? 0 : columns) {
     for (int64_t i = 0; !given && i < columns; ++i) filled_.data()[i] = otherwise;
   }
   const Compute* data() const { return given_.data() ? given_.data() : filled_.data(); }
@@ -96,50 +97,61 @@ struct Shared {
   const Compute* bias;
   Compute* dweight;
   Compute* dbias;
-  Compute* g;  // scratch
+  Compute* g;  // scratch for rows that are taken together
 };
 
-template <Activation A, typename T, typename Compute>
-void backward_row(const Backward& b, const Shared<Compute>& s, const DropoutRow<Compute>& dropout, int64_t row) {
-  const int64_t columns = b.norm.columns, offset = row_offset(row, columns);
-  const T* dy = static_cast<const T*>(b.dy.data) + offset;
-  const T* h = static_cast<const T*>(b.h.data) + offset;
-  const Compute mean = b.norm.layer ? static_cast<const Compute*>(b.mean.data)[row] : Compute{0};
-  const Compute rstd = static_cast<const Compute*>(b.rstd.data)[row];
+// The gradients of `kRows` rows from `first` on, by which the shares grow once.
+template <Activation A, int kRows, typename T, typename Compute>
+void backward_rows(const Backward& b, const Shared<Compute>& s, const DropoutRow<Compute>& dropout, int64_t first) {
+  const int64_t columns = b.norm.columns, start = row_offset(first, columns);
+  const T* dy = static_cast<const T*>(b.dy.data) + start;
+  const T* h = static_cast<const T*>(b.h.data) + start;
   const bool drops_dy = dropout && !b.norm.adds, drops_dx = dropout && b.norm.adds;
-  for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
-    const Vector<Compute> x_hat = (load(h + column, lanes) - mean) * rstd;
+  Compute mean[kRows], rstd[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    mean[r] = b.norm.layer ? static_cast<const Compute*>(b.mean.data)[first + r] : Compute{0};
+    rstd[r] = static_cast<const Compute*>(b.rstd.data)[first + r];
+  }
+  double sums[2 * kRows];  // of g, and of g * x_hat
+  sum_row_together<Compute>(columns, sums, [&](int64_t column, auto lanes, auto& terms) {
     const Vector<Compute> weight = load(s.weight + column, lanes);
-    Vector<Compute> dz = load(dy + column, lanes);
-    if (drops_dy) dz = dropout.apply(dz, column);
-    if constexpr (A != Activation::kIdentity) {
-      const Activated<Compute> activated = activate<A, Compute>(x_hat * weight + load(s.bias + column, lanes));
-      dz *= activated.slope;
+    Vector<Compute> of_weight = {}, of_bias = {};
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t at = r * columns + column;
+      const Vector<Compute> x_hat = (load(h + at, lanes) - mean[r]) * rstd[r];
+      Vector<Compute> dz = load(dy + at, lanes);
+      if (drops_dy) dz = dropout.apply(dz, column);
+      if constexpr (A != Activation::kIdentity) {
+        const Activated<Compute> activated = activate<A, Compute>(x_hat * weight + load(s.bias + column, lanes));
+        dz *= activated.slope;
+      }
+      const Vector<Compute> g = dz * weight;
+      of_weight += dz * x_hat;
+      of_bias += dz;
+      store(s.g + at, g, lanes);
+      terms[2 * r] += g;
+      terms[2 * r + 1] += g * x_hat;
     }
-    if (s.dweight != nullptr) store(s.dweight + column, load(s.dweight + column, lanes) + dz * x_hat, lanes);
-    if (s.dbias != nullptr) store(s.dbias + column, load(s.dbias + column, lanes) + dz, lanes);
-    store(s.g + column, dz * weight, lanes);
+    if (s.dweight != nullptr) store(s.dweight + column, load(s.dweight + column, lanes) + of_weight, lanes);
+    if (s.dbias != nullptr) store(s.dbias + column, load(s.dbias + column, lanes) + of_bias, lanes);
   });
   if (!b.dx && !b.dresidual) return;
-  const auto mean_of = [&](double sum) { return static_cast<Compute>(sum / static_cast<double>(columns)); };
-  const Compute product = mean_of(sum_row<Compute>(columns, [&](int64_t column, auto lanes) {
-    return load(s.g + column, lanes) * ((load(h + column, lanes) - mean) * rstd);
-  }));
-  Compute mean_g = 0;
-  if (b.norm.layer) {
-    mean_g = mean_of(sum_row<Compute>(columns, [&](int64_t i, auto lanes) { return load(s.g + i, lanes); }));
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t offset = start + r * columns;
+    const T* dh = b.dh ? static_cast<const T*>(b.dh.data) + offset : nullptr;
+    T* dx = b.dx ? static_cast<T*>(b.dx.data) + offset : nullptr;
+    T* dresidual = b.dresidual ? static_cast<T*>(b.dresidual.data) + offset : nullptr;
+    const auto mean_of = [&](double sum) { return static_cast<Compute>(sum / static_cast<double>(columns)); };
+    const Compute of_g = b.norm.layer ? mean_of(sums[2 * r]) : Compute{0}, of_product = mean_of(sums[2 * r + 1]);
+    for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
+      const Vector<Compute> x_hat = (load(h + r * columns + column, lanes) - mean[r]) * rstd[r];
+      Vector<Compute> gradient = (load(s.g + r * columns + column, lanes) - of_g - x_hat * of_product) * rstd[r];
+      if (dh != nullptr) gradient += load(dh + column, lanes);
+      if (dresidual != nullptr) store(dresidual + column, gradient, lanes);
+      if (drops_dx) gradient = dropout.apply(gradient, column);
+      if (dx != nullptr) store(dx + column, gradient, lanes);
+    });
   }
-  const T* dh = b.dh ? static_cast<const T*>(b.dh.data) + offset : nullptr;
-  T* dx = b.dx ? static_cast<T*>(b.dx.data) + offset : nullptr;
-  T* dresidual = b.dresidual ? static_cast<T*>(b.dresidual.data) + offset : nullptr;
-  for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
-    const Vector<Compute> x_hat = (load(h + column, lanes) - mean) * rstd;
-    Vector<Compute> gradient = (load(s.g + column, lanes) - mean_g - x_hat * product) * rstd;
-    if (dh != nullptr) gradient += load(dh + column, lanes);
-    if (dresidual != nullptr) store(dresidual + column, gradient, lanes);
-    if (drops_dx) gradient = dropout.apply(gradient, column);
-    if (dx != nullptr) store(dx + column, gradient, lanes);
-  });
 }
 
 template <Activation A, typename T>
@@ -147,7 +159,9 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
   using Compute = ComputeFor<T>;
   const int64_t columns = b.norm.columns;
   const Parameter<Compute> weights(b.weight, columns, 1), biases(b.bias, columns, 0);
-  const Row<Compute> scratch(columns);
+  // Where little is done to an element, the shares are read and written less often; a mask is drawn for one row.
+  constexpr int kTogether = A == Activation::kIdentity ? 4 : 1;
+  const Row<Compute> scratch(kTogether * columns);
   DropoutRow<Compute> dropout(b.norm.dropout, columns);
   const auto share_at = [&](Output shares, int64_t part) {
     Compute* share = shares ? static_cast<Compute*>(shares.data) + row_offset(part, columns) : nullptr;
@@ -158,9 +172,13 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
     const Range range = share_of(b.norm.rows, b.parts, part);
     const Shared<Compute> shared = {weights.data(), biases.data(), share_at(b.weight_shares, part),
                                     share_at(b.bias_shares, part), scratch.data()};
-    for (int64_t row = range.begin; row < range.end; ++row) {
+    int64_t row = range.begin;
+    for (; !dropout && row + kTogether <= range.end; row += kTogether) {
+      backward_rows<A, kTogether, T, Compute>(b, shared, dropout, row);
+    }
+    for (; row < range.end; ++row) {
       if (dropout) dropout.draw(row, 0, columns);
-      backward_row<A, T, Compute>(b, shared, dropout, row);
+      backward_rows<A, 1, T, Compute>(b, shared, dropout, row);
     }
   }
 }

@@ -335,6 +335,21 @@ inline double sum_row(int64_t columns, const Term& term) {
   return total + add_lanes(rest);
 }
 
+// Several sums of a row at once, for terms that do much else: `body(column, lanes, terms)` adds to each of `kSums` vectors.
+template <typename Compute, int kSums, typename Body>
+inline void sum_row_together(int64_t columns, double (&totals)[kSums], const Body& body) {
+  constexpr int64_t kRun = 128 * kLanes<Compute>;
+  for (double& total : totals) total = 0.0;
+  for (int64_t column = 0; column < columns;) {
+    Vector<Compute> terms[kSums] = {};
+    const int64_t end = columns - column < kRun ? columns : column + kRun;
+    for (; column + kLanes<Compute> <= end; column += kLanes<Compute>) body(column, Whole{}, terms);
+    if (column < end) body(column, Part{static_cast<int>(end - column)}, terms);
+    column = end;
+    for (int i = 0; i < kSums; ++i) totals[i] += add_lanes(terms[i]);
+  }
+}
+
 // The largest `term(column, lanes)` of a row, which what is beyond its end must not exceed; NaN is passed over.
 template <typename Compute, typename Term>
 inline Compute max_row(int64_t columns, const Term& term) {

@@ -14,13 +14,8 @@ import torch
 from torch import Tensor
 
 from . import rows_sharding
-from .operators import below_autograd, call, operators, register
+from .operators import DTYPE_NAMES, below_autograd, call, operators, register
 from .philox import dropout
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """As the operators take the dtype of a gradient."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _fake(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float, version: int = 0) -> Tensor:
@@ -78,7 +73,7 @@ class BiasDropoutAddFunction(torch.autograd.Function):
         compute_dx = need_dx and (ctx.p > 0.0 or dy.dtype != x_dtype)
         dx, dbias = dy, None
         if compute_dx or need_dbias:
-            arguments = (dy, bias, seed, ctx.p, name_of(x_dtype), compute_dx, need_dbias)
+            arguments = (dy, bias, seed, ctx.p, DTYPE_NAMES[x_dtype], compute_dx, need_dbias)
             found, dbias = _differentiable_backward(*arguments)
             dx = found if compute_dx else dy
         gradients = (

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from . import rows_sharding
 from .activations import FLOPS, activate
-from .bias_dropout_add import name_of
-from .operators import below_autograd, call, operators, register
+from .operators import DTYPE_NAMES, below_autograd, call, operators, register
 from .philox import dropout
 
 
@@ -207,7 +206,7 @@ class NormActFunction(torch.autograd.Function):
         one = residual_dtype is None or (dropout_p == 0.0 and residual_dtype == x_dtype)
         found_dx, found_dresidual, dweight, dbias = _differentiable_backward(
             dy, dh, h, weight, bias, seed, statistics, *ctx.scalars,
-            name_of(x_dtype), "" if residual_dtype is None else name_of(residual_dtype),
+            DTYPE_NAMES[x_dtype], "" if residual_dtype is None else DTYPE_NAMES[residual_dtype],
             need_x or (one and need_residual), need_residual and not one, need_dweight, need_dbias,
         )  # fmt: skip
         return (
