@@ -190,22 +190,22 @@ class NormActFunction(torch.autograd.Function):
         """Gradients of x, residual, weight and bias, each only where it is needed."""
         h, weight, bias, seed, statistics = ctx.saved_tensors
         x_dtype, residual_dtype = ctx.dtypes
-        need_x, need_residual, need_dweight, need_dbias = ctx.needs_input_grad[:4]
-        dropout_p = ctx.scalars[1]
-        rest = (None,) * (len(ctx.needs_input_grad) - 4)
+        eps, dropout_p, norm, activation = ctx.scalars
+        need_x, need_residual, need_dweight, need_dbias, *rest = ctx.needs_input_grad
+        nothing = (None,) * len(rest)
         if dy is None:
             if dh is None:
-                return (None,) * 4 + rest
+                return (None,) * 4 + nothing
             # Only the sum was used.
             need_dweight = need_dbias = False
             if dropout_p == 0.0:
                 dx, dresidual = dh.to(x_dtype) if need_x else None, dh.to(residual_dtype) if need_residual else None
-                return (dx, dresidual, None, None, *rest)
+                return (dx, dresidual, None, None, *nothing)
             dy = torch.zeros_like(dh)
         # Without dropout the gradients of x and of the residual are the same, but for their dtypes.
         one = residual_dtype is None or (dropout_p == 0.0 and residual_dtype == x_dtype)
         found_dx, found_dresidual, dweight, dbias = _differentiable_backward(
-            dy, dh, h, weight, bias, seed, statistics, *ctx.scalars,
+            dy, dh, h, weight, bias, seed, statistics, eps, dropout_p, norm, activation,
             DTYPE_NAMES[x_dtype], "" if residual_dtype is None else DTYPE_NAMES[residual_dtype],
             need_x or (one and need_residual), need_residual and not one, need_dweight, need_dbias,
         )  # fmt: skip
@@ -214,7 +214,7 @@ class NormActFunction(torch.autograd.Function):
             (found_dx if one else found_dresidual) if need_residual else None,
             dweight if need_dweight else None,
             dbias if need_dbias else None,
-            *rest,
+            *nothing,
         )
 
 
