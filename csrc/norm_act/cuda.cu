@@ -26,7 +26,9 @@ struct Layout {
   int rows;
 };
 
-int whole_warps(int64_t vectors, int each) { return static_cast<int>(ceil_divide(vectors, int64_t{each} * kWarp) * kWarp); }
+int whole_warps(int64_t vectors, int each) {
+  return static_cast<int>(ceil_divide(vectors, int64_t{each} * kWarp) * kWarp);
+}
 
 Layout forward_layout(int64_t vectors) {
   for (const int each : {1, 2, 4}) {

@@ -111,6 +111,21 @@ void check_backward(const char* name, const Tensor& dy, const OptionalTensor& dh
         ": statistics: dtype is not the one that h is computed in");
 }
 
+void run_backward(const char* name, const Backward& backward, const Tensor& h, int64_t version) {
+  if (h.is_cuda()) {
+    on_cuda(name, h, [&](auto stream) { return launch_backward(backward, version, stream); });
+    return;
+  }
+  const auto kernel = KP_BEST(backward);
+  const auto sum = KP_BEST(add_shares);
+  const int64_t columns = backward.norm.columns;
+  const int64_t elements = ceil_divide(backward.norm.rows, backward.parts) * columns;
+  for_rows(backward.parts, elements, [&](int64_t begin, int64_t end) { kernel(backward, begin, end); });
+  if (backward.dweight || backward.dbias) {
+    for_rows(columns, backward.parts, [&](int64_t begin, int64_t end) { sum(backward, begin, end); });
+  }
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
     const Tensor& dy_given, const OptionalTensor& dh_given, const Tensor& h_given, const OptionalTensor& weight_given,
     const OptionalTensor& bias_given, const OptionalTensor& seed, const Tensor& statistics_given, double eps,
@@ -126,6 +141,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
   need_dweight = need_dweight && weight_given.has_value();
   need_dbias = need_dbias && bias_given.has_value();
   const DType type = dtype_of("h", h_given);
+  check(promote(x_type, residual_type) == type, name, ": x_dtype: given '", x_dtype, "', and residual_dtype '",
+        residual_dtype, "'; promoted they must be the dtype of h");
   const DType compute = compute_type({type});
   const bool cuda = h_given.is_cuda();
   const Tensor h = as_contiguous(h_given), statistics = as_contiguous(statistics_given);
@@ -163,17 +180,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
   if (need_dbias) backward.dbias = output(dbias);
   if (need_dweight) backward.weight_shares = output(weight_shares);
   if (need_dbias) backward.bias_shares = output(bias_shares);
-  if (cuda) {
-    on_cuda(name, h, [&](auto stream) { return launch_backward(backward, version, stream); });
-  } else {
-    const auto kernel = KP_BEST(backward);
-    const auto sum = KP_BEST(add_shares);
-    const int64_t elements = ceil_divide(rows.rows, backward.parts) * rows.columns;
-    for_rows(backward.parts, elements, [&](int64_t begin, int64_t end) { kernel(backward, begin, end); });
-    if (need_dweight || need_dbias) {
-      for_rows(rows.columns, backward.parts, [&](int64_t begin, int64_t end) { sum(backward, begin, end); });
-    }
-  }
+  run_backward(name, backward, h, version);
   const DType weight_type = weight_given.has_value() ? dtype_of("weight", *weight_given) : type;
   const DType bias_type = bias_given.has_value() ? dtype_of("bias", *bias_given) : type;
   return {in_type(dx, x_type), in_type(dresidual, residual_type), in_type(dweight, weight_type),

@@ -329,6 +329,10 @@ def test_bad_input(call, message):
         ({"statistics": torch.ones(2, 4).double()}, "statistics: dtype is not the one that h is computed in"),
         ({"weight": torch.ones(3)}, r"weight: shape is \(3,\)"),
         ({"x_dtype": "int8"}, "x_dtype: given 'int8'; allowed are 'float16'"),
+        (
+            {"x_dtype": "float16"},
+            "x_dtype: given 'float16', and residual_dtype ''; promoted they must be the dtype of h",
+        ),
         ({"residual_dtype": "half"}, "residual_dtype: given 'half'; allowed are 'float16'"),
     ],
 )
