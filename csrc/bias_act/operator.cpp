@@ -2,27 +2,12 @@
 
 #include "bias_act.h"
 #include "kernel_pytorch/operator.h"
+#include "kernel_pytorch/parameters.h"
 
 namespace kernel_pytorch {
 namespace bias_act {
 
 namespace {
-
-Activation activation_of(const char* name, const std::string& activation) {
-  std::string allowed;
-  for (int i = 0; i < kActivations; ++i) {
-    if (activation == kActivationNames[i]) return static_cast<Activation>(i);
-    allowed += std::string(i ? ", '" : "'") + kActivationNames[i] + "'";
-  }
-  fail(name, ": activation: given '", activation, "'; allowed are ", allowed);
-}
-
-void check_bias(const char* name, const Tensor& bias, const Tensor& x) {
-  check_beside("bias", bias, x);
-  check_floating("bias", bias);
-  check(bias.dim() == 1 && bias.size(0) == x.size(x.dim() - 1), name, ": bias: shape is ", shape(bias),
-        "; for x of shape ", shape(x), " it must be (", x.size(x.dim() - 1), ",)");
-}
 
 // A bias in a dtype that the kernels take beside x of dtype `type`.
 OptionalTensor bias_beside(const OptionalTensor& bias, DType type, bool cuda) {
@@ -43,7 +28,7 @@ Tensor bias_act(const Tensor& x_given, const OptionalTensor& bias_given, std::st
   const char* const name = "bias_act";
   Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
-  if (bias_given.has_value()) check_bias(name, *bias_given, x_given);
+  check_parameter(name, "bias", bias_given, x_given);
   const Tensor x = as_contiguous(x_given);
   const DType type = dtype_of("x", x);
   const OptionalTensor bias = bias_beside(bias_given, type, x.is_cuda());
@@ -75,7 +60,7 @@ void check_backward(const char* name, const Tensor& dy, const OptionalTensor& x,
     check_floating("x", *x);
     check(sizes(*x) == sizes(dy), name, ": x: shape is ", shape(*x), "; it must be that of dy, ", shape(dy));
   }
-  if (bias.has_value()) check_bias(name, *bias, dy);
+  check_parameter(name, "bias", bias, dy);
 }
 
 std::tuple<Tensor, Tensor> bias_act_backward(const Tensor& dy_given, const OptionalTensor& x_given,

@@ -124,7 +124,7 @@ void absorb_scores(Compute* scores, int64_t visible, Compute* maximum, Compute* 
   for (int64_t key = 0; key < kKeys; key += kLanes<Compute>) {
     const Vector<Compute> p = exp_of_negative(load(scores + key) - shift);
     store(scores + key, p);
-    added += add_lanes<Compute>(p);
+    added += add_lanes(p);
   }
   *sum = static_cast<Compute>(static_cast<double>(*sum) * static_cast<double>(rescale[0]) + added);
   *maximum = most;

@@ -116,8 +116,23 @@ inline OptionalTensor as_contiguous(const OptionalTensor& tensor) {
   return tensor.has_value() ? OptionalTensor(as_contiguous(*tensor)) : std::nullopt;
 }
 
+// A contiguous tensor on the device of another. Not through the dispatcher, on which a small operator would spend most of
+// its time.
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& size, DType dtype) {
-  return torch::stable::new_empty(like, size, scalar_type(dtype));
+  std::vector<int64_t> strides(size.size());
+  int64_t stride = 1;
+  for (size_t i = size.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= larger(size[i], 1);
+  }
+  int32_t device_type = 0, device_index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle found = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(), strides.data(),
+                                                         static_cast<int32_t>(scalar_type(dtype)), device_type,
+                                                         device_index, &found));
+  return Tensor(found);
 }
 
 inline Tensor in_type(const Tensor& tensor, DType dtype) {

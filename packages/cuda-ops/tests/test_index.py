@@ -40,6 +40,8 @@ PLANTS = [
     ("test_index", "index.h", "begin + size + (part < rest ? 1 : 0)", "begin + size"),
     ("test_index", "index.h", "smaller(columns - column, width)", "smaller(columns - column, width + 1)"),
     ("broadcast", "index.h", "b.step[last] == step * size", "b.step[last] != 0"),
+    ("test_philox", "philox.h", "a = static_cast<uint32_t>(of_c >> 32) ^ b", "a = static_cast<uint32_t>(of_c >> 32)"),
+    ("test_philox", "philox.h", "return row * ceil_divide(columns, kPhiloxWords)", "return row * columns"),
     ("test_rotary", "rotary.h", "column - pairs, column - pairs, true", "column - pairs, column, true"),
     ("test_rotary", "rotary.h", "vector - half, true", "vector, true"),
 ]

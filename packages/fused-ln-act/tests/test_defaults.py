@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import levels
-from kernel_pytorch.fused_ln_act.functional import layer_norm, swiglu
+from kernel_pytorch.fused_ln_act.functional import linear_act, swiglu
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.results import CaseRecord, load
 
@@ -87,8 +87,8 @@ def test_a_twin_is_a_default_only_of_operations_that_have_one():
 
 
 def test_a_level_that_an_operation_does_not_have_says_so():
-    with pytest.raises(ValueError, match="'cuda' of layer_norm does not exist yet; it has 'reference', 'native'"):
-        layer_norm(torch.ones(2, 8), level="cuda")
+    with pytest.raises(ValueError, match="'cuda' of linear_act does not exist yet; it has 'reference', 'native'"):
+        linear_act(torch.ones(2, 8), torch.ones(4, 8), None, "gelu", level="cuda")
 
 
 def test_the_compiled_level_is_what_is_asked_for():

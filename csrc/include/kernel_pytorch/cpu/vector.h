@@ -291,11 +291,22 @@ inline V fill_beyond(V values, Part part, Element fill) {
   return values;
 }
 
-template <typename Compute>
-inline double add_lanes(Vector<Compute> values) {
-  double sum = 0.0;
-  for (int i = 0; i < kLanes<Compute>; ++i) sum += values[i];
-  return sum;
+// In double, by halves: one addition after the other would take longer than a short row.
+inline double add_lanes(Vector<double> values) {
+  double lanes[kLanes<double>];
+  std::memcpy(lanes, &values, sizeof values);
+  for (int half = kLanes<double> / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+inline double add_lanes(Vector<float> values) {
+  typedef float Half __attribute__((vector_size(kVectorBytes / 2)));
+  Half halves[2];
+  std::memcpy(halves, &values, sizeof values);
+  const Vector<double> lower = __builtin_convertvector(halves[0], Vector<double>);
+  return add_lanes(lower + __builtin_convertvector(halves[1], Vector<double>));
 }
 
 // The sum of `term(column, lanes)` over a row: four vectors side by side, and so that no rounding grows with the length of
@@ -315,12 +326,28 @@ inline double sum_row(int64_t columns, const Term& term) {
       c += term(column + 2 * kLanes<Compute>, Whole{});
       d += term(column + 3 * kLanes<Compute>, Whole{});
     }
-    total += add_lanes<Compute>((a + b) + (c + d));
+    total += add_lanes((a + b) + (c + d));
   }
+  if (column == columns) return total;
   Vector<Compute> rest = {};
   for (; column + kLanes<Compute> <= columns; column += kLanes<Compute>) rest += term(column, Whole{});
   if (column < columns) rest += term(column, Part{static_cast<int>(columns - column)});
-  return total + add_lanes<Compute>(rest);
+  return total + add_lanes(rest);
+}
+
+// Several sums of a row at once, for terms that do much else: `body(column, lanes, terms)` adds to each of `kSums` vectors.
+template <typename Compute, int kSums, typename Body>
+inline void sum_row_together(int64_t columns, double (&totals)[kSums], const Body& body) {
+  constexpr int64_t kRun = 128 * kLanes<Compute>;
+  for (double& total : totals) total = 0.0;
+  for (int64_t column = 0; column < columns;) {
+    Vector<Compute> terms[kSums] = {};
+    const int64_t end = columns - column < kRun ? columns : column + kRun;
+    for (; column + kLanes<Compute> <= end; column += kLanes<Compute>) body(column, Whole{}, terms);
+    if (column < end) body(column, Part{static_cast<int>(end - column)}, terms);
+    column = end;
+    for (int i = 0; i < kSums; ++i) totals[i] += add_lanes(terms[i]);
+  }
 }
 
 // The largest `term(column, lanes)` of a row, which what is beyond its end must not exceed; NaN is passed over.

@@ -5,10 +5,12 @@ Importing it loads the compiled library; where there is none, ImportError says w
 
 from . import levels, sharding
 from .bias_act import bias_act
+from .bias_dropout_add import bias_dropout_add
 from .cross_entropy import cross_entropy
 from .flash_attention import flash_attention
 from .gated import geglu, reglu, swiglu
 from .library import LIBRARY
+from .norm_act import add_layer_norm, add_layer_norm_act, add_rms_norm_act, layer_norm, layer_norm_act, rms_norm_act
 from .qk_norm_rope import qk_norm_rope
 from .rms_norm import add_rms_norm, head_rms_norm, rms_norm
 from .rotary_embedding import rotary_embedding
@@ -18,16 +20,23 @@ sharding.register_when_distributed()
 
 __all__ = [
     "LIBRARY",
+    "add_layer_norm",
+    "add_layer_norm_act",
     "add_rms_norm",
+    "add_rms_norm_act",
     "bias_act",
+    "bias_dropout_add",
     "cross_entropy",
     "flash_attention",
     "geglu",
     "head_rms_norm",
+    "layer_norm",
+    "layer_norm_act",
     "levels",
     "qk_norm_rope",
     "reglu",
     "rms_norm",
+    "rms_norm_act",
     "rotary_embedding",
     "softmax",
     "swiglu",

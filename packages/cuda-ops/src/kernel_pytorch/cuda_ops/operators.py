@@ -17,6 +17,14 @@ NAMESPACE = "kernel_pytorch_cuda"
 operators = torch.ops.kernel_pytorch_cuda
 registrations = torch.library.Library(NAMESPACE, "FRAGMENT")
 
+DTYPE_NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+"""As operators take the dtype of a gradient."""
+
 Formula = Callable[..., int]
 
 

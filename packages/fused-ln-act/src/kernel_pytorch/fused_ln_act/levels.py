@@ -38,7 +38,14 @@ TWIN_IS_FASTEST: Mapping[str, frozenset[torch.dtype]] = {
 }
 
 # The operations that have a level "cuda", and the module of kernel_pytorch.cuda_ops that it is in.
-COMPILED = {"swiglu": "gated", "geglu": "gated", "reglu": "gated", "bias_act": "bias_act", "softmax": "softmax"}
+COMPILED = {
+    **dict.fromkeys(("layer_norm", "add_layer_norm", "layer_norm_act", "add_layer_norm_act"), "norm_act"),
+    **dict.fromkeys(("rms_norm_act", "add_rms_norm_act"), "norm_act"),
+    **dict.fromkeys(("swiglu", "geglu", "reglu"), "gated"),
+    "bias_act": "bias_act",
+    "bias_dropout_add": "bias_dropout_add",
+    "softmax": "softmax",
+}
 
 HAS_TRITON = find_spec("triton") is not None
 HAS_NUMPY = find_spec("numpy") is not None

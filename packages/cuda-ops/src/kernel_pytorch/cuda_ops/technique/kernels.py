@@ -25,6 +25,10 @@ CONTRACTS = {
     "rms_norm::forward_vectorized": KernelContract(PARKED, min_load_bits=128, min_store_bits=128),
     "rms_norm::backward_vectorized": KernelContract(PARKED, min_load_bits=128, min_store_bits=128),
     "rms_norm::forward_cluster": WIDE,
+    # Beside float32, tensors of 16 bits are read and written as they are: four elements, eight bytes.
+    "norm_act::forward_vectorized": KernelContract(min_load_bits=64, min_store_bits=64),
+    "norm_act::backward_vectorized": KernelContract(PARKED, min_load_bits=64, min_store_bits=64),
+    "norm_act::backward_block": KernelContract(PARKED),
     "rotary_embedding::rotate_vectorized": WIDE,
     "qk_norm_rope::norm_rope_vectorized": WIDE,
     "qk_norm_rope::norm_rope_backward_vectorized": WIDE,

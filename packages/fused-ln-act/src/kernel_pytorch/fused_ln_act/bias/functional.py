@@ -28,7 +28,8 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | No
         x: `(..., N)`, float16, bfloat16, float32 or float64, any strides, N at least 1.
         bias: `(N,)`, any of these dtypes, on the device of x; None for the activation alone.
         activation: "gelu", "gelu_tanh", "silu", "relu", "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
-        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton",
+            "cuda".
 
     Returns:
         `(..., N)` in the dtype of x.
@@ -38,7 +39,7 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | No
         ValueError: shapes, devices, activation or level do not fit; the message names the argument.
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
 
-    Saved for the backward at level "triton": x (nothing for "identity") and bias.
+    Saved for the backward at levels "triton" and "cuda": x (nothing for "identity") and bias.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053; the activations are named in
     `activations.py`.
@@ -82,7 +83,7 @@ def bias_dropout_add(
             below 1.
         RuntimeError: as in `bias_act`.
 
-    Saved for the backward at level "triton": bias and seed.
+    Saved for the backward at levels "triton" and "cuda": bias and seed.
 
     Source: as `bias_act`.
     """

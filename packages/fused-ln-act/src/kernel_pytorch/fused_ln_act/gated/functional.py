@@ -38,7 +38,8 @@ def swiglu(
         limit: gate is clamped to at most this, up to at most this far from zero; positive, or None for no clamping. The
             gradient of what is clamped is 0.
         offset: added to up.
-        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton",
+            "cuda".
 
     Returns:
         `(..., I)` in the promoted dtype of gate and up.

@@ -40,7 +40,8 @@ def layer_norm(
         weight: `(N,)`, any of these dtypes, on the device of x; None for no scale.
         bias: `(N,)`, any of these dtypes, on the device of x; None for no shift.
         eps: added to the variance; not negative.
-        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton",
+            "cuda".
 
     Returns:
         `(..., N)` in the dtype of x.
@@ -50,7 +51,7 @@ def layer_norm(
         ValueError: shapes, devices, eps or level do not fit; the message names the argument.
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
 
-    Saved for the backward at level "triton": x, weight, bias, and two float32 a row.
+    Saved for the backward at levels "triton" and "cuda": x, weight, bias, and two float32 a row.
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450.
     """
@@ -96,7 +97,8 @@ def add_layer_norm(
             probability below 1.
         RuntimeError: as in `layer_norm`.
 
-    Saved for the backward at level "triton": h, which is a result anyway, weight, bias, seed, and two float32 a row.
+    Saved for the backward at levels "triton" and "cuda": h, which is a result anyway, weight, bias, seed, and two
+    float32 a row.
 
     Source: as `layer_norm`; dropout and the residual add in front of it as in Vaswani et al., "Attention Is All You
     Need", 2017, section 5.4, https://arxiv.org/abs/1706.03762.
@@ -140,8 +142,8 @@ def layer_norm_act(
         ValueError: as in `add_layer_norm`; also where there is no such activation.
         RuntimeError: as in `layer_norm`.
 
-    Saved for the backward at level "triton": x, weight, bias, seed, and two float32 a row; neither the input of the
-    activation nor the mask.
+    Saved for the backward at levels "triton" and "cuda": x, weight, bias, seed, and two float32 a row; neither the
+    input of the activation nor the mask.
 
     Source: as `layer_norm`; the activations are named in `activations.py`.
     """
@@ -186,7 +188,7 @@ def add_layer_norm_act(
         ValueError: as in `layer_norm_act`.
         RuntimeError: as in `layer_norm`.
 
-    Saved for the backward at level "triton": as by `add_layer_norm`.
+    Saved for the backward at levels "triton" and "cuda": as by `add_layer_norm`.
 
     Source: as `add_layer_norm` and `layer_norm_act`.
     """
@@ -226,7 +228,7 @@ def rms_norm_act(
         ValueError: as in `layer_norm_act`.
         RuntimeError: as in `layer_norm`.
 
-    Saved for the backward at level "triton": x, weight, seed, and one float32 a row.
+    Saved for the backward at levels "triton" and "cuda": x, weight, seed, and one float32 a row.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
@@ -267,7 +269,8 @@ def add_rms_norm_act(
         ValueError: as in `layer_norm_act`.
         RuntimeError: as in `layer_norm`.
 
-    Saved for the backward at level "triton": h, which is a result anyway, weight, seed, and one float32 a row.
+    Saved for the backward at levels "triton" and "cuda": h, which is a result anyway, weight, seed, and one float32 a
+    row.
 
     Source: as `rms_norm_act` and `add_layer_norm`.
     """

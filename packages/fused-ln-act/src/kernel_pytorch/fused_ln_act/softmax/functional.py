@@ -24,7 +24,8 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level:
         scale: of x, before the mask is added; finite.
         mask: broadcasts to the shape of x, on its device, read where it lies: any of these dtypes, added to the scores
             (-inf for what is masked out), or bool, False for what is masked out. None for no mask.
-        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton",
+            "cuda".
 
     Returns:
         `(..., N)` in the dtype of x, promoted with that of a mask that is added. With a mask, a row that is masked out

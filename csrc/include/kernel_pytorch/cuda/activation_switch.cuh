@@ -1,0 +1,49 @@
+// An activation that is known at run time, for kernels that do much else: the branch is the same for all threads.
+#pragma once
+
+#include "kernel_pytorch/cuda/activations.cuh"
+
+namespace kernel_pytorch {
+
+template <typename Function>
+__device__ __forceinline__ void switch_activation(Activation activation, const Function& function) {
+  switch (activation) {
+    case Activation::kGelu:
+      return function(ActivationConstant<Activation::kGelu>{});
+    case Activation::kGeluTanh:
+      return function(ActivationConstant<Activation::kGeluTanh>{});
+    case Activation::kSilu:
+      return function(ActivationConstant<Activation::kSilu>{});
+    case Activation::kRelu:
+      return function(ActivationConstant<Activation::kRelu>{});
+    case Activation::kReluSquared:
+      return function(ActivationConstant<Activation::kReluSquared>{});
+    case Activation::kQuickGelu:
+      return function(ActivationConstant<Activation::kQuickGelu>{});
+    case Activation::kTanh:
+      return function(ActivationConstant<Activation::kTanh>{});
+    case Activation::kSigmoid:
+      return function(ActivationConstant<Activation::kSigmoid>{});
+    default:
+      return;  // the identity
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void activate_all(Activation activation, float (&z)[N]) {
+  switch_activation(activation, [&](auto a) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = activate<decltype(a)::value>(z[i]).value;
+  });
+}
+
+// g times the derivative at z.
+template <int N>
+__device__ __forceinline__ void multiply_by_slope(Activation activation, const float (&z)[N], float (&g)[N]) {
+  switch_activation(activation, [&](auto a) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) g[i] *= activate<decltype(a)::value>(z[i]).slope;
+  });
+}
+
+}  // namespace kernel_pytorch

@@ -1,0 +1,107 @@
+// Version 2: one block a row. Neighbouring threads read neighbouring elements, sums meet through warps and shared memory.
+// It walks the row three times, and takes rows of any length and alignment.
+#pragma once
+
+#include "1_naive.cuh"
+#include "kernel_pytorch/cuda/reduce.cuh"
+
+namespace kernel_pytorch {
+namespace norm_act {
+
+constexpr int kBlockThreads = 256;
+
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPointers<T> p) {
+  __shared__ float scratch[2][kMaxWarps];
+  const int64_t row = blockIdx.x;
+  const int64_t offset = row_offset(row, p.columns);
+  const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
+  float sum = 0.0f, squares = 0.0f;
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) sum += make_h(p, dropout, offset, column);
+  const float total = reduce_block(sum, Add{}, scratch[0]);
+  const float mean = p.mean != nullptr ? total / static_cast<float>(p.columns) : 0.0f;
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+    const float apart = read_h(p, offset, column) - mean;
+    squares += apart * apart;
+  }
+  squares = reduce_block(squares, Add{}, scratch[1]);
+  const float rstd = 1.0f / sqrtf(squares / static_cast<float>(p.columns) + p.eps);
+  if (threadIdx.x == 0) {
+    if (p.mean != nullptr) p.mean[row] = mean;
+    p.rstd[row] = rstd;
+  }
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+    float z[1] = {(read_h(p, offset, column) - mean) * rstd};
+    finish<false, T, 1>(p, dropout, column, z);
+    p.y[offset + column] = narrow<T>(z[0]);
+  }
+}
+
+// Two sums at once over the threads of a row: those of a block that have one threadIdx.y, whole warps. One barrier, where
+// a row has more warps than one. `scratch` is shared and may be used again after the next barrier.
+__device__ __forceinline__ float2 reduce_pair(float2 value, float2 (&scratch)[kMaxWarps]) {
+  value = {reduce_warp(value.x, Add{}), reduce_warp(value.y, Add{})};
+  const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  if (warps == 1) return value;
+  const int first = threadIdx.y * warps;
+  if (lane == 0) scratch[first + warp] = value;
+  __syncthreads();
+  value = lane < warps ? scratch[first + lane] : float2{0.0f, 0.0f};
+  return {reduce_warp(value.x, Add{}), reduce_warp(value.y, Add{})};
+}
+
+// Of one element g, which is dz on the way, and x_hat.
+template <typename T>
+__device__ __forceinline__ float2 read_g(const BackwardPointers<T>& p, const DropoutRow& dropout, int64_t offset, int column,
+                                         float mean, float rstd, float* share_of_weight, float* share_of_bias) {
+  float g[1] = {widen(p.dy[offset + column])};
+  const float x_hat[1] = {(widen(p.h[offset + column]) - mean) * rstd};
+  undo_activation<T, 1>(p, dropout, column, x_hat, g);
+  if (share_of_weight != nullptr) share_of_weight[column] += g[0] * x_hat[0];
+  if (share_of_bias != nullptr) share_of_bias[column] += g[0];
+  if (p.weight.data != nullptr) {
+    float weight[1];
+    load_as<1>(p.weight, column, weight);
+    g[0] *= weight[0];
+  }
+  return {g[0], x_hat[0]};
+}
+
+// The gradients of one share of the rows: dx as it goes, the shares of the parameters in global memory, where every column
+// belongs to one thread.
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPointers<T> p) {
+  __shared__ float2 scratch[2][kMaxWarps];
+  const int64_t part = blockIdx.x;
+  const int64_t share = row_offset(part, p.columns);
+  float* of_weight = p.weight_shares != nullptr ? p.weight_shares + share : nullptr;
+  float* of_bias = p.bias_shares != nullptr ? p.bias_shares + share : nullptr;
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+    if (of_weight != nullptr) of_weight[column] = 0.0f;
+    if (of_bias != nullptr) of_bias[column] = 0.0f;
+  }
+  int turn = 0;
+  for (int64_t row = part; row < p.rows; row += p.parts, turn ^= 1) {
+    const int64_t offset = row_offset(row, p.columns);
+    const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
+    const float rstd = p.rstd[row], mean = p.mean != nullptr ? p.mean[row] : 0.0f;
+    float2 sums = {0.0f, 0.0f};
+    for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+      const float2 g = read_g(p, dropout, offset, column, mean, rstd, of_weight, of_bias);
+      sums.x += g.x;
+      sums.y += g.x * g.y;
+    }
+    if (p.dx.data == nullptr && p.dresidual.data == nullptr) continue;
+    sums = reduce_pair(sums, scratch[turn]);
+    const float of_g = p.mean != nullptr ? sums.x / static_cast<float>(p.columns) : 0.0f;
+    const float of_product = sums.y / static_cast<float>(p.columns);
+    for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+      const float2 g = read_g(p, dropout, offset, column, mean, rstd, nullptr, nullptr);
+      float gradient[1] = {rstd * (g.x - of_g - g.y * of_product)};
+      store_gradients<false, T, 1>(p, dropout, offset, column, gradient);
+    }
+  }
+}
+
+}  // namespace norm_act
+}  // namespace kernel_pytorch

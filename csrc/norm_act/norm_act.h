@@ -1,0 +1,81 @@
+// Norm, residual, dropout and activation, forward and backward: what the operator hands to whoever computes it.
+//
+//     h = residual + dropout(x)           with a residual, else h = x
+//     x_hat = (h - mean) * rstd,          mean = mean(h) of the layer norm, 0 of the RMS norm
+//                                         rstd = 1 / sqrt(mean((h - mean)^2) + eps)
+//     z = x_hat * weight + bias
+//     y = activation(z)                   with a residual, else y = dropout(activation(z))
+//
+//     dz = dropout(dy) * activation'(z)   dropout here without a residual alone
+//     dweight = sum over rows of dz * x_hat        dbias = sum over rows of dz        g = dz * weight
+//     dresidual = rstd * (g - mean(g) - x_hat * mean(g * x_hat)) + dh                 without mean(g) for the RMS norm
+//     dx = dropout(dresidual)             with a residual, else dresidual
+//
+// Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450; Zhang and Sennrich, "Root Mean
+// Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
+//
+// All tensors are contiguous. h, y, dy and dh have one dtype, that of x and of the residual promoted. On CUDA x, the
+// residual, their gradients and the parameters `(columns,)` may each have their own; in the twin x and the residual have
+// that of h, and a parameter is float64 where h is and nowhere else. Statistics and shares are float32, or float64 with h.
+#pragma once
+
+#include "kernel_pytorch/activation.h"
+#include "kernel_pytorch/cpu/isa.h"
+#include "kernel_pytorch/dtype.h"
+#include "kernel_pytorch/philox.h"
+
+namespace kernel_pytorch {
+namespace norm_act {
+
+struct Norm {
+  int64_t rows;
+  int64_t columns;
+  double eps;
+  bool layer;  // the layer norm; else the RMS norm
+  bool adds;   // a residual, so that dropout is of x; else it is of y
+  Activation activation;
+  Dropout dropout;
+};
+
+struct Forward {
+  Norm norm;
+  Input x;
+  Input residual;  // with `adds`
+  Input weight;    // optional
+  Input bias;      // optional
+  Output y;
+  Output h;     // with `adds`
+  Output mean;  // with `layer`
+  Output rstd;
+};
+
+struct Backward {
+  Norm norm;
+  Input dy;
+  Input dh;  // optional
+  Input h;
+  Input weight;  // optional
+  Input bias;    // optional
+  Input mean;    // with `layer`
+  Input rstd;
+  Output dx;         // optional
+  Output dresidual;  // optional, with `adds`
+  Output dweight;    // optional
+  Output dbias;      // optional
+  Output weight_shares;  // with dweight: `(parts, columns)`
+  Output bias_shares;    // with dbias
+  int64_t parts;
+};
+
+// The twin: rows `begin` to `end` of a forward; parts `begin` to `end` of a backward; columns `begin` to `end` of the sums
+// of the shares.
+KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
+KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
+KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t end))
+
+// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t version, void* stream);
+int launch_backward(const Backward&, int64_t version, void* stream);
+
+}  // namespace norm_act
+}  // namespace kernel_pytorch
