@@ -103,11 +103,7 @@ int launch_backward(const Backward& b, void* stream) {
     return run_backward<decltype(a)::value, typename decltype(type)::type, decltype(n)::value>(b, on);
   });
   if (error != cudaSuccess || !b.dbias) return error;
-  return with_type(b.dbias.dtype, [&](auto type) {
-    auto* const dbias = static_cast<typename decltype(type)::type*>(b.dbias.data);
-    const auto* const shares = static_cast<const float*>(b.shares.data);
-    return launch_sum_shares(shares, dbias, b.parts, static_cast<int>(b.columns), 1, on);
-  });
+  return launch_sums({static_cast<const float*>(b.shares.data), b.dbias}, {}, b.parts, b.columns, 1, on);
 }
 
 }  // namespace bias_act

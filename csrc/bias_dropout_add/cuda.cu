@@ -7,7 +7,7 @@
 
 #include "bias_dropout_add.h"
 #include "kernel_pytorch/cuda/launch.cuh"
-#include "kernel_pytorch/cuda/sum_share_pairs.cuh"
+#include "kernel_pytorch/cuda/sum_shares.cuh"
 #include "kernels/1_naive.cuh"
 #include "kernels/2_vectorized.cuh"
 
@@ -92,7 +92,7 @@ int launch_backward(const Backward& b, void* stream) {
     return run_backward<typename decltype(type)::type, decltype(n)::value>(b, on);
   });
   if (error != cudaSuccess) return error;
-  return launch_sums({static_cast<const float*>(b.shares.data), b.dbias}, {}, b.parts, static_cast<int>(b.columns), on);
+  return launch_sums({static_cast<const float*>(b.shares.data), b.dbias}, {}, b.parts, b.columns, 1, on);
 }
 
 }  // namespace bias_dropout_add

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "kernel_pytorch/cuda/launch.cuh"
-#include "kernel_pytorch/cuda/sum_share_pairs.cuh"
+#include "kernel_pytorch/cuda/sum_shares.cuh"
 #include "kernels/1_naive.cuh"
 #include "kernels/2_block.cuh"
 #include "kernels/3_vectorized.cuh"
@@ -132,6 +132,8 @@ BackwardPointers<T> pointers_of(const Backward& b) {
   p.parts = b.parts;
   p.columns = static_cast<int>(b.norm.columns);
   p.adds = b.norm.adds;
+  const auto rounded = [](const Output& sum) { return !sum || sum.dtype != DType::kFloat32; };
+  p.rounded = rounded(b.dweight) && rounded(b.dbias);
   p.activation = b.norm.activation;
   return p;
 }
@@ -168,7 +170,7 @@ cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream
                              : launch_vectorized<T, 2>(p, layout, plain, stream);
   }
   if (error != cudaSuccess) return error;
-  return launch_sums({p.weight_shares, b.dweight}, {p.bias_shares, b.dbias}, p.parts, p.columns, stream);
+  return launch_sums({p.weight_shares, b.dweight}, {p.bias_shares, b.dbias}, p.parts, p.columns, 1, stream);
 }
 
 }  // namespace

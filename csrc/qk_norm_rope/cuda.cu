@@ -3,15 +3,14 @@
 //     kernels/1_naive.cuh       one thread a head
 //     kernels/2_warp.cuh        one warp a head, backward one block; any length and alignment
 //     kernels/3_vectorized.cuh  16 bytes an access, a head stays in registers: up to 512 columns
-//     kernels/add_shares.cuh    the gradients of the weights from the shares of the blocks
 
 #include <type_traits>
 
 #include "kernel_pytorch/cuda/launch.cuh"
+#include "kernel_pytorch/cuda/sum_shares.cuh"
 #include "kernels/1_naive.cuh"
 #include "kernels/2_warp.cuh"
 #include "kernels/3_vectorized.cuh"
-#include "kernels/add_shares.cuh"
 #include "qk_norm_rope.h"
 
 namespace kernel_pytorch {
@@ -97,17 +96,9 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
 }
 
 cudaError_t sum(const Backward& b, cudaStream_t stream) {
-  const Output& q = b.sides[0].dweight;
-  const Output& k = b.sides[1].dweight;
-  if (!q && !k) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(ceil_divide(b.columns, kSumThreads)), 2);
-  return with_type(q ? q.dtype : k.dtype, [&](auto type) {
-    using Weight = typename decltype(type)::type;
-    add_shares<Weight><<<grid, dim3(kSumThreads, kSumRows), 0, stream>>>(
-        static_cast<const float*>(b.shares.data), static_cast<Weight*>(q.data), static_cast<Weight*>(k.data), b.parts,
-        static_cast<int>(b.columns));
-    return launched();
-  });
+  const auto* const shares = static_cast<const float*>(b.shares.data);
+  const auto* const of_k = shares == nullptr ? nullptr : shares + row_offset(b.parts, b.columns);
+  return launch_sums({shares, b.sides[0].dweight}, {of_k, b.sides[1].dweight}, b.parts, b.columns, 1, stream);
 }
 
 template <typename T, typename W, typename C, bool kInterleaved>

@@ -93,10 +93,7 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
     });
   }
   if (error != cudaSuccess || !b.dweight) return error;
-  return with_type(b.dweight.dtype, [&](auto type) {
-    auto* const dweight = static_cast<typename decltype(type)::type*>(b.dweight.data);
-    return launch_sum_shares(p.shares, dweight, b.parts, p.columns, p.weight_rows, stream);
-  });
+  return launch_sums({p.shares, b.dweight}, {}, b.parts, b.columns, p.weight_rows, stream);
 }
 
 // `run(Type<T>, Type<W>, Type<Y>)`: the weight has the type of x or is float32, and y has the type of either.

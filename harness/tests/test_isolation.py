@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from kernel_pytorch.harness import isolation
 from kernel_pytorch.harness.isolation import Worker, Workers
 
 
@@ -121,3 +123,26 @@ def test_leaving_ends_the_busy_the_waiting_and_the_queued(functions):
 def test_at_least_one_is_needed():
     with pytest.raises(ValueError, match="processes: given 0; at least 1"):
         Workers(0, timeout=1)
+
+
+def test_a_faulty_gpu_costs_the_process_but_not_the_answer(monkeypatch):
+    """What the child does after each answer: a fault of the GPU stays, although somebody caught the error."""
+    assert isolation._is_usable()  # no GPU in use
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    sent = []
+    isolation._answer(Sink(sent), lambda announce: 1, ())
+
+    def faulty():
+        raise RuntimeError("misaligned address")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", faulty)
+    isolation._answer(Sink(sent), lambda announce: 2, ())
+    assert sent == [("value", 1), ("last value", 2)]
+
+
+class Sink:
+    """The child's end of a pipe."""
+
+    def __init__(self, sent):
+        self.send = sent.append

@@ -10,33 +10,6 @@ namespace norm_act {
 
 constexpr int kBlockThreads = 256;
 
-template <typename T>
-__global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPointers<T> p) {
-  __shared__ float scratch[2][kMaxWarps];
-  const int64_t row = blockIdx.x;
-  const int64_t offset = row_offset(row, p.columns);
-  const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
-  float sum = 0.0f, squares = 0.0f;
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) sum += make_h(p, dropout, offset, column);
-  const float total = reduce_block(sum, Add{}, scratch[0]);
-  const float mean = p.mean != nullptr ? total / static_cast<float>(p.columns) : 0.0f;
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    const float apart = read_h(p, offset, column) - mean;
-    squares += apart * apart;
-  }
-  squares = reduce_block(squares, Add{}, scratch[1]);
-  const float rstd = 1.0f / sqrtf(squares / static_cast<float>(p.columns) + p.eps);
-  if (threadIdx.x == 0) {
-    if (p.mean != nullptr) p.mean[row] = mean;
-    p.rstd[row] = rstd;
-  }
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    float z[1] = {(read_h(p, offset, column) - mean) * rstd};
-    finish<false, T, 1>(p, dropout, column, z);
-    p.y[offset + column] = narrow<T>(z[0]);
-  }
-}
-
 // Two sums at once over the threads of a row: those of a block that have one threadIdx.y, whole warps. One barrier, where
 // a row has more warps than one. `scratch` is shared and may be used again after the next barrier.
 __device__ __forceinline__ float2 reduce_pair(float2 value, float2 (&scratch)[kMaxWarps]) {
@@ -48,6 +21,51 @@ __device__ __forceinline__ float2 reduce_pair(float2 value, float2 (&scratch)[kM
   __syncthreads();
   value = lane < warps ? scratch[first + lane] : float2{0.0f, 0.0f};
   return {reduce_warp(value.x, Add{}), reduce_warp(value.y, Add{})};
+}
+
+// Of a row whose mean is a sum of large numbers, and so rounded: what it is off by, and the squares around it.
+__device__ __forceinline__ void add_moments(float apart, float2& moments) {
+  moments.x += apart;
+  moments.y += apart * apart;
+}
+
+struct Statistics {
+  float mean;
+  float rstd;
+};
+
+__device__ __forceinline__ Statistics statistics_of(float2 moments, float mean, bool centred, int columns, float eps) {
+  const float off = centred ? moments.x / static_cast<float>(columns) : 0.0f;
+  const float variance = moments.y / static_cast<float>(columns) - off * off;
+  return {mean + off, 1.0f / sqrtf(variance + eps)};
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPointers<T> p) {
+  __shared__ float scratch[kMaxWarps];
+  __shared__ float2 pairs[kMaxWarps];
+  const int64_t row = blockIdx.x;
+  const int64_t offset = row_offset(row, p.columns);
+  const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
+  float sum = 0.0f;
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) sum += make_h(p, dropout, offset, column);
+  const float total = reduce_block(sum, Add{}, scratch);
+  const float rounded = p.mean != nullptr ? total / static_cast<float>(p.columns) : 0.0f;
+  float2 moments = {0.0f, 0.0f};
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+    add_moments(read_h(p, offset, column) - rounded, moments);
+  }
+  const Statistics found = statistics_of(reduce_pair(moments, pairs), rounded, p.mean != nullptr, p.columns, p.eps);
+  const float mean = found.mean, rstd = found.rstd;
+  if (threadIdx.x == 0) {
+    if (p.mean != nullptr) p.mean[row] = mean;
+    p.rstd[row] = rstd;
+  }
+  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
+    float z[1] = {(read_h(p, offset, column) - mean) * rstd};
+    finish<false, T, 1>(p, dropout, column, z);
+    p.y[offset + column] = narrow<T>(z[0]);
+  }
 }
 
 // Of one element g, which is dz on the way, and x_hat.

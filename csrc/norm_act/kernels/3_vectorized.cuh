@@ -50,7 +50,8 @@ __device__ __forceinline__ void add_residual(const ForwardPointers<T>& p, const 
 template <typename T, int kVectors, bool kPlain>
 __global__ void __launch_bounds__(kForwardThreads<kVectors>) forward_vectorized(const ForwardPointers<T> p) {
   constexpr int N = kVectorLength<T>;
-  __shared__ float scratch[2][kMaxWarps];
+  __shared__ float scratch[kMaxWarps];
+  __shared__ float2 pairs[kMaxWarps];
   const int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y;
   if (row >= p.rows) return;  // where a block has several rows, each is of one warp, which meets no other
   const int64_t offset = row_offset(row, p.columns);
@@ -62,26 +63,31 @@ __global__ void __launch_bounds__(kForwardThreads<kVectors>) forward_vectorized(
     if (column < p.columns) h[v] = load_packed_promoted<T>(p.x, offset + column);
   }
   if (p.residual.data != nullptr) add_residual<kPlain>(p, dropout, offset, h);
-  const auto sum_of = [&](const auto& term, float* shared) {
-    float sum = 0.0f, values[N];
+  const auto for_each = [&](const auto& body) {
+    float values[N];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v, N) < p.columns) {
         unpack_vector<T>(h[v], values);
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum += term(values[i]);
+        for (int i = 0; i < N; ++i) body(values[i]);
       }
     }
-    return reduce_block(sum, Add{}, shared);
   };
-  float mean = 0.0f;
+  float rounded = 0.0f;
   if (p.mean != nullptr) {
-    mean = sum_of([](float value) { return value; }, scratch[0]) / static_cast<float>(p.columns);
-    if (threadIdx.x == 0) p.mean[row] = mean;
+    float sum = 0.0f;
+    for_each([&](float value) { sum += value; });
+    rounded = reduce_block(sum, Add{}, scratch) / static_cast<float>(p.columns);
   }
-  const float squares = sum_of([&](float value) { return (value - mean) * (value - mean); }, scratch[1]);
-  const float rstd = 1.0f / sqrtf(squares / static_cast<float>(p.columns) + p.eps);
-  if (threadIdx.x == 0) p.rstd[row] = rstd;
+  float2 moments = {0.0f, 0.0f};
+  for_each([&](float value) { add_moments(value - rounded, moments); });
+  moments = reduce_pair(moments, pairs);
+  const auto [mean, rstd] = statistics_of(moments, rounded, p.mean != nullptr, p.columns, p.eps);
+  if (threadIdx.x == 0) {
+    if (p.mean != nullptr) p.mean[row] = mean;
+    p.rstd[row] = rstd;
+  }
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = column_of(v, N);

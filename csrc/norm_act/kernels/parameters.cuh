@@ -46,6 +46,7 @@ struct BackwardPointers {
   int64_t parts;
   int columns;
   bool adds;
+  bool rounded;  // all gradients to 16 bits
   Activation activation;
 };
 
@@ -70,7 +71,7 @@ template <bool kPlain, typename T, int N>
 __device__ __forceinline__ void finish(const ForwardPointers<T>& p, const DropoutRow& dropout, int column, float (&z)[N]) {
   scale_and_shift<N>(p.weight, p.bias, column, z);
   if constexpr (!kPlain) {
-    activate_all<N>(p.activation, z);
+    activate_all<kRounded<T>, N>(p.activation, z);
     if (dropout.drops && p.residual.data == nullptr) drop<N>(dropout, column, z);
   }
 }
@@ -85,7 +86,11 @@ __device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, co
 #pragma unroll
   for (int i = 0; i < N; ++i) z[i] = x_hat[i];
   scale_and_shift<N>(p.weight, p.bias, column, z);
-  multiply_by_slope<N>(p.activation, z, dy);
+  if (kRounded<T> && p.rounded) {
+    multiply_by_slope<true, N>(p.activation, z, dy);
+  } else {
+    multiply_by_slope<false, N>(p.activation, z, dy);
+  }
 }
 
 // The gradient of h, without dh, to those of x and the residual.

@@ -100,6 +100,7 @@ def test_a_card_that_was_not_verified_is_nobodys_default(monkeypatch):
     monkeypatch.setattr(levels, "LIBRARY", Library(LIBRARY.file, "", "nvcc", ("sm_90a",), (), False, "", {}))
     monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
     assert levels.unavailable("cuda", card, torch.float32) is None
+    monkeypatch.setattr(levels, "VERIFIED", frozenset())
     assert levels.default_level(card, torch.float32, 1) == "native"
     monkeypatch.setattr(levels, "VERIFIED", frozenset({(9, 0)}))
     assert levels.default_level(card, torch.float32, 1) == "cuda"

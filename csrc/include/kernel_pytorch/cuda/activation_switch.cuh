@@ -29,20 +29,21 @@ __device__ __forceinline__ void switch_activation(Activation activation, const F
   }
 }
 
-template <int N>
+// kHalf: the result is rounded to 16 bits.
+template <bool kHalf, int N>
 __device__ __forceinline__ void activate_all(Activation activation, float (&z)[N]) {
   switch_activation(activation, [&](auto a) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) z[i] = activate<decltype(a)::value>(z[i]).value;
+    for (int i = 0; i < N; ++i) z[i] = activate<decltype(a)::value, kHalf>(z[i]).value;
   });
 }
 
 // g times the derivative at z.
-template <int N>
+template <bool kHalf, int N>
 __device__ __forceinline__ void multiply_by_slope(Activation activation, const float (&z)[N], float (&g)[N]) {
   switch_activation(activation, [&](auto a) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) g[i] *= activate<decltype(a)::value>(z[i]).slope;
+    for (int i = 0; i < N; ++i) g[i] *= activate<decltype(a)::value, kHalf>(z[i]).slope;
   });
 }
 

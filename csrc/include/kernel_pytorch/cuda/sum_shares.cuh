@@ -1,9 +1,10 @@
-// The gradient of a weight: the sum of the shares that blocks left behind, in their order.
+// The gradients of one or two parameters, of dtypes known at run time, in one launch: the sums of the shares that blocks
+// left behind, in their order.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "kernel_pytorch/cuda/vector.cuh"
+#include "kernel_pytorch/cuda/any_type.cuh"
 #include "kernel_pytorch/index.h"
 
 namespace kernel_pytorch {
@@ -11,43 +12,53 @@ namespace {
 
 constexpr int kSumThreads = 1024;
 
+struct Shares {
+  const float* shares;  // `(parts, columns)`
+  Output sum;           // `(rows, columns)`; no data where there are no shares
+};
+
 // A block of x columns by y threads, a power of two: thread (x, y) adds shares y, y + blockDim.y, ... of column x; then the
-// sums of a column meet. Weight row r is the sum of shares r, r + weight_rows, ...
-template <typename W>
+// sums of a column meet. Row r of a parameter is the sum of shares r, r + rows, ...; after the rows of the first parameter
+// the grid has those of the second.
 __global__ void __launch_bounds__(kSumThreads)
-    sum_shares(const float* shares, W* dweight, int64_t parts, int columns, int weight_rows) {
+    sum_shares(const Shares first, const Shares second, int64_t parts, int columns, int rows) {
   __shared__ float sums[kSumThreads];
+  const bool is_first = blockIdx.y < rows;
+  const float* shares = is_first ? first.shares : second.shares;
+  const Output target = {is_first ? first.sum.data : second.sum.data, is_first ? first.sum.dtype : second.sum.dtype};
+  const int row = static_cast<int>(blockIdx.y) - (is_first ? 0 : rows);
   const int column = blockIdx.x * blockDim.x + threadIdx.x;
-  const int weight_row = blockIdx.y;
   const int own = threadIdx.y * blockDim.x + threadIdx.x;
-  float sum = 0.0f;
+  float sum[1] = {0.0f};
   if (column < columns) {
 #pragma unroll 8  // as many on their way at once
-    for (int64_t part = weight_row + static_cast<int64_t>(threadIdx.y) * weight_rows; part < parts;
-         part += static_cast<int64_t>(blockDim.y) * weight_rows) {
-      sum += shares[row_offset(part, columns) + column];
+    for (int64_t part = row + static_cast<int64_t>(threadIdx.y) * rows; part < parts;
+         part += static_cast<int64_t>(blockDim.y) * rows) {
+      sum[0] += shares[row_offset(part, columns) + column];
     }
   }
-  sums[own] = sum;
+  sums[own] = sum[0];
   __syncthreads();
   for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
     if (threadIdx.y < half) sums[own] += sums[own + half * blockDim.x];
     __syncthreads();
   }
-  if (threadIdx.y == 0 && column < columns) {
-    dweight[row_offset(weight_row, columns) + column] = narrow<W>(sums[own]);
-  }
+  if (threadIdx.y != 0 || column >= columns) return;
+  sum[0] = sums[own];
+  store_as<1>(target, row_offset(row, columns) + column, sum);
 }
 
 // Some eight shares a thread. Columns are 32 bytes of shares at least.
-template <typename W>
-[[maybe_unused]] cudaError_t launch_sum_shares(const float* shares, W* dweight, int64_t parts, int columns,
-                                               int weight_rows, cudaStream_t stream) {
-  unsigned rows = 4;
-  while (rows < 128 && int64_t{rows} * 8 * weight_rows < parts) rows *= 2;
-  const unsigned across = rows <= 32 ? 32 : kSumThreads / rows;
-  const dim3 grid(static_cast<unsigned>(ceil_divide(columns, across)), static_cast<unsigned>(weight_rows));
-  sum_shares<W><<<grid, dim3(across, rows), 0, stream>>>(shares, dweight, parts, columns, weight_rows);
+[[maybe_unused]] cudaError_t launch_sums(Shares first, Shares second, int64_t parts, int64_t columns, int rows,
+                                         cudaStream_t stream) {
+  if (!first.sum) first = second;
+  if (!first.sum) return cudaSuccess;
+  const bool both = second.sum && second.sum.data != first.sum.data;
+  unsigned down = 4;
+  while (down < 128 && int64_t{down} * 8 * rows < parts) down *= 2;
+  const unsigned across = down <= 32 ? 32 : kSumThreads / down;
+  const dim3 grid(static_cast<unsigned>(ceil_divide(columns, across)), static_cast<unsigned>(both ? 2 * rows : rows));
+  sum_shares<<<grid, dim3(across, down), 0, stream>>>(first, second, parts, static_cast<int>(columns), rows);
   return cudaGetLastError();
 }
 

@@ -1,8 +1,8 @@
 """Running cases in a process of their own: one that crashes, hangs or exits costs itself alone.
 
 A CUDA fault poisons its process, an abort ends it, a deadlock never comes back. So cases run one after the other in a
-worker process, and the worker is replaced when it dies, raises, or outlasts its limit; the caller goes on with the
-next case.
+worker process, and the worker is replaced when it dies, raises, outlasts its limit, or leaves its GPU faulty; the caller
+goes on with the next case.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Worker:
                     stage = content
                     if on_stage is not None:
                         on_stage(content)
-                elif kind == "value":
+                elif kind in ("value", "last value"):
+                    if kind == "last value":
+                        self.close()
                     return Outcome(value=content, stage=stage)
                 else:
                     # Whatever raised may have left the device in a state that spoils the next case.
@@ -226,4 +228,16 @@ def _answer(connection: Connection, function: Callable[..., Any], arguments: tup
     except Exception as error:
         connection.send(("raised", f"raised {type(error).__name__}: {error}"))
     else:
-        connection.send(("value", value))
+        connection.send(("value" if _is_usable() else "last value", value))
+
+
+def _is_usable() -> bool:
+    """Whether the next case would find the GPU as it should be: a fault stays, though the function caught its error."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True

@@ -206,12 +206,14 @@ class Spared:
         adversaries: what they are spared, keys of `kernel_pytorch.harness.adversaries.ADVERSARIES`.
         reason: why the answers would say nothing; `kernel-pytorch verify` prints it.
         dtypes: in which they are spared; None for all.
+        devices: kinds of device on which they are spared; None for all.
     """
 
     arguments: tuple[str, ...]
     adversaries: tuple[str, ...]
     reason: str
     dtypes: tuple[torch.dtype, ...] | None = None
+    devices: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         allowed = [name for name in ADVERSARIES if name not in LAYOUTS]
@@ -223,13 +225,18 @@ class Spared:
         if not self.reason:
             raise ValueError(f"spared: {', '.join(self.adversaries)} in {', '.join(self.arguments)} needs a reason")
 
-    def covers(self, adversary: str, dtype: torch.dtype) -> bool:
-        """Whether the arguments are spared this adversary in this dtype."""
-        return adversary in self.adversaries and (self.dtypes is None or dtype in self.dtypes)
+    def covers(self, adversary: str, dtype: torch.dtype, device: str) -> bool:
+        """Whether the arguments are spared this adversary in this dtype on this kind of device."""
+        return (
+            adversary in self.adversaries
+            and (self.dtypes is None or dtype in self.dtypes)
+            and (self.devices is None or device in self.devices)
+        )
 
     def __str__(self) -> str:
         dtypes = "" if self.dtypes is None else f" in {', '.join(_short(dtype) for dtype in self.dtypes)}"
-        return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}: {self.reason}"
+        devices = "" if self.devices is None else f" on {', '.join(self.devices)}"
+        return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}{devices}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -289,9 +296,9 @@ class Operation:
                 return candidate
         raise KeyError(f"{self.name} has no level {name!r}; it has {', '.join(i.name for i in self.implementations)}")
 
-    def planted_in(self, adversary: str, dtype: torch.dtype) -> tuple[str, ...]:
-        """Names of the arguments that get this adversary in this dtype; none if all of them are spared it."""
-        spared = {name for each in self.spared if each.covers(adversary, dtype) for name in each.arguments}
+    def planted_in(self, adversary: str, dtype: torch.dtype, device: str) -> tuple[str, ...]:
+        """Names of the arguments that get this adversary there; none if all of them are spared it."""
+        spared = {name for each in self.spared if each.covers(adversary, dtype, device) for name in each.arguments}
         return tuple(name for name in self.adversarial if name not in spared)
 
     def signature(self) -> list[str]:

@@ -89,7 +89,7 @@ def trials(operation: Operation, device: torch.device) -> list[Trial]:
         Trial(case, adversary)
         for case in planted.values()
         for adversary in ADVERSARIES
-        if operation.planted_in(adversary, case.dtype)
+        if operation.planted_in(adversary, case.dtype, device.type)
     ]
 
 
@@ -104,7 +104,7 @@ def make_arguments(operation: Operation, trial: Trial, device: torch.device, see
     arguments = list(operation.inputs(trial.case, generator))
     if trial.adversary != RANDOM:
         names = operation.signature()
-        for name in operation.planted_in(trial.adversary, trial.case.dtype):
+        for name in operation.planted_in(trial.adversary, trial.case.dtype, device.type):
             if name not in names:
                 raise ValueError(f"{operation.name}: adversarial names {name!r}; arguments are {', '.join(names)}")
             argument = arguments[names.index(name)]

@@ -12,7 +12,7 @@ CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CUDA_DTYPES = CPU_DTYPES[:3]
 
 # Compute capabilities of the cards on which the CUDA kernels were verified. Elsewhere they have to be asked for.
-VERIFIED: frozenset[tuple[int, int]] = frozenset()
+VERIFIED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
 
 def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:

@@ -191,13 +191,13 @@ library.impl("cross_entropy", _apply_logits_out_of_place, "Autograd")
 library.impl("cross_entropy_backward", logits_backward, "Autograd")
 
 
-def reduce(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
+def reduce(loss: Tensor, target: Tensor, words: int, ignore_index: int, reduction: str) -> Tensor:
     """What "mean", "sum" or "none" makes of the losses of tokens, zero where they do not count."""
     if reduction == "none":
         return loss
     if reduction == "sum":
         return loss.sum()
-    return loss.sum() / counts.sum().clamp(min=1)
+    return loss.sum() / counted(target, words, ignore_index).sum().clamp(min=1)
 
 
 def apply_linear(
@@ -219,7 +219,7 @@ def apply_linear(
     target = target.expand(hidden.shape[:-1])
     scalars = ignore_index, label_smoothing, z_loss, softcap
     loss = apply(hidden, weight, target, bias, *scalars, chunk, level)[0]
-    return reduce(loss, counted(target, weight.shape[0], ignore_index), reduction)
+    return reduce(loss, target, weight.shape[0], ignore_index, reduction)
 
 
 def apply_logits(
@@ -240,7 +240,7 @@ def apply_logits(
         loss = operators.cross_entropy(logits, target, *scalars)[0]
     else:
         loss = CrossEntropyFunction.apply(logits, target, *scalars, inplace)[0]
-    return reduce(loss, counted(target, logits.shape[-1], ignore_index), reduction)
+    return reduce(loss, target, logits.shape[-1], ignore_index, reduction)
 
 
 # The level: one positional signature, shared with reference.py.

@@ -77,7 +77,7 @@ def cross_entropy(
         ).view(target.shape)
     if z_loss > 0.0:
         loss = loss + z_loss * torch.logsumexp(z, -1).square().masked_fill(~counts, 0.0)
-    return autograd.reduce(loss, counts, reduction)
+    return autograd.reduce(loss, target, z.shape[-1], ignore_index, reduction)
 
 
 # Below: what the operators of `ops.py` run at this level. Tokens are rows, T of them.

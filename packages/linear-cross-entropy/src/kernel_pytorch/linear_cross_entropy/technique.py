@@ -41,6 +41,9 @@ BUDGETS = {
         Level.TRITON: (4.0, "takes exponentials by an instruction that is off by two units in the last place"),
     },
 }
+NO_FLOAT64 = {
+    "double backward on cuda": "checked in float64, which the CUDA kernels do not take; its formula is that of the CPU"
+}
 # The levels that are made of PyTorch's operators.
 NO_OPERATOR = "no operator of its own: PyTorch checks those that it is made of"
 NO_FORMULA = "PyTorch's counter has no formula for elementwise operators and sums"
@@ -51,6 +54,8 @@ REDUCTIONS = "PyTorch lays out its reductions by the number of rows"
 def unsupported(level: Level, function: str) -> dict[str, str]:
     """The rows of the support table in which a level says no."""
     linear = function == "linear_cross_entropy"
+    if level is Level.CUDA:
+        return NO_FLOAT64
     if level is Level.TRITON:
         return {"batch invariance": f"its losses are, not their gradients: {PRODUCTS}"} if linear else {}
     if level is Level.NATIVE and linear:
@@ -79,7 +84,8 @@ def implementations(function: str) -> list[Implementation]:
         target = f"{HERE}.{module}:{function}"
         found.append(Implementation(level.value, level, target, factor, reason, unsupported(level, function)))
     if function == "cross_entropy":
-        found.append(Implementation("cuda", Level.CUDA, f"kernel_pytorch.cuda_ops.cross_entropy:{function}"))
+        target = f"kernel_pytorch.cuda_ops.cross_entropy:{function}"
+        found.append(Implementation("cuda", Level.CUDA, target, unsupported=unsupported(Level.CUDA, function)))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.cuda_ops.technique.common import CUDA, NOT_TRACED, UNSUPPORTED, implementations
+from kernel_pytorch.cuda_ops.technique.common import CUDA, NO_FLOAT64, NOT_TRACED, UNSUPPORTED, implementations
 from kernel_pytorch.harness.technique import Case, Cost, Direction, Level, Operation, Spared, grid, point
 
 
@@ -101,13 +101,14 @@ ON_CPU = {
 COMPILED = {
     "FLOP counter on cpu": "Dynamo compiles nothing while a dispatch mode like the counter's is on",
     "double backward": "AOTAutograd refuses it",
+    "selective checkpointing on cuda": "PyTorch's attention, which TorchInductor calls, changes a tensor that was kept",
     **NOT_TRACED,
 }
 SAYS_NO = {
     Level.REFERENCE: {**OPCHECK, **BATCHED},
     Level.NATIVE: {**OPCHECK, **BATCHED, **ON_CPU},
     Level.COMPILE: {**OPCHECK, **BATCHED, **COMPILED},
-    Level.CUDA: BATCHED,
+    Level.CUDA: {**BATCHED, **NO_FLOAT64},
 }
 
 SPARED = (
@@ -122,6 +123,13 @@ SPARED = (
         ("large mean",),
         "next to 10,000 neighbours are 8 and 64 apart: values are all but equal, and gradients cancel",
         dtypes=(torch.float16, torch.bfloat16),
+    ),
+    Spared(
+        ("q", "k", "v"),
+        ("denormals",),
+        "PyTorch's attention takes what is below 2^-126 for zero on a GPU",
+        dtypes=(torch.bfloat16,),
+        devices=CUDA,
     ),
 )
 

@@ -18,6 +18,10 @@ UNSUPPORTED = {
 }
 
 
+NO_FLOAT64 = {
+    "double backward on cuda": "checked in float64, which the CUDA kernels do not take; its formula is that of the CPU"
+}
+
 # Of a level that is compiled already.
 NOT_TRACED = (
     dict.fromkeys(("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already")
@@ -29,7 +33,7 @@ NOT_TRACED = (
 def unsupported(level: Level) -> dict[str, str]:
     """The rows of the support table in which a level says no."""
     if level is Level.CUDA:
-        return {}
+        return NO_FLOAT64
     found = dict(UNSUPPORTED)
     if level is Level.COMPILE:
         found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"

@@ -27,13 +27,18 @@ UNSUPPORTED = {
     "opcheck": "no operator of its own: PyTorch checks those that it is made of",
     "FLOP counter": "PyTorch's counter has no formula for elementwise operators and sums",
 }
+NO_FLOAT64 = {
+    "double backward on cuda": "checked in float64, which the CUDA kernels do not take; its formula is that of the CPU"
+}
 INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later ones, which may round differently"
 
 
 def unsupported(level: Level, function: str) -> dict[str, str]:
     """The rows of the support table in which a level says no."""
-    if level in (Level.TRITON, Level.CUDA):
+    if level is Level.TRITON:
         return {}
+    if level is Level.CUDA:
+        return NO_FLOAT64
     found = dict(UNSUPPORTED)
     if level is Level.REFERENCE and "norm" in function:
         found["batch invariance on cuda"] = "PyTorch lays out its reductions by the number of rows"
