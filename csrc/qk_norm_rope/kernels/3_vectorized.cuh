@@ -120,10 +120,11 @@ __device__ __forceinline__ void store_share(const Pair& share, const Lane& lane,
                                             float* target) {
   const int width = lane.lanes * kSlot, groups = kVectorThreads / lane.lanes;
   __syncthreads();  // the sums of the other side have been read
+  float* const own = sums + lane.group * width;
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) {
-    sums[lane.group * width + lane.slot.first + i] = share.a[i];
-    sums[lane.group * width + lane.slot.second + i] = share.b[i];
+  for (int i = 0; i < kElements; i += 4) {
+    *reinterpret_cast<float4*>(own + lane.slot.first + i) = {share.a[i], share.a[i + 1], share.a[i + 2], share.a[i + 3]};
+    *reinterpret_cast<float4*>(own + lane.slot.second + i) = {share.b[i], share.b[i + 1], share.b[i + 2], share.b[i + 3]};
   }
   __syncthreads();
   for (int column = threadIdx.x; column < columns; column += kVectorThreads) {
@@ -184,7 +185,7 @@ __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& 
 template <typename T, typename W, typename C, bool kInterleaved>
 __global__ void __launch_bounds__(kVectorThreads, kResident)
     norm_rope_backward_vectorized(const BackwardPointers<T, W, C> p, const int lanes) {
-  __shared__ float sums[kVectorThreads * kSlot];
+  __shared__ __align__(16) float sums[kVectorThreads * kSlot];
   const Lane lane = lane_of<kInterleaved>(lanes, p.columns, p.tables.pairs);
   backward_heads<kInterleaved>(p, p.q, lane, sums);
   backward_heads<kInterleaved>(p, p.k, lane, sums);

@@ -12,7 +12,7 @@ namespace kernel_pytorch {
 namespace rms_norm {
 
 constexpr int kMaxThreads = 1024;        // of a forward, and so at most 64 registers
-constexpr int kMostBackwardThreads = 512;
+constexpr int kMostBackwardThreads = 512;  // and of a block of a cluster
 
 // offset + weight of one vector; ones where there is no weight.
 template <typename W, int N>

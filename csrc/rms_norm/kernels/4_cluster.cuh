@@ -8,7 +8,8 @@ namespace kernel_pytorch {
 namespace rms_norm {
 
 template <typename T, typename W, typename Y, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) forward_cluster(const ForwardPointers<T, W, Y> p) {
+__global__ void __launch_bounds__(kMostBackwardThreads, KP_RESIDENT_CLUSTER_BLOCKS)
+    forward_cluster(const ForwardPointers<T, W, Y> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   __shared__ TeamScratch scratch;
   forward_row<T, W, Y, kVectors, true>(p, scratch);

@@ -8,7 +8,7 @@ namespace kernel_pytorch {
 namespace softmax {
 
 template <typename T, typename M, typename Y, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) forward_cluster(const ForwardPointers<T, M, Y> p) {
+__global__ void __launch_bounds__(kClusterThreads, KP_RESIDENT_CLUSTER_BLOCKS) forward_cluster(const ForwardPointers<T, M, Y> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   __shared__ TeamScratch scratch;
   forward_row<T, M, Y, kVectors, true>(p, scratch);
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_cluster(const ForwardPoin
 }
 
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) backward_cluster(const BackwardPointers<T> p) {
+__global__ void __launch_bounds__(kClusterThreads, KP_RESIDENT_CLUSTER_BLOCKS) backward_cluster(const BackwardPointers<T> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   __shared__ TeamScratch scratch;
   backward_row<T, kVectors, true>(p, scratch);

@@ -60,7 +60,9 @@ def wrong(level, spared, others):
     }
 
 
-@pytest.mark.parametrize("spared", [s for s in attention.SPARED if s.devices is None], ids=lambda spared: ", ".join(spared.arguments))
+@pytest.mark.parametrize(
+    "spared", [s for s in attention.SPARED if s.devices is None], ids=lambda spared: ", ".join(spared.arguments)
+)
 def test_attention_is_spared_no_more_than_it_must_be(spared):
     """PyTorch's own is wrong about each, in one dtype at least; the operator is right where scores are small."""
     others = tuple(each for each in attention.SPARED if each is not spared)

@@ -6,6 +6,14 @@
 
 namespace kernel_pytorch {
 
+// Blocks of a cluster that a multiprocessor shall hold: two where that was measured, on Hopper; elsewhere no register is
+// given up for it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define KP_RESIDENT_CLUSTER_BLOCKS 2
+#else
+#define KP_RESIDENT_CLUSTER_BLOCKS 1
+#endif
+
 constexpr int kTurns = 2;  // reductions whose scratch is apart
 
 // What a team's reductions need of shared memory.

@@ -1,8 +1,8 @@
 """Running cases in a process of their own: one that crashes, hangs or exits costs itself alone.
 
 A CUDA fault poisons its process, an abort ends it, a deadlock never comes back. So cases run one after the other in a
-worker process, and the worker is replaced when it dies, raises, outlasts its limit, or leaves its GPU faulty; the caller
-goes on with the next case.
+worker process, and the worker is replaced when it dies, raises, outlasts its limit or leaves its GPU faulty; the
+caller goes on with the next case.
 """
 
 from __future__ import annotations

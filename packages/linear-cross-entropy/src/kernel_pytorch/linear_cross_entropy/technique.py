@@ -47,6 +47,7 @@ NO_FLOAT64 = {
 # The levels that are made of PyTorch's operators.
 NO_OPERATOR = "no operator of its own: PyTorch checks those that it is made of"
 NO_FORMULA = "PyTorch's counter has no formula for elementwise operators and sums"
+INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later ones, which may round differently"
 PRODUCTS = "PyTorch's products add in another order where there are fewer rows"
 REDUCTIONS = "PyTorch lays out its reductions by the number of rows"
 
@@ -64,6 +65,7 @@ def unsupported(level: Level, function: str) -> dict[str, str]:
     if level in (Level.REFERENCE, Level.TORCHSCRIPT) and not linear:
         found["batch invariance on cuda"] = REDUCTIONS
     if level is Level.TORCHSCRIPT:
+        found["determinism on cuda"] = INTERPRETED_FIRST
         found["selective checkpointing"] = "a checkpoint ends its second forward by an exception that TorchScript hides"
     if level is Level.COMPILE:
         if linear:

@@ -20,22 +20,25 @@ def cuda_units() -> list[CudaUnit]:
 WIDE = KernelContract(min_load_bits=128, min_store_bits=128)
 WIDE_STORES = KernelContract(min_store_bits=128)  # a mask is read as it is: a byte or two an element
 # In bytes: ptxas keeps a value or two on the stack rather than lose a resident warp, here and there, by its version.
-PARKED = 48
+PARKED = 64
+PARKED_AND_WIDE = KernelContract(PARKED, min_load_bits=128, min_store_bits=128)
 CONTRACTS = {
-    "rms_norm::forward_vectorized": KernelContract(PARKED, min_load_bits=128, min_store_bits=128),
-    "rms_norm::backward_vectorized": KernelContract(PARKED, min_load_bits=128, min_store_bits=128),
-    "rms_norm::forward_cluster": WIDE,
+    "rms_norm::forward_vectorized": PARKED_AND_WIDE,
+    "rms_norm::backward_vectorized": PARKED_AND_WIDE,
+    "rms_norm::forward_cluster": PARKED_AND_WIDE,
+    "rms_norm::backward_cluster": PARKED_AND_WIDE,
     # Beside float32, tensors of 16 bits are read and written as they are: four elements, eight bytes.
     "norm_act::forward_vectorized": KernelContract(min_load_bits=64, min_store_bits=64),
     "norm_act::backward_vectorized": KernelContract(PARKED, min_load_bits=64, min_store_bits=64),
     "norm_act::backward_block": KernelContract(PARKED),
-    "rotary_embedding::rotate_vectorized": WIDE,
-    "qk_norm_rope::norm_rope_vectorized": WIDE,
+    "rotary_embedding::rotate_vectorized": PARKED_AND_WIDE,
+    "qk_norm_rope::norm_rope_vectorized": PARKED_AND_WIDE,
     "qk_norm_rope::norm_rope_backward_vectorized": WIDE,
     "qk_norm_rope::norm_rope_backward_block": KernelContract(PARKED),
-    "softmax::forward_vectorized": WIDE_STORES,
+    "softmax::forward_vectorized": KernelContract(PARKED, min_store_bits=128),
     "softmax::forward_cluster": KernelContract(PARKED, min_store_bits=128),
     "softmax::backward_vectorized": WIDE,
+    "softmax::backward_cluster": WIDE,
     "cross_entropy::backward_vectorized": WIDE_STORES,
     "bias_act::backward_shares": KernelContract(PARKED),
     "flash_attention::forward_mma": KernelContract(

@@ -182,7 +182,7 @@ HEAD_BY_HEAD = {
 }
 OTHER_ORDER = {
     "budget_factor": 4.0,
-    "budget_reason": "dweight adds tokens and heads in another order: on some inputs the definition's happens to err less",
+    "budget_reason": "dweight adds tokens and heads in another order: sometimes the definition errs less",
 }
 
 operations = [
