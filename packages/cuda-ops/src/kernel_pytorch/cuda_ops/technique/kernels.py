@@ -33,7 +33,8 @@ CONTRACTS = {
     "norm_act::backward_block": KernelContract(PARKED),
     "rotary_embedding::rotate_vectorized": PARKED_AND_WIDE,
     "qk_norm_rope::norm_rope_vectorized": PARKED_AND_WIDE,
-    "qk_norm_rope::norm_rope_backward_vectorized": WIDE,
+    # Its shares of dweight meet in shared memory, element by element.
+    "qk_norm_rope::norm_rope_backward_vectorized": KernelContract(min_load_bits=128),
     "qk_norm_rope::norm_rope_backward_block": KernelContract(PARKED),
     "softmax::forward_vectorized": KernelContract(PARKED, min_store_bits=128),
     "softmax::forward_cluster": KernelContract(PARKED, min_store_bits=128),
