@@ -43,7 +43,10 @@ PLANTS = [
     ("test_philox", "philox.h", "a = static_cast<uint32_t>(of_c >> 32) ^ b", "a = static_cast<uint32_t>(of_c >> 32)"),
     ("test_philox", "philox.h", "return row * ceil_divide(columns, kPhiloxWords)", "return row * columns"),
     ("test_rotary", "rotary.h", "column - pairs, column - pairs, true", "column - pairs, column, true"),
-    ("test_rotary", "rotary.h", "vector - half, true", "vector, true"),
+    ("test_rotary", "rotary.h", "first + width : first + pairs", "first + width : first + width"),
+    ("test_layout", "cuda/layout.h", "return {1 << i,", "return {i,"),
+    ("test_layout", "cuda/layout.h", "blocks > 1 ? 120 : 132} *", "132} * 2 *"),
+    ("test_layout", "index.h", "(value | divisor) < (int64_t{1} << 32)", "divisor < (int64_t{1} << 32)"),
 ]
 
 
