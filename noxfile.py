@@ -30,6 +30,12 @@ ROOT = Path(__file__).parent
 PACKAGES = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
 PROJECTS = [ROOT / "harness", *PACKAGES]
 COMPILED = [package for package in PACKAGES if (package / "build_library.py").is_file()]
+NOT_OF_KERNELS = (
+    "test_build",
+    "test_index",
+    "test_emulator",
+    "test_support",
+)  # tests that need no library, or all levels
 TEMPLATE = ROOT / "template" / "packages" / "my-technique"
 
 TORCH = "2.13.0"
@@ -140,19 +146,27 @@ def sanitize(session: nox.Session) -> None:
     for package in COMPILED:
         output = Path(session.create_tmp(), package.name).resolve()
         session.run("python", str(package / "build_library.py"), "--sanitize", "--output", str(output))
-        compiler = os.environ.get("CXX", "c++")
-        runtimes = [
-            run_silently(session, compiler, f"-print-file-name={name}", external=True).strip()
-            for name in ("libasan.so", "libubsan.so")
-        ]
-        watched = {
-            "LD_PRELOAD": ":".join(runtimes),
-            "ASAN_OPTIONS": "detect_leaks=0",  # Python never returns what it keeps until its end
-            "UBSAN_OPTIONS": "print_stacktrace=1",
-            "KERNEL_PYTORCH_LIBRARY": str(output),
-        }
-        session.run("python", "-m", "pytest", str(package), *arguments, env=watched)
-        session.run("kernel-pytorch", "verify", "--level", "cuda", env=watched)
+        environment = {**watched(session), "KERNEL_PYTORCH_LIBRARY": str(output)}
+        session.run("python", "-m", "pytest", str(package), *arguments, env=environment)
+        session.run("kernel-pytorch", "verify", "--level", "cuda", env=environment)
+
+
+@nox.session(default=False)
+def emulate(session: nox.Session) -> None:
+    """Run the CUDA kernels of csrc/ on a CPU, in place of the twin, on its tests; with --sanitize watched too."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, ["test"], more=["pytest-xdist"])
+    sanitized = ["--sanitize"] if "--sanitize" in arguments else []
+    arguments = [argument for argument in arguments if argument not in sanitized]
+    for package in COMPILED:
+        output = Path(session.create_tmp(), f"{package.name}-emulated").resolve()
+        session.run("python", str(package / "build_emulated.py"), str(output), *sanitized)
+        environment = watched(session) if sanitized else {}
+        environment |= {"KERNEL_PYTORCH_LIBRARY": str(output), "KERNEL_PYTORCH_EMULATED_ORDER": "random"}
+        others = [f"--ignore={package / 'tests' / name}.py" for name in NOT_OF_KERNELS]
+        session.run(
+            "python", "-m", "pytest", *PARALLEL, *QUICK, *others, str(package / "tests"), *arguments, env=environment
+        )
 
 
 @nox.session(default=False, python="3.12")
@@ -177,6 +191,20 @@ def gpu(session: nox.Session) -> None:
     session.run(python, "-m", "pytest", **options)
     command = [python, "-c", "from kernel_pytorch.harness.cli import main; main()"]
     measure_and_replay(session, command, python, session.posargs, **options)
+
+
+def watched(session: nox.Session) -> dict[str, str]:
+    """The environment in which Python loads a library that was compiled with sanitizers."""
+    compiler = os.environ.get("CXX", "c++")
+    runtimes = [
+        run_silently(session, compiler, f"-print-file-name={name}", external=True).strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    return {
+        "LD_PRELOAD": ":".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python never returns what it keeps until its end
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
 
 
 def install_peers(session: nox.Session) -> list[str]:

@@ -78,20 +78,18 @@ def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> d
     if torch is None or compiler is None or not (torch / "include/torch/csrc/stable/ops.h").is_file():
         problem = NO_TORCH if torch is None else NO_COMPILER if compiler is None else OLD_TORCH
         (package / LIBRARY).unlink(missing_ok=True)
-        return _write(package, {"problem": problem})
+        return write_record(package, {"problem": problem})
     nvcc = None if sanitize else find_nvcc()
     archs = wanted_archs(nvcc)
     record = {
         "problem": None,
-        "compiler": _version(compiler),
-        "nvcc": _version(nvcc) if nvcc and archs else None,
+        "compiler": version(compiler),
+        "nvcc": version(nvcc) if nvcc and archs else None,
         "archs": archs,
         "instruction_sets": list(instruction_sets()),
         "sanitized": sanitize,
         "digest": digest(csrc),
-        "operators": {
-            folder.parent.name: digest(csrc, folder.parent.name) for folder in sorted(csrc.glob("*/cpu.cpp"))
-        },
+        "operators": operator_digests(csrc),
     }
     if (package / LIBRARY).is_file() and _read(package) == record:
         return record
@@ -100,7 +98,7 @@ def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> d
     work.mkdir(parents=True, exist_ok=True)
     steps = list(_compilations(csrc, work, torch, compiler, nvcc if archs else None, archs, options))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda step: _compile(csrc, *step), steps))
+        list(pool.map(lambda step: compile_object(csrc, *step), steps))
     objects = [str(target) for _, target in steps]
     linked = work / f"{os.getpid()}-{LIBRARY}"  # several may build at a time
     link = [
@@ -117,9 +115,9 @@ def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> d
     link += [] if sanitize else ["-Wl,-z,defs"]
     if archs and nvcc:
         link += [f"-L{folder}" for folder in _cuda_libraries(nvcc)] + ["-lcudart_static", "-lrt", "-lpthread"]
-    _run(link)
+    run(link)
     os.replace(linked, package / LIBRARY)
-    return _write(package, record)
+    return write_record(package, record)
 
 
 def summary(record: dict[str, Any]) -> str:
@@ -224,6 +222,11 @@ def digest(csrc: Path, operator: str | None = None) -> str:
     return found.hexdigest()[:16]
 
 
+def operator_digests(csrc: Path) -> dict[str, str]:
+    """The digest of each operator, by its name."""
+    return {file.parent.name: digest(csrc, file.parent.name) for file in sorted(csrc.glob("*/cpu.cpp"))}
+
+
 def _cuda_libraries(nvcc: str) -> list[Path]:
     root = Path(nvcc).resolve().parents[1]
     listed = subprocess.run(
@@ -239,7 +242,7 @@ def _cuda_libraries(nvcc: str) -> list[Path]:
     ]
 
 
-def _compile(csrc: Path, command: list[str], target: Path) -> None:
+def compile_object(csrc: Path, command: list[str], target: Path) -> None:
     """Run a command, unless the object that is there was made by it of the same sources."""
     folder = Path(command[-3]).parent
     sources = [
@@ -254,19 +257,21 @@ def _compile(csrc: Path, command: list[str], target: Path) -> None:
     if target.is_file() and key.is_file() and key.read_text() == found.hexdigest():
         return
     made = target.with_name(f"{os.getpid()}-{target.name}")  # several may build at a time
-    _run([*command[:-1], str(made)])
+    run([*command[:-1], str(made)])
     key.unlink(missing_ok=True)
     os.replace(made, target)
     key.write_text(found.hexdigest())
 
 
-def _run(command: Sequence[str]) -> None:
+def run(command: Sequence[str]) -> None:
+    """Run a compiler; what it printed goes into the error, if there is one."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise BuildError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
 
 
-def _version(compiler: str) -> str:
+def version(compiler: str) -> str:
+    """A compiler, in one line."""
     lines = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()
     release = next((line for line in lines if "release" in line), None)
     return f"nvcc {release.split('release ')[1].split(',')[0]}" if release else lines[0]
@@ -279,7 +284,8 @@ def _read(package: Path) -> dict[str, Any] | None:
         return None
 
 
-def _write(package: Path, record: dict[str, Any]) -> dict[str, Any]:
+def write_record(package: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Write the record beside the library."""
     (package / RECORD).write_text(json.dumps(record, indent=1) + "\n")
     return record
 

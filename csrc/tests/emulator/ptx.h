@@ -1,0 +1,101 @@
+// What the PTX instructions do that the kernels name: `asm("add.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b))` is compiled
+// as `emulator::ptx::add_f32(c, a, b)`.
+#pragma once
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+
+namespace emulator {
+namespace ptx {
+
+inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+inline void ex2_approx_ftz_f32(float& y, float x) { y = flushed(exp2f(flushed(x))); }
+inline void rcp_approx_ftz_f32(float& y, float x) { y = flushed(1.0f / flushed(x)); }
+
+inline void st_global_cs_v4_b32(uint64_t address, unsigned x, unsigned y, unsigned z, unsigned w) {
+  *const_cast<uint4*>(aligned(reinterpret_cast<const uint4*>(address))) = {x, y, z, w};
+}
+
+inline void barrier_cluster_arrive_aligned() { arrive_at_cluster(); }
+inline void barrier_cluster_wait_aligned() { wait_for_cluster(); }
+
+// The copy is made at once: that somebody reads before it is awaited goes unseen.
+inline void cp_async_cg_shared_global(uint32_t target, const void* source, int bytes) {
+  uint4 words = {};
+  memcpy(&words, aligned(static_cast<const char*>(source), 16), static_cast<size_t>(bytes));
+  *const_cast<uint4*>(aligned(static_cast<const uint4*>(address_of(target)))) = words;
+}
+inline void cp_async_commit_group() {}
+inline void cp_async_wait_group(int) {}
+
+// Matrix i of four: lane 8i + r gives the address of row r; lane l gets columns 2 (l % 4) and one more of row l / 4, or
+// the other way round.
+inline void load_matrices(unsigned (&matrices)[4], uint32_t row, bool transposed) {
+  const Word* const rows = exchange(&row, sizeof row, ~0u);
+  for (int i = 0; i < 4; ++i) {
+    uint16_t pair[2];
+    for (int j = 0; j < 2; ++j) {
+      const int line = transposed ? lane() % 4 * 2 + j : lane() / 4, column = transposed ? lane() / 4 : lane() % 4 * 2 + j;
+      uint32_t number;
+      memcpy(&number, rows[8 * i + line], sizeof number);
+      pair[j] = aligned(static_cast<const uint16_t*>(address_of(number)), 16)[column];
+    }
+    memcpy(&matrices[i], pair, sizeof pair);
+  }
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d, uint32_t row) {
+  unsigned matrices[4];
+  load_matrices(matrices, row, false);
+  a = matrices[0], b = matrices[1], c = matrices[2], d = matrices[3];
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d,
+                                                           uint32_t row) {
+  unsigned matrices[4];
+  load_matrices(matrices, row, true);
+  a = matrices[0], b = matrices[1], c = matrices[2], d = matrices[3];
+}
+
+// C (16 x 8) += A (16 x 16) B (16 x 8), in the fragments of the PTX ISA's "Matrix Fragments for mma.m16n8k16".
+template <typename T>
+void multiply_add(float* const (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  float left[2][16], right[2][16];  // rows g and g + 8 of A, columns 2t and 2t + 1 of B
+  const auto widened = [](unsigned word, int half) { return T{static_cast<uint16_t>(word >> 16 * half)}.widened(); };
+  Word own[2];
+  memcpy(own[0], a, sizeof a);
+  memcpy(own[1], b, sizeof b);
+  const int g = lane() / 4, t = lane() % 4;
+  const Word* words = exchange(own[0], sizeof a, ~0u);
+  for (int k = 0; k < 16; ++k) {
+    unsigned of_lane[4];
+    memcpy(of_lane, words[4 * g + k % 8 / 2], sizeof of_lane);
+    for (int half = 0; half < 2; ++half) left[half][k] = widened(of_lane[k / 8 * 2 + half], k % 2);
+  }
+  words = exchange(own[1], sizeof b, ~0u);
+  for (int k = 0; k < 16; ++k) {
+    for (int column = 0; column < 2; ++column) {
+      unsigned of_lane[2];
+      memcpy(of_lane, words[4 * (2 * t + column) + k % 8 / 2], sizeof of_lane);
+      right[column][k] = widened(of_lane[k / 8], k % 2);
+    }
+  }
+  for (int half = 0; half < 2; ++half) {
+    for (int column = 0; column < 2; ++column) {
+      double sum = *c[2 * half + column];
+      for (int k = 0; k < 16; ++k) sum += static_cast<double>(left[half][k]) * right[column][k];
+      *c[2 * half + column] = static_cast<float>(sum);
+    }
+  }
+}
+inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float& c0, float& c1, float& c2, float& c3, unsigned a0,
+                                                              unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                                              unsigned b1) {
+  multiply_add<__half>({&c0, &c1, &c2, &c3}, {a0, a1, a2, a3}, {b0, b1});
+}
+inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& c0, float& c1, float& c2, float& c3, unsigned a0,
+                                                                unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                                                unsigned b1) {
+  multiply_add<__nv_bfloat16>({&c0, &c1, &c2, &c3}, {a0, a1, a2, a3}, {b0, b1});
+}
+
+}  // namespace ptx
+}  // namespace emulator
