@@ -121,8 +121,9 @@ def _write_translated(csrc: Path, emulator: Path, target: Path) -> list[Path]:
     for header in emulator.glob("*.h"):
         shutil.copy(header, target / "include")
     shutil.copy(emulator / "isa.h", target / "include" / "kernel_pytorch" / "cpu")
-    shutil.copy(emulator / "host.cpp", target / "operator.cpp")
-    shutil.copy(emulator / "emulator.cpp", target / "emulator.cpp")
+    for source in emulator.glob("*.cpp"):
+        shutil.copy(source, target)
+    shutil.move(target / "host.cpp", target / "operator.cpp")
     (target / "isa.cpp").unlink()
     return [*sorted(target.glob("*/cuda.cu")), *sorted(target.glob("*.cu")), *sorted(target.rglob("*.cpp"))]
 

@@ -1,35 +1,26 @@
 #include "emulator.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <csetjmp>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <mutex>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
+#include <new>
+
+#include "block.h"
 
 thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 
+thread_local char anchor = 0;
+
 namespace {
 
-constexpr int kWarp = 32;
-constexpr unsigned kMostThreads = 1024;
 constexpr size_t kStackBytes = 128 * 1024;
-constexpr unsigned kMostSharedBytes = 227 * 1024;
 constexpr uint32_t kSharedNumber = 1024;  // of the first byte of shared memory
 constexpr auto kPatience = std::chrono::seconds(60);
-
-constexpr int kInvalidConfiguration = 9, kLaunchFailure = 719;
 
 // AddressSanitizer follows swapcontext, which costs a system call, and no long jumps.
 #if defined(__SANITIZE_ADDRESS__)
@@ -38,65 +29,7 @@ constexpr bool kJumps = false;
 constexpr bool kJumps = true;
 #endif
 
-// `generation` grows when everybody who is still there has arrived.
-struct Barrier {
-  unsigned arrived = 0;
-  unsigned generation = 0;
-};
-
-struct Warp {
-  Barrier barrier;
-  unsigned live = 0;
-  uint32_t lanes = 0;           // those that are still there
-  uint32_t given[2] = {};       // lanes that gave a word, in this exchange and the one before
-  alignas(16) Word words[2][kWarp];
-};
-
-struct Fiber {
-  ucontext_t context;
-  jmp_buf state;
-  bool begun = false;  // at its end it waits for the next block
-  bool done = false;
-  const unsigned* generation = nullptr;  // what it waits for to change
-  unsigned seen = 0;
-  unsigned cluster_seen = 0;
-};
-
-// What the blocks of a cluster have in common.
-struct Cluster {
-  std::mutex mutex;
-  std::condition_variable changed;
-  unsigned blocks = 1;
-  unsigned expected = 0;
-  unsigned arrived = 0;
-  unsigned generation = 0;
-  bool failed = false;
-  std::string what;
-  std::vector<char*> anchors;  // of the blocks' thread-local memory
-};
-
-struct Block {
-  const Launch* launch;
-  const std::function<void()>* kernel;
-  Cluster* cluster;
-  unsigned rank;
-  std::vector<Fiber>& fibers;
-  size_t threads = 0;
-  std::vector<Warp> warps = {};
-  Barrier barrier = {};
-  unsigned live = 0;
-  size_t running = 0;
-  ucontext_t scheduler = {};
-  jmp_buf scheduler_state = {};
-  unsigned cluster_generation = 0;  // as this block last saw it
-  bool failed = false;
-  char* dynamic = nullptr;
-};
-
 thread_local Block* current = nullptr;
-thread_local char anchor = 0;
-thread_local std::string error;
-thread_local int code = 0;
 
 // Stacks and shared memory of an operating-system thread, kept for its next block.
 class Memory {
@@ -230,24 +163,8 @@ bool wait_for_other_blocks(Block& block) {
   return moved;
 }
 
-enum class Order { kForward, kBackward, kRandom };
+}  // namespace
 
-Order chosen_order() {
-  const char* name = std::getenv("KERNEL_PYTORCH_EMULATED_ORDER");
-  if (name == nullptr || std::strcmp(name, "forward") == 0) return Order::kForward;
-  return std::strcmp(name, "backward") == 0 ? Order::kBackward : Order::kRandom;
-}
-
-std::vector<size_t> in_order(size_t count) {
-  static thread_local std::minstd_rand random;
-  const Order order = chosen_order();
-  std::vector<size_t> indices(count);
-  for (size_t i = 0; i < count; ++i) indices[i] = order == Order::kBackward ? count - 1 - i : i;
-  if (order == Order::kRandom) std::shuffle(indices.begin(), indices.end(), random);
-  return indices;
-}
-
-// Every thread of a block, to its end.
 void run_block(Block& block, dim3 index) {
   thread_local const Memory stacks(kMostThreads * kStackBytes);
   thread_local const Memory dynamic(kMostSharedBytes);
@@ -287,89 +204,6 @@ void run_block(Block& block, dim3 index) {
     for (Fiber& fiber : block.fibers) fiber.begun = false;  // what is in the middle of a kernel is given up
   }
   current = nullptr;
-}
-
-void run_cluster(const Launch& launch, const std::function<void()>& kernel, dim3 first, Cluster& cluster) {
-  cluster.blocks = launch.cluster;
-  cluster.expected = launch.cluster * launch.block.x * launch.block.y * launch.block.z;
-  cluster.anchors.assign(launch.cluster, nullptr);
-  const auto run_one = [&](unsigned rank) {
-    static thread_local std::vector<Fiber> fibers(kMostThreads);
-    Block block{&launch, &kernel, &cluster, rank, fibers};
-    run_block(block, {first.x + rank, first.y, first.z});
-  };
-  if (launch.cluster == 1) {
-    run_one(0);
-    return;
-  }
-  // A block ends when all have begun, and its memory is there until all have ended.
-  unsigned begun = 0, ended = 0;
-  const auto meet = [&](unsigned& count) {
-    std::unique_lock<std::mutex> lock(cluster.mutex);
-    ++count;
-    cluster.changed.notify_all();
-    cluster.changed.wait(lock, [&] { return count == launch.cluster; });
-  };
-  std::vector<std::thread> threads;
-  for (unsigned rank = 0; rank < launch.cluster; ++rank) {
-    threads.emplace_back([&, rank] {
-      cluster.anchors[rank] = &anchor;
-      meet(begun);
-      run_one(rank);
-      meet(ended);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-int failed(int number, const std::string& what) {
-  error = what;
-  return code = number;
-}
-
-std::string text(dim3 d) {
-  return "(" + std::to_string(d.x) + ", " + std::to_string(d.y) + ", " + std::to_string(d.z) + ")";
-}
-
-}  // namespace
-
-int run(const Launch& launch, const std::function<void()>& kernel) {
-  const dim3 grid = launch.grid, block = launch.block;
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (threads == 0 || threads > kMostThreads || block.z > 64) return failed(kInvalidConfiguration, "a block of " + text(block));
-  const bool fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x < 1u << 31 && grid.y < 65536 && grid.z < 65536;
-  if (!fits) return failed(kInvalidConfiguration, "a grid of " + text(grid));
-  if (launch.cluster > 16 || grid.x % launch.cluster) return failed(kInvalidConfiguration, "a cluster that the grid is no multiple of");
-  if (launch.shared_bytes > kMostSharedBytes) return failed(kInvalidConfiguration, "too much shared memory");
-  const size_t clusters = size_t{grid.x} / launch.cluster * grid.y * grid.z;
-  const unsigned across = grid.x / launch.cluster;
-  for (const size_t i : in_order(clusters)) {
-    const auto number = static_cast<unsigned>(i);
-    Cluster cluster;
-    run_cluster(launch, kernel, {number % across * launch.cluster, number / across % grid.y, number / (across * grid.y)},
-                cluster);
-    if (cluster.failed) return failed(kLaunchFailure, cluster.what);
-  }
-  return 0;
-}
-
-const char* error_text(int number) {
-  switch (number) {
-    case 0:
-      return "no error";
-    case 1:
-      return "invalid argument";
-    case 801:
-      return "operation not supported";
-    default:
-      return error.c_str();
-  }
-}
-
-int last_error() {
-  const int number = code;
-  code = 0;
-  return number;
 }
 
 void fail(const char* what) {

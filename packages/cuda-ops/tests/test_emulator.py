@@ -22,7 +22,7 @@ def run(source, folder, orders=ORDERS):
     """Exit codes and output of a program, with threads in these orders."""
     (folder / "program.cpp").write_text(build_emulated.translate(source))
     program = folder / "program"
-    files = [str(folder / "program.cpp"), str(EMULATOR / "emulator.cpp")]
+    files = [folder / "program.cpp", EMULATOR / "emulator.cpp", EMULATOR / "launch.cpp"]
     command = [
         COMPILER,
         "-std=c++17",
