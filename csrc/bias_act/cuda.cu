@@ -95,9 +95,10 @@ int launch_forward(const Forward& f, int64_t version, void* stream) {
 int launch_backward(const Backward& b, void* stream) {
   if (!b.dx && !b.dbias) return cudaSuccess;
   if (b.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
-  const bool vectors = aligned(b.rows, b.columns, 16 / size_of(b.dy.dtype),
-                               {b.dy.data, b.x.data, b.bias.data, static_cast<const void*>(b.dx.data), b.shares.data}) &&
-                       (!b.dbias || b.columns % (16 / size_of(b.dy.dtype)) == 0);
+  const int64_t length = 16 / size_of(b.dy.dtype);
+  const bool vectors = b.columns % length == 0 &&  // of one row too: vectors are read whole
+                       aligned(b.rows, b.columns, length,
+                               {b.dy.data, b.x.data, b.bias.data, static_cast<const void*>(b.dx.data), b.shares.data});
   const auto on = static_cast<cudaStream_t>(stream);
   const cudaError_t error = with_choices(b.dy.dtype, b.activation, vectors, [&](auto a, auto type, auto n) {
     return run_backward<decltype(a)::value, typename decltype(type)::type, decltype(n)::value>(b, on);

@@ -67,6 +67,17 @@ bool is_aligned(const BackwardHeads<T, W>& side) {
          is_aligned(side.dy_strides) && is_aligned(side.strides);
 }
 
+template <int kHeads, bool kInterleaved, typename T, typename W, typename C>
+cudaError_t launch_vectorized(const ForwardPointers<T, W, C>& p, cudaStream_t stream) {
+  const int lanes = lanes_for(p.columns);
+  const int64_t groups = p.tokens * (groups_of(p.q.heads, kHeads) + groups_of(p.k.heads, kHeads));
+  const int64_t blocks = ceil_divide(groups, kVectorThreads / lanes);
+  if (!fits_grid(blocks)) return cudaErrorInvalidValue;
+  const auto grid = static_cast<unsigned>(blocks);
+  norm_rope_vectorized<T, W, C, kInterleaved, kHeads><<<grid, kVectorThreads, 0, stream>>>(p, lanes);
+  return launched();
+}
+
 template <typename T, typename W, typename C, bool kInterleaved>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
   ForwardPointers<T, W, C> p = {};
@@ -80,17 +91,20 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   const int64_t best = is_vectorizable(p.tables, p.columns) && is_aligned(p.q) && is_aligned(p.k) ? 3 : 2;
   if (version > best || version < 0) return cudaErrorNotSupported;
   if (version == 0) version = best;
-  const int lanes = lanes_for(p.columns);
-  const int heads_a_block = version == 1 ? kNaiveThreads : version == 2 ? kWarpThreads / kWarp : kVectorThreads / lanes;
+  if (version == 3) {
+    constexpr int kHeads = 16 / sizeof(T) / 2;
+    const int64_t rows = f.tokens * (f.sides[0].heads + f.sides[1].heads);
+    const bool many = rows * p.columns >= int64_t{kManyThreads} * kSlot * kHeads;
+    return many ? launch_vectorized<kHeads, kInterleaved>(p, stream) : launch_vectorized<1, kInterleaved>(p, stream);
+  }
+  const int heads_a_block = version == 1 ? kNaiveThreads : kWarpThreads / kWarp;
   const int64_t blocks = ceil_divide(f.tokens * (f.sides[0].heads + f.sides[1].heads), heads_a_block);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
   const auto grid = static_cast<unsigned>(blocks);
   if (version == 1) {
     norm_rope_naive<T, W, C, kInterleaved><<<grid, kNaiveThreads, 0, stream>>>(p);
-  } else if (version == 2) {
-    norm_rope_warp<T, W, C, kInterleaved><<<grid, kWarpThreads, 0, stream>>>(p);
   } else {
-    norm_rope_vectorized<T, W, C, kInterleaved><<<grid, kVectorThreads, 0, stream>>>(p, lanes);
+    norm_rope_warp<T, W, C, kInterleaved><<<grid, kWarpThreads, 0, stream>>>(p);
   }
   return launched();
 }
@@ -112,8 +126,11 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   p.columns = static_cast<int>(b.columns);
   p.offset = static_cast<float>(b.offset);
   const auto grid = static_cast<unsigned>(b.parts);
-  if (is_vectorizable(p.tables, p.columns) && is_aligned(p.q) && is_aligned(p.k)) {
-    norm_rope_backward_vectorized<T, W, C, kInterleaved><<<grid, kVectorThreads, 0, stream>>>(p, lanes_for(p.columns));
+  const bool countable = b.tokens * (p.q.heads + p.k.heads) < int64_t{1} << 31;
+  if (countable && is_vectorizable(p.tables, p.columns) && is_aligned(p.q) && is_aligned(p.k)) {
+    constexpr int kHeads = sizeof(T) == 2 ? 2 : 1;
+    norm_rope_backward_vectorized<T, W, C, kInterleaved, kHeads>
+        <<<grid, kVectorThreads, 0, stream>>>(p, lanes_for(p.columns));
   } else {
     norm_rope_backward_block<T, W, C, kInterleaved><<<grid, kWarpThreads, 0, stream>>>(p);
   }

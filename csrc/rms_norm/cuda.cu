@@ -3,7 +3,7 @@
 //     kernels/1_naive.cuh       one thread a row
 //     kernels/2_block.cuh       one block a row: neighbours read neighbours; any length and alignment
 //     kernels/3_vectorized.cuh  16 bytes an access, the row stays in registers
-//     kernels/4_cluster.cuh     rows longer than one block holds, by a cluster (9.0 on)
+//     kernels/4_ring.cuh        rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on)
 
 #include <type_traits>
 
@@ -13,13 +13,15 @@
 #include "kernels/1_naive.cuh"
 #include "kernels/2_block.cuh"
 #include "kernels/3_vectorized.cuh"
-#include "kernels/4_cluster.cuh"
+#include "kernels/4_ring.cuh"
 #include "rms_norm.h"
 
 namespace kernel_pytorch {
 namespace rms_norm {
 
 namespace {
+
+constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
 
 template <typename T, typename W, typename Y>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
@@ -53,8 +55,14 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
       return launched();
     });
   } else {
-    return with_vectors<8>(layout.each, [&](auto count) {
-      return launch_clusters(forward_cluster<T, W, Y, count>, f.rows, layout.cluster, layout.threads, stream, p);
+    const auto run = [&](auto count, auto residual) {
+      constexpr int kWords = residual ? 2 : 1;
+      return launch_clusters(forward_ring<T, W, Y, count, residual>, smaller(f.rows, teams_of(layout, kForwardResident)),
+                             layout.cluster, layout.threads,
+                             ring_bytes(kForwardSlots<count, kWords>, kWords, layout.threads), stream, p);
+    };
+    return with_cluster_vectors<8>(layout.each, [&](auto count) {
+      return f.residual ? run(count, std::true_type{}) : run(count, std::false_type{});
     });
   }
   return launched();
@@ -77,17 +85,21 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   p.offset = static_cast<float>(b.offset);
   const auto* const dx = static_cast<const void*>(b.dx.data);
   const bool whole = made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.dh.data, b.h.data, b.weight.data, dx});
-  const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kBackwardLengths, most_blocks());
+  constexpr Lengths kLengths = backward_lengths(sizeof(T));
+  const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kLengths, most_blocks());
   const auto blocks = static_cast<unsigned>(b.parts);
   cudaError_t error;
   if (!whole || layout.cluster == 0) {
     backward_block<T, W, Y><<<blocks, kBlockThreads, 0, stream>>>(p);
     error = launched();
   } else if (layout.cluster > 1) {
-    const auto kernel = backward_cluster<T, W, Y, kBackwardLengths.cluster_each>;
-    error = launch_clusters(kernel, b.parts, layout.cluster, layout.threads, stream, p);
+    error = with_cluster_vectors<kLengths.most_cluster_each>(layout.each, [&](auto count) {
+      constexpr int kWords = 1 + sizeof(Y) / sizeof(T);
+      return launch_clusters(backward_ring<T, W, Y, count>, b.parts, layout.cluster, layout.threads,
+                             ring_bytes(kBackwardSlots<kWords>, kWords, layout.threads), stream, p);
+    });
   } else {
-    error = with_vectors<4>(layout.each, [&](auto count) {
+    error = with_vectors<2>(layout.each, [&](auto count) {
       backward_vectorized<T, W, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });

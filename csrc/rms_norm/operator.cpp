@@ -35,7 +35,8 @@ Input optional_input(const char* name, const OptionalTensor& tensor) {
 // of the weight.
 int64_t parts_of(const Tensor& h, Rows rows, int64_t weight_rows) {
   if (!h.is_cuda()) return larger(1, smaller(ceil_divide(rows.rows, 16), rows.rows / larger(1, 2 * weight_rows)));
-  const RowLayout layout = layout_of(rows.columns * size_of(dtype_of("h", h)) / 16, kBackwardLengths);
+  const int64_t size = size_of(dtype_of("h", h));
+  const RowLayout layout = layout_of(rows.columns * size / 16, backward_lengths(size));
   const int64_t parts = shares_of(rows.rows, layout, layout.each == 1 ? 1024 : 512);
   return larger(1, parts / weight_rows) * weight_rows;
 }

@@ -59,9 +59,10 @@ KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t 
 
 // On CUDA, from measurements on an H200: short rows leave registers for many blocks, long ones want all their vectors on
 // their way at once. A residual is a second number for one, and so is dy, beside the shares.
-constexpr Lengths kForwardLengths = {{32, 512, 2048, 8192}, 8, 512};
+constexpr Lengths kForwardLengths = {{32, 512, 2048, 4096}, 4, 512};
 constexpr Lengths kAddLengths = {{32, 512, 2048, 2048}, 4, 512};
-constexpr Lengths kBackwardLengths = {{512, 1024, 2048, 2048}, 4, 512};
+// For elements of `size` bytes: eight vectors of 16-bit numbers would be shares in 64 registers.
+constexpr Lengths backward_lengths(int64_t size) { return {{512, 1024, 1024, 1024}, 4, 256, size == 2 ? 4 : 8}; }
 
 // CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
 int launch_forward(const Forward&, int64_t version, void* stream);

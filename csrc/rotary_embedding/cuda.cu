@@ -2,7 +2,7 @@
 //
 //     kernels/1_naive.cuh       one thread a head
 //     kernels/2_pairs.cuh       one thread a pair: neighbours read neighbours; any length and alignment
-//     kernels/3_vectorized.cuh  16 bytes an access, two of them a thread
+//     kernels/3_vectorized.cuh  16 bytes an access, two of them a thread and head; cos and sin once for several heads
 
 #include <type_traits>
 
@@ -18,35 +18,52 @@ namespace rotary_embedding {
 namespace {
 
 // Whether heads are made of slots of two vectors of N elements each: pairs and what passes, and all addresses aligned.
-template <typename T, typename C>
+template <int N, typename T, typename C>
 bool is_vectorizable(const Pointers<T, C>& p) {
-  constexpr int N = kVectorLength<T>;
+  constexpr int kBytes = N * sizeof(T);
   bool aligned = p.pairs % N == 0 && p.columns % (2 * N) == 0 && p.columns / (2 * N) <= kVectorThreads;
   aligned = aligned && p.strides.token % N == 0 && p.strides.head % N == 0;
-  for (const void* address : {static_cast<const void*>(p.x), static_cast<const void*>(p.y),
-                              static_cast<const void*>(p.cos), static_cast<const void*>(p.sin)}) {
-    aligned = aligned && reinterpret_cast<uint64_t>(address) % 16 == 0;
-  }
+  const auto starts_at = [](const void* address, int bytes) { return reinterpret_cast<uint64_t>(address) % bytes == 0; };
+  aligned = aligned && starts_at(p.x, kBytes) && starts_at(p.y, kBytes) && starts_at(p.cos, 16) && starts_at(p.sin, 16);
   return aligned;
+}
+
+template <typename T, typename C, bool kInterleaved, int N, int kHeads>
+cudaError_t launch_vectorized(const Pointers<T, C>& p, cudaStream_t stream) {
+  const int slots = p.columns / (2 * N);
+  const dim3 block(slots, kVectorThreads / slots);
+  const int64_t blocks = ceil_divide(p.rows / p.heads * ceil_divide(p.heads, kHeads), block.y);
+  if (!fits_grid(blocks)) return cudaErrorInvalidValue;
+  rotate_vectorized<T, C, kInterleaved, N, kHeads><<<static_cast<unsigned>(blocks), block, 0, stream>>>(p);
+  return launched();
+}
+
+// Several heads a thread where there are threads enough all the same.
+template <typename T, typename C, bool kInterleaved, int N>
+cudaError_t run_vectorized(const Pointers<T, C>& p, cudaStream_t stream) {
+  constexpr int kHeads = N * sizeof(T) == 16 ? 2 : 4;
+  const bool many = p.heads >= kHeads && p.rows * p.columns >= int64_t{kManyThreads} * 2 * N * kHeads;
+  if (many) return launch_vectorized<T, C, kInterleaved, N, kHeads>(p, stream);
+  return launch_vectorized<T, C, kInterleaved, N, 1>(p, stream);
 }
 
 template <typename T, typename C, bool kInterleaved>
 cudaError_t run(const Pointers<T, C>& p, int64_t version, cudaStream_t stream) {
-  const int64_t best = is_vectorizable(p) ? 3 : 2;
+  constexpr int N = kVectorLength<T>;
+  const bool whole = is_vectorizable<N>(p), half = is_vectorizable<N / 2>(p);
+  const int64_t best = whole || half ? 3 : 2;
   if (version > best || version < 0) return cudaErrorNotSupported;
   if (version == 0) version = best;
-  const int slots = p.columns / (2 * kVectorLength<T>);
-  const dim3 block = version == 3 ? dim3(slots, kVectorThreads / slots) : dim3(version == 2 ? kPairThreads : kNaiveThreads);
-  const int64_t units = version == 2 ? p.rows * (p.columns - p.pairs) : p.rows;
-  const int64_t blocks = ceil_divide(units, version == 3 ? block.y : block.x);
+  if (version == 3 && whole) return run_vectorized<T, C, kInterleaved, N>(p, stream);
+  if (version == 3) return run_vectorized<T, C, kInterleaved, N / 2>(p, stream);
+  const int threads = version == 2 ? kPairThreads : kNaiveThreads;
+  const int64_t blocks = ceil_divide(version == 2 ? p.rows * (p.columns - p.pairs) : p.rows, threads);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
   const auto grid = static_cast<unsigned>(blocks);
   if (version == 1) {
-    rotate_naive<T, C, kInterleaved><<<grid, block, 0, stream>>>(p);
-  } else if (version == 2) {
-    rotate_pairs<T, C, kInterleaved><<<grid, block, 0, stream>>>(p);
+    rotate_naive<T, C, kInterleaved><<<grid, threads, 0, stream>>>(p);
   } else {
-    rotate_vectorized<T, C, kInterleaved><<<grid, block, 0, stream>>>(p);
+    rotate_pairs<T, C, kInterleaved><<<grid, threads, 0, stream>>>(p);
   }
   return launched();
 }

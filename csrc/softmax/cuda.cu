@@ -3,7 +3,7 @@
 //     kernels/1_naive.cuh        one thread a row
 //     kernels/2_block.cuh        one block a row, maximum and sum in one pass; any length and alignment
 //     kernels/3_vectorized.cuh   16 bytes an access, the row stays in registers; short rows one warp each
-//     kernels/4_cluster.cuh      rows longer than one block holds, by a cluster (9.0 on)
+//     kernels/4_ring.cuh         rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on)
 //     kernels/mask_gradient.cuh  the gradient of a mask that is added
 
 #include "kernel_pytorch/cuda/launch.cuh"
@@ -11,7 +11,7 @@
 #include "kernels/1_naive.cuh"
 #include "kernels/2_block.cuh"
 #include "kernels/3_vectorized.cuh"
-#include "kernels/4_cluster.cuh"
+#include "kernels/4_ring.cuh"
 #include "kernels/mask_gradient.cuh"
 #include "softmax.h"
 
@@ -25,8 +25,11 @@ constexpr int64_t kMostColumns = (int64_t{1} << 31) - 4096;  // a thread's colum
 // From measurements on an H200. A score is a float in a register, whatever it came from: 32 of them a thread at most.
 template <typename T>
 constexpr Lengths kForwardLengths =
-    sizeof(T) == 2 ? Lengths{{32, 512, 4096, 4096}, 4, kClusterThreads} : Lengths{{32, 512, 2048, 4096}, 8, kClusterThreads};
-constexpr Lengths kBackwardLengths = {{32, 512, 2048, 2048}, 4, kClusterThreads};
+    sizeof(T) == 2 ? Lengths{{32, 512, 4096, 4096}, 4, 512} : Lengths{{32, 512, 2048, 4096}, 4, 512};
+constexpr Lengths kBackwardLengths = {{32, 512, 2048, 2048}, 4, 512};
+template <typename T>
+constexpr int kMostEach = sizeof(T) == 2 ? 4 : 8;
+constexpr int kResident = 1024;  // threads of clusters on a multiprocessor
 
 template <typename T, typename M, typename Y>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
@@ -45,12 +48,14 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   if (version > best || version < 0 || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
   if (version == 4) {
-    const auto kernel = forward_cluster<T, M, Y, kLengths.cluster_each>;
-    return launch_clusters(kernel, f.rows, layout.cluster, layout.threads, stream, p);
+    return with_cluster_vectors<8>(layout.each, [&](auto count) {
+      return launch_clusters(forward_ring<T, M, Y, count>, smaller(f.rows, teams_of(layout, kResident)), layout.cluster,
+                             layout.threads, ring_bytes(kSlots<count, 1>, 1, layout.threads), stream, p);
+    });
   }
   if (version == 3) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, layout.rows));
-    return with_vectors<kLengths.cluster_each>(layout.each, [&](auto count) {
+    return with_vectors<kMostEach<T>>(layout.each, [&](auto count) {
       forward_vectorized<T, M, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });
@@ -77,12 +82,14 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   const bool whole = made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.y.data, b.dx.data});
   const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kBackwardLengths, most_blocks());
   if (whole && layout.cluster > 1) {
-    const auto kernel = backward_cluster<T, kBackwardLengths.cluster_each>;
-    return launch_clusters(kernel, b.rows, layout.cluster, layout.threads, stream, p);
+    return with_cluster_vectors<8>(layout.each, [&](auto count) {
+      return launch_clusters(backward_ring<T, count>, smaller(b.rows, teams_of(layout, kResident)), layout.cluster,
+                             layout.threads, ring_bytes(kSlots<count, 2>, 2, layout.threads), stream, p);
+    });
   }
   if (whole && layout.cluster == 1) {
     const auto blocks = static_cast<unsigned>(ceil_divide(b.rows, layout.rows));
-    return with_vectors<kBackwardLengths.cluster_each>(layout.each, [&](auto count) {
+    return with_vectors<4>(layout.each, [&](auto count) {
       backward_vectorized<T, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });

@@ -16,8 +16,9 @@ static void expect(bool right, const char* what, long long a, long long b) {
 }
 
 static void test_layouts() {
-  constexpr Lengths kLengths = {{32, 512, 2048, 8192}, 8, 512};
-  for (int64_t vectors = 1; vectors <= 65536; vectors += vectors < 9000 ? 1 : 997) {
+  constexpr Lengths kLengths = {{32, 512, 2048, 4096}, 4, 256};
+  const int64_t most = int64_t{8} * kMostClusterThreads * kMostBlocks;
+  for (int64_t vectors = 1; vectors <= most; vectors += vectors < 9000 ? 1 : 997) {
     const RowLayout layout = layout_of(vectors, kLengths);
     const int64_t held = int64_t{layout.each} * layout.threads * layout.cluster;
     expect(held >= vectors, "everything is held", vectors, held);
@@ -26,21 +27,30 @@ static void test_layouts() {
     expect(lanes ? kWarpThreads % layout.threads == 0 : layout.threads % kWarpThreads == 0, "whole warps", vectors,
            layout.threads);
     expect((layout.threads * layout.rows) % kWarpThreads == 0, "blocks of whole warps", vectors, layout.rows);
-    if (vectors <= 8192) expect(layout.cluster == 1, "one block", vectors, layout.cluster);
-    if (layout.cluster > 1) expect(held < 2 * vectors + 2 * 4096, "no larger cluster than needed", vectors, held);
+    if (vectors <= 4096) expect(layout.cluster == 1, "one block", vectors, layout.cluster);
+    if (layout.cluster == 1) continue;
+    expect(layout.cluster <= kMostBlocks && layout.threads <= kMostClusterThreads, "a cluster that there is", vectors,
+           layout.cluster);
+    expect(held < 2 * vectors + 2 * 4096, "no larger cluster than needed", vectors, held);
   }
-  expect(layout_of(65537, kLengths).cluster == 0, "too long for a cluster", 65537, 0);
-  expect(layout_of(8193, kLengths, 0).cluster == 0, "a card without clusters", 8193, 0);
+  expect(layout_of(most + 1, kLengths).cluster == 0, "too long for a cluster", most + 1, 0);
+  expect(layout_of(4097, kLengths, 0).cluster == 0, "a card without clusters", 4097, 0);
+  constexpr Lengths kFour = {{32, 512, 2048, 4096}, 4, 512, 4};
+  expect(layout_of(most / 2 + 1, kFour).cluster == 0, "four vectors at most", most / 2 + 1, 0);
 }
 
-static void test_shares() {
-  constexpr Lengths kLengths = {{512, 1024, 2048, 2048}, 4, 512};
-  for (const int64_t vectors : {1, 16, 128, 512, 1024, 2048, 4096, 32768}) {
+// A multiprocessor has so many threads at a time; clusters of more blocks reach fewer of 132.
+static void test_teams() {
+  constexpr Lengths kLengths = {{512, 1024, 1024, 1024}, 4, 256};
+  for (const int64_t vectors : {1, 16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}) {
     const RowLayout layout = layout_of(vectors, kLengths);
+    const int64_t reached = layout.cluster > 8 ? 112 : layout.cluster > 2 ? 120 : 132;
+    const int64_t teams = teams_of(layout, 1024);
+    expect(teams >= 1, "somebody works", vectors, teams);
+    expect(teams * layout.cluster * layout.threads * layout.rows <= reached * 1024, "at a time", vectors, teams);
     for (const int64_t rows : {0, 1, 7, 100, 100000}) {
       const int64_t shares = shares_of(rows, layout, 1024);
-      expect(shares >= 1 && (rows == 0 || shares <= rows), "shares", rows, shares);
-      expect(shares * layout.cluster * layout.threads * layout.rows <= 132 * 1024, "at a time", vectors, shares);
+      expect(shares >= 1 && shares <= teams && (rows == 0 || shares <= rows), "shares", rows, shares);
     }
   }
 }
@@ -57,7 +67,7 @@ static void test_quotients() {
 
 int main() {
   test_layouts();
-  test_shares();
+  test_teams();
   test_quotients();
   return failures == 0 ? 0 : 1;
 }

@@ -41,39 +41,60 @@ __global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPoin
 
 constexpr int kShareThreads = 32;  // along the columns
 constexpr int kShareRows = 8;
-constexpr int kAtOnce = 2;  // rows of a thread
+constexpr int kAtOnce = 2;       // rows of a thread
+// Blocks on a multiprocessor: the slope of gelu in float32 of 16-bit numbers takes registers.
+template <typename T, bool kHalf>
+constexpr int kShareBlocks = kRounded<T> && !kHalf ? 2 : 3;
+
+// Two rows of dy and x on their way. A row beyond the last of a share is read as that.
+template <Activation A, typename T, int N>
+struct RowPair {
+  Incoming<T, N> dy[kAtOnce];
+  Incoming<T, N> x[kAtOnce];
+
+  __device__ __forceinline__ void load(const BackwardPointers<T>& p, int64_t first, int64_t last, int64_t column) {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t at = row_offset(smaller(first + k * kShareRows, last), p.columns) + column;
+      dy[k].load(p.dy + at);
+      if constexpr (A != Activation::kIdentity) x[k].load(p.x + at);
+    }
+  }
+};
 
 // dx of a share of the rows, 32 vectors of columns a block, and of these columns the share of dbias: every thread adds its
-// rows in registers, then the eight of a column meet in shared memory. kHalf: both are rounded to 16 bits.
+// rows in registers, the next two on their way while two are at work; then the eight of a column meet in shared memory.
+// kHalf: both are rounded to 16 bits.
 template <Activation A, typename T, int N, bool kHalf>
-__global__ void __launch_bounds__(kShareThreads* kShareRows) backward_shares(const BackwardPointers<T> p) {
+__global__ void __launch_bounds__(kShareThreads* kShareRows, kShareBlocks<T, kHalf>) backward_shares(const BackwardPointers<T> p) {
   __shared__ float sums[kShareRows][kShareThreads * N];
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kShareThreads + threadIdx.x) * N;
   const int count = valid_elements(column, p.columns, N);
+  const Range range = share_of(p.rows, p.parts, blockIdx.y);
   float bias[N], share[N] = {};
-  if (count > 0) {
+  if (count > 0 && range.begin < range.end) {
+    constexpr int kStep = kShareRows * kAtOnce;
+    RowPair<A, T, N> next;
+    next.load(p, range.begin + threadIdx.y, range.end - 1, column);
     load_bias<T, N>(p.bias, column, count, bias);
-    const Range range = share_of(p.rows, p.parts, blockIdx.y);
-    for (int64_t first = range.begin + threadIdx.y; first < range.end; first += kShareRows * kAtOnce) {
-      float gradient[kAtOnce][N], z[kAtOnce][N];
-      const int64_t second = smaller(first + kShareRows, range.end - 1);  // beyond the last it is read as that
-      const int64_t at[kAtOnce] = {row_offset(first, p.columns) + column, row_offset(second, p.columns) + column};
-      if constexpr (A != Activation::kIdentity) {
-        load_all<T, N>(count, {p.dy + at[0], p.x + at[0], p.dy + at[1], p.x + at[1]}, gradient[0], z[0], gradient[1], z[1]);
-      } else {
-        load_all<T, N>(count, {p.dy + at[0], p.dy + at[1]}, gradient[0], gradient[1]);
-      }
+    for (int64_t first = range.begin + threadIdx.y; first < range.end; first += kStep) {
+      const RowPair<A, T, N> now = next;
+      if (first + kStep < range.end) next.load(p, first + kStep, range.end - 1, column);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const int64_t row = first + k * kShareRows;
         if (row >= range.end) break;
+        float gradient[N];
+        now.dy[k].read(gradient);
         if constexpr (A != Activation::kIdentity) {
+          float z[N];
+          now.x[k].read(z);
 #pragma unroll
-          for (int i = 0; i < N; ++i) gradient[k][i] *= activate<A, kHalf>(z[k][i] + bias[i]).slope;
+          for (int i = 0; i < N; ++i) gradient[i] *= activate<A, kHalf>(z[i] + bias[i]).slope;
         }
-        if (p.dx != nullptr) store_elements<T, N>(p.dx + at[k], count, gradient[k]);
+        if (p.dx != nullptr) store_elements<T, N>(p.dx + row_offset(row, p.columns) + column, count, gradient);
 #pragma unroll
-        for (int i = 0; i < N; ++i) share[i] += gradient[k][i];
+        for (int i = 0; i < N; ++i) share[i] += gradient[i];
       }
     }
   }

@@ -35,11 +35,11 @@ struct BackwardPointers {
   int64_t parts;
 };
 
-// `N` elements of a bias, of which `count` are there; zeros where there is none.
+// `N` elements of a bias, of which `count` are there; where there is none what leaves every number as it is, zeros too.
 template <typename T, int N>
 __device__ __forceinline__ void load_bias(const Bias& bias, int64_t column, int count, float (&values)[N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) values[i] = 0.0f;
+  for (int i = 0; i < N; ++i) values[i] = -0.0f;
   if (bias.data == nullptr) return;
   if (bias.wide) {
     load_elements<float, N>(static_cast<const float*>(bias.data) + column, count, values);

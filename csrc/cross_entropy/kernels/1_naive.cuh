@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPoin
     sum += expf(z - shift);
     total += z;
   }
-  write_loss<kCapped>(p, row, most + logf(sum), total);
+  write_loss<kCapped>(p, row, {most, sum}, total);
 }
 
 }  // namespace cross_entropy

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   }
   softmax = reduce_online(softmax, scratch);
   total = reduce_block(total, Add{}, totals);
-  if (threadIdx.x == 0) write_loss<kCapped>(p, row, softmax.log_sum_exp(), total);
+  if (threadIdx.x == 0) write_loss<kCapped>(p, row, softmax, total);
 }
 
 template <typename T, bool kCapped>

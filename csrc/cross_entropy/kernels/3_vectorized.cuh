@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const Forwa
   }
   softmax = reduce_online(softmax, scratch);
   total = reduce_block(total, Add{}, totals);
-  if (threadIdx.x == 0) write_loss<kCapped>(p, row, softmax.log_sum_exp(), total);
+  if (threadIdx.x == 0) write_loss<kCapped>(p, row, softmax, total);
 }
 
 // 16 bytes that this thread may overwrite: not through the read-only cache, for which memory must stay as it is.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../cross_entropy.h"
+#include "kernel_pytorch/cuda/online_softmax.cuh"
 #include "kernel_pytorch/cuda/math.cuh"
 #include "kernel_pytorch/cuda/vector.cuh"
 
@@ -49,16 +50,20 @@ __device__ __forceinline__ bool has_loss(const Pointers& p, int64_t target) {
   return target != p.ignore_index && target >= 0 && target < p.columns;
 }
 
-// The loss of a row, whose capped logits add up to `total`.
+// The loss of a row, whose capped logits add up to `total`. Logits are taken from their maximum, not from lse: where they
+// are large, that has no digits left of its logarithm.
 template <bool kCapped, typename T>
-__device__ __forceinline__ void write_loss(const ForwardPointers<T>& p, int64_t row, float lse, float total) {
+__device__ __forceinline__ void write_loss(const ForwardPointers<T>& p, int64_t row, OnlineSum softmax, float total) {
+  const float lse = softmax.log_sum_exp();
   p.lse[row] = lse;
   const int64_t target = p.target[row];
   float loss = 0.0f;
   if (has_loss(p, target)) {
     const float picked = cap<kCapped>(widen(p.logits[row_offset(row, p.columns) + target]), p.softcap);
-    loss = lse - (1.0f - p.label_smoothing) * picked;
-    if (p.label_smoothing > 0.0f) loss -= p.label_smoothing * (total / static_cast<float>(p.columns));
+    loss = (1.0f - p.label_smoothing) * (softmax.most - picked) + logf(softmax.sum);
+    if (p.label_smoothing > 0.0f) {
+      loss += p.label_smoothing * (softmax.most - total / static_cast<float>(p.columns));
+    }
     if (p.z_loss > 0.0f) loss += p.z_loss * lse * lse;
   }
   p.loss[row] = loss;

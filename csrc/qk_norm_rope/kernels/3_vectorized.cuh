@@ -1,6 +1,7 @@
 // Version 3: accesses of 16 bytes, and a head stays in the registers of a few neighbouring threads: it is read once. A
 // thread holds two vectors that make up pairs, one of each half or, interleaved, two neighbouring ones, and turns them by
-// itself; everything that it reads is on its way before the first of it is looked at.
+// itself. It does so for several heads of a token, whose cos, sin and weight it reads once: beside 16-bit heads those are
+// most of what is read. Everything is on its way before the first of it is looked at.
 #pragma once
 
 #include "kernel_pytorch/cuda/reduce.cuh"
@@ -56,6 +57,25 @@ struct Pair {
   }
 };
 
+// The same as it lies in memory: half the registers, where elements are of 16 bits.
+template <typename T>
+struct PackedPair {
+  Packed<T, kElements> a;
+  Packed<T, kElements> b;
+
+  __device__ __forceinline__ void load(const T* head, const Slot& slot) {
+    load_packed(head + slot.first, a);
+    load_packed(head + slot.second, b);
+  }
+
+  __device__ __forceinline__ Pair unpacked() const {
+    Pair pair;
+    unpack(a, pair.a);
+    unpack(b, pair.b);
+    return pair;
+  }
+};
+
 // cos and sin of a thread's pairs.
 struct Angles {
   float c[kElements];
@@ -77,34 +97,45 @@ struct Angles {
   }
 };
 
-template <typename T, typename W, typename C, bool kInterleaved>
+template <typename T, typename W, typename C, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kVectorThreads)
     norm_rope_vectorized(const ForwardPointers<T, W, C> p, const int lanes) {
   const Lane lane = lane_of<kInterleaved>(lanes, p.columns, p.tables.pairs);
-  const int64_t rows = p.tokens * (p.q.heads + p.k.heads);
   const int64_t index = blockIdx.x * static_cast<int64_t>(kVectorThreads / lanes) + lane.group;
-  const bool holds = lane.holds && index < rows;
-  const Row<T, W> row = row_of(p, index < rows ? index : 0);
-  Pair h, weight;
+  const int64_t groups = p.tokens * (groups_of(p.q.heads, kHeads) + groups_of(p.k.heads, kHeads));
+  const HeadGroup<T, W> group = group_of<kHeads>(p, index < groups ? index : 0);
+  const int heads = lane.holds && index < groups ? group.heads : 0;
+  PackedPair<T> packed[kHeads] = {};
+  Pair weight;
   Angles angles;
-  if (holds) {
-    h.load(row.x, lane.slot);
-    weight.load(row.weight, lane.slot);
-  }
-  angles.load(p.tables, lane, row.token, holds);
-  float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) sum += h.a[i] * h.a[i] + h.b[i] * h.b[i];
-  const float rstd = 1.0f / sqrtf(reduce_lanes(sum, lanes) / static_cast<float>(p.columns) + p.eps);
-  if (!holds) return;
-  if (lane.own == 0) *row.rstd = rstd;
+  for (int i = 0; i < kHeads; ++i) {
+    if (i < heads) packed[i].load(group.x + i * group.stride, lane.slot);
+  }
+  if (heads > 0) weight.load(group.weight, lane.slot);
+  angles.load(p.tables, lane, group.token, heads > 0);
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
-    h.a[i] *= rstd * (p.offset + weight.a[i]);
-    h.b[i] *= rstd * (p.offset + weight.b[i]);
+    weight.a[i] += p.offset;
+    weight.b[i] += p.offset;
   }
-  angles.turn<kInterleaved>(h, p.tables.sign);
-  h.store(row.y, lane.slot);
+#pragma unroll
+  for (int n = 0; n < kHeads; ++n) {
+    Pair h = packed[n].unpacked();
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) sum += h.a[i] * h.a[i] + h.b[i] * h.b[i];
+    const float rstd = 1.0f / sqrtf(reduce_lanes(sum, lanes) / static_cast<float>(p.columns) + p.eps);
+    if (n >= heads) continue;
+    if (lane.own == 0) group.rstd[n] = rstd;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      h.a[i] *= rstd * weight.a[i];
+      h.b[i] *= rstd * weight.b[i];
+    }
+    angles.turn<kInterleaved>(h, p.tables.sign);
+    h.store(group.y + row_offset(n, p.columns), lane.slot);
+  }
 }
 
 // What an element of the gradient is made of and adds to; the element of x becomes x_hat.
@@ -135,12 +166,12 @@ __device__ __forceinline__ void store_share(const Pair& share, const Lane& lane,
 }
 
 // The gradients of q, or of k: the heads of one part, and its share of dweight, in registers until the last of them.
-template <bool kInterleaved, typename T, typename W, typename C>
+template <bool kInterleaved, int kHeads, typename T, typename W, typename C>
 __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& p, const BackwardHeads<T, W>& side,
                                                const Lane& lane, float* sums) {
   if (side.dx == nullptr && side.shares == nullptr) return;  // an empty dy is null too
-  const int groups = kVectorThreads / lane.lanes;
-  const int64_t rows = p.tokens * side.heads;
+  const unsigned of_block = kVectorThreads / lane.lanes, of_token = groups_of(side.heads, kHeads);
+  const auto groups = static_cast<unsigned>(p.tokens) * of_token;  // below 2^31, or this is not launched
   Pair scale, share;
   if (lane.holds) scale.load(side.weight, lane.slot);
 #pragma unroll
@@ -148,47 +179,58 @@ __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& 
     scale.a[i] += p.offset;
     scale.b[i] += p.offset;
   }
-  for (int64_t first = blockIdx.x * static_cast<int64_t>(groups); first < rows;
-       first += gridDim.x * static_cast<int64_t>(groups)) {
-    const bool holds = lane.holds && first + lane.group < rows;
-    const int64_t row = holds ? first + lane.group : 0;
-    const int64_t token = quotient(row, side.heads), head = row - token * side.heads;
-    Pair g, x;
+  for (unsigned first = blockIdx.x * of_block; first < groups; first += gridDim.x * of_block) {
+    const bool there = first + lane.group < groups;
+    const unsigned group = there ? first + lane.group : 0;
+    const unsigned token = group / of_token, head = (group - token * of_token) * kHeads;
+    const int64_t row = static_cast<int64_t>(token) * side.heads + head;
+    const int heads = lane.holds && there ? side.heads - static_cast<int>(head) : 0;
+    const T* const from_dy = side.dy + head_offset(side.dy_strides, token, head);
+    const T* const from_x = side.x + head_offset(side.strides, token, head);
+    PackedPair<T> dy[kHeads] = {}, h[kHeads] = {};
     Angles angles;
-    if (holds) {
-      g.load(side.dy + head_offset(side.dy_strides, token, head), lane.slot);
-      x.load(side.x + head_offset(side.strides, token, head), lane.slot);
-    }
-    angles.load(p.tables, lane, token, holds);
-    const float rstd = side.rstd[row];
-    angles.turn<kInterleaved>(g, p.tables.sign);
-    float sum = 0.0f;
+    float rstd[kHeads];
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      sum += scale_gradient(g.a[i], x.a[i], rstd, scale.a[i], share.a[i]);
-      sum += scale_gradient(g.b[i], x.b[i], rstd, scale.b[i], share.b[i]);
+    for (int n = 0; n < kHeads; ++n) {
+      if (n < heads) {
+        dy[n].load(from_dy + n * side.dy_strides.head, lane.slot);
+        h[n].load(from_x + n * side.strides.head, lane.slot);
+      }
+      rstd[n] = n < heads ? side.rstd[row + n] : 0.0f;
     }
-    if (side.dx == nullptr) continue;
-    const float mean = reduce_lanes(sum, lane.lanes) / static_cast<float>(p.columns);
+    angles.load(p.tables, lane, token, heads > 0);
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      g.a[i] = rstd * (g.a[i] - x.a[i] * mean);
-      g.b[i] = rstd * (g.b[i] - x.b[i] * mean);
+    for (int n = 0; n < kHeads; ++n) {
+      Pair g = dy[n].unpacked(), x = h[n].unpacked();
+      angles.turn<kInterleaved>(g, p.tables.sign);
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) {
+        sum += scale_gradient(g.a[i], x.a[i], rstd[n], scale.a[i], share.a[i]);
+        sum += scale_gradient(g.b[i], x.b[i], rstd[n], scale.b[i], share.b[i]);
+      }
+      if (side.dx == nullptr) continue;
+      const float mean = reduce_lanes(sum, lane.lanes) / static_cast<float>(p.columns);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) {
+        g.a[i] = rstd[n] * (g.a[i] - x.a[i] * mean);
+        g.b[i] = rstd[n] * (g.b[i] - x.b[i] * mean);
+      }
+      if (n < heads) g.store(side.dx + row_offset(row + n, p.columns), lane.slot);
     }
-    if (holds) g.store(side.dx + row_offset(row, p.columns), lane.slot);
   }
   if (side.shares != nullptr) {
     store_share(share, lane, p.columns, sums, side.shares + row_offset(blockIdx.x, p.columns));
   }
 }
 
-template <typename T, typename W, typename C, bool kInterleaved>
+template <typename T, typename W, typename C, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kVectorThreads, kResident)
     norm_rope_backward_vectorized(const BackwardPointers<T, W, C> p, const int lanes) {
   __shared__ __align__(16) float sums[kVectorThreads * kSlot];
   const Lane lane = lane_of<kInterleaved>(lanes, p.columns, p.tables.pairs);
-  backward_heads<kInterleaved>(p, p.q, lane, sums);
-  backward_heads<kInterleaved>(p, p.k, lane, sums);
+  backward_heads<kInterleaved, kHeads>(p, p.q, lane, sums);
+  backward_heads<kInterleaved, kHeads>(p, p.k, lane, sums);
 }
 
 }  // namespace qk_norm_rope

@@ -86,6 +86,41 @@ __device__ __forceinline__ Row<T, W> row_of(const ForwardPointers<T, W, C>& p, i
           (key ? p.k.y : p.q.y) + row_offset(row, p.columns), (key ? p.k.rstd : p.q.rstd) + row, token};
 }
 
+// Groups of `size` heads that a token has; the last may have fewer.
+KP_HOST_DEVICE constexpr int groups_of(int heads, int size) { return (heads + size - 1) / size; }
+
+// Some heads of a token, all of q or all of k.
+template <typename T, typename W>
+struct HeadGroup {
+  const T* x;  // of the first
+  const W* weight;
+  T* y;
+  float* rstd;
+  int64_t token;
+  int64_t stride;  // of x, from head to head
+  int heads;       // from the first on: as many as the group has, or more
+};
+
+// The groups of q, token by token, then those of k.
+template <int kHeads, typename T, typename W, typename C>
+__device__ __forceinline__ HeadGroup<T, W> group_of(const ForwardPointers<T, W, C>& p, int64_t index) {
+  const int64_t queries = p.tokens * groups_of(p.q.heads, kHeads);
+  const bool key = index >= queries;
+  const int heads = key ? p.k.heads : p.q.heads, groups = groups_of(heads, kHeads);
+  const int64_t group = key ? index - queries : index;
+  const int64_t token = quotient(group, groups);
+  const int head = static_cast<int>(group - token * groups) * kHeads;
+  const HeadStrides strides = {key ? p.k.strides.token : p.q.strides.token, key ? p.k.strides.head : p.q.strides.head};
+  const int64_t row = token * heads + head;
+  return {(key ? p.k.x : p.q.x) + head_offset(strides, token, head),
+          key ? p.k.weight : p.q.weight,
+          (key ? p.k.y : p.q.y) + row_offset(row, p.columns),
+          (key ? p.k.rstd : p.q.rstd) + row,
+          token,
+          strides.head,
+          heads - head};
+}
+
 // One column of a rotated head; `value(column)` of the head as it is.
 template <bool kInterleaved, typename C, typename Value>
 __device__ __forceinline__ float rotated(const Tables<C>& tables, int64_t token, int64_t column, const Value& value) {

@@ -11,8 +11,11 @@
 namespace kernel_pytorch {
 namespace rms_norm {
 
-constexpr int kMaxThreads = 1024;        // of a forward, and so at most 64 registers
-constexpr int kMostBackwardThreads = 512;  // and of a block of a cluster
+constexpr int kMostThreads = 512;
+
+// Blocks of so many threads that a multiprocessor shall hold of a forward: what is on its way is what their number makes it.
+template <typename W, int kVectors>
+constexpr int kForwardBlocks = kVectors == 1 ? 4 : kVectors == 2 && sizeof(W) == 2 ? 3 : 2;
 
 // offset + weight of one vector; ones where there is no weight.
 template <typename W, int N>
@@ -33,6 +36,18 @@ __device__ __forceinline__ void load_scale(const W* weight, int64_t at, float of
   load_vector<W, N>(weight + at, scale);
 #pragma unroll
   for (int i = 0; i < N; ++i) scale[i] += offset;
+}
+
+// What a thread has of the weight.
+template <typename W, int kVectors, int N>
+__device__ __forceinline__ void load_weight(const W* weight, int64_t offset, int first, int stride, int columns,
+                                            Packed<W, N> (&loaded)[kVectors]) {
+  if (weight == nullptr) return;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) load_kept(weight + offset + column, loaded[v]);
+  }
 }
 
 // Whether the weight is asked for together with x, as far as registers go: later, everybody would wait for it.
@@ -81,26 +96,22 @@ __device__ __forceinline__ void load_h(const ForwardPointers<T, W, Y>& p, int64_
   }
 }
 
-// The row of a team, a block or a cluster. A team beyond the last row holds nothing, but its threads meet the others.
-template <typename T, typename W, typename Y, int kVectors, bool kCluster>
-__device__ __forceinline__ void forward_row(const ForwardPointers<T, W, Y>& p, TeamScratch& scratch) {
+// A team beyond the last row holds nothing, but its threads meet the others.
+template <typename T, typename W, typename Y, int kVectors>
+__global__ void __launch_bounds__(kMostThreads, kForwardBlocks<W, kVectors>)
+    forward_vectorized(const ForwardPointers<T, W, Y> p) {
   constexpr int N = kVectorLength<T>;
-  Team<kCluster> team(scratch);
+  __shared__ TeamScratch<false> scratch;
+  Team<false> team(scratch);
   const int64_t row = team.index() * blockDim.y + threadIdx.y;
   const int columns = row < p.rows ? p.columns : 0;
   const int64_t offset = row_offset(row, p.columns);
   const int first = team.first(), stride = team.stride();
-  const int64_t weights = p.weight_rows == 1 ? 0 : row_offset(remainder(row, p.weight_rows), p.columns);
   Packed<T, N> h[kVectors];
   load_h(p, offset, first, stride, columns, h);
+  const int64_t weights = p.weight_rows == 1 ? 0 : row_offset(remainder(row, p.weight_rows), p.columns);
   Packed<W, N> weight[kVectors];
-  if (kEarlyWeight<kVectors> && p.weight != nullptr) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int column = (v * stride + first) * N;
-      if (column < columns) load_kept(p.weight + weights + column, weight[v]);
-    }
-  }
+  if constexpr (kEarlyWeight<kVectors>) load_weight(p.weight, weights, first, stride, columns, weight);
   float sum = 0.0f;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -112,7 +123,7 @@ __device__ __forceinline__ void forward_row(const ForwardPointers<T, W, Y>& p, T
     }
   }
   sum = team.reduce(sum, Add{}, 0);
-  forget_unpacked(h);
+  if constexpr (kVectors >= 4) forget_unpacked(h);
   const W* const late = read_now(p.weight);
   const float rstd = 1.0f / sqrtf(sum / static_cast<float>(p.columns) + p.eps);
   if (team.leads() && columns > 0) p.rstd[row] = rstd;
@@ -134,15 +145,40 @@ __device__ __forceinline__ void forward_row(const ForwardPointers<T, W, Y>& p, T
   }
 }
 
-template <typename T, typename W, typename Y, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) forward_vectorized(const ForwardPointers<T, W, Y> p) {
-  __shared__ TeamScratch scratch;
-  forward_row<T, W, Y, kVectors, false>(p, scratch);
+// dy * x_hat goes to the share of dweight, and back come its products with `scale`, summed.
+template <int N>
+__device__ __forceinline__ float scale_gradient(const float (&dy)[N], const float (&x)[N], float rstd,
+                                                const float (&scale)[N], float (&share)[N]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float x_hat = x[i] * rstd;
+    share[i] += dy[i] * x_hat;
+    sum += dy[i] * scale[i] * x_hat;
+  }
+  return sum;
+}
+
+// dx in the place of dy; `mean` of dy * scale * x_hat.
+template <int N>
+__device__ __forceinline__ void input_gradient(float (&dy)[N], const float (&x)[N], float rstd, const float (&scale)[N],
+                                               float mean) {
+  const float along = rstd * mean;
+#pragma unroll
+  for (int i = 0; i < N; ++i) dy[i] = rstd * (dy[i] * scale[i] - x[i] * along);
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void add_vector(const T* source, float (&values)[N]) {
+  float added[N];
+  load_vector<T, N>(source, added);
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] += added[i];
 }
 
 // What a thread has of a row on its way, or at work.
 template <typename T, typename Y, int kVectors, int N>
-struct Incoming {
+struct IncomingRow {
   Packed<Y, N> dy[kVectors];
   Packed<T, N> h[kVectors];
   float rstd;
@@ -180,72 +216,73 @@ __device__ __forceinline__ void add_teams(float (&share)[kVectors][N], float* su
   }
 }
 
-// dx of the rows of one share, whose next row is on its way while one is at work, as far as registers go, and the share of
-// dweight in registers until the last of them.
-template <typename T, typename W, typename Y, int kVectors, bool kCluster>
-__device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p, TeamScratch& scratch,
+// offset + weight of all columns that a thread has: the rows of a share have one row of the weight.
+template <int kVectors, int N, typename T, typename W, typename Y>
+__device__ __forceinline__ void load_scales(const BackwardPointers<T, W, Y>& p, int64_t part, int first, int stride,
+                                            float (&scale)[kVectors][N]) {
+  const int64_t weights = p.weight_rows == 1 ? 0 : row_offset(remainder(part, p.weight_rows), p.columns);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < p.columns) load_scale(p.weight, weights + column, p.offset, scale[v]);
+  }
+}
+
+// dx of the rows of one share, whose next row is on its way while one is at work, and the share of dweight in registers
+// until the last of them.
+template <typename T, typename W, typename Y, int kVectors>
+__device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p, TeamScratch<false>& scratch,
                                               float (&share)[kVectors][kVectorLength<T>]) {
   constexpr int N = kVectorLength<T>;
-  Team<kCluster> team(scratch);
-  const int64_t part = team.index();
-  const int64_t weights = p.weight_rows == 1 ? 0 : row_offset(remainder(part, p.weight_rows), p.columns);
+  Team<false> team(scratch);
+  const int64_t part = blockIdx.x, row = part + threadIdx.y * p.parts;
   const int first = team.first(), stride = team.stride();
-  const int64_t step = p.parts * blockDim.y;
-  const auto fetch = [&](Incoming<T, Y, kVectors, N>& incoming, int64_t row) {
-    const int64_t offset = row_offset(row, p.columns);
-    incoming.load(p.dy + offset, p.h + offset, p.rstd + row, first, stride, row < p.rows ? p.columns : 0);
-  };
-  constexpr bool kAhead = kVectors < 4 || sizeof(Y) == sizeof(T);
-  Incoming<T, Y, kVectors, N> next;
-  if constexpr (kAhead) fetch(next, part + threadIdx.y * p.parts);
-  int turn = 0;
-  for (int64_t base = part; base < p.rows; base += step, turn ^= 1) {
-    const int64_t row = base + threadIdx.y * p.parts;
-    const int64_t offset = row_offset(row, p.columns);
-    const int columns = row < p.rows ? p.columns : 0;
-    if constexpr (!kAhead) fetch(next, row);
-    Incoming<T, Y, kVectors, N> now = next;
-    if (kAhead && base + step < p.rows) fetch(next, row + step);
+  const int turns = static_cast<int>(quotient(p.rows - part + p.parts - 1, p.parts));  // rows that the block has
+  const int step = static_cast<int>(blockDim.y);                                       // of them at once
+  const int64_t row_step = p.parts * step, offset_step = row_offset(row_step, p.columns);
+  int64_t offset = row_offset(row, p.columns);
+  const float* rstds = p.rstd + row;
+  IncomingRow<T, Y, kVectors, N> next;
+  next.load(p.dy + offset, p.h + offset, rstds, first, stride, static_cast<int>(threadIdx.y) < turns ? p.columns : 0);
+  float scale[kVectors][N];
+  load_scales(p, part, first, stride, scale);
+  for (int turn = 0; turn < turns; turn += step) {
+    const int columns = turn + static_cast<int>(threadIdx.y) < turns ? p.columns : 0;
+    IncomingRow<T, Y, kVectors, N> now = next;
+    rstds += row_step;
+    if (turn + step < turns) {
+      const int64_t after = offset + offset_step;
+      next.load(p.dy + after, p.h + after, rstds, first, stride,
+                turn + step + static_cast<int>(threadIdx.y) < turns ? p.columns : 0);
+    }
     float sum = 0.0f;
-    const W* weight = p.weight;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int column = (v * stride + first) * N;
-      if (column < columns) {
-        float g[N], x_hat[N], scale[N];
+      if ((v * stride + first) * N < columns) {
+        float g[N], x[N];
         unpack(now.dy[v], g);
-        unpack(now.h[v], x_hat);
-        load_scale(weight, weights + column, p.offset, scale);
+        unpack(now.h[v], x);
+        sum += scale_gradient(g, x, now.rstd, scale[v], share[v]);
+      }
+    }
+    if (p.dx != nullptr) {
+      const float mean = team.reduce(sum, Add{}, turn / step % 2) / static_cast<float>(p.columns);
+      forget_unpacked(now.dy);
+      forget_unpacked(now.h);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          x_hat[i] *= now.rstd;
-          share[v][i] += g[i] * x_hat[i];
-          sum += g[i] * scale[i] * x_hat[i];
+      for (int v = 0; v < kVectors; ++v) {
+        const int column = (v * stride + first) * N;
+        if (column < columns) {
+          float g[N], x[N];
+          unpack(now.dy[v], g);
+          unpack(now.h[v], x);
+          input_gradient(g, x, now.rstd, scale[v], mean);
+          if (p.dh != nullptr) add_vector(p.dh + offset + column, g);
+          store_vector<T, N>(p.dx + offset + column, g);
         }
       }
     }
-    if (p.dx == nullptr) continue;
-    const float mean = team.reduce(sum, Add{}, turn) / static_cast<float>(p.columns);
-    forget_unpacked(now.dy);
-    forget_unpacked(now.h);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int column = (v * stride + first) * N;
-      if (column < columns) {
-        float g[N], x_hat[N], scale[N];
-        unpack(now.dy[v], g);
-        unpack(now.h[v], x_hat);
-        load_scale(weight, weights + column, p.offset, scale);
-#pragma unroll
-        for (int i = 0; i < N; ++i) g[i] = now.rstd * (g[i] * scale[i] - x_hat[i] * now.rstd * mean);
-        if (p.dh != nullptr) {
-          load_vector<T, N>(p.dh + offset + column, scale);
-#pragma unroll
-          for (int i = 0; i < N; ++i) g[i] += scale[i];
-        }
-        store_vector<T, N>(p.dx + offset + column, g);
-      }
-    }
+    offset += offset_step;
   }
 }
 
@@ -264,12 +301,12 @@ template <int kVectors>
 constexpr int kResident = kVectors == 1 ? 1024 : 512;
 
 template <typename T, typename W, typename Y, int kVectors>
-__global__ void __launch_bounds__(kMostBackwardThreads, kResident<kVectors> / kMostBackwardThreads)
+__global__ void __launch_bounds__(kMostThreads, kResident<kVectors> / kMostThreads)
     backward_vectorized(const BackwardPointers<T, W, Y> p) {
   constexpr int N = kVectorLength<T>;
-  __shared__ TeamScratch scratch;
+  __shared__ TeamScratch<false> scratch;
   float share[kVectors][N] = {};
-  backward_rows<T, W, Y, kVectors, false>(p, scratch, share);
+  backward_rows<T, W, Y, kVectors>(p, scratch, share);
   if (p.shares == nullptr) return;
   if constexpr (kVectors == 1) {
     __shared__ float sums[kFewThreads * N];

@@ -11,7 +11,6 @@ namespace kernel_pytorch {
 namespace softmax {
 
 constexpr int kMaxThreads = 1024;  // and so at most 64 registers
-constexpr int kClusterThreads = 512;
 
 // The scores that a thread has, and their maximum.
 template <typename T, typename M, int kVectors, int N>
@@ -75,11 +74,12 @@ __device__ __forceinline__ void store_row(Y* y, float sum, int first, int stride
   }
 }
 
-// The row of a team, a block or a cluster. A team beyond the last row holds nothing, but its threads meet the others.
-template <typename T, typename M, typename Y, int kVectors, bool kCluster>
-__device__ __forceinline__ void forward_row(const ForwardPointers<T, M, Y>& p, TeamScratch& scratch) {
+// A team beyond the last row holds nothing, but its threads meet the others.
+template <typename T, typename M, typename Y, int kVectors>
+__global__ void __launch_bounds__(kMaxThreads) forward_vectorized(const ForwardPointers<T, M, Y> p) {
   constexpr int N = kVectorLength<T>;
-  Team<kCluster> team(scratch);
+  __shared__ TeamScratch<false> scratch;
+  Team<false> team(scratch);
   const int64_t row = team.index() * blockDim.y + threadIdx.y;
   const int columns = row < p.rows ? p.columns : 0;
   const int64_t offset = row_offset(row, p.columns);
@@ -92,16 +92,11 @@ __device__ __forceinline__ void forward_row(const ForwardPointers<T, M, Y>& p, T
   store_row(p.y + offset, sum, first, stride, columns, z);
 }
 
-template <typename T, typename M, typename Y, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) forward_vectorized(const ForwardPointers<T, M, Y> p) {
-  __shared__ TeamScratch scratch;
-  forward_row<T, M, Y, kVectors, false>(p, scratch);
-}
-
-template <typename T, int kVectors, bool kCluster>
-__device__ __forceinline__ void backward_row(const BackwardPointers<T>& p, TeamScratch& scratch) {
+template <typename T, int kVectors>
+__global__ void __launch_bounds__(kMaxThreads) backward_vectorized(const BackwardPointers<T> p) {
   constexpr int N = kVectorLength<T>;
-  Team<kCluster> team(scratch);
+  __shared__ TeamScratch<false> scratch;
+  Team<false> team(scratch);
   const int64_t row = team.index() * blockDim.y + threadIdx.y;
   const int columns = row < p.rows ? p.columns : 0;
   const int64_t offset = row_offset(row, p.columns);
@@ -118,8 +113,7 @@ __device__ __forceinline__ void backward_row(const BackwardPointers<T>& p, TeamS
   // The sum over the row of what `term` makes of an element of dy and one of y.
   const auto sum = [&](int turn, const auto& term) {
     float found = 0.0f;
-    forget_unpacked(dy);
-    forget_unpacked(y);
+    if constexpr (kVectors >= 4) forget_unpacked(dy), forget_unpacked(y);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if ((v * stride + first) * N < columns) {
@@ -136,8 +130,7 @@ __device__ __forceinline__ void backward_row(const BackwardPointers<T>& p, TeamS
   const float rest = sum(1, [dot](float a, float b) { return (a - dot) * b; });  // softmax.h
   if (p.dots != nullptr && team.leads() && columns > 0) p.dots[row] = dot + rest;
   if (p.dx == nullptr) return;
-  forget_unpacked(dy);
-  forget_unpacked(y);
+  if constexpr (kVectors >= 4) forget_unpacked(dy), forget_unpacked(y);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = (v * stride + first) * N;
@@ -150,12 +143,6 @@ __device__ __forceinline__ void backward_row(const BackwardPointers<T>& p, TeamS
       store_vector<T, N>(p.dx + offset + column, a);
     }
   }
-}
-
-template <typename T, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) backward_vectorized(const BackwardPointers<T> p) {
-  __shared__ TeamScratch scratch;
-  backward_row<T, kVectors, false>(p, scratch);
 }
 
 }  // namespace softmax

@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <csetjmp>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -32,6 +33,13 @@ struct Warp {
   alignas(16) Word words[2][kWarp];
 };
 
+// From global to shared memory, on its way.
+struct Copy {
+  uint32_t target;
+  const void* source;
+  int bytes;
+};
+
 struct Fiber {
   ucontext_t context;
   jmp_buf state;
@@ -40,6 +48,7 @@ struct Fiber {
   const unsigned* generation = nullptr;  // what it waits for to change
   unsigned seen = 0;
   unsigned cluster_seen = 0;
+  std::deque<std::vector<Copy>> copies = {{}};  // by group; the last is not committed yet
 };
 
 // What the blocks of a cluster have in common.
@@ -80,6 +89,9 @@ void run_block(Block& block, dim3 index);
 
 // All numbers below `count`, in the order that was chosen for what has none.
 std::vector<size_t> in_order(size_t count);
+
+// Whether the next copy waits until somebody awaits it.
+bool puts_off();
 
 std::string text(dim3 d);
 

@@ -55,6 +55,11 @@ template <typename T>
 T __ldcs(const T* address) {
   return *::emulator::aligned(address);
 }
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
 inline uint64_t __cvta_generic_to_global(const void* address) { return reinterpret_cast<uint64_t>(address); }
 inline uint64_t __cvta_generic_to_shared(const void* address) { return ::emulator::number_of(address); }
 

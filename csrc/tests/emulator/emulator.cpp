@@ -92,8 +92,15 @@ void leave_cluster() {
   cluster.changed.notify_all();
 }
 
+void make(const Copy& copy) {
+  char words[16] = {};
+  memcpy(words, copy.source, static_cast<size_t>(copy.bytes));
+  memcpy(const_cast<char*>(aligned(static_cast<const char*>(address_of(copy.target)), 16)), words, sizeof words);
+}
+
 // A thread that has left is waited for no longer.
 void leave() {
+  running().copies = {{}};
   leave_cluster();
   Warp& warp = own_warp();
   warp.lanes &= ~(1u << lane());
@@ -234,6 +241,25 @@ const Word* exchange(const void* word, unsigned size, uint32_t mask) {
   const uint32_t there = threads - first >= kWarp ? ~0u : (1u << (threads - first)) - 1;
   if ((mask & there & ~warp.given[turn]) != 0) fail("a shuffle with threads that have left");
   return warp.words[turn];
+}
+
+void copy_later(uint32_t target, const void* source, int bytes) {
+  const Copy copy = {target, source, bytes};
+  if (puts_off()) {
+    running().copies.back().push_back(copy);
+  } else {
+    make(copy);
+  }
+}
+
+void commit_copies() { running().copies.emplace_back(); }
+
+void await_copies(int open) {
+  auto& groups = running().copies;
+  while (groups.size() > static_cast<size_t>(open) + 1) {
+    for (const Copy& copy : groups.front()) make(copy);
+    groups.pop_front();
+  }
 }
 
 void* dynamic_shared() { return current->dynamic; }

@@ -44,6 +44,12 @@ using Word = unsigned char[16];
 const Word* exchange(const void* word, unsigned size, uint32_t mask);
 int lane();
 
+// A copy of `bytes` bytes and of zeros up to 16, to shared memory: made at once, or only when this thread awaits it, as the
+// order of threads is forward or backward, or at random. The groups of PTX: `await_copies` leaves the `open` last ones.
+void copy_later(uint32_t target, const void* source, int bytes);
+void commit_copies();
+void await_copies(int open);
+
 void* dynamic_shared();
 
 unsigned blocks_of_cluster();

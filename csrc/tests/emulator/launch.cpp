@@ -63,8 +63,14 @@ int failed(int number, const std::string& what) {
 
 }  // namespace
 
+static thread_local std::minstd_rand random;
+
+bool puts_off() {
+  const Order order = chosen_order();
+  return order == Order::kBackward || (order == Order::kRandom && random() % 2 == 0);
+}
+
 std::vector<size_t> in_order(size_t count) {
-  static thread_local std::minstd_rand random;
   const Order order = chosen_order();
   std::vector<size_t> indices(count);
   for (size_t i = 0; i < count; ++i) indices[i] = order == Order::kBackward ? count - 1 - i : i;

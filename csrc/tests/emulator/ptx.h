@@ -16,17 +16,24 @@ inline void st_global_cs_v4_b32(uint64_t address, unsigned x, unsigned y, unsign
   *const_cast<uint4*>(aligned(reinterpret_cast<const uint4*>(address))) = {x, y, z, w};
 }
 
+inline void createpolicy_fractional_L2_evict_last_b64(uint64_t& policy) { policy = 0; }
+inline void ld_global_L1_evict_last_L2_cache_hint_v4_b32(unsigned& x, unsigned& y, unsigned& z, unsigned& w,
+                                                         uint64_t address, uint64_t) {
+  const uint4 words = *aligned(reinterpret_cast<const uint4*>(address));
+  x = words.x, y = words.y, z = words.z, w = words.w;
+}
+
 inline void barrier_cluster_arrive_aligned() { arrive_at_cluster(); }
 inline void barrier_cluster_wait_aligned() { wait_for_cluster(); }
 
-// The copy is made at once: that somebody reads before it is awaited goes unseen.
 inline void cp_async_cg_shared_global(uint32_t target, const void* source, int bytes) {
-  uint4 words = {};
-  memcpy(&words, aligned(static_cast<const char*>(source), 16), static_cast<size_t>(bytes));
-  *const_cast<uint4*>(aligned(static_cast<const uint4*>(address_of(target)))) = words;
+  copy_later(target, aligned(static_cast<const char*>(source), 16), bytes);
 }
-inline void cp_async_commit_group() {}
-inline void cp_async_wait_group(int) {}
+inline void cp_async_cg_shared_global_L2_cache_hint(uint32_t target, uint64_t source, uint64_t) {
+  cp_async_cg_shared_global(target, reinterpret_cast<const void*>(source), 16);
+}
+inline void cp_async_commit_group() { commit_copies(); }
+inline void cp_async_wait_group(int open) { await_copies(open); }
 
 // Matrix i of four: lane 8i + r gives the address of row r; lane l gets columns 2 (l % 4) and one more of row l / 4, or
 // the other way round.

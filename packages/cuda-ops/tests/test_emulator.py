@@ -72,6 +72,8 @@ PLANTS = [
     ("block", "<<<kBlocks, kThreads>>>", "<<<0, kThreads>>>", "a grid of (0, 1, 1)"),
     ("cluster", "cluster.sync();  // all is there", ";", "wrong"),
     ("cluster", "rank + 1) % blocks", "rank + 1)", "a block that the cluster does not have"),
+    ("copies", '"n"(1)', '"n"(2)', "wrong"),  # not there yet
+    ("copies", "slots[(row + 1) % 2]", "slots[row % 2]", "wrong"),  # written over before it is read
     ("matrices", "lane % 16 * 16 + lane / 16 * 8", "lane % 16 * 16 + lane / 16 * 4", "misaligned"),
     ("matrices", "load_matrix_transposed(right", "load_matrix(right", "wrong"),
     ("matrices", "shared + 256 + ", "shared + 512 + ", "outside of the dynamic shared memory"),

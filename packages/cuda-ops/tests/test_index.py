@@ -45,7 +45,14 @@ PLANTS = [
     ("test_rotary", "rotary.h", "column - pairs, column - pairs, true", "column - pairs, column, true"),
     ("test_rotary", "rotary.h", "first + width : first + pairs", "first + width : first + width"),
     ("test_layout", "cuda/layout.h", "return {1 << i,", "return {i,"),
-    ("test_layout", "cuda/layout.h", "blocks > 1 ? 120 : 132} *", "132} * 2 *"),
+    ("test_layout", "cuda/layout.h", "return int64_t{reached} *", "return int64_t{reached} * 2 *"),
+    ("test_layout", "cuda/layout.h", "blocks <= 8 ? 120 : 112", "132"),
+    (
+        "test_layout",
+        "cuda/layout.h",
+        "while (layout.cluster < blocks_for())",
+        "while (2 * layout.cluster < blocks_for())",
+    ),
     ("test_layout", "index.h", "(value | divisor) < (int64_t{1} << 32)", "divisor < (int64_t{1} << 32)"),
 ]
 

@@ -51,6 +51,30 @@ def test_every_instruction_set_is_right(instruction_set, run_python):
     run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vectors", [1030, 4100])  # of 16 bytes: beyond a block backward, and forward
+def test_more_long_rows_than_clusters(dtype, vectors, device):
+    """137 rows: a card has fewer clusters, which take several each."""
+    columns = vectors * 16 // dtype.itemsize
+    x, residual, weight = (make(*shape, device=device, dtype=dtype) for shape in [(137, columns)] * 2 + [(columns,)])
+    dy, dh = torch.randn(2, 137, columns, device=device, dtype=dtype)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight, residual)]
+    bound = 4e-6 if dtype == torch.float32 else 1.6e-2
+    for own, of in (((x, weight), wide[:2]), ((x, weight, residual), wide)):
+        if len(own) == 2:
+            ours, theirs = (rms_norm(*own),), (definition(*of),)
+        else:
+            ours = add_rms_norm(x, residual, weight)
+            h = of[0] + of[2]
+            h = h + (h.to(dtype).double() - h).detach()  # rounded as ours is
+            theirs = (definition(h, of[1]), h)
+        gradients = (dy, dh)[: len(ours)]
+        ours += torch.autograd.grad(ours, own, gradients)
+        theirs += torch.autograd.grad(theirs, of, [g.double() for g in gradients])
+        for a, b in zip(ours, theirs, strict=True):
+            assert ((a.double() - b).abs().amax() / b.abs().amax()).item() < bound
+
+
 ROUNDS = """
     import torch
     INFINITE = float("inf")

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernel_pytorch/cuda/vector.cuh"
+
 namespace kernel_pytorch {
 
 // An address of shared memory as the instructions take it.
@@ -14,6 +16,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 __device__ __forceinline__ void copy_16_bytes(void* target, const void* source, bool there) {
   const int size = there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)), "l"(source), "r"(size)
+               : "memory");
+}
+
+// 16 bytes that are read once (vector.cuh).
+__device__ __forceinline__ void copy_16_bytes_once(void* target, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+               "l"(__cvta_generic_to_global(source)), "l"(once_policy())
                : "memory");
 }
 

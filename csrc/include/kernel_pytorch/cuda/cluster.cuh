@@ -1,4 +1,4 @@
-// Launching clusters of blocks (compute capability 9.0 on), one for each row.
+// Launching clusters of blocks (compute capability 9.0 on).
 #pragma once
 
 #include "kernel_pytorch/cuda/launch.cuh"
@@ -11,17 +11,20 @@ inline int most_blocks() {
   return device >= 120 ? 8 : device >= 90 ? 16 : 0;
 }
 
+// `shared_bytes` of each block are asked for at launch.
 template <typename Kernel, typename Parameters>
-cudaError_t launch_clusters(Kernel kernel, int64_t rows, int blocks, int threads, cudaStream_t stream,
-                            const Parameters& p) {
-  if (!fits_grid(rows * blocks)) return cudaErrorInvalidValue;
-  if (blocks > 8) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error != cudaSuccess) return error;
+cudaError_t launch_clusters(Kernel kernel, int64_t clusters, int blocks, int threads, int shared_bytes,
+                            cudaStream_t stream, const Parameters& p) {
+  if (!fits_grid(clusters * blocks)) return cudaErrorInvalidValue;
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error == cudaSuccess && blocks > 8) {
+    error = cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
+  if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(rows * blocks));
+  config.gridDim = dim3(static_cast<unsigned>(clusters * blocks));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
   cudaLaunchAttribute attribute = {};

@@ -29,6 +29,9 @@ cudaError_t with_type(DType dtype, const Function& function) {
   }
 }
 
+// Threads that a large card (132 multiprocessors) holds at a time: with fewer, a thread need not do several things.
+constexpr int kManyThreads = 132 * 2048;
+
 // Compute capability of the current device, times ten.
 inline int capability() {
   int device = 0, major = 0, minor = 0;

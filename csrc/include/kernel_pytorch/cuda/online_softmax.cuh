@@ -43,6 +43,32 @@ __device__ __forceinline__ float scaled_sum(OnlineSum s, float base) {
   return s.most == base ? s.sum : s.sum * expf(s.most - base);
 }
 
+// Both together.
+__device__ __forceinline__ OnlineSum combined(OnlineSum a, OnlineSum b) {
+  const float most = fmaxf(a.most, b.most);
+  return {most, scaled_sum(a, most) + scaled_sum(b, most)};
+}
+
+// The exponentials of a few scores, under their own maximum, in their place; of nothing but minus infinity, zeros.
+template <bool kHalf, int N>
+__device__ __forceinline__ OnlineSum exponentials_of(float (&z)[N]) {
+  OnlineSum own;
+#pragma unroll
+  for (int i = 0; i < N; ++i) own.most = fmaxf(own.most, z[i]);
+  const float base = own.most == -INFINITY ? 0.0f : own.most;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    z[i] = exponential<kHalf>(z[i] - base);
+    own.sum += z[i];
+  }
+  return own;
+}
+
+__device__ __forceinline__ OnlineSum reduce_warp(OnlineSum s) {
+  const float most = reduce_warp(s.most, Max{});
+  return {most, reduce_warp(scaled_sum(s, most), Add{})};
+}
+
 // What is subtracted from the scores of a row: their maximum; but zero where a mask has left nothing, so that every
 // exponential is zero and not NaN.
 __device__ __forceinline__ float base_of(float most, bool masked) { return masked && most == -INFINITY ? 0.0f : most; }

@@ -19,8 +19,19 @@ namespace {
 template <int kMost, typename Launch>
 cudaError_t with_vectors(int each, const Launch& launch) {
   if (each == 1) return launch(std::integral_constant<int, 1>{});
-  if (each == 2) return launch(std::integral_constant<int, 2>{});
   if constexpr (kMost >= 8) {
+    if (each == 8) return launch(std::integral_constant<int, 8>{});
+  }
+  if constexpr (kMost >= 4) {
+    if (each == 4) return launch(std::integral_constant<int, 4>{});
+  }
+  return launch(std::integral_constant<int, 2>{});
+}
+
+// The same for a row that clusters share: four vectors a thread, or eight where so many are allowed.
+template <int kMost, typename Launch>
+cudaError_t with_cluster_vectors(int each, const Launch& launch) {
+  if constexpr (kMost == 8) {
     if (each == 8) return launch(std::integral_constant<int, 8>{});
   }
   return launch(std::integral_constant<int, 4>{});

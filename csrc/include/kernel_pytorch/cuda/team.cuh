@@ -2,24 +2,18 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/layout.h"
+#include "kernel_pytorch/cuda/online_softmax.cuh"
 #include "kernel_pytorch/cuda/reduce.cuh"
 
 namespace kernel_pytorch {
 
-// Blocks of a cluster that a multiprocessor shall hold: two where that was measured, on Hopper; elsewhere no register is
-// given up for it.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-#define KP_RESIDENT_CLUSTER_BLOCKS 2
-#else
-#define KP_RESIDENT_CLUSTER_BLOCKS 1
-#endif
+constexpr int kClusterWarps = 16;  // of a block of a cluster, at most
+constexpr int kTurns = 2;          // reductions whose scratch is apart
 
-constexpr int kTurns = 2;  // reductions whose scratch is apart
-
-// What a team's reductions need of shared memory.
+// What a team's reductions need of shared memory: a number of each of its warps, or two, in turns.
+template <bool kCluster>
 struct TeamScratch {
-  float warps[kTurns][kMaxWarps];
-  float blocks[kTurns][kMostBlocks];
+  float numbers[2 * kTurns][kCluster ? kMostBlocks * kClusterWarps : kMaxWarps];
 };
 
 // The threads along x of a block have a row, of a cluster together with those of the other blocks. A block of at most 32
@@ -27,7 +21,7 @@ struct TeamScratch {
 template <bool kCluster>
 class Team {
  public:
-  __device__ __forceinline__ explicit Team(TeamScratch& scratch) : scratch_(scratch) {
+  __device__ __forceinline__ explicit Team(TeamScratch<kCluster>& scratch) : numbers_(scratch.numbers) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if constexpr (kCluster) {
       const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
@@ -56,24 +50,62 @@ class Team {
       }
       return value;
     }
-    value = reduce_block(value, combine, scratch_.warps[turn]);
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    value = reduce_warp(value, combine);
+    if (!kCluster && blockDim.x == kWarp) return value;
+    publish(value, turn);
+    meet();
+    const int lane = threadIdx.x % kWarp;
+    float found = lane < numbers() ? number(lane, turn) : Combine::kIdentity;
     if constexpr (kCluster) {
-      const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-      if (!all_began_) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-      all_began_ = true;
-      float* const own = scratch_.blocks[turn];
-      if (static_cast<int>(threadIdx.x) < blocks_) *cluster.map_shared_rank(own + rank_, threadIdx.x) = value;
-      cluster.sync();
-      value = Combine::kIdentity;
-      for (int block = 0; block < blocks_; ++block) value = combine(value, own[block]);
+      for (int i = lane + kWarp; i < numbers(); i += kWarp) found = combine(found, number(i, turn));
     }
-#endif
-    return value;
+    return reduce_warp(found, combine);
+  }
+
+  // The same of maxima and sums, at one meeting, of teams of whole warps.
+  __device__ __forceinline__ OnlineSum reduce(OnlineSum own, int turn) {
+    own = reduce_warp(own);
+    publish(own.most, turn);
+    publish(own.sum, turn + kTurns);
+    meet();
+    OnlineSum found;
+    for (int i = threadIdx.x % kWarp; i < numbers(); i += kWarp) {
+      found = combined(found, {number(i, turn), number(i, turn + kTurns)});
+    }
+    return reduce_warp(found);
   }
 
  private:
-  TeamScratch& scratch_;
+  // The steps of a reduction: a number of this warp; until all numbers are there; how many they are, and number i.
+  __device__ __forceinline__ void publish(float value, int turn) {
+    const int lane = threadIdx.x % kWarp, warp = rank_ * warps() + threadIdx.x / kWarp;
+    if constexpr (kCluster) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+      if (!all_began_) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+      all_began_ = true;
+      if (lane < blocks_) *cooperative_groups::this_cluster().map_shared_rank(numbers_[turn] + warp, lane) = value;
+#endif
+    } else {
+      if (lane == 0) numbers_[turn][warp] = value;
+    }
+  }
+  __device__ __forceinline__ void meet() const {
+    if constexpr (kCluster) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+      cooperative_groups::this_cluster().sync();
+#endif
+    } else {
+      __syncthreads();
+    }
+  }
+  __device__ __forceinline__ int numbers() const { return blocks_ * warps(); }
+  __device__ __forceinline__ float number(int i, int turn) const { return numbers_[turn][i]; }
+
+  using Numbers = float[kCluster ? kMostBlocks * kClusterWarps : kMaxWarps];
+
+  __device__ __forceinline__ static int warps() { return static_cast<int>(blockDim.x) / kWarp; }
+
+  Numbers* numbers_;
   int blocks_ = 1;
   int rank_ = 0;
   bool all_began_ = false;

@@ -21,6 +21,8 @@ __global__ void multiply(const __nv_bfloat16* a, const __nv_bfloat16* b, float* 
   if (lane < 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target(256 + 8 * lane)), "l"(b + 8 * lane), "r"(16));
   }
+  asm volatile("cp.async.commit_group;");
+  asm volatile("cp.async.wait_group %0;" ::"n"(0));
   __syncthreads();
   unsigned left[4], right[4];
   load_matrix(left, shared + lane % 16 * 16 + lane / 16 * 8);

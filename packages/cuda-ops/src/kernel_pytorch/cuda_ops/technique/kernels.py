@@ -25,21 +25,23 @@ PARKED_AND_WIDE = KernelContract(PARKED, min_load_bits=128, min_store_bits=128)
 CONTRACTS = {
     "rms_norm::forward_vectorized": PARKED_AND_WIDE,
     "rms_norm::backward_vectorized": PARKED_AND_WIDE,
-    "rms_norm::forward_cluster": PARKED_AND_WIDE,
-    "rms_norm::backward_cluster": PARKED_AND_WIDE,
+    "rms_norm::forward_ring": PARKED_AND_WIDE,
+    "rms_norm::backward_ring": PARKED_AND_WIDE,
     # Beside float32, tensors of 16 bits are read and written as they are: four elements, eight bytes.
     "norm_act::forward_vectorized": KernelContract(min_load_bits=64, min_store_bits=64),
     "norm_act::backward_vectorized": KernelContract(PARKED, min_load_bits=64, min_store_bits=64),
     "norm_act::backward_block": KernelContract(PARKED),
-    "rotary_embedding::rotate_vectorized": PARKED_AND_WIDE,
+    # Where half a rotation is no multiple of 16 bytes, 8 are read at a time.
+    "rotary_embedding::rotate_vectorized": KernelContract(PARKED, min_load_bits=64, min_store_bits=64),
     "qk_norm_rope::norm_rope_vectorized": PARKED_AND_WIDE,
     # Its shares of dweight meet in shared memory, element by element.
     "qk_norm_rope::norm_rope_backward_vectorized": KernelContract(min_load_bits=128),
     "qk_norm_rope::norm_rope_backward_block": KernelContract(PARKED),
-    "softmax::forward_vectorized": KernelContract(PARKED, min_store_bits=128),
-    "softmax::forward_cluster": KernelContract(PARKED, min_store_bits=128),
+    # On sm_80 alone, eight vectors of float32 scores beside a mask of bools: 80 bytes.
+    "softmax::forward_vectorized": KernelContract(80, min_store_bits=128),
+    "softmax::forward_ring": KernelContract(PARKED, min_store_bits=128),
     "softmax::backward_vectorized": WIDE,
-    "softmax::backward_cluster": WIDE,
+    "softmax::backward_ring": WIDE,
     "cross_entropy::backward_vectorized": WIDE_STORES,
     "bias_act::backward_shares": KernelContract(PARKED),
     "flash_attention::forward_mma": KernelContract(
