@@ -66,20 +66,20 @@ def test_a_folder_per_operation_reaches_what_operations_share(package):
 
 @pytest.mark.parametrize("file", sorted(FILES))
 def test_the_digest_changes_with_the_closure_and_with_nothing_else(package, file):
-    before = implementation_digest(implementation(package))
+    before = implementation_digest(implementation(package), "cpu")
     assert len(before) == 64
     with (package / file).open("a") as source:
         source.write("\nchanged = True\n")
-    after = implementation_digest(implementation(package))
+    after = implementation_digest(implementation(package), "cpu")
     assert (after != before) == (file.removesuffix(".py") in CLOSURE.split())
 
 
 def test_comments_and_empty_lines_are_no_change(package):
-    before = implementation_digest(implementation(package))
+    before = implementation_digest(implementation(package), "cpu")
     for file in FILES:
         path = package / file
         path.write_text("# said\n\n" + path.read_text().replace("\n", "   \n\n    # in other words\n"))
-    assert implementation_digest(implementation(package)) == before
+    assert implementation_digest(implementation(package), "cpu") == before
 
 
 DOCUMENTED = '''
@@ -97,16 +97,16 @@ class Class: "{beside_code}"
 def test_docstrings_are_no_change_and_other_strings_are(package, part):
     said = dict.fromkeys(("module", "function", "value", "beside_code"), "one")
     (package / "kernels.py").write_text(DOCUMENTED.format(**said))
-    before = implementation_digest(implementation(package))
+    before = implementation_digest(implementation(package), "cpu")
     (package / "kernels.py").write_text(DOCUMENTED.format(**said | {part: "two"}))
-    assert (implementation_digest(implementation(package)) != before) == (part in ("value", "beside_code"))
+    assert (implementation_digest(implementation(package), "cpu") != before) == (part in ("value", "beside_code"))
 
 
 def test_what_has_no_source_here_has_an_empty_digest(monkeypatch):
     for target in ("a_library_that_nobody_has:function", "a_library.that_nobody.has:function", "_thread:start_new"):
-        assert implementation_digest(Implementation("peer:nobody", Level.PEER, target)) == ""
+        assert implementation_digest(Implementation("peer:nobody", Level.PEER, target), "cpu") == ""
     monkeypatch.setitem(sys.modules, "made_at_run_time", types.ModuleType("made_at_run_time"))
-    assert implementation_digest(Implementation("native", Level.NATIVE, "made_at_run_time:function")) == ""
+    assert implementation_digest(Implementation("native", Level.NATIVE, "made_at_run_time:function"), "cpu") == ""
 
 
 def test_every_level_of_an_installed_technique_has_a_digest(toy):
@@ -115,11 +115,11 @@ def test_every_level_of_an_installed_technique_has_a_digest(toy):
         for operation in technique.operations:
             for i in operation.implementations:
                 if i.target.startswith(package):
-                    assert implementation_digest(i), f"{technique.name} {operation.name} {i.name}"
+                    assert implementation_digest(i, "cpu"), f"{technique.name} {operation.name} {i.name}"
 
 
 def test_what_a_library_was_compiled_of_counts(tmp_path, monkeypatch):
-    """By the record beside the modules: of the module that is meant, and of no other."""
+    """By the record beside the modules: of the module and the device that are meant, and of no others."""
     package = tmp_path / "compiled_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -130,10 +130,14 @@ def test_what_a_library_was_compiled_of_counts(tmp_path, monkeypatch):
         Implementation(name, Level.CUDA, f"compiled_package.{name}:function") for name in ("first", "second")
     ]
 
-    def digests(**operators):
+    def digests(device_type, **operators):
         (package / "_library.json").write_text(json.dumps({"operators": operators}))
-        return [implementation_digest(implementation) for implementation in implementations]
+        return [implementation_digest(implementation, device_type) for implementation in implementations]
 
-    before, after = digests(first="a", second="b"), digests(first="changed", second="b")
+    first, second = {"cpu": "a", "cuda": "b"}, {"cpu": "c", "cuda": "d"}
+    before = digests("cpu", first=first, second=second)
+    after = digests("cpu", first=first | {"cpu": "changed"}, second=second)
     assert before[0] != after[0]
     assert before[1] == after[1]
+    assert digests("cpu", first=first | {"cuda": "changed"}, second=second) == before
+    assert digests("cuda", first=first, second=second)[0] != before[0]

@@ -51,7 +51,7 @@ def record(toy, machine):
         about = {"technique": "toy", "created": "2026-01-02T03:04:05+00:00"}
         environment = machine.environment.model_copy(update={"device_name": device})
         absent = (Absent(operation="gate", implementation="cuda", reason="the toy has no kernel"),)
-        fields = {"outcomes": tuple(outcomes), "absent": absent, "sources": technique_digests(toy.technique)} | fields
+        fields = {"outcomes": tuple(outcomes), "absent": absent, "sources": technique_digests(toy.technique, "cpu")} | fields
         return SupportRecord(**about, environment=environment, **fields)
 
     return make
@@ -93,7 +93,7 @@ def test_what_is_no_record(tmp_path, text, message):
 
 
 def test_what_was_found_out_about_other_sources_does_not_count(record, toy):
-    before = record(sources=technique_digests(toy.technique) | {"gate/native": "other", "gate/lost": "gone"})
+    before = record(sources=technique_digests(toy.technique, "cpu") | {"gate/native": "other", "gate/lost": "gone"})
     kept, changed = up_to_date(before, toy.technique)
     assert changed == ["gate/lost", "gate/native"]
     assert {o.implementation for o in kept.outcomes} == {"reference", "compile"}
@@ -212,7 +212,7 @@ def test_a_readme_is_written_and_then_holds_what_is_recorded(package, command_li
 
 def test_changed_sources_are_named_unless_another_device_knows_them(package, record, toy, command_line):
     readme, results = package
-    old = technique_digests(toy.technique) | {"gate/native": "of other sources"}
+    old = technique_digests(toy.technique, "cpu") | {"gate/native": "of other sources"}
     path = record(sources=old).save(results / "made-up")
     command_line("support", "--readme", str(readme), "--results", str(results))
     assert "| | reference | compile |" in readme.read_text()

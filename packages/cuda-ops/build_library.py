@@ -40,6 +40,13 @@ AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 INSTRUCTION_SETS = {"base": (), "avx2": AVX2, "avx512": AVX512}
 
+# What an operator's code for a device starts from, beside its schema.
+DEVICE_SOURCES = {"cpu": "cpu.cpp", "cuda": "cuda.cu"}
+
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+# Text and characters are matched first, so that what looks like a comment inside them is none.
+TEXT_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
 COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Sums are reordered only where the source says so; infinities and NaN mean what they mean.
 CPU = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
@@ -71,7 +78,8 @@ def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> d
 
     Returns:
         The record: `problem` (why there is no library, or None), `compiler`, `nvcc`, `archs`, `instruction_sets`,
-        `sanitized`, `digest` and, by operator, `operators`: digests by which results know what they speak of.
+        `sanitized`, `digest` and `operators`: by operator and device the digests by which results know what they
+        speak of.
     """
     package.mkdir(parents=True, exist_ok=True)
     torch, compiler = find_torch(), find_compiler()
@@ -208,23 +216,47 @@ def wanted_archs(nvcc: str | None) -> list[str]:
     return archs
 
 
-def digest(csrc: Path, operator: str | None = None) -> str:
-    """Of everything that the library is compiled from, this file among it; or of what one operator consists of."""
+def digest(csrc: Path) -> str:
+    """Of everything that the library is compiled from, this file among it."""
     found = hashlib.sha256()
     for file in sorted(csrc.rglob("*")):
         place = file.relative_to(csrc).parts
-        if file.suffix not in (".h", ".cuh", ".cpp", ".cu") or place[0] == "tests":
-            continue
-        if operator is None or place[0] in ("include", operator):
+        if file.suffix in (".h", ".cuh", ".cpp", ".cu") and place[0] != "tests":
             found.update("/".join(place).encode() + b"\0" + file.read_bytes())
-    if operator is None:
-        found.update(Path(__file__).read_bytes())
+    found.update(Path(__file__).read_bytes())
     return found.hexdigest()[:16]
 
 
-def operator_digests(csrc: Path) -> dict[str, str]:
-    """The digest of each operator, by its name."""
-    return {file.parent.name: digest(csrc, file.parent.name) for file in sorted(csrc.glob("*/cpu.cpp"))}
+def operator_digests(csrc: Path) -> dict[str, dict[str, str]]:
+    """By operator and type of device, the digest of the code that runs there: a kernel is none of its twin's."""
+    csrc = csrc.resolve()  # a link, beside this file
+    return {
+        file.parent.name: {device: _code_digest(csrc, file.parent, device) for device in DEVICE_SOURCES}
+        for file in sorted(csrc.glob("*/cpu.cpp"))
+    }
+
+
+def _code_digest(csrc: Path, operator: Path, device: str) -> str:
+    """Of what the operator's schema and its source for a device include; comments and empty lines do not count."""
+    other = csrc / "include" / "kernel_pytorch" / ("cpu" if device == "cuda" else "cuda")
+    found: dict[str, str] = {}
+    pending = [operator / "operator.cpp", operator / DEVICE_SOURCES[device]]
+    while pending:
+        file = pending.pop().resolve()
+        place = file.relative_to(csrc).as_posix()
+        if place in found:
+            continue
+        found[place] = code = _without_comments(file.read_text(encoding="utf-8"))
+        for name in INCLUDE.findall(code):
+            here, shared = file.parent / name, csrc / "include" / name
+            pending += [path for path in (here, shared) if path.is_file() and other not in path.parents][:1]
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
+
+
+def _without_comments(source: str) -> str:
+    """The lines that are neither empty nor a comment."""
+    text = TEXT_OR_COMMENT.sub(lambda found: " " if found[0].startswith("/") else found[0], source)
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
 def _cuda_libraries(nvcc: str) -> list[Path]:

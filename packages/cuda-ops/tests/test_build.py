@@ -15,6 +15,59 @@ def test_the_library_is_of_the_present_sources():
     assert build_library.digest(csrc) == LIBRARY.digest, "csrc/ has changed: install the package again"
 
 
+SOURCES = {
+    "include/kernel_pytorch/index.h": "int index;",
+    "include/kernel_pytorch/cpu/isa.h": "int isa;",
+    "include/kernel_pytorch/cuda/layout.h": '#include "kernel_pytorch/index.h"',
+    "include/kernel_pytorch/cuda/unused.cuh": "int unused;",
+    "norm/norm.h": '#include "kernel_pytorch/cpu/isa.h"\n#include "kernel_pytorch/cuda/layout.h"',
+    "norm/operator.cpp": '#include "norm.h"',
+    "norm/cpu.cpp": '#include "norm.h"\nconst char* text = "// no comment";',
+    "norm/cuda.cu": '#include "kernels/1_naive.cuh"\n#include "norm.h"',
+    "norm/kernels/1_naive.cuh": '#include "../norm.h"',
+    "other/operator.cpp": "int operator_;",
+    "other/cpu.cpp": '#include "kernel_pytorch/index.h"',
+    "other/cuda.cu": "int cuda;",
+}
+BY_BOTH = {"norm/norm.h", "norm/operator.cpp"}
+BY_CPU = BY_BOTH | {"include/kernel_pytorch/cpu/isa.h", "norm/cpu.cpp"}
+BY_CUDA = BY_BOTH | {"include/kernel_pytorch/cuda/layout.h", "include/kernel_pytorch/index.h"}
+BY_CUDA |= {"norm/cuda.cu", "norm/kernels/1_naive.cuh"}
+
+
+@pytest.mark.parametrize("file", SOURCES)
+def test_a_digest_changes_with_what_runs_on_its_device_and_with_nothing_else(file, tmp_path):
+    def digests():
+        return build_library.operator_digests(tmp_path)["norm"]
+
+    for name, text in SOURCES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    before = digests()
+    (tmp_path / file).write_text(f"// said\n\n{SOURCES[file]}  /* in other\n words */\n")
+    assert digests() == before
+    (tmp_path / file).write_text(SOURCES[file] + "\nint changed;\n")
+    after = digests()
+    assert (before["cpu"] != after["cpu"]) == (file in BY_CPU)
+    assert (before["cuda"] != after["cuda"]) == (file in BY_CUDA)
+
+
+def test_text_that_looks_like_a_comment_is_code(tmp_path):
+    for name, text in SOURCES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    before = build_library.operator_digests(tmp_path)
+    source = tmp_path / "norm/cpu.cpp"
+    source.write_text(source.read_text().replace("no comment", "other text"))
+    assert build_library.operator_digests(tmp_path)["norm"]["cpu"] != before["norm"]["cpu"]
+
+
+def test_every_operator_has_a_digest_for_each_device():
+    digests = LIBRARY.operators
+    assert {"rms_norm", "bias_act"} <= digests.keys()
+    assert len({value for of in digests.values() for value in of.values()}) == 2 * len(digests)
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [("find_torch", "torch was not found"), ("find_compiler", r"no C\+\+ compiler was found")],

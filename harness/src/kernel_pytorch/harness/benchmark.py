@@ -90,7 +90,7 @@ def benchmark(
     Returns:
         The results; after Ctrl-C those that stood by then, marked as not complete.
     """
-    sources = technique_digests(technique)
+    sources = technique_digests(technique, device.type)
     measured = {} if previous is None else by_job(previous)
     accuracy = () if previous is None else previous.accuracy
     costs = () if previous is None else previous.costs
@@ -142,7 +142,7 @@ def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | No
 
 def of_present_sources(previous: Results, technique: Technique) -> Results:
     """Earlier results without what was found out about other sources: of a job all, since its levels took turns."""
-    now = technique_digests(technique)
+    now = technique_digests(technique, previous.machine.environment.device_type)
 
     def changed(record: Measurement | Accuracy | WholeCost) -> bool:
         label = f"{record.operation}/{record.implementation}"

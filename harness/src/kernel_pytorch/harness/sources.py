@@ -65,33 +65,38 @@ def _code(source: str) -> list[str]:
     return [line for line in lines if line and not line.lstrip().startswith("#")]
 
 
-def implementation_digest(implementation: Implementation) -> str:
-    """The digest that results carry; empty for what has no Python source here (a peer that is not installed)."""
+def implementation_digest(implementation: Implementation, device_type: str) -> str:
+    """The digest that results carry; empty for what has no Python source here (a peer that is not installed).
+
+    Args:
+        implementation: of what.
+        device_type: "cpu" or "cuda": of what was compiled, that which runs there counts.
+    """
     try:
         files = implementation_files(implementation)
     except (ModuleNotFoundError, ValueError):  # ValueError: a module made at run time, without a file
         return ""
-    return digest(files, compiled_digest(implementation.target.partition(":")[0]))
+    return digest(files, compiled_digest(implementation.target.partition(":")[0], device_type))
 
 
-def compiled_digest(module: str) -> str:
-    """The digest of what a module consists of beyond Python; empty where that is all.
+def compiled_digest(module: str, device_type: str) -> str:
+    """The digest of what a module consists of beyond Python on a type of device; empty where that is all.
 
-    A package with a compiled library leaves `_library.json` beside its modules, which holds under "operators" the
-    digest of the sources of each module that was compiled, by the module's name.
+    A package with a compiled library leaves `_library.json` beside its modules, which holds under "operators", by the
+    name of a module that was compiled and the type of the device, the digest of the sources.
     """
     package, folder = _package(module)
     record = folder / "_library.json"
     if not record.is_file():
         return ""
     operators = json.loads(record.read_text(encoding="utf-8")).get("operators", {})
-    return operators.get(module.removeprefix(f"{package}.").partition(".")[0], "")
+    return operators.get(module.removeprefix(f"{package}.").partition(".")[0], {}).get(device_type, "")
 
 
-def technique_digests(technique: Technique) -> dict[str, str]:
-    """The digests of all implementations, by `operation/implementation`."""
+def technique_digests(technique: Technique, device_type: str) -> dict[str, str]:
+    """The digests of all implementations on a type of device, by `operation/implementation`."""
     return {
-        f"{operation.name}/{implementation.name}": implementation_digest(implementation)
+        f"{operation.name}/{implementation.name}": implementation_digest(implementation, device_type)
         for operation in technique.operations
         for implementation in operation.implementations
     }

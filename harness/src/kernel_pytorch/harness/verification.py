@@ -321,7 +321,7 @@ def report(technique: Technique, found: list[Verification], device: torch.device
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         environment=describe_environment(device),
-        sources=technique_digests(technique),
+        sources=technique_digests(technique, device.type),
         levels=tuple(_level(*names, verifications) for names, verifications in rows.items()),
         spared=tuple(f"{o.name}: {each}" for o in technique.operations for each in o.spared),
     )

@@ -22,7 +22,7 @@ from kernel_pytorch.harness.report import (
     terminal_tables,
 )
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load
-from kernel_pytorch.harness.sources import implementation_digest
+from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Level
 
@@ -111,11 +111,7 @@ def stale_sources(results: Results) -> list[str]:
     discovery = discover()
     if results.technique not in discovery.techniques:
         return [f"technique {results.technique} is not installed here"]
-    now = {
-        f"{o.name}/{i.name}": implementation_digest(i)
-        for o in discovery.techniques[results.technique].operations
-        for i in o.implementations
-    }
+    now = technique_digests(discovery.techniques[results.technique], results.machine.environment.device_type)
     measured = {
         f"{m.operation}/{m.implementation}"
         for m in results.measurements

@@ -104,7 +104,7 @@ def examine_technique(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         environment=describe_environment(device),
-        sources=technique_digests(technique),
+        sources=technique_digests(technique, device.type),
         outcomes=tuple(_ask(questions, workers, on_question)),
         absent=tuple(absent),
     )
@@ -150,7 +150,7 @@ def _shared_in_child(technique: str, device: str) -> Shared:
 
 def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportRecord, list[str]]:
     """The record without what was found out about sources that have changed since, and what that is."""
-    now = technique_digests(technique)
+    now = technique_digests(technique, record.environment.device_type)
     changed = {name for name, digest in record.sources.items() if now.get(name) != digest}
     kept = tuple(o for o in record.outcomes if f"{o.operation}/{o.implementation}" not in changed)
     absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in now)

@@ -26,7 +26,7 @@ class Library:
         instruction_sets: those that the CPU twin is compiled for, the best of which is chosen at run time.
         sanitized: whether AddressSanitizer and UndefinedBehaviorSanitizer watch it.
         digest: of the sources.
-        operators: digest of the sources of each operator.
+        operators: by operator and type of device, the digest of its sources.
     """
 
     file: Path
@@ -36,7 +36,7 @@ class Library:
     instruction_sets: tuple[str, ...]
     sanitized: bool
     digest: str
-    operators: dict[str, str]
+    operators: dict[str, dict[str, str]]
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether CUDA code for a card of that compute capability is in it: its own, or of a lower minor number.
