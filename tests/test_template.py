@@ -31,7 +31,7 @@ def test_the_package_and_its_page_are_all_that_is_made(copy):
     assert f"packages/logit-softcap: {len(made) - 1} files," in done.stdout
     commands = done.stdout.partition("Next:\n")[2].splitlines()
     assert len(commands) == 3
-    assert all(command.startswith("  nox -s ") for command in commands)
+    assert all(command.startswith("  .venv/bin/nox -s ") for command in commands)
     left = re.compile("my-technique|my_technique|MyTechnique|My technique")
     assert not [path for path in made if left.search(f"{path}\n{after[path].decode()}")]
 
@@ -52,7 +52,7 @@ def test_what_tools_leave_in_the_template_is_not_copied(tmp_path):
 
 
 BAD = {
-    (): "no name; give one, in kebab-case: `nox -s new -- my-technique`",
+    (): "no name; give one, in kebab-case: `.venv/bin/nox -s new -- my-technique`",
     ("one", "two"): "given 2 names; give one",
     ("",): "name '' is not kebab-case",
     ("My-Technique",): "name 'My-Technique' is not kebab-case",

@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Cost,
     Implementation,
-    KernelContract,
     Level,
     Operation,
     Technique,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -142,6 +144,25 @@ def test_a_job_that_lacks_a_level_is_measured_again_with_those_that_it_has(toy, 
     both = benchmark(toy.technique, machine, CPU, other, previous=first)
     again = benchmark(toy.technique, machine, CPU, Plan(("cuda",), True, (Direction.FORWARD,)), previous=both)
     assert {m.implementation for m in again.measurements} == {"reference", "native", "compile", "cuda"}
+
+
+def test_what_nobody_knows_yet_is_measured_before_what_lacks_a_level(toy, machine):
+    """Else a run that adds a level to many cases would time those again before it came to the new ones."""
+    first = benchmark(toy.technique, machine, CPU, Plan(("native",), True), on_job=interrupt_at(3))
+    labels = []
+    benchmark(toy.technique, machine, CPU, QUICK, previous=first, on_job=labels.append)
+    of_case = [label.split(",")[1].split()[0] for label in labels[:-1]]
+    assert of_case == ["larger", "larger", "small", "small"]
+
+
+def test_only_the_operations_that_are_asked_for_are_measured(toy, machine):
+    other = dataclasses.replace(toy.gate, name="other")
+    both = dataclasses.replace(toy.technique, operations=[toy.gate, other])
+    found = benchmark(both, machine, CPU, Plan(("native",), True, operations=("other",), whole_cost=True))
+    assert {m.operation for m in found.measurements} == {"other"}
+    assert {cost.operation for cost in found.costs} == {"other"}
+    whole = benchmark(both, machine, CPU, Plan(("native",), True, operations=("gate",)), previous=found)
+    assert {m.operation for m in whole.measurements} == {"gate", "other"}
 
 
 def test_what_has_changed_since_is_measured_again(toy, machine):

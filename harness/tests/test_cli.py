@@ -19,7 +19,10 @@ from kernel_pytorch.harness.technique import Spared
 OPTIONS = {
     "list": ("--device",),
     "verify": ("--level", "--device", "--exhaustive", "--processes"),
-    "bench": ("--quick", "--level", "--device", "--json", "--out", "--direction", "--machine", "--resume", "--timeout"),
+    "bench": (
+        *("--quick", "--level", "--operation", "--direction", "--device"),
+        *("--json", "--out", "--machine", "--resume", "--timeout"),
+    ),
     "machine": ("--device", "--quick", "--self-test", "--slug", "--json"),
 }
 FOREIGN = '''
@@ -183,10 +186,35 @@ def test_a_quick_run_writes_the_file_that_it_is_told_to(toy_alone, command_line,
 def test_a_partial_run_writes_nothing_unless_it_is_told_to(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())  # this process will do
-    for options in (["--quick"], ["--level", "compile"], ["--direction", "backward"]):
+    for options in (["--quick"], ["--level", "compile"], ["--direction", "backward"], ["--operation", "gate"]):
         printed = command_line("bench", "toy", "--device", "cpu", *options)
         assert "a partial run: not written; give --json to keep it" in printed.out
         assert [file.name for file in tmp_path.iterdir()] == ["site"]
+
+
+def test_an_operation_that_does_not_exist_is_named(toy_alone, command_line):
+    printed = command_line("bench", "--device", "cpu", "--operation", "gat")
+    assert printed.code == 2
+    assert "no operation 'gat'; there are: gate" in printed.err
+
+
+def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judged(
+    toy_alone, command_line, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
+    path = tmp_path / "toy.json"
+    command_line("bench", "toy", "--quick", "--level", "native", "--device", "cpu", "--json", str(path))
+    fresh = load(path)
+    other = fresh.model_copy(update={"technique": "other"})
+    other.save(tmp_path / "other.json")
+    printed = command_line("report", str(tmp_path), "--check-stale")
+    assert printed.code == 0
+    assert "1 results file, all of the present sources" in printed.out
+    assert "not checked: technique other is not installed here" in printed.err
+    fresh.model_copy(update={"sources": fresh.sources | {"gate/native": "changed"}}).save(path)
+    printed = command_line("report", str(tmp_path), "--check-stale")
+    assert printed.code == 1
+    assert "gate/native has changed since it was measured" in printed.out
 
 
 def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):

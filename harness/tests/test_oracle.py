@@ -149,6 +149,34 @@ def test_the_number_of_outputs_is_that_of_the_reference():
     assert judgement.message == "2 outputs, the reference has 1"
 
 
+def of_a_mean(candidate, reference, truth, terms, true_terms):
+    """Whether a candidate passes whose output is a mean."""
+    theirs, exact = (
+        Run((torch.tensor(mean, dtype=dtype),), {}, terms=(torch.tensor(of, dtype=dtype),))
+        for mean, of, dtype in ((reference, terms, torch.float32), (truth, true_terms, torch.float64))
+    )
+    (judgement,) = judge(Run((torch.tensor(candidate),), {}), theirs, exact)
+    return judgement.passed
+
+
+def test_a_mean_may_err_as_far_as_its_terms():
+    """The reference happens to be right: that says nothing of what another order of summing up may give."""
+    terms, true_terms = [1.001, 2.999], [1.0, 3.0]
+    assert of_a_mean(2.0015, 2.0, 2.0, terms, true_terms)
+    assert not of_a_mean(2.0025, 2.0, 2.0, terms, true_terms)
+    assert not of_a_mean(2.0015, 2.0, 2.0, true_terms, true_terms)
+    assert of_a_mean(2.0, 2.0, 2.0, [float("nan"), 3.0], true_terms)  # of terms without a number nothing is known
+    assert not of_a_mean(2.0015, 2.0, 2.0, [float("nan"), 3.0], true_terms)
+
+
+def test_the_terms_of_a_mean_say_nothing_of_gradients():
+    half, zeros = torch.tensor(0.5), torch.zeros(2)
+    reference = Run((torch.tensor(0.0),), {"x": zeros}, terms=(zeros,))
+    truth = Run((torch.tensor(0.0).double(),), {"x": zeros.double()}, terms=(zeros.double() + 1.0,))
+    found = judge(Run((half,), {"x": half.expand(2)}), reference, truth)
+    assert {j.quantity: j.passed for j in found} == {"output": True, "gradient of x": False}
+
+
 def test_outputs_are_counted_where_there_are_several():
     y = torch.zeros(2)
     assert list(Run((y, y), {"x": y}).quantities()) == ["output 0", "output 1", "gradient of x"]

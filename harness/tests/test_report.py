@@ -152,6 +152,21 @@ def test_a_page_says_where_when_and_how(results):
     assert "A quick run" not in markdown(results.model_copy(update={"quick": False}))
 
 
+def test_the_tables_of_many_operations_are_folded_below_what_they_come_to(results):
+    every = [m.model_copy(update={"operation": name}) for name in ("a", "b", "c") for m in results.measurements]
+    few = markdown(results.model_copy(update={"measurements": tuple(every)}))
+    assert "<details" not in few
+    fourth = [m.model_copy(update={"operation": "d"}) for m in results.measurements]
+    many = markdown(results.model_copy(update={"measurements": (*every, *fourth)}))
+    assert many.count('<details markdown="1">\n<summary>') == many.count("\n</details>\n") == 4
+    assert (
+        "<summary><code>a</code>: forward cuda 0.50x of the best PyTorch</summary>\n\n**`a`, forward**" in many
+    )
+    assert [line for line in many.splitlines() if line.startswith("|")] == [
+        line for _ in range(4) for line in markdown(results).splitlines() if line.startswith("|")
+    ]
+
+
 def test_a_plot_is_a_png_and_an_svg_that_come_out_the_same_twice(results, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     folders = [tmp_path / "one", tmp_path / "other"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kernel_pytorch.harness.contracts import CudaUnit, KernelContract
 from kernel_pytorch.harness.sources import digest, implementation_files
 from kernel_pytorch.harness.static import Compiled, Inspection, violations
 from kernel_pytorch.harness.static.compiled import Traffic
@@ -13,7 +14,7 @@ from kernel_pytorch.harness.static.instructions import count_instructions
 from kernel_pytorch.harness.static.kernel_sources import UnitsError, cuda_units, kernel_digest, units_digest
 from kernel_pytorch.harness.static.resources import AssemblerLog, Resources
 from kernel_pytorch.harness.static.table import markdown
-from kernel_pytorch.harness.technique import CudaUnit, Implementation, KernelContract, Level, Technique
+from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 PTX = """
 .version 9.0

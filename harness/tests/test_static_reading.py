@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.static import ARCHITECTURES, Compiled, resources, violations
 from kernel_pytorch.harness.static.compiled import Traffic
 from kernel_pytorch.harness.static.instructions import count_instructions
 from kernel_pytorch.harness.static.limits import resident_blocks
 from kernel_pytorch.harness.static.resources import ToolMissingError, parse_resources, parse_spills
-from kernel_pytorch.harness.technique import KernelContract, Technique
+from kernel_pytorch.harness.technique import Technique
 
 
 @pytest.mark.parametrize(

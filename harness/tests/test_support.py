@@ -51,7 +51,11 @@ def record(toy, machine):
         about = {"technique": "toy", "created": "2026-01-02T03:04:05+00:00"}
         environment = machine.environment.model_copy(update={"device_name": device})
         absent = (Absent(operation="gate", implementation="cuda", reason="the toy has no kernel"),)
-        fields = {"outcomes": tuple(outcomes), "absent": absent, "sources": technique_digests(toy.technique, "cpu")} | fields
+        fields = {
+            "outcomes": tuple(outcomes),
+            "absent": absent,
+            "sources": technique_digests(toy.technique, "cpu"),
+        } | fields
         return SupportRecord(**about, environment=environment, **fields)
 
     return make
@@ -166,6 +170,20 @@ def test_devices_that_disagree_are_named(record, toy):
     gpu = record("NVIDIA H200", [(("native", "determinism"), ("no", "atomic additions"))])
     page = markdown(toy.technique, [record(), gpu])
     assert rows(page)["determinism"] == ["yes", "yes on Made-up CPU; no on NVIDIA H200 (1)", "yes"]
+
+
+def test_operations_of_which_the_same_is_true_share_a_table(record, toy):
+    names = ("gate", "other", "odd")
+    three = dataclasses.replace(toy.technique, operations=[dataclasses.replace(toy.gate, name=n) for n in names])
+    one = record()
+    outcomes = [o.model_copy(update={"operation": name}) for name in names for o in one.outcomes]
+    odd = outcomes[-1].model_copy(update={"answer": "no", "reason": "it is odd"})
+    page = markdown(three, [one.model_copy(update={"outcomes": (*outcomes[:-1], odd)})])
+    assert [line for line in page.splitlines() if line.startswith("**")] == ["**`gate`**", "**`other`**", "**`odd`**"]
+    same = record(absent=()).model_copy(update={"outcomes": (*outcomes[:-1], odd)})
+    page = markdown(three, [same])
+    assert [line for line in page.splitlines() if line.startswith("**")] == ["**`gate`, `other`**", "**`odd`**"]
+    assert page.count("1. it is odd") == 1
 
 
 # READMEs.

@@ -10,7 +10,7 @@ import torch
 
 from kernel_pytorch.harness.adversaries import ADVERSARIES
 from kernel_pytorch.harness.technique import Implementation, Level, Spared, grid, point
-from kernel_pytorch.harness.verification import RANDOM, is_economical, make_arguments, trials, verify
+from kernel_pytorch.harness.verification import RANDOM, is_economical, make_arguments, standard, trials, verify
 
 CPU = torch.device("cpu")
 
@@ -44,6 +44,17 @@ def test_right_levels_pass(toy):
     assert set(found) == {"reference", "native", "compile", "cuda"}
     assert [line for level in found for line in failures(found, level)] == []
     assert max(v.worst for v in found["native"]) <= 1.0
+
+
+def test_of_a_mean_the_errors_of_its_terms_are_known(toy):
+    """By the arguments that the operation names; of what is no mean nothing is run twice."""
+    named = dataclasses.replace(toy.gate, averaged=lambda arguments: (arguments[0][:1], *arguments[1:]))
+    trial = trials(toy.gate, CPU)[0]
+    against = standard(named, trial, CPU)
+    for found in (against.reference, against.truth):
+        torch.testing.assert_close(found.terms[0], found.outputs[0][:1])
+    assert against.truth.terms[0].dtype is torch.float64
+    assert standard(toy.gate, trial, CPU).reference.terms == ()
 
 
 def test_a_wrong_level_is_named_with_technique_operation_case_and_quantity(toy, monkeypatch):

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from kernel_pytorch.harness.technique import CudaUnit, KernelContract, Technique
+from kernel_pytorch.harness.contracts import CudaUnit, KernelContract
+from kernel_pytorch.harness.technique import Technique
 
 HERE = Path(__file__).parent
 WIDE = KernelContract(min_load_bits=128, min_store_bits=128)

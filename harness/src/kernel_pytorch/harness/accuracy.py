@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -19,18 +19,29 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def measure_accuracy(
-    technique: Technique, device: torch.device, wanted: set[str] | None = None
+    technique: Technique,
+    device: torch.device,
+    wanted: set[str] | None = None,
+    operations: Collection[str] | None = None,
 ) -> tuple[tuple[Accuracy, ...], str]:
-    """Errors of every implementation on real activations, and a sentence saying what those are or why none are."""
-    operations = [o for o in technique.operations if o.real_input is not None]
-    if not operations:
+    """Errors of implementations on real activations, and a sentence saying what those are or why none are.
+
+    Args:
+        technique: what to measure.
+        device: where.
+        wanted: names of the implementations, or None for all.
+        operations: names of the operations, or None for all.
+    """
+    chosen = [o for o in technique.operations if operations is None or o.name in operations]
+    real = [o for o in chosen if o.real_input is not None]
+    if not real:
         return (), "not measured here: real activations mean nothing to this technique"
     try:
         activations = real_activations(tokens=TOKENS).to(device)
     except RealInputUnavailable as error:
         return (), f"not measured here: {error}"
     found: list[Accuracy] = []
-    for operation in operations:
+    for operation in real:
         assert operation.real_input is not None
         for dtype in DTYPES:
             arguments = [a.to(device) if isinstance(a, Tensor) else a for a in operation.real_input(activations, dtype)]

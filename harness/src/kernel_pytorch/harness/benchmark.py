@@ -37,12 +37,14 @@ class Plan:
         quick: fewer cases and rounds.
         directions: passes to time.
         whole_cost: measure host time, memory, compilation and launches too, on the first case of each operation.
+        operations: names of the operations to measure, or None for all.
     """
 
     levels: tuple[str, ...] | None = None
     quick: bool = False
     directions: tuple[Direction, ...] = DIRECTIONS
     whole_cost: bool = False
+    operations: tuple[str, ...] | None = None
 
     @property
     def wanted(self) -> set[str] | None:
@@ -60,7 +62,8 @@ class Plan:
 
     def jobs(self, technique: Technique, device: torch.device) -> list[Job]:
         """The jobs of one technique."""
-        return jobs(technique, device, quick=self.quick, directions=self.directions)
+        every = jobs(technique, device, quick=self.quick, directions=self.directions)
+        return [job for job in every if self.operations is None or job.operation.name in self.operations]
 
 
 def benchmark(
@@ -112,14 +115,16 @@ def benchmark(
         )
 
     try:
-        for job in plan.jobs(technique, device):
+        # What nobody knows yet goes before what is only known of too few levels.
+        for job in sorted(plan.jobs(technique, device), key=lambda job: job.key in measured):
             on_job(job.label)
             held = {m.implementation for m in measured.get(job.key, [])}
             if not {i.name for i in chosen(job, plan.wanted)} <= held:
                 measured[job.key] = _measure(job, machine, device, plan.with_levels(held), worker)
             on_progress(results(complete=False))
         on_job(ACCURACY)
-        found, real_input = _accuracy(technique, device, plan, worker)
+        found, what = _accuracy(technique, device, plan, worker)
+        real_input = what if found or not accuracy else real_input
         accuracy = _renewed(technique, accuracy, found)
         if plan.whole_cost:
             costs = _renewed(technique, costs, _costs(technique, device, plan, worker, on_job))
@@ -213,16 +218,16 @@ def _accuracy(
     technique: Technique, device: torch.device, plan: Plan, worker: Worker | None
 ) -> tuple[tuple[Accuracy, ...], str]:
     if worker is None:
-        return measure_accuracy(technique, device, plan.wanted)
-    outcome = worker.call(_accuracy_in_child, technique.name, str(device), plan.wanted)
+        return measure_accuracy(technique, device, plan.wanted, plan.operations)
+    outcome = worker.call(_accuracy_in_child, technique.name, str(device), plan.wanted, plan.operations)
     return outcome.value if not outcome.failure else ((), f"not measured here: {outcome.failure}")
 
 
 def _accuracy_in_child(
-    technique: str, device: str, wanted: set[str] | None, announce: Announce
+    technique: str, device: str, wanted: set[str] | None, operations: tuple[str, ...] | None, announce: Announce
 ) -> tuple[tuple[Accuracy, ...], str]:
     announce(ACCURACY)
-    return measure_accuracy(discover().get(technique), torch.device(device), wanted)
+    return measure_accuracy(discover().get(technique), torch.device(device), wanted, operations)
 
 
 def _costs(
@@ -231,6 +236,8 @@ def _costs(
     """The whole cost of every implementation on the first case of its operation."""
     found = []
     for operation in technique.operations:
+        if plan.operations is not None and operation.name not in plan.operations:
+            continue
         case = operation.bench_grid.cases(device.type)[0]
         for i in operation.implementations:
             if plan.wanted is not None and i.name not in plan.wanted:

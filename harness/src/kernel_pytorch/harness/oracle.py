@@ -5,12 +5,14 @@ The truth is the reference run in float64, forward and gradients. A candidate ma
     budget_factor * max |reference - truth|  +  one unit in the last place of the truth
 
 where the reference runs in the candidate's own dtype and the maximum is taken over the tensor: as good as careful
-PyTorch in the same precision, up to a factor of two. NaN fails, and so does infinity where the truth is representable;
+PyTorch in the same precision, up to a factor of two. Of an output that is a mean it is taken over what it is the mean
+of: one number's own error is luck. NaN fails, and so does infinity where the truth is representable;
 a truth beyond the largest number of the dtype counts as that number, and infinity of its sign is as good.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,15 +29,17 @@ class Run:
         outputs: tensors, in order.
         gradients: per differentiable argument, None where autograd returned none.
         written: names of the tensors that the call wrote into although they were not its own.
+        terms: what each output is the mean of, where it is a mean; else empty.
     """
 
     outputs: tuple[Tensor, ...]
     gradients: dict[str, Tensor | None]
     written: tuple[str, ...] = ()
+    terms: tuple[Tensor, ...] = ()
 
     def without_gradients(self) -> Run:
         """The forward alone."""
-        return Run(self.outputs, {}, self.written)
+        return dataclasses.replace(self, gradients={})
 
     def quantities(self) -> dict[str, Tensor | None]:
         """Everything that is compared, by the name that messages use."""
@@ -121,7 +125,10 @@ def judge(candidate: Run, reference: Run, truth: Run, budget_factor: float = 2.0
         message = f"{len(candidate.outputs)} outputs, the reference has {len(reference.outputs)}"
         return [*judgements, Judgement("outputs", False, error_over_budget=float("inf"), message=message)]
     ours, theirs, exact = candidate.quantities(), reference.quantities(), truth.quantities()
-    return judgements + [_judge(name, ours[name], theirs[name], exact[name], budget_factor) for name in theirs]
+    of_terms = dict(zip(theirs, map(_largest_error, reference.terms, truth.terms), strict=False))  # outputs come first
+    return judgements + [
+        _judge(name, ours[name], theirs[name], exact[name], budget_factor, of_terms.get(name, 0.0)) for name in theirs
+    ]
 
 
 def unit_in_the_last_place(truth: Tensor, dtype: torch.dtype) -> Tensor:
@@ -132,8 +139,20 @@ def unit_in_the_last_place(truth: Tensor, dtype: torch.dtype) -> Tensor:
     return (power_of_two * info.eps).clamp_min(info.tiny * info.eps)
 
 
+def _largest_error(reference: Tensor, truth: Tensor) -> float:
+    """Over what both have a number for; 0.0 where that is nothing."""
+    errors = (reference.double() - truth).abs()
+    errors = errors[errors.isfinite()]
+    return errors.max().item() if errors.numel() else 0.0
+
+
 def _judge(
-    name: str, candidate: Tensor | None, reference: Tensor | None, truth: Tensor | None, budget_factor: float
+    name: str,
+    candidate: Tensor | None,
+    reference: Tensor | None,
+    truth: Tensor | None,
+    budget_factor: float,
+    error_of_terms: float,
 ) -> Judgement:
     def failed(message: str) -> Judgement:
         return Judgement(name, False, error_over_budget=float("inf"), message=message)
@@ -160,7 +179,7 @@ def _judge(
     ours, theirs, exact = (t.clamp(-largest_number, largest_number) for t in (ours, theirs, exact))
 
     reference_errors = (theirs - exact)[~reference_astray].abs()
-    largest = reference_errors.max().item() if reference_errors.numel() else 0.0
+    largest = max(error_of_terms, reference_errors.max().item() if reference_errors.numel() else 0.0)
     budget = budget_factor * largest + unit_in_the_last_place(exact, candidate.dtype)
     errors = (ours - exact).abs()
     ratio, position = (errors / budget).max(0)

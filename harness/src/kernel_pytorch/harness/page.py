@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kernel_pytorch.harness.report import (
     COST_COLUMNS,
@@ -26,6 +26,9 @@ LEGEND = (
     "memory that the working set fits in. `=`: no difference beyond 2 %. `?`: the interval does not tell."
 )
 
+UNFOLDED = 3
+"""Of so many operations every table is shown; of more, each operation's on a click."""
+
 
 def markdown(results: Results) -> str:
     """The tables for a page."""
@@ -39,11 +42,14 @@ def markdown(results: Results) -> str:
         + f" {LEGEND}",
         "",
     ]
-    cases: dict[tuple[str, str], list[list[Measurement]]] = {}
+    cases: dict[str, dict[str, list[list[Measurement]]]] = {}
     for (operation, direction, _), group in groups(results).items():
-        cases.setdefault((operation, direction), []).append(group)
-    for (operation, direction), found in cases.items():
-        lines += [f"**`{operation}`, {direction}**", "", *time_table(found), ""]
+        cases.setdefault(operation, {}).setdefault(direction, []).append(group)
+    for operation, directions in cases.items():
+        tables = []
+        for direction, found in directions.items():
+            tables += [f"**`{operation}`, {direction}**", "", *time_table(found), ""]
+        lines += tables if len(cases) <= UNFOLDED else folded(summary(operation, directions), tables)
     if results.accuracy:
         lines += [f"**Relative error on {results.real_input}**: output, worst gradient", ""]
         lines += [*accuracy_table(results), ""]
@@ -53,6 +59,31 @@ def markdown(results: Results) -> str:
         lines += [f"{reason}.  " for reason in missing_costs(results)]
     lines += [f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *reasons(results))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def folded(title: str, lines: Sequence[str]) -> list[str]:
+    """Lines that are shown on a click, on GitHub as on the site."""
+    return ['<details markdown="1">', f"<summary>{title}</summary>", "", *lines, "</details>", ""]
+
+
+def summary(operation: str, directions: Mapping[str, Sequence[list[Measurement]]]) -> str:
+    """One line of HTML: how far apart our levels and the best PyTorch are, over the cases of each direction."""
+    parts = []
+    for direction, cases in directions.items():
+        found: dict[str, list[float]] = {}
+        for group in cases:
+            baseline = best_pytorch(group) or ""
+            for m in group:
+                if _is_own(m) and (comparison := m.comparisons.get(baseline)) is not None:
+                    found.setdefault(m.implementation, []).append(comparison.speedup.median)
+        spans = [f"{name} {_span(medians)}" for name, medians in found.items()]
+        parts += [f"{direction} {', '.join(spans)}"] if spans else []
+    said = f": {'; '.join(parts)} of the best PyTorch" if parts else ""
+    return f"<code>{operation}</code>{said}"
+
+
+def _span(ratios: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{ratio:.2f}x" for ratio in (min(ratios), max(ratios))))
 
 
 def time_table(cases: Sequence[list[Measurement]]) -> list[str]:

@@ -6,7 +6,7 @@ import datetime
 import itertools
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -151,6 +151,10 @@ def standard_for(
             incoming = [ADVERSARIES[adversary](g) for g in incoming]
     reference = run(function, names, arguments, incoming)
     truth = run(function, names, in_float64(arguments), in_float64(incoming))
+    terms = operation.averaged(tuple(arguments))
+    if terms is not None:
+        reference = replace(reference, terms=run(function, names, terms).outputs)
+        truth = replace(truth, terms=run(function, names, in_float64(terms)).outputs)
     return Standard(names, arguments, incoming, reference, truth)
 
 

@@ -17,9 +17,11 @@ from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
     LevelOption,
+    OperationOption,
     PeersOption,
     TechniqueArgument,
     check_levels,
+    check_operations,
     check_writable,
     load_peers,
     messages,
@@ -45,6 +47,7 @@ def bench_command(
         bool, typer.Option("--quick", help="Two cases per operation and fewer rounds: a first look.")
     ] = False,
     level: LevelOption = None,
+    operation: OperationOption = None,
     device: DeviceOption = None,
     direction: Annotated[
         list[Direction] | None,
@@ -78,8 +81,9 @@ def bench_command(
     """Time every level on shapes of published models, implementations interleaved, inputs cold, outputs checked.
 
     A full run writes <out>/<device>/<technique>.json, beside it plots of each operation. A partial one (--quick,
-    --level, --direction) writes a file only where --json says, so that it never replaces a full one. A case that
-    crashes or hangs costs itself alone. What stands is kept after every case: Ctrl-C loses nothing, --resume goes on.
+    --level, --operation, --direction) writes a file only where --json says, so that it never replaces a full one. A
+    case that crashes or hangs costs itself alone. What stands is kept after every case: Ctrl-C loses nothing, --resume
+    goes on.
     Exit code: 0; 1 if a level was wrong, crashed, or was faster than this machine can be; 2 for a name that does not
     exist; 130 after Ctrl-C.
     """
@@ -87,13 +91,14 @@ def bench_command(
     prepare = load_peers(peers)
     discovery = discover()
     techniques = discovery.select(technique)
-    levels = check_levels(level, techniques)
+    levels, operations = check_levels(level, techniques), check_operations(operation, techniques)
     warn_broken(discovery)
     if not techniques:
         messages.print("No technique is installed, so there is nothing to measure.")
         raise typer.Exit(1)
-    plan = Plan(None if levels is None else tuple(levels), quick, tuple(direction or DIRECTIONS), whole_cost)
-    partial = quick or levels is not None or direction is not None
+    wanted, of = (None if names is None else tuple(names) for names in (levels, operations))
+    plan = Plan(wanted, quick, tuple(direction or DIRECTIONS), whole_cost, of)
+    partial = quick or any(choice is not None for choice in (levels, operations, direction))
     warn_if_busy()
     check_writable(json)
     if partial and json is None:

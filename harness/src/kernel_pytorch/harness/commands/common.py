@@ -35,6 +35,10 @@ LevelOption = Annotated[
     list[str] | None,
     typer.Option("--level", help="Only this level (reference, native, ...). May be given several times."),
 ]
+OperationOption = Annotated[
+    list[str] | None,
+    typer.Option("--operation", help="Only this operation (rms_norm, swiglu, ...). May be given several times."),
+]
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="cpu, cuda or cuda:1. The first GPU where there is one, else the CPU, if omitted."),
@@ -71,11 +75,24 @@ def check_levels(levels: list[str] | None, techniques: Iterable[Technique]) -> l
     Raises:
         UnknownNameError: one does not; the message lists those that do.
     """
-    known = list(dict.fromkeys(i.name for t in techniques for o in t.operations for i in o.implementations))
-    for level in levels or []:
-        if level not in known:
-            raise UnknownNameError(f"no level {level!r}; there are: {', '.join(known)}")
-    return levels or None
+    return _check_names("level", levels, (i.name for t in techniques for o in t.operations for i in o.implementations))
+
+
+def check_operations(operations: list[str] | None, techniques: Iterable[Technique]) -> list[str] | None:
+    """The operations, all of which must exist in one of the techniques.
+
+    Raises:
+        UnknownNameError: one does not; the message lists those that do.
+    """
+    return _check_names("operation", operations, (o.name for t in techniques for o in t.operations))
+
+
+def _check_names(what: str, given: list[str] | None, known: Iterable[str]) -> list[str] | None:
+    allowed = list(dict.fromkeys(known))
+    for name in given or []:
+        if name not in allowed:
+            raise UnknownNameError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
+    return given or None
 
 
 def warn_broken(discovery: Discovery) -> None:

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         if len(arguments) != 1:
             given = f"given {len(arguments)} names" if arguments else "no name"
-            raise NewError(f"{given}; give one, in kebab-case: `nox -s new -- {PLACEHOLDER}`")
+            raise NewError(f"{given}; give one, in kebab-case: `.venv/bin/nox -s new -- {PLACEHOLDER}`")
         (name,) = arguments
         root = checkout(Path.cwd())
         made = make(name, root)
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str]) -> None:
         f"{package}: {sum(path != page for path in made)} files, a technique that works as it stands\n"
         f"{page}: its page\n"
         "Next:\n"
-        f"  nox -s tests -- {package}/tests\n"
-        f"  nox -s bench -- {name} --quick\n"
-        "  nox -s lint static docs\n"
+        f"  .venv/bin/nox -s tests -- {package}/tests\n"
+        f"  .venv/bin/nox -s bench -- {name} --quick\n"
+        "  .venv/bin/nox -s lint static docs\n"
     )
 
 

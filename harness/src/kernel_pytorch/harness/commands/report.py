@@ -55,16 +55,25 @@ def report_command(
         messages.print(f"kernel-pytorch: {error}", **PLAIN)
         raise typer.Exit(2) from None
     if check_stale:
-        stale = [f"{file}: {what}" for file, results in found.items() for what in stale_sources(results)]
-        for line in stale or [f"{len(found)} results file{'s' * (len(found) != 1)}, all of the present sources"]:
-            output.print(escape(line), **PLAIN)
-        raise typer.Exit(1 if stale else 0)
+        raise typer.Exit(1 if name_stale(found) else 0)
     if readme is not None:
         write_readme(readme, list(found.values()))
         return
     for file, results in found.items():
         show(results)
         draw(results, file)
+
+
+def name_stale(found: dict[Path, Results]) -> bool:
+    """Print what has changed since it was measured; whether anything has."""
+    installed = discover().techniques
+    known = {file: results for file, results in found.items() if results.technique in installed}
+    stale = [f"{file}: {what}" for file, results in known.items() for what in stale_sources(results)]
+    for line in stale or [f"{len(known)} results file{'s' * (len(known) != 1)}, all of the present sources"]:
+        output.print(escape(line), **PLAIN)
+    for name in dict.fromkeys(results.technique for results in found.values() if results.technique not in installed):
+        messages.print(f"not checked: technique {name} is not installed here", **PLAIN)
+    return bool(stale)
 
 
 def write_readme(readme: Path, found: list[Results]) -> None:
@@ -107,11 +116,8 @@ def draw(results: Results, file: Path) -> list[Path]:
 
 
 def stale_sources(results: Results) -> list[str]:
-    """Implementations whose sources are no longer those that were measured."""
-    discovery = discover()
-    if results.technique not in discovery.techniques:
-        return [f"technique {results.technique} is not installed here"]
-    now = technique_digests(discovery.techniques[results.technique], results.machine.environment.device_type)
+    """Implementations whose sources are no longer those that were measured, of a technique that is installed."""
+    now = technique_digests(discover().get(results.technique), results.machine.environment.device_type)
     measured = {
         f"{m.operation}/{m.implementation}"
         for m in results.measurements

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from kernel_pytorch.harness.contracts import CudaUnit
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
 from kernel_pytorch.harness.static.entries import Entry, entries
 from kernel_pytorch.harness.static.inspection import Findings, Request
@@ -18,7 +19,7 @@ from kernel_pytorch.harness.static.kernel_sources import cuda_units
 from kernel_pytorch.harness.static.limits import ARCHITECTURES, Limits
 from kernel_pytorch.harness.static.nvcc import MISSING, CompileError, Nvcc, find_nvcc
 from kernel_pytorch.harness.static.resources import AssemblerLog
-from kernel_pytorch.harness.technique import CudaUnit, Technique
+from kernel_pytorch.harness.technique import Technique
 
 
 def find_cuda(technique: Technique, request: Request) -> Findings:

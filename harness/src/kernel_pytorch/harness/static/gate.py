@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.static.compiled import MOST, Compiled, Traffic
 from kernel_pytorch.harness.static.limits import ARCHITECTURES, SHARED_DECLARED
-from kernel_pytorch.harness.technique import KernelContract, Technique
+from kernel_pytorch.harness.technique import Technique
 
 # A float64 scalar is converted once. Any other float64 instruction is arithmetic, at half the speed of float32 or less.
 F64_PER_SCALAR = 1

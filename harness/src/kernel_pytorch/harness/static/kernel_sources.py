@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from kernel_pytorch.harness.contracts import CudaUnit
 from kernel_pytorch.harness.sources import digest, implementation_files
-from kernel_pytorch.harness.technique import CudaUnit, Implementation, Level, Technique
+from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 HEADERS = {".h", ".hpp", ".hh", ".cuh", ".inl", ".inc"}
 # Text and characters are matched first, so that what looks like a comment inside them is none.

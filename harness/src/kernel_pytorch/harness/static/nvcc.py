@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from kernel_pytorch.harness.contracts import CudaUnit
 from kernel_pytorch.harness.static.limits import Limits
 from kernel_pytorch.harness.static.resources import ToolMissingError
-from kernel_pytorch.harness.technique import CudaUnit
 
 VERSION = re.compile(r"release [\d.]+, V(?P<version>[\d.]+)")
 CAPABILITY = re.compile(r"^compute_(\d+)", re.MULTILINE)

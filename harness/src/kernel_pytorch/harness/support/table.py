@@ -76,21 +76,30 @@ def absences(operation: Operation, records: Sequence[SupportRecord]) -> list[str
 
 
 def markdown(technique: Technique, records: Sequence[SupportRecord]) -> str:
-    """The tables of all operations, for a page."""
+    """The tables of all operations, for a page; operations of which the same is true share one."""
     lines = []
     for record in records:
         e = record.environment
         triton = f", triton {e.triton}{' in its interpreter' if e.triton_interpret else ''}" if e.triton else ""
         lines.append(f"Tested on {e.device_name} with torch {e.torch}{triton}, on {record.created[:10]}.  ")
     lines.append("")
+    found: dict[tuple[str, ...], list[str]] = {}
     for operation in technique.operations:
-        notes = Notes()
-        names = columns(operation, records)
-        lines += [f"**`{operation.name}`**", "", f"| | {' | '.join(names)} |", "|" + " --- |" * (len(names) + 1)]
-        lines += [f"| {' | '.join(row)} |" for row in rows(operation, records, notes)]
-        lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(notes.reasons, 1)), ""]
-        lines += [f"{line}.  " for line in absences(operation, records)]
+        found.setdefault(tuple(_table(operation, records)), []).append(f"`{operation.name}`")
+    for table, names in found.items():
+        lines += [f"**{', '.join(names)}**", "", *table]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(operation: Operation, records: Sequence[SupportRecord]) -> list[str]:
+    """The lines of the table of one operation, and what its numbers mean."""
+    notes = Notes()
+    names = columns(operation, records)
+    lines = [f"| | {' | '.join(names)} |", "|" + " --- |" * (len(names) + 1)]
+    lines += [f"| {' | '.join(row)} |" for row in rows(operation, records, notes)]
+    lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(notes.reasons, 1)), ""]
+    said = absences(operation, records)
+    return [*lines, *(f"{line}.  " for line in said), *[""] * bool(said)]
 
 
 def terminal_table(operation: Operation, record: SupportRecord) -> tuple[Table, list[str]]:

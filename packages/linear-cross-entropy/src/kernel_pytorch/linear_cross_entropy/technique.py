@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
     Implementation,
-    KernelContract,
     Level,
     Operation,
     Technique,
@@ -144,6 +144,13 @@ def cross_entropy_inputs(case: Case, generator: torch.Generator) -> tuple[Any, .
     """Give logits `(*shape)`, target, five scalars, inplace."""
     logits = _rows(case.shape, case, generator, case.sizes.get("scale", 4.0))
     return logits, _target(case, case.shape[-1], generator), *_scalars(case), False
+
+
+def losses_of_mean(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments that give every token's loss, where the given ones give their mean."""
+    if "mean" not in arguments:
+        return None
+    return tuple("none" if isinstance(a, str) else a for a in arguments)
 
 
 def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
@@ -302,6 +309,7 @@ technique = Technique(
             test_grid=linear_cross_entropy_tests,
             bench_grid=linear_cross_entropy_bench,
             adversarial=("hidden",),
+            averaged=losses_of_mean,
             real_input=linear_cross_entropy_real,
         ),
         Operation(
@@ -312,6 +320,7 @@ technique = Technique(
             test_grid=cross_entropy_tests,
             bench_grid=cross_entropy_bench,
             adversarial=("logits",),
+            averaged=losses_of_mean,
             real_input=cross_entropy_real,
         ),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_pytorch.harness.technique import CudaUnit, KernelContract
+from kernel_pytorch.harness.contracts import CudaUnit, KernelContract
 
 CSRC = Path(__file__).resolve().parents[4] / "csrc"
 

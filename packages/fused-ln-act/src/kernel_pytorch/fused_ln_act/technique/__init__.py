@@ -1,6 +1,7 @@
 """The declaration: what this package offers the harness. Imports nothing but torch and the declaration's types."""
 
-from kernel_pytorch.harness.technique import KernelContract, Technique
+from kernel_pytorch.harness.contracts import KernelContract
+from kernel_pytorch.harness.technique import Technique
 
 from . import bias, gated, linear, norm, softmax
 from .common import PACKAGE

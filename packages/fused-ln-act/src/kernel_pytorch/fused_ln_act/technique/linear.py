@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
     Implementation,
-    KernelContract,
     Level,
     Operation,
     grid,

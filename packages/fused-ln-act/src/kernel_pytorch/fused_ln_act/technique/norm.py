@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
     Grid,
-    KernelContract,
     Level,
     Operation,
     grid,

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
-    KernelContract,
     Level,
     Operation,
     grid,
