@@ -159,9 +159,7 @@ def test_the_tables_of_many_operations_are_folded_below_what_they_come_to(result
     fourth = [m.model_copy(update={"operation": "d"}) for m in results.measurements]
     many = markdown(results.model_copy(update={"measurements": (*every, *fourth)}))
     assert many.count('<details markdown="1">\n<summary>') == many.count("\n</details>\n") == 4
-    assert (
-        "<summary><code>a</code>: forward cuda 0.50x of the best PyTorch</summary>\n\n**`a`, forward**" in many
-    )
+    assert "<summary><code>a</code>: forward cuda 0.50x of the best PyTorch</summary>\n\n**`a`, forward**" in many
     assert [line for line in many.splitlines() if line.startswith("|")] == [
         line for _ in range(4) for line in markdown(results).splitlines() if line.startswith("|")
     ]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.results import load
-from kernel_pytorch.linear_cross_entropy import levels
+from kernel_pytorch.linear_cross_entropy import cross_entropy, levels
+from kernel_pytorch.linear_cross_entropy.technique import technique
 
 FILES = sorted((Path(__file__).parents[3] / "results").glob("*/linear-cross-entropy.json"))
 
@@ -18,7 +19,8 @@ def default(file, m, monkeypatch):
         capability = tuple(map(int, environment.compute_capability.split(".")))
         monkeypatch.setattr(levels, "_capability", lambda device: capability)
     elements = torch.Size(m.case.sizes["shape"]).numel()
-    return levels.default_level(torch.device(environment.device_type), getattr(torch, m.case.dtype), elements)
+    device, dtype = torch.device(environment.device_type), getattr(torch, m.case.dtype)
+    return levels.default_level_of(m.operation, device, dtype, elements)
 
 
 def slower_than_native(measurements, choose):
@@ -45,6 +47,41 @@ def test_a_wrong_default_would_be_found():
         if any(slower_than_native(measurements, lambda m, name=name: name) for name in lost):
             return
     pytest.skip("no results here in which a level loses to native")
+
+
+def test_the_twin_is_a_default_only_where_it_was_measured(monkeypatch):
+    measured = {
+        (m.operation, getattr(torch, m.case.dtype))
+        for file in FILES
+        if load(file).machine.environment.device_type == "cpu"
+        for m in load(file).measurements
+        if m.implementation == "cuda" and m.status == "measured"
+    }
+    named = {(operation, dtype) for operation, dtypes in levels.TWIN_IS_FASTEST.items() for dtype in dtypes}
+    assert named
+    assert named <= measured
+    assert set(levels.TWIN_IS_FASTEST) == {operation.name for operation in technique.operations}
+
+
+def test_on_a_cpu_a_loss_of_logits_is_its_twins(monkeypatch):
+    """Where that is installed, of plain tensors; what transforms of torch.func meet has rules for them."""
+    logits, target = torch.randn(4, 33).bfloat16().requires_grad_(), torch.tensor([0, 5, -100, 32])
+    cpu = torch.device("cpu")
+    if levels.unavailable("cuda", cpu, torch.bfloat16) is not None:
+        pytest.skip("needs kernel-pytorch-cuda-ops")
+    twin = cross_entropy(logits, target, level="cuda")
+    assert torch.equal(cross_entropy(logits, target), twin)
+    assert cross_entropy(logits, target).grad_fn.name() == twin.grad_fn.name()
+    assert levels.default_level_of("cross_entropy", cpu, torch.float32, 1) == "native"
+    assert levels.default_level_of("linear_cross_entropy", cpu, torch.bfloat16, 1) == "native"
+    assert levels.default_level(cpu, torch.bfloat16, 1) == "native"
+    assert levels.default_level_of("cross_entropy", torch.device("meta"), torch.bfloat16, 1) == "native"
+    by_row = torch.func.vmap(lambda row, word: cross_entropy(row, word, reduction="none", level="reference"))
+    monkeypatch.setattr(levels, "is_transformed", lambda: True)
+    assert torch.equal(cross_entropy(logits, target), cross_entropy(logits, target, level="native"))
+    assert by_row(logits.detach(), target).shape == (4,)
+    monkeypatch.setattr(levels.cuda_level, "cuda_ops", None)
+    assert levels.default_level_of("cross_entropy", cpu, torch.bfloat16, 1) == "native"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)

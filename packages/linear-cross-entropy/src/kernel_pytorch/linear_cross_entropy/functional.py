@@ -105,12 +105,13 @@ def cross_entropy(
         z_loss: as in `linear_cross_entropy`.
         softcap: as in `linear_cross_entropy`.
         reduction: as in `linear_cross_entropy`.
-        inplace: whether the backward of levels "native" and "triton" writes the gradient of the logits over the logits,
-            which saves as much memory; a leaf then has its gradient for its values. Whoever else needs them for a
-            backward gets autograd's error that they were modified, and so does a second backward through the same
+        inplace: whether the backward of levels "native", "triton" and "cuda" writes the gradient of the logits over the
+            logits, which saves as much memory; a leaf then has its gradient for its values. Whoever else needs them for
+            a backward gets autograd's error that they were modified, and so does a second backward through the same
             graph. Ignored at the other levels, for tensor subclasses, for logits whose elements share memory (expanded
             ones), for second derivatives and under torch.compile, which decides itself what memory to use again.
-        level: as in `linear_cross_entropy`.
+        level: as in `linear_cross_entropy`, or "cuda", which the package kernel-pytorch-cuda-ops brings; on a CPU that
+            is the default in bfloat16.
 
     Returns:
         As `linear_cross_entropy`.

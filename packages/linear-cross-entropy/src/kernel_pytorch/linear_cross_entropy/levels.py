@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,28 +14,40 @@ from torch import Tensor
 from . import autograd, cuda_level, native, reference
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+KERNELS = ("triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 
 # Compute capabilities on which the Triton kernels were verified and measured fastest. A test holds this against the
 # committed results; everywhere else the default is native.
 TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset()
 
-# Dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any case, where there is
-# one; the same test holds it.
-TWIN_IS_FASTEST: frozenset[torch.dtype] = frozenset()
+# By operation, the dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any
+# case; the same test holds it.
+TWIN_IS_FASTEST: Mapping[str, frozenset[torch.dtype]] = {
+    "linear_cross_entropy": frozenset(),  # it has none
+    "cross_entropy": frozenset({torch.bfloat16}),
+}
 
 HAS_TRITON = find_spec("triton") is not None
 HAS_NUMPY = find_spec("numpy") is not None
 
 
 def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
+    """What `default_level_of` says of both operations, or native where they differ."""
+    found = {default_level_of(operation, device, dtype, elements) for operation in TWIN_IS_FASTEST}
+    return found.pop() if len(found) == 1 else "native"
+
+
+def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, elements: int) -> str:
     """The level that `level=None` means: the fastest one measured on this device that needs no compiler, else native.
 
-    It goes by the device alone. Levels round differently, and the loss of a token must not depend on how many tokens
-    there are.
+    It goes by the device and the dtype alone. Levels round differently, and the loss of a token must not depend on how
+    many tokens there are.
     """
     if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST:
         return "triton"
+    if device.type == "cpu" and cuda_level.cuda_ops is not None and dtype in TWIN_IS_FASTEST[operation]:
+        return "cuda"
     return "native"
 
 
@@ -71,6 +83,11 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work, vmap for example: kernels of one's own have no rules for those."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def check_level(level: str | None) -> None:
     """Raise ValueError, listing the levels, unless this is one of them or None."""
     if level is not None and level not in LEVELS:
@@ -88,7 +105,9 @@ def resolve(function: str, level: str | None, *tensors: Tensor | None) -> Callab
     assert x is not None
     check_level(level)
     if level is None:
-        level = default_level(x.device, x.dtype, 0)
+        level = default_level_of(function, x.device, x.dtype, 0)
+        if level in KERNELS and is_transformed():
+            level = "native"
     for tensor in tensors:
         reason = None if tensor is None else unavailable(level, tensor.device, tensor.dtype)
         if reason is not None:
