@@ -143,18 +143,19 @@ def first_paragraph(file: Path) -> str:
 
 
 def results(package: str, _group: str) -> str:
-    """The measured tables, under the plots of every operation on the devices that they were measured on."""
+    """The measured tables, under the plots of all operations, device by device."""
     found = block(package, "results")
     if not found:
         return (
             "Not measured yet: there is no `results/<device>/" + package + ".json`. "
             f"`nox -s bench -- {package}` measures it on your machine."
         )
-    drawn = []
+    drawn: dict[str, list[str]] = {}
     for plot in plots(package):
-        what = f"{plot.stem.removeprefix(f'{package}-')} on {plot.parent.name}"
-        drawn += [f'??? example "Drawn: {what}"', f"    ![{what}](../{plot_uri(plot)}){{loading=lazy}}"]
-    return "\n\n".join([*drawn, found])
+        device, what = plot.parent.name, plot.stem.removeprefix(f"{package}-")
+        image = f"    ![{what} on {device}](../{plot_uri(plot)}){{loading=lazy}}"
+        drawn.setdefault(f'??? example "Drawn: {device}"', []).append(image)
+    return "\n\n".join([*(line for title, images in drawn.items() for line in (title, *images)), found])
 
 
 def plots(package: str) -> list[Path]:

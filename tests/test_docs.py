@@ -100,7 +100,8 @@ def test_a_page_has_its_sections_where_it_wants_them_and_the_others_at_the_end(p
 def test_tables_come_from_the_readme_and_plots_from_the_results(pages, tmp_path):
     (tmp_path / "results" / "toaster").mkdir(parents=True)
     (tmp_path / "results" / "toaster" / "soft-cap-more-soft_cap.svg").write_text("<svg/>")
-    (tmp_path / "results" / "toaster" / "soft-cap-soft_cap.svg").write_text("<svg/>")
+    for name in ("soft_cap", "hard_cap"):
+        (tmp_path / "results" / "toaster" / f"soft-cap-{name}.svg").write_text("<svg/>")
     (tmp_path / "packages" / "soft-cap" / SOURCE / "triton_kernels.py").write_text('"""One kernel."""')
     readme = tmp_path / "packages" / "soft-cap" / "README.md"
     blocks = {
@@ -111,11 +112,12 @@ def test_tables_come_from_the_readme_and_plots_from_the_results(pages, tmp_path)
     page = pages.complete("# Soft cap\n", "soft-cap")
     for name in blocks:
         assert page.count(f"the {name} table") == 1
-    picture = (
-        '??? example "Drawn: soft_cap on toaster"\n\n    ![soft_cap on toaster](../assets/results/toaster-soft-cap-'
+    pictures = (
+        '??? example "Drawn: toaster"\n\n    ![hard_cap on toaster](../assets/results/toaster-soft-cap-hard_cap.svg'
     )
-    assert page.index(picture) < page.index("the results table")
-    assert page.count("![") == 1, "and not that of soft-cap-more"
+    assert page.index(pictures) < page.index("    ![soft_cap on toaster]") < page.index("the results table")
+    assert page.count("??? example") == 1
+    assert page.count("![") == 2, "and not that of soft-cap-more"
     assert "| `triton` | `triton_kernels.py` | One kernel. |" in page
 
 
