@@ -34,25 +34,43 @@ void forward_tiles(const Forward& f, int64_t begin, int64_t end) {
   }
 }
 
-// `rows` rows of the gradients; what is not there or not wanted is null.
+// Columns whose sums stay in the nearest cache while rows go by.
+constexpr int64_t kSummed = 4096;
+
+// Gradients of a piece of a row; `sums` grow by them, if it is wanted. What is not there or not wanted is null.
+template <Activation A, bool kBiased, typename T, typename Compute>
+void backward_piece(const T* dy, const T* x, const Compute* bias, T* dx, Compute* sums, int64_t columns) {
+  for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
+    Vector<Compute> gradient = load(dy + column, lanes);
+    if constexpr (A != Activation::kIdentity) {
+      Vector<Compute> z = load(x + column, lanes);
+      if constexpr (kBiased) z += load(bias + column, lanes);
+      const Activated<Compute> activated = activate<A, Compute>(z);
+      gradient *= activated.slope;
+    }
+    if (dx != nullptr) store(dx + column, gradient, lanes);
+    if (sums != nullptr) store(sums + column, load(sums + column, lanes) + gradient, lanes);
+  });
+}
+
+// The same of `rows` rows. They are added before the share grows: shorter chains round less. A row's memory is walked
+// through piece by piece, not a vector of every row in turn: so many places at once are more than a processor foresees.
 template <Activation A, bool kBiased, typename T, typename Compute>
 void backward_rows(const T* dy, const T* x, const Compute* bias, T* dx, Compute* share, int64_t rows, int64_t columns) {
-  for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
-    Vector<Compute> sum = {};
+  Compute sums[kSummed];
+  for (int64_t begin = 0; begin < columns; begin += kSummed) {
+    const int64_t width = smaller(kSummed, columns - begin);
+    if (share != nullptr) std::memset(sums, 0, sizeof sums);
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t at = row_offset(row, columns) + column;
-      Vector<Compute> gradient = load(dy + at, lanes);
-      if constexpr (A != Activation::kIdentity) {
-        Vector<Compute> z = load(x + at, lanes);
-        if constexpr (kBiased) z += load(bias + column, lanes);
-        const Activated<Compute> activated = activate<A, Compute>(z);
-        gradient *= activated.slope;
-      }
-      if (dx != nullptr) store(dx + at, gradient, lanes);
-      sum += gradient;
+      const int64_t at = row_offset(row, columns) + begin;
+      backward_piece<A, kBiased, T, Compute>(dy + at, x ? x + at : nullptr, bias ? bias + begin : nullptr,
+                                             dx ? dx + at : nullptr, share ? sums : nullptr, width);
     }
-    if (share != nullptr) store(share + column, load(share + column, lanes) + sum, lanes);
-  });
+    if (share == nullptr) continue;
+    for_vectors<Compute>(width, [&](int64_t column, auto lanes) {
+      store(share + begin + column, load(share + begin + column, lanes) + load(sums + column, lanes), lanes);
+    });
+  }
 }
 
 template <Activation A, typename T>
@@ -60,7 +78,6 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
   using Compute = ComputeFor<T>;
   const Widened<Compute> bias(b.bias, b.columns, 0.0);
   const auto run = bias.data() ? backward_rows<A, true, T, Compute> : backward_rows<A, false, T, Compute>;
-  // A few rows are added before their share grows: shorter chains round less, and the share is touched less often.
   const int64_t group = b.dbias ? 8 : 1;
   for (int64_t part = begin; part < end; ++part) {
     const Range range = share_of(b.rows, b.parts, part);

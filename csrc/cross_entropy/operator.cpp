@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tenso
 
   Forward forward{};
   forward.logits = input("logits", logits);
-  forward.target = static_cast<const int64_t*>(target.const_data_ptr());
+  forward.target = static_cast<const int64_t*>(data_of("target", target));
   forward.loss = output(loss);
   forward.lse = output(lse);
   forward.rows = rows.rows;
@@ -75,7 +75,7 @@ void write_gradient(const char* name, const Tensor& dloss_given, const Tensor& l
   backward.dloss = input("dloss", dloss);
   backward.lse = input("lse", lse);
   backward.logits = input("logits", logits);
-  backward.target = static_cast<const int64_t*>(target.const_data_ptr());
+  backward.target = static_cast<const int64_t*>(data_of("target", target));
   backward.dlogits = output(dlogits);
   backward.rows = rows.rows;
   backward.columns = rows.columns;

@@ -11,7 +11,8 @@ namespace {
 void check_keys(const char* argument, const Tensor& tensor, const Tensor& q) {
   const char* const name = "flash_attention";
   check_beside(argument, tensor, q);
-  check(dtype_of(argument, tensor) == dtype_of("q", q), name, ": ", argument, ": its dtype must be that of q");
+  check(dtype_of(argument, tensor) == dtype_of("q", q), name, ": ", argument, ": dtype is ",
+        dtype_name(tensor), "; it must be that of q, ", dtype_name(q));
   check(tensor.dim() == 4 && tensor.size(0) == q.size(0) && tensor.size(3) == q.size(3), name, ": ", argument,
         ": shape is ", shape(tensor), "; for q of shape ", shape(q), " it must be (", q.size(0), ", kv_heads, keys, ",
         q.size(3), ")");

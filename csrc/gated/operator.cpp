@@ -53,7 +53,7 @@ Halves halves_of(const char* name, const Tensor& gate, const OptionalTensor& up)
 }
 
 Input behind(const Tensor& tensor, DType type, int64_t bytes) {
-  return {static_cast<const char*>(tensor.const_data_ptr()) + bytes, type};
+  return {static_cast<const char*>(data_of("gate", tensor)) + bytes, type};
 }
 
 Output output_behind(const Tensor& tensor, DType type, int64_t bytes) {

@@ -17,7 +17,8 @@ void check_k(const char* name, const Heads& q, const Heads& k) {
   for (int64_t i = 0; fits && i < q.tensor.dim() - 2; ++i) fits = k.tensor.size(i) == q.tensor.size(i);
   check(fits, name, ": k: shape is ", shape(k.tensor), "; it must be that of q, ", shape(q.tensor),
         ", but for the number of heads, the last dimension but one");
-  check(dtype_of("k", k.tensor) == dtype_of("q", q.tensor), name, ": k: its dtype must be that of q");
+  check(dtype_of("k", k.tensor) == dtype_of("q", q.tensor), name, ": k: dtype is ", dtype_name(k.tensor),
+        "; it must be that of q, ", dtype_name(q.tensor));
 }
 
 // The weights in dtypes that the kernels take beside q: on CUDA both in one, that of q or the one that is computed in.

@@ -15,39 +15,58 @@ const Compute* scale_of(const Widened<Compute>& scales, int64_t row, int64_t wei
   return scales.data() ? scales.data() + row_offset(row % weight_rows, columns) : nullptr;
 }
 
+// What is normalised of a row: x, or the sum, which is rounded and written first: what the next block adds to is that.
+template <typename T, typename Compute>
+const T* row_of(const Forward& f, int64_t offset) {
+  const T* x = static_cast<const T*>(f.x.data) + offset;
+  if (!f.residual) return x;
+  const T* residual = static_cast<const T*>(f.residual.data) + offset;
+  T* sum = static_cast<T*>(f.h.data) + offset;
+  for_vectors<Compute>(f.columns, [&](int64_t column, auto lanes) {
+    store(sum + column, load(x + column, lanes) + load(residual + column, lanes), lanes);
+  });
+  return sum;
+}
+
+template <typename T, typename Y, typename Compute>
+void normalise_row(const T* h, const Compute* scale, Compute rstd, Y* y, int64_t columns) {
+  for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
+    Vector<Compute> value = load(h + column, lanes) * rstd;
+    if (scale != nullptr) value *= load(scale + column, lanes);
+    store(y + column, value, lanes);
+  });
+}
+
+// Rows are taken together as long as they stay in the nearest cache: a quotient and a root take longer than a row of a
+// head, and those of several rows are made at once.
+constexpr int64_t kTogether = 8;
+constexpr int64_t kTogetherElements = 2048;
+
 template <typename T, typename Y>
 void forward_rows(const Forward& f, int64_t begin, int64_t end) {
   using Compute = ComputeFor<T>;
   const Widened<Compute> scales(f.weight, f.weight_rows * f.columns, f.offset);
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t offset = row_offset(row, f.columns);
-    const T* h = static_cast<const T*>(f.x.data) + offset;
-    if (f.residual) {
-      // Rounded first: what the next block adds to is what is normalised here.
-      const T* x = h;
-      const T* residual = static_cast<const T*>(f.residual.data) + offset;
-      T* sum = static_cast<T*>(f.h.data) + offset;
-      for_vectors<Compute>(f.columns, [&](int64_t column, auto lanes) {
-        store(sum + column, load(x + column, lanes) + load(residual + column, lanes), lanes);
+  const int64_t together = larger(1, smaller(kTogether, kTogetherElements / larger(1, f.columns)));
+  for (int64_t first = begin; first < end; first += together) {
+    const int64_t rows = smaller(together, end - first);
+    const T* h[kTogether];
+    double squares[kTogether] = {};
+    for (int64_t r = 0; r < rows; ++r) {
+      h[r] = row_of<T, Compute>(f, row_offset(first + r, f.columns));
+      squares[r] = sum_row<Compute>(f.columns, [&](int64_t column, auto lanes) {
+        const Vector<Compute> value = load(h[r] + column, lanes);
+        return value * value;
       });
-      h = sum;
     }
-    const double squares = sum_row<Compute>(f.columns, [&](int64_t column, auto lanes) {
-      const Vector<Compute> value = load(h + column, lanes);
-      return value * value;
-    });
-    const double mean = squares / static_cast<double>(f.columns);
-    const Compute rstd = static_cast<Compute>(1.0 / __builtin_sqrt(mean + f.eps));
-    static_cast<Compute*>(f.rstd.data)[row] = rstd;
-    Y* y = static_cast<Y*>(f.y.data) + offset;
-    if (const Compute* scale = scale_of(scales, row, f.weight_rows, f.columns)) {
-      for_vectors<Compute>(f.columns, [&](int64_t column, auto lanes) {
-        store(y + column, load(h + column, lanes) * rstd * load(scale + column, lanes), lanes);
-      });
-    } else {
-      for_vectors<Compute>(f.columns, [&](int64_t column, auto lanes) {
-        store(y + column, load(h + column, lanes) * rstd, lanes);
-      });
+    Compute rstd[kTogether];
+    for (int64_t r = 0; r < kTogether; ++r) {
+      rstd[r] = static_cast<Compute>(1.0 / __builtin_sqrt(squares[r] / static_cast<double>(f.columns) + f.eps));
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      static_cast<Compute*>(f.rstd.data)[first + r] = rstd[r];
+      const Compute* scale = scale_of(scales, first + r, f.weight_rows, f.columns);
+      Y* y = static_cast<Y*>(f.y.data) + row_offset(first + r, f.columns);
+      normalise_row<T, Y, Compute>(h[r], scale, rstd[r], y, f.columns);
     }
   }
 }

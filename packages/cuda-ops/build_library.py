@@ -32,7 +32,9 @@ LIBRARY = "_library.so"
 RECORD = "_library.json"
 PRODUCTS = (LIBRARY, RECORD)
 
+ASKED_ARCHS = "KERNEL_PYTORCH_CUDA_ARCHS"
 ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
+OLDEST = 80
 TARGET = "0x020a000000000000"  # torch 2.10: what is newer is not used, so that every later torch loads the library
 
 # What a file cpu.cpp is compiled for, once each; chosen among at run time (csrc/include/kernel_pytorch/cpu/isa.h).
@@ -52,14 +54,11 @@ COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 CPU = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1")
 
-NO_TORCH = (
-    "torch was not found when it was installed; install torch first, then this package again with"
-    " `pip install --force-reinstall --no-deps kernel-pytorch-cuda-ops`"
-)
+AGAIN = "install this package again from its checkout: `pip install --force-reinstall --no-deps ./packages/cuda-ops`"
+NO_TORCH = f"torch was not found when it was installed; install torch first, then {AGAIN}"
 OLD_TORCH = "the torch found when it was installed has no stable ABI that is new enough; it needs torch 2.10 or later"
 NO_COMPILER = (
-    "no C++ compiler was found when it was installed; install g++ (`apt-get install g++`) or set CXX, then install this"
-    " package again with `pip install --force-reinstall --no-deps kernel-pytorch-cuda-ops`"
+    f"no C++ compiler was found when it was installed; install g++ (`apt-get install g++`) or set CXX, then {AGAIN}"
 )
 
 
@@ -84,7 +83,7 @@ def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> d
     package.mkdir(parents=True, exist_ok=True)
     torch, compiler = find_torch(), find_compiler()
     if torch is None or compiler is None or not (torch / "include/torch/csrc/stable/ops.h").is_file():
-        problem = NO_TORCH if torch is None else NO_COMPILER if compiler is None else OLD_TORCH
+        problem = NO_TORCH if torch is None else _no_compiler() if compiler is None else OLD_TORCH
         (package / LIBRARY).unlink(missing_ok=True)
         return write_record(package, {"problem": problem})
     nvcc = None if sanitize else find_nvcc()
@@ -132,12 +131,20 @@ def summary(record: dict[str, Any]) -> str:
     """One line for people: what was built of what."""
     if record["problem"] is not None:
         return f"kernel_pytorch.cuda_ops is installed without its library: {record['problem']}"
-    cuda = (
-        f"CUDA for {', '.join(record['archs'])} ({record['nvcc']})"
-        if record["archs"]
-        else "no CUDA: nvcc was not found"
-    )
+    if record["archs"]:
+        cuda = f"CUDA for {', '.join(record['archs'])} ({record['nvcc']})"
+    elif record["sanitized"]:
+        cuda = "no CUDA: sanitizers watch CPU code alone"
+    elif os.environ.get(ASKED_ARCHS) == "":
+        cuda = f"no CUDA: {ASKED_ARCHS} is empty"
+    else:
+        cuda = "no CUDA: nvcc was not found"
     return f"built with {record['compiler']}: CPU for {', '.join(record['instruction_sets'])}; {cuda}"
+
+
+def _no_compiler() -> str:
+    given = os.environ.get("CXX")
+    return f"CXX: given {given!r}, which is no program; {NO_COMPILER}" if given else NO_COMPILER
 
 
 def _compilations(
@@ -205,14 +212,15 @@ def wanted_archs(nvcc: str | None) -> list[str]:
     if nvcc is None:
         return []
     known = set(subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split())
-    asked = os.environ.get("KERNEL_PYTORCH_CUDA_ARCHS")
+    asked = os.environ.get(ASKED_ARCHS)
     if asked is None:
         return [arch for arch in ARCHS if arch in known or arch.rstrip("a") in known]
     archs = [arch for arch in re.split(r"[\s,;]+", asked) if arch]
     for arch in archs:
-        if not re.fullmatch(r"sm_\d+[af]?", arch) or arch.rstrip("af") not in known:
-            allowed = ", ".join(sorted(known))
-            raise BuildError(f"KERNEL_PYTORCH_CUDA_ARCHS: given {arch!r}; {nvcc} knows {allowed}")
+        number = re.fullmatch(r"sm_(\d+)[af]?", arch)
+        if number is None or arch.rstrip("af") not in known or int(number[1]) < OLDEST:
+            allowed = ", ".join(sorted(code for code in known if int(re.sub(r"\D", "", code)) >= OLDEST))
+            raise BuildError(f"{ASKED_ARCHS}: given {arch!r}; the kernels need sm_{OLDEST}, and {nvcc} knows {allowed}")
     return archs
 
 

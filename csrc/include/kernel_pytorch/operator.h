@@ -52,6 +52,32 @@ inline std::string shape(const Tensor& tensor) {
   return text.str();
 }
 
+// As torch prints it, of those that people give.
+inline const char* dtype_name(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Half:
+      return "torch.float16";
+    case ScalarType::BFloat16:
+      return "torch.bfloat16";
+    case ScalarType::Float:
+      return "torch.float32";
+    case ScalarType::Double:
+      return "torch.float64";
+    case ScalarType::Bool:
+      return "torch.bool";
+    case ScalarType::Byte:
+      return "torch.uint8";
+    case ScalarType::Int:
+      return "torch.int32";
+    case ScalarType::Long:
+      return "torch.int64";
+    case ScalarType::ComplexFloat:
+      return "torch.complex64";
+    default:
+      return "another one";
+  }
+}
+
 // The dtype of an argument, or an error that names it.
 inline DType dtype_of(const char* name, const Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -67,7 +93,7 @@ inline DType dtype_of(const char* name, const Tensor& tensor) {
     case ScalarType::Bool:
       return DType::kBool;
     default:
-      fail(name, ": allowed dtypes are float16, bfloat16, float32 and float64");
+      fail(name, ": dtype is ", dtype_name(tensor), "; allowed are float16, bfloat16, float32 and float64");
   }
 }
 
@@ -104,7 +130,16 @@ inline DType compute_type(std::initializer_list<DType> dtypes) {
   return DType::kFloat32;
 }
 
-inline Input input(const char* name, const Tensor& tensor) { return {tensor.const_data_ptr(), dtype_of(name, tensor)}; }
+// Where the numbers of an argument are: a null pointer means that it was not given. So one whose memory was taken away,
+// as sharded training does between uses, is an error.
+inline const void* data_of(const char* name, const Tensor& tensor) {
+  const void* data = tensor.const_data_ptr();
+  check(data != nullptr || tensor.numel() == 0, name, ": shape is ", shape(tensor),
+        ", but its storage holds nothing; it was freed (resize_(0)), and must be filled before");
+  return data;
+}
+
+inline Input input(const char* name, const Tensor& tensor) { return {data_of(name, tensor), dtype_of(name, tensor)}; }
 
 inline Output output(const Tensor& tensor) { return {tensor.mutable_data_ptr(), dtype_of("result", tensor)}; }
 

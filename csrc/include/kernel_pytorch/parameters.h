@@ -56,9 +56,9 @@ inline Dropout dropout_of(const char* operator_name, const char* p_name, double 
   check(seed.has_value(), operator_name, ": seed: given None; with ", p_name, " ", p,
         " it must be an int64 tensor of shape ()");
   check_beside("seed", *seed, x);
-  check(seed->scalar_type() == ScalarType::Long && seed->dim() == 0, operator_name, ": seed: shape is ", shape(*seed),
-        "; it must be an int64 tensor of shape ()");
-  return {static_cast<const int64_t*>(seed->const_data_ptr()), dropout_threshold(p), 1.0 / (1.0 - p)};
+  check(seed->scalar_type() == ScalarType::Long && seed->dim() == 0, operator_name, ": seed: given ",
+        dtype_name(*seed), " of shape ", shape(*seed), "; it must be an int64 tensor of shape ()");
+  return {static_cast<const int64_t*>(data_of("seed", *seed)), dropout_threshold(p), 1.0 / (1.0 - p)};
 }
 
 // A float dtype by its name in Python.

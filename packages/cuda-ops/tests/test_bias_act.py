@@ -179,7 +179,10 @@ def test_flops_are_counted():
         (lambda: bias_act(torch.ones(()), None, "gelu"), "x: shape is \\(\\); it needs at least one dimension"),
         (lambda: bias_act(torch.ones(3, 4), torch.ones(5), "gelu"), "bias: shape is \\(5,\\); for x of shape"),
         (lambda: bias_act(torch.ones(3, 4), torch.ones(1, 4), "gelu"), "bias: shape is \\(1, 4\\); for x of shape"),
-        (lambda: bias_act(torch.ones(3, 4, dtype=torch.int64), None, "gelu"), "x: allowed dtypes are float16"),
+        (
+            lambda: bias_act(torch.ones(3, 4, dtype=torch.int64), None, "gelu"),
+            "x: dtype is torch.int64; allowed are float16",
+        ),
         (lambda: bias_act(torch.ones(3, 4), torch.ones(4, dtype=torch.bool), "gelu"), "bias: dtype is torch.bool"),
         (lambda: bias_act(torch.ones(3, 4), None, "mish"), "activation: given 'mish'; allowed are 'gelu', 'gelu_tanh'"),
         (

@@ -196,12 +196,15 @@ ONES = torch.ones(3, 4)
         ((ONES[0, 0], None, ONES, 0.0, None), r"x: shape is \(\); it needs at least one dimension"),
         ((ONES, torch.ones(5), ONES, 0.0, None), r"bias_dropout_add: bias: shape is \(5,\); for x of shape"),
         ((ONES, None, ONES[:2], 0.0, None), r"residual: shape is \(2, 4\); it must be that of x, \(3, 4\)"),
-        ((ONES.int(), None, ONES, 0.0, None), "x: allowed dtypes are float16"),
+        ((ONES.int(), None, ONES, 0.0, None), "x: dtype is torch.int32; allowed are float16"),
         ((ONES, None, ONES.bool(), 0.0, None), "residual: dtype is torch.bool"),
         ((ONES, None, ONES, 1.0, seed_on()), "p: given 1; it must be at least 0 and below 1"),
         ((ONES, None, ONES, 0.5, None), "seed: given None; with p 0.5 it must be an int64 tensor"),
         ((ONES, None, ONES, 0.5, torch.tensor(1.0)), "seed: .* it must be an int64 tensor of shape"),
-        ((ONES, None, ONES, 0.5, torch.tensor([1])), r"seed: shape is \(1,\); it must be an int64 tensor"),
+        (
+            (ONES, None, ONES, 0.5, torch.tensor([1])),
+            r"seed: given torch.int64 of shape \(1,\); it must be an int64 tensor",
+        ),
     ],
 )
 def test_bad_input(arguments, message):

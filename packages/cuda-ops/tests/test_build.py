@@ -81,13 +81,38 @@ def test_without_torch_or_compiler_importing_says_what_is_missing(missing, messa
     assert "\n" not in str(caught.value)
 
 
+def test_a_compiler_that_is_none_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "ccache g++")
+    record = build_library.build(tmp_path, tmp_path, tmp_path)
+    assert record["problem"].startswith("CXX: given 'ccache g++', which is no program; no C++ compiler was found")
+
+
+def test_what_is_left_out_of_a_library_is_said_with_its_reason(monkeypatch):
+    record = {"problem": None, "compiler": "c++", "nvcc": None, "archs": [], "instruction_sets": ["base"]}
+    monkeypatch.delenv("KERNEL_PYTORCH_CUDA_ARCHS", raising=False)
+    assert build_library.summary({**record, "sanitized": False}).endswith("no CUDA: nvcc was not found")
+    assert build_library.summary({**record, "sanitized": True}).endswith("sanitizers watch CPU code alone")
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "")
+    assert build_library.summary({**record, "sanitized": False}).endswith("KERNEL_PYTORCH_CUDA_ARCHS is empty")
+
+
+def test_an_instruction_set_that_nobody_knows_is_named(monkeypatch):
+    monkeypatch.setenv("KERNEL_PYTORCH_CPU_ISA", "avx1024")
+    with pytest.raises(ImportError, match="KERNEL_PYTORCH_CPU_ISA: given 'avx1024'; allowed are base, avx2, avx512"):
+        load(LIBRARY.file.parent)
+
+
 def test_a_torch_without_a_stable_abi_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(build_library, "find_torch", lambda: tmp_path)
     assert "torch 2.10 or later" in build_library.build(tmp_path, tmp_path, tmp_path)["problem"]
 
 
-def test_a_folder_that_was_never_built_is_named(tmp_path):
+def test_a_folder_that_was_never_built_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("KERNEL_PYTORCH_LIBRARY", raising=False)
     with pytest.raises(ImportError, match="its build step was not run; install it with pip"):
+        load(tmp_path)
+    monkeypatch.setenv("KERNEL_PYTORCH_LIBRARY", "nowhere")
+    with pytest.raises(ImportError, match="KERNEL_PYTORCH_LIBRARY is set to 'nowhere'"):
         load(tmp_path)
 
 
@@ -110,9 +135,12 @@ def test_an_unknown_architecture_is_named(monkeypatch):
     nvcc = build_library.find_nvcc()
     if nvcc is None:
         pytest.skip("needs nvcc")
-    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a, sm_1")
-    with pytest.raises(build_library.BuildError, match=r"given 'sm_1'; .* knows"):
-        build_library.wanted_archs(nvcc)
+    for arch in ("sm_1", "sm_75"):
+        monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", f"sm_90a, {arch}")
+        with pytest.raises(
+            build_library.BuildError, match=rf"given '{arch}'; the kernels need sm_80, .* knows .*sm_90"
+        ):
+            build_library.wanted_archs(nvcc)
     monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a;sm_80")
     assert build_library.wanted_archs(nvcc) == ["sm_90a", "sm_80"]
     monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "")

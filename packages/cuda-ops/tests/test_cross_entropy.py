@@ -199,7 +199,7 @@ def test_bad_input_is_named():
     for message, arguments in {
         r"cross_entropy: target: shape is \(3,\); it must be that of logits, \(4, 8\)": (logits, target[:3], *PLAIN),
         "cross_entropy: target: allowed dtypes are int64 and int32": (logits, target.short(), *PLAIN),
-        "logits: allowed dtypes are float16": (logits.int(), target, *PLAIN),
+        "logits: dtype is torch.int32; allowed are float16": (logits.int(), target, *PLAIN),
         r"logits: shape is \(4, 0\)": (logits[:, :0], target, *PLAIN),
         "label_smoothing: given 2; allowed is from 0 to 1": (logits, target, -100, 2.0, 0.0, 0.0),
         "softcap: given -1; it must be positive": (logits, target, -100, 0.0, 0.0, -1.0),

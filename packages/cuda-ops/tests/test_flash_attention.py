@@ -144,8 +144,8 @@ def test_bad_input_is_named():
         r"k: shape is \(1, 2, 7, 4\); for q of shape": (q, k[..., :4], v),
         r"v: shape is \(1, 2, 6, 8\); it must be that of k": (q, k, v[:, :, :6]),
         "k: 3 heads do not divide the 4 heads of q": (q, torch.randn(1, 3, 7, 8), torch.randn(1, 3, 7, 8)),
-        "v: its dtype must be that of q": (q, k, v.double()),
-        "q: allowed dtypes are float16": (q.int(), k, v),
+        "v: dtype is torch.float64; it must be that of q, torch.float32": (q, k, v.double()),
+        "q: dtype is torch.int32; allowed are float16": (q.int(), k, v),
     }.items():
         with pytest.raises(RuntimeError, match=message):
             operators.flash_attention(*arguments, 0.3, False)

@@ -189,7 +189,7 @@ def test_flops_are_counted():
         (lambda: swiglu(torch.ones(())), "gate: shape is \\(\\); it needs at least one dimension"),
         (lambda: swiglu(torch.ones(3, 0)), "gate: shape is \\(3, 0\\); the last dimension must not be empty"),
         (lambda: swiglu(torch.ones(3, 4), torch.ones(3, 5)), "up: shape is \\(3, 5\\); it must be that of gate"),
-        (lambda: swiglu(torch.ones(3, 4, dtype=torch.int32)), "gate: allowed dtypes are float16"),
+        (lambda: swiglu(torch.ones(3, 4, dtype=torch.int32)), "gate: dtype is torch.int32; allowed are float16"),
         (lambda: swiglu(torch.ones(3, 4), torch.ones(3, 4, dtype=torch.bool)), "up: dtype is torch.bool"),
         (lambda: swiglu(torch.ones(3, 4), limit=-1.0), "limit: given -1; it must be positive"),
         (lambda: geglu(torch.ones(3, 4), approximate="fast"), "approximate: given 'fast'; allowed are 'none', 'tanh'"),

@@ -196,7 +196,7 @@ def test_flops_are_counted():
             lambda k: k[:3],
             r"k: shape is \(3, 2, 24\); it must be that of q, \(5, 3, 24\), but for the number of heads",
         ),
-        (1, lambda k: k.half(), "k: its dtype must be that of q"),
+        (1, lambda k: k.half(), "k: dtype is torch.float16; it must be that of q, torch.float32"),
         (2, lambda w: w[:5], r"q_weight: shape is \(5,\); it must be \(D,\)"),
         (3, lambda w: w.bool(), "k_weight: dtype is torch.bool"),
         (4, lambda c: c[:2], r"cos: shape is \(2, 8\)"),

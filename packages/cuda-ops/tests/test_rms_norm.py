@@ -243,7 +243,7 @@ def test_bad_input_is_named():
             "llama",
         ),
         "rms_norm: casting: given 'lama'; allowed are": (x, weight, 1e-6, 0.0, "lama"),
-        "x: allowed dtypes are float16": (x.int(), weight, 1e-6, 0.0, "llama"),
+        "x: dtype is torch.int32; allowed are float16": (x.int(), weight, 1e-6, 0.0, "llama"),
         r"x: shape is \(\); it needs at least one dimension": (x[0, 0], None, 1e-6, 0.0, "llama"),
         r"x: shape is \(4, 0\); the last dimension must not be empty": (x[:, :0], None, 1e-6, 0.0, "llama"),
     }.items():

@@ -236,7 +236,10 @@ def test_flops_are_counted():
             lambda: softmax(torch.ones(3, 4), 1.0, torch.ones(1, 3, 4)),
             "mask: shape is \\(1, 3, 4\\); it must broadcast",
         ),
-        (lambda: softmax(torch.ones(3, 4), 1.0, torch.ones(4, dtype=torch.int32)), "mask: allowed dtypes are"),
+        (
+            lambda: softmax(torch.ones(3, 4), 1.0, torch.ones(4, dtype=torch.int32)),
+            "mask: dtype is torch.int32; allowed are",
+        ),
         (
             lambda: operators.softmax_backward(torch.ones(3, 5), torch.ones(3, 4), None, 1.0, True, False),
             "dy: shape is \\(3, 5\\); it must be that of y",

@@ -6,12 +6,6 @@
 // defines functions the linker could merge.
 #pragma once
 
-#if defined(__x86_64__)
-#define KP_FOR_EACH_ISA(DO) DO(base) DO(avx2) DO(avx512)
-#else
-#define KP_FOR_EACH_ISA(DO) DO(base)
-#endif
-
 // `KP_DECLARE_FOR_EACH_ISA(void f(int))` declares `base::f`, `avx2::f`, ...
 #define KP_DECLARE_IN_BASE(...) namespace base { __VA_ARGS__; }
 #if defined(__x86_64__)

@@ -151,6 +151,19 @@ register("cross_entropy_backward", _fake_backward, _differentiable_backward, _fl
 register("cross_entropy_backward_", _fake_backward_, _no_gradient, _flops_backward)
 
 
+def _expanded(target: Tensor, logits: Tensor) -> Tensor:
+    for name, given in (("logits", logits), ("target", target)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name}: given {given if given is None else type(given).__name__}; it must be a tensor")
+    wanted, shape = logits.shape[:-1], target.shape
+    if len(shape) > len(wanted) or any(a not in (1, b) for a, b in zip(shape[::-1], wanted[::-1], strict=False)):
+        raise ValueError(
+            f"target: shape is {tuple(shape)}; for logits of shape {tuple(logits.shape)} it must expand to"
+            f" {tuple(wanted)}: words are the last dimension"
+        )
+    return target.expand(wanted)
+
+
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -171,18 +184,20 @@ def cross_entropy(
         z_loss: factor of the squared `lse`.
         softcap: bound of the logits; 0 for none.
         reduction: "mean" over the tokens that count, "sum" or "none".
-        inplace: let the backward write the gradient of the logits over them, where that is possible.
+        inplace: let the backward write the gradient of the logits over them, where that is possible: whatever else
+            looks at their memory, a detached copy or a parameter itself, has the gradient for its values then.
 
     Returns:
         `()`, or `(...)` for "none"; float32, or float64 for float64. Zero where no token counts.
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
-        ValueError: another reduction.
+        ValueError: another reduction, or a target that does not expand to the shape of a token's losses.
+        TypeError: logits or target is no tensor.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: given {reduction!r}; allowed are 'mean', 'sum', 'none'")
-    target = target.expand(logits.shape[:-1])
+    target = _expanded(target, logits)
     scalars = ignore_index, label_smoothing, z_loss, softcap
     if inplace and not torch.compiler.is_compiling():
         loss = CrossEntropyFunction.apply(logits, target, *scalars, True)[0]

@@ -13,6 +13,10 @@ HERE = Path(__file__).parent
 FOLDER = "KERNEL_PYTORCH_LIBRARY"
 """Environment variable: the folder of another build of the library, one with sanitizers for example."""
 
+INSTRUCTION_SET = "KERNEL_PYTORCH_CPU_ISA"
+"""Environment variable: the best instruction set that the CPU twin may use."""
+INSTRUCTION_SETS = ("base", "avx2", "avx512")
+
 
 @dataclass(frozen=True)
 class Library:
@@ -60,10 +64,14 @@ def load(folder: Path) -> Library:
     try:
         record = json.loads((folder / "_library.json").read_text())
     except OSError:
-        record = {"problem": "its build step was not run; install it with pip"}
+        asked = f"; {FOLDER} is set to {os.environ[FOLDER]!r}" if FOLDER in os.environ else ""
+        record = {"problem": f"its build step was not run{asked}; install it with pip"}
     problem = record.pop("problem")
     if problem is not None:
         raise ImportError(f"kernel_pytorch.cuda_ops has no compiled library: {problem}")
+    wanted = os.environ.get(INSTRUCTION_SET)
+    if wanted not in (None, *INSTRUCTION_SETS):
+        raise ImportError(f"{INSTRUCTION_SET}: given {wanted!r}; allowed are {', '.join(INSTRUCTION_SETS)}")
     file = folder / "_library.so"
     try:
         torch.ops.load_library(file)

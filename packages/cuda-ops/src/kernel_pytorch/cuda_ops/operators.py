@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import library  # noqa: F401  (loading it defines the operators)
 from .after_import import after_import
@@ -42,7 +44,7 @@ def register(
     """
     if sharding is not None:
         add_rule(name, sharding)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=registrations)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _on_one_device(name, fake), lib=registrations)
     registrations.impl(name, gradient, "Autograd")
 
     def count(counter: ModuleType) -> None:
@@ -66,12 +68,51 @@ def below_autograd(operator: Any, *arguments: Any) -> Any:
         return operator(*arguments)
 
 
+def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake, but for tensors that lie apart: one on "meta" among others is enough for PyTorch to ask a fake."""
+
+    @functools.wraps(fake)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        devices = dict.fromkeys(str(a.device) for a in arguments if isinstance(a, Tensor))
+        if len(devices) > 1:
+            raise RuntimeError(f"{name}: tensors are on {' and '.join(devices)}; all of them must be on one device")
+        return fake(*arguments, **keywords)
+
+    return checked
+
+
+@functools.cache
+def _tensors_of(operator: Any) -> tuple[tuple[int, str, bool], ...]:
+    """Place and name of each tensor that an operator takes, and whether it may be None."""
+    kinds = {"Tensor": False, "Optional[Tensor]": True}
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((place, a.name, kinds[str(a.type)]) for place, a in arguments if str(a.type) in kinds)
+
+
+def _wants_gradient(operator: Any, arguments: Sequence[Any]) -> bool:
+    """Whether one of the tensors does. Raises TypeError, naming the argument, for what is no tensor and must be."""
+    found = False
+    for place, name, optional in _tensors_of(operator):
+        given = arguments[place]
+        if isinstance(given, Tensor):
+            found = found or given.requires_grad
+        elif given is not None or not optional:
+            wanted = "a tensor or None" if optional else "a tensor"
+            raise TypeError(f"{name}: given {given if given is None else type(given).__name__}; it must be {wanted}")
+    return found
+
+
 def call(operator: Any, gradient: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator by the shortest way: past its autograd function where there is no gradient to take."""
+    """Call an operator by the shortest way: past its autograd function where there is no gradient to take.
+
+    Raises:
+        TypeError: an argument is no tensor and must be; the message names it.
+    """
     if torch.compiler.is_compiling():
         return operator(*arguments)
-    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
+    if _wants_gradient(operator, arguments) and torch.is_grad_enabled():
         return gradient(*arguments)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    # Transforms and tangents have no rules here, which the autograd function says; below it they would be lost.
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return gradient(*arguments)
     return below_autograd(operator, *arguments)

@@ -131,6 +131,9 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: the scale is a bool, which was meant for `causal`.
     """
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    if isinstance(scale, bool):
+        raise TypeError(f"scale: given {scale}; it is a number or None, and `causal` goes by name")
+    factor = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
     return call(operators.flash_attention.default, FlashAttentionFunction.apply, q, k, v, factor, causal)[0]
