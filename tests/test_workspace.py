@@ -70,6 +70,11 @@ def test_a_package_is_complete(package):
     assert declaration(package)["requires-python"] == declaration(HARNESS)["requires-python"]
 
 
+def test_what_is_installed_brings_its_license():
+    for project in [HARNESS, *PACKAGES]:
+        assert (project / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
 @each_package
 def test_a_technique_has_a_page(package):
     if "kernel_pytorch.techniques" in declaration(package)["entry-points"]:

@@ -53,7 +53,8 @@ def describe(level: str, device: torch.device) -> str:
     if level != "cuda":
         return ""
     if device.type == "cpu":
-        return f"CPU twin for {', '.join(LIBRARY.instruction_sets)}, by {LIBRARY.compiler}"
+        twin = f"CPU twin for {', '.join(LIBRARY.instruction_sets)}, by {LIBRARY.compiler}"
+        return twin + (f"; for a card: {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}" if LIBRARY.archs else "")
     cards = ", ".join(f"{major}.{minor}" for major, minor in sorted(VERIFIED)) or "none yet"
     return f"compiled for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}; verified on compute capability: {cards}"
 
