@@ -91,6 +91,7 @@ INSTRUCTION_SETS = """
 """
 
 
+@pytest.mark.twin
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_is_right_with_any_number_of_threads(instruction_set, run_python):
     run_python(INSTRUCTION_SETS, KERNEL_PYTORCH_CPU_ISA=instruction_set)
