@@ -22,6 +22,8 @@ from kernel_pytorch.harness import availability, cli
 from kernel_pytorch.harness.commands.common import output
 from kernel_pytorch.harness.discovery import GROUP
 from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings, Environment, Machine
+from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.support import CAPABILITIES, Absent, Outcome, SupportRecord
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     # A run that a shell has put into the background ignores Ctrl-C, and so would the programs that the tests interrupt.
@@ -152,3 +154,28 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         return Printed(stopped.value.code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def record(toy: ModuleType, machine: Machine) -> Callable[..., SupportRecord]:
+    """A record in which a level says no in some rows, with reasons, and yes in all others."""
+
+    def make(device="Made-up CPU", noes=(), levels=("reference", "native", "compile"), **fields):
+        noes = dict(noes)
+        outcomes = []
+        for level in levels:
+            for c in CAPABILITIES:
+                answer, reason = noes.get((level, c.name), ("yes", ""))
+                about = {"operation": "gate", "implementation": level, "capability": c.name}
+                outcomes.append(Outcome(**about, answer=answer, reason=reason))
+        about = {"technique": "toy", "created": "2026-01-02T03:04:05+00:00"}
+        environment = machine.environment.model_copy(update={"device_name": device})
+        absent = (Absent(operation="gate", implementation="cuda", reason="the toy has no kernel"),)
+        fields = {
+            "outcomes": tuple(outcomes),
+            "absent": absent,
+            "sources": technique_digests(toy.technique, "cpu"),
+        } | fields
+        return SupportRecord(**about, environment=environment, **fields)
+
+    return make
