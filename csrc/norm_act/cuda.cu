@@ -3,14 +3,18 @@
 //     kernels/1_naive.cuh       one thread a row
 //     kernels/2_block.cuh       one block a row: neighbours read neighbours; any length and alignment; backward too
 //     kernels/3_vectorized.cuh  16 bytes an access, the row stays in registers; backward too
+//     kernels/4_ring.cuh        rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on);
+//                               backward too
 
 #include <type_traits>
 
 #include "kernel_pytorch/cuda/launch.cuh"
+#include "kernel_pytorch/cuda/rows.cuh"
 #include "kernel_pytorch/cuda/sum_shares.cuh"
 #include "kernels/1_naive.cuh"
 #include "kernels/2_block.cuh"
 #include "kernels/3_vectorized.cuh"
+#include "kernels/4_ring.cuh"
 #include "norm_act.h"
 
 namespace kernel_pytorch {
@@ -18,46 +22,28 @@ namespace norm_act {
 
 namespace {
 
-// How rows of vectors are laid over a block: `each` vectors a thread, `threads` a row, so many rows; 0 vectors for a row
-// that it cannot hold. It goes by the columns alone, so that no row's result depends on how many rows there are.
-struct Layout {
-  int each;
-  int threads;
-  int rows;
-};
+constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
 
-int whole_warps(int64_t vectors, int each) {
-  return static_cast<int>(ceil_divide(vectors, int64_t{each} * kWarp) * kWarp);
+template <Kind kKind>
+using KindConstant = std::integral_constant<Kind, kKind>;
+
+// `run(KindConstant<...>)`. `typed`: all tensors have the type of the kernel.
+template <typename Run>
+cudaError_t with_kind(bool typed, const Norm& norm, const Run& run) {
+  if (!typed) return run(KindConstant<Kind::kAny>{});
+  return is_plain(norm) ? run(KindConstant<Kind::kPlain>{}) : run(KindConstant<Kind::kTyped>{});
 }
 
-Layout forward_layout(int64_t vectors) {
-  for (const int each : {1, 2, 4}) {
-    if (vectors <= each * kWarp) return {each, kWarp, 4};
-  }
-  for (const int each : {1, 2}) {
-    if (vectors <= int64_t{each} * kForwardThreads<2>) return {each, whole_warps(vectors, each), 1};
-  }
-  return vectors <= int64_t{4} * kForwardThreads<4> ? Layout{4, whole_warps(vectors, 4), 1} : Layout{};
+// The same for kernels that are not compiled for activations alone.
+template <typename Run>
+cudaError_t with_kind_of_ring(bool typed, const Norm& norm, const Run& run) {
+  return typed && is_plain(norm) ? run(KindConstant<Kind::kPlain>{}) : run(KindConstant<Kind::kAny>{});
 }
 
-Layout backward_layout(int64_t vectors) {
-  if (vectors <= kBackwardThreads<1>) {
-    const int threads = whole_warps(vectors, 1);
-    return {1, threads, kBackwardThreads<1> / threads};
-  }
-  return vectors <= int64_t{2} * kBackwardThreads<2> ? Layout{2, whole_warps(vectors, 2), 1} : Layout{};
+template <typename Tensor>
+bool has_type(const Tensor& tensor, DType type) {
+  return !tensor || tensor.dtype == type;
 }
-
-// Whether every vector of 16 bytes of a row is aligned; a narrower tensor beside it is aligned to what is read of it.
-bool aligned(int64_t columns, DType type, std::initializer_list<Input> tensors) {
-  if (columns % (16 / size_of(type)) != 0) return false;
-  for (const Input& tensor : tensors) {
-    if (reinterpret_cast<uint64_t>(tensor.data) % 16 != 0) return false;
-  }
-  return true;
-}
-
-bool is_plain(const Norm& norm) { return norm.activation == Activation::kIdentity && !norm.dropout; }
 
 template <typename T>
 ForwardPointers<T> pointers_of(const Forward& f) {
@@ -78,39 +64,51 @@ ForwardPointers<T> pointers_of(const Forward& f) {
   return p;
 }
 
-template <typename T, int kVectors>
-cudaError_t launch_vectorized(const ForwardPointers<T>& p, const Layout& layout, bool plain, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_divide(p.rows, layout.rows));
-  const dim3 threads(static_cast<unsigned>(layout.threads), static_cast<unsigned>(layout.rows));
-  if (plain) {
-    forward_vectorized<T, kVectors, true><<<blocks, threads, 0, stream>>>(p);
-  } else {
-    forward_vectorized<T, kVectors, false><<<blocks, threads, 0, stream>>>(p);
-  }
-  return launched();
-}
-
 template <typename T>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
   const ForwardPointers<T> p = pointers_of<T>(f);
-  const bool whole = aligned(f.norm.columns, f.y.dtype, {f.x, f.residual, f.weight, f.bias, f.y, f.h});
-  const Layout layout = whole ? forward_layout(f.norm.columns / kVectorLength<T>) : Layout{};
-  const int64_t best = layout.each > 0 ? 3 : 2;
-  if (version < 0 || version > best) return cudaErrorNotSupported;
+  const DType type = f.y.dtype;
+  const bool whole = made_of_vectors(f.norm.columns, sizeof(T), {f.x.data, f.residual.data, f.weight.data, f.bias.data,
+                                                                 f.y.data, f.h.data});
+  const bool same = has_type(f.x, type) && has_type(f.residual, type);
+  const bool typed = same && has_type(f.weight, type) && has_type(f.bias, type);
+  const Lengths& lengths = f.residual ? kAddLengths : kForwardLengths;
+  const RowLayout layout = layout_of(f.norm.columns / kVectorLength<T>, lengths, most_blocks());
+  const int best = !whole || layout.cluster == 0 || (layout.cluster > 1 && !same) ? 2 : layout.cluster > 1 ? 4 : 3;
+  if (version < 0 || version > best || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
   if (version == 1) {
     const auto blocks = static_cast<unsigned>(ceil_divide(p.rows, kNaiveThreads));
     forward_naive<T><<<blocks, kNaiveThreads, 0, stream>>>(p);
     return launched();
   }
-  if (version == 2) {
+  const auto in_blocks = [&] {
     forward_block<T><<<static_cast<unsigned>(p.rows), kBlockThreads, 0, stream>>>(p);
     return launched();
+  };
+  if (version == 2) return in_blocks();
+  if (version == 3) {
+    const auto blocks = static_cast<unsigned>(ceil_divide(p.rows, layout.rows));
+    return with_kind(typed, f.norm, [&](auto kind) {
+      return with_vectors<4>(layout.each, [&](auto count) {
+        forward_vectorized<T, count, kind><<<blocks, block_of(layout), 0, stream>>>(p);
+        return launched();
+      });
+    });
   }
-  const bool plain = is_plain(f.norm);
-  if (layout.each == 1) return launch_vectorized<T, 1>(p, layout, plain, stream);
-  if (layout.each == 2) return launch_vectorized<T, 2>(p, layout, plain, stream);
-  return launch_vectorized<T, 4>(p, layout, plain, stream);
+  const auto run = [&](auto count, auto residual, auto kind) {
+    constexpr int kWordsOfSlot = residual ? 2 : 1;
+    const auto kernel = forward_ring<T, count, residual, kind>;
+    const int bytes = ring_bytes(kForwardSlots<count, kWordsOfSlot>, kWordsOfSlot, layout.threads);
+    if (!has_shared(kernel, bytes)) return in_blocks();
+    const int64_t teams = smaller(p.rows, teams_of(layout, kForwardResident));
+    return launch_clusters(kernel, teams, layout.cluster, layout.threads, bytes, stream, p);
+  };
+  return with_kind_of_ring(typed, f.norm, [&](auto kind) {
+    constexpr std::integral_constant<int, 4> kFour;
+    if (f.residual) return run(kFour, std::true_type{}, kind);
+    return with_cluster_vectors<8>(layout.each, [&](auto count) { return run(count, std::false_type{}, kind); });
+  });
 }
 
 template <typename T>
@@ -138,36 +136,44 @@ BackwardPointers<T> pointers_of(const Backward& b) {
   return p;
 }
 
-template <typename T, int kVectors>
-cudaError_t launch_vectorized(const BackwardPointers<T>& p, const Layout& layout, bool plain, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(p.parts);
-  const dim3 threads(static_cast<unsigned>(layout.threads), static_cast<unsigned>(layout.rows));
-  if (plain) {
-    backward_vectorized<T, kVectors, true><<<blocks, threads, 0, stream>>>(p);
-  } else {
-    backward_vectorized<T, kVectors, false><<<blocks, threads, 0, stream>>>(p);
-  }
-  return launched();
-}
-
 template <typename T>
 cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream) {
-  BackwardPointers<T> p = pointers_of<T>(b);
-  const bool whole = aligned(b.norm.columns, b.h.dtype, {b.dy, b.dh, b.h, b.weight, b.bias, b.dx, b.dresidual,
-                                                         b.weight_shares, b.bias_shares});
-  const Layout layout = whole ? backward_layout(b.norm.columns / kVectorLength<T>) : Layout{};
-  const int64_t best = layout.each > 0 ? 3 : 2;
-  if (version < 0 || version == 1 || version > best) return cudaErrorNotSupported;
+  const BackwardPointers<T> p = pointers_of<T>(b);
+  const DType type = b.h.dtype;
+  const bool whole = made_of_vectors(b.norm.columns, sizeof(T), {b.dy.data, b.dh.data, b.h.data, b.weight.data, b.bias.data,
+                                                                 b.dx.data, b.dresidual.data});
+  const bool typed = has_type(b.weight, type) && has_type(b.bias, type) && has_type(b.dx, type) && has_type(b.dresidual, type);
+  const Lengths& lengths = is_plain(b.norm) ? kBackwardLengths : kActivatedLengths;
+  const RowLayout layout = layout_of(b.norm.columns / kVectorLength<T>, lengths, most_blocks());
+  const int64_t best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
+  if (version < 0 || version == 1 || version > best || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
+  const auto in_blocks = [&] {
+    backward_block<T><<<static_cast<unsigned>(p.parts), kBlockThreads, 0, stream>>>(p);
+    return launched();
+  };
+  const auto in_clusters = [&](auto count, auto kind) {
+    const auto kernel = backward_ring<T, count, kind>;
+    const int bytes = ring_bytes(kBackwardSlots, kBackwardWords, layout.threads);
+    if (!has_shared(kernel, bytes)) return in_blocks();
+    return launch_clusters(kernel, p.parts, layout.cluster, layout.threads, bytes, stream, p);
+  };
   cudaError_t error;
   if (version == 2) {
-    backward_block<T><<<static_cast<unsigned>(p.parts), kBlockThreads, 0, stream>>>(p);
-    error = launched();
+    error = in_blocks();
+  } else if (layout.cluster > 1) {
+    error = with_kind_of_ring(typed, b.norm, [&](auto kind) {
+      if (layout.each == 2) return in_clusters(std::integral_constant<int, 2>{}, kind);
+      if constexpr (kind == Kind::kPlain) return in_clusters(std::integral_constant<int, 4>{}, kind);
+      return in_blocks();  // parameters of other types leave no registers for that much of a row
+    });
   } else {
-    p.parts = larger(1, smaller(p.parts, ceil_divide(p.rows, layout.rows)));
-    const bool plain = is_plain(b.norm);
-    error = layout.each == 1 ? launch_vectorized<T, 1>(p, layout, plain, stream)
-                             : launch_vectorized<T, 2>(p, layout, plain, stream);
+    error = with_kind(typed, b.norm, [&](auto kind) {
+      return with_vectors<2>(layout.each, [&](auto count) {
+        backward_vectorized<T, count, kind><<<static_cast<unsigned>(p.parts), block_of(layout), 0, stream>>>(p);
+        return launched();
+      });
+    });
   }
   if (error != cudaSuccess) return error;
   return launch_sums({p.weight_shares, b.dweight}, {p.bias_shares, b.dbias}, p.parts, p.columns, 1, stream);

@@ -21,7 +21,9 @@
 
 #include "kernel_pytorch/activation.h"
 #include "kernel_pytorch/cpu/isa.h"
+#include "kernel_pytorch/cuda/layout.h"
 #include "kernel_pytorch/dtype.h"
+#include "kernel_pytorch/index.h"
 #include "kernel_pytorch/philox.h"
 
 namespace kernel_pytorch {
@@ -72,6 +74,25 @@ struct Backward {
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t end))
+
+// Few threads with several vectors each: what they do for a row, and not for a vector, is as much as a vector costs. The
+// backward has the shares of both parameters in registers too, and what an activation is undone to.
+constexpr Lengths kForwardLengths = {{32, 64, 2048, 2048}, 4, 512};
+constexpr Lengths kAddLengths = {{32, 64, 2048, 2048}, 4, 512, 4};
+constexpr Lengths kBackwardLengths = {{128, 1024, 1024, 1024}, 4, 256, 4};
+constexpr Lengths kActivatedLengths = {{128, 512, 512, 512}, 2, 256, 2};
+
+inline bool is_plain(const Norm& norm) { return norm.activation == Activation::kIdentity && !norm.dropout; }
+
+// Shares of the rows on CUDA, whose sums are the gradients of the parameters, of elements of `size` bytes: one for every team
+// that a large card runs at a time, as long as those of both parameters fit in 32 MiB.
+inline int64_t shares_on_cuda(const Norm& norm, int64_t size) {
+  constexpr int64_t kFloats = int64_t{1} << 23;
+  const bool plain = is_plain(norm);
+  const RowLayout layout = layout_of(norm.columns * size / 16, plain ? kBackwardLengths : kActivatedLengths);
+  const int resident = layout.each == 1 && plain ? 768 : layout.cluster == 1 && layout.each == 2 && !plain ? 256 : 512;
+  return larger(1, smaller(shares_of(norm.rows, layout, resident), kFloats / (2 * norm.columns)));
+}
 
 // CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
 int launch_forward(const Forward&, int64_t version, void* stream);

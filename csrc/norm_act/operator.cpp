@@ -85,14 +85,9 @@ std::tuple<Tensor, Tensor, Tensor> norm_act(const Tensor& x_given, const Optiona
   return {y, h, statistics};
 }
 
-// Shares of the rows, whose sums are the gradients of the parameters. On the CPU 16 rows each, so that no sum in float32 is
-// long, in memory that is no more than that of x. On CUDA one for every block that a large card runs at a time, as long as
-// they fit in 32 MiB.
-int64_t parts_of(const Tensor& h, Rows rows) {
-  if (!h.is_cuda()) return larger(1, ceil_divide(rows.rows, 16));
-  constexpr int64_t kBlocks = 396;
-  constexpr int64_t kFloats = int64_t{1} << 23;
-  return larger(1, smaller(smaller(kBlocks, kFloats / (2 * rows.columns)), rows.rows));
+// Shares of the rows. On the CPU 16 rows each, so that no sum in float32 is long, in memory that is no more than that of x.
+int64_t parts_of(const Tensor& h, const Norm& norm) {
+  return h.is_cuda() ? shares_on_cuda(norm, size_of(dtype_of("h", h))) : larger(1, ceil_divide(norm.rows, 16));
 }
 
 void check_backward(const char* name, const Tensor& dy, const OptionalTensor& dh, const Tensor& h,
@@ -160,7 +155,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
   backward.weight = optional_input("weight", weight);
   backward.bias = optional_input("bias", bias);
   place_statistics(input("statistics", statistics), rows, backward.norm.layer, &backward.mean, &backward.rstd);
-  backward.parts = parts_of(h, rows);
+  backward.parts = parts_of(h, backward.norm);
 
   // The kernels write gradients in the dtypes that are wanted; the twin in those that it computes for.
   const auto of_rows = [&](bool need, DType wanted) {

@@ -46,26 +46,31 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   if (version == 1) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
     forward_naive<T, W, Y><<<blocks, kNaiveThreads, 0, stream>>>(p);
-  } else if (version == 2) {
+    return launched();
+  }
+  const auto in_blocks = [&] {
     forward_block<T, W, Y><<<static_cast<unsigned>(f.rows), kBlockThreads, 0, stream>>>(p);
-  } else if (version == 3) {
+    return launched();
+  };
+  if (version == 2) return in_blocks();
+  if (version == 3) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, layout.rows));
     return with_vectors<8>(layout.each, [&](auto count) {
       forward_vectorized<T, W, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });
-  } else {
-    const auto run = [&](auto count, auto residual) {
-      constexpr int kWords = residual ? 2 : 1;
-      return launch_clusters(forward_ring<T, W, Y, count, residual>, smaller(f.rows, teams_of(layout, kForwardResident)),
-                             layout.cluster, layout.threads,
-                             ring_bytes(kForwardSlots<count, kWords>, kWords, layout.threads), stream, p);
-    };
-    return with_cluster_vectors<8>(layout.each, [&](auto count) {
-      return f.residual ? run(count, std::true_type{}) : run(count, std::false_type{});
-    });
   }
-  return launched();
+  const auto run = [&](auto count, auto residual) {
+    constexpr int kWords = residual ? 2 : 1;
+    const auto kernel = forward_ring<T, W, Y, count, residual>;
+    const int bytes = ring_bytes(kForwardSlots<count, kWords>, kWords, layout.threads);
+    if (!has_shared(kernel, bytes)) return in_blocks();
+    const int64_t teams = smaller(f.rows, teams_of(layout, kForwardResident));
+    return launch_clusters(kernel, teams, layout.cluster, layout.threads, bytes, stream, p);
+  };
+  return with_cluster_vectors<8>(layout.each, [&](auto count) {
+    return f.residual ? run(count, std::true_type{}) : run(count, std::false_type{});
+  });
 }
 
 template <typename T, typename W, typename Y>
@@ -87,20 +92,27 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   const bool whole = made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.dh.data, b.h.data, b.weight.data, dx});
   constexpr Lengths kLengths = backward_lengths(sizeof(T));
   const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kLengths, most_blocks());
-  const auto blocks = static_cast<unsigned>(b.parts);
+  const auto in_blocks = [&] {
+    backward_block<T, W, Y><<<static_cast<unsigned>(b.parts), kBlockThreads, 0, stream>>>(p);
+    return launched();
+  };
+  const auto in_clusters = [&](auto count, auto adds) {
+    constexpr int kWords = kBackwardWords<T, Y, adds>;
+    const auto kernel = backward_ring<T, W, Y, count, adds>;
+    const int bytes = ring_bytes(kBackwardSlots<kWords>, kWords, layout.threads);
+    if (!has_shared(kernel, bytes)) return in_blocks();
+    return launch_clusters(kernel, b.parts, layout.cluster, layout.threads, bytes, stream, p);
+  };
   cudaError_t error;
   if (!whole || layout.cluster == 0) {
-    backward_block<T, W, Y><<<blocks, kBlockThreads, 0, stream>>>(p);
-    error = launched();
+    error = in_blocks();
   } else if (layout.cluster > 1) {
     error = with_cluster_vectors<kLengths.most_cluster_each>(layout.each, [&](auto count) {
-      constexpr int kWords = 1 + sizeof(Y) / sizeof(T);
-      return launch_clusters(backward_ring<T, W, Y, count>, b.parts, layout.cluster, layout.threads,
-                             ring_bytes(kBackwardSlots<kWords>, kWords, layout.threads), stream, p);
+      return p.dh != nullptr && p.dx != nullptr ? in_clusters(count, std::true_type{}) : in_clusters(count, std::false_type{});
     });
   } else {
     error = with_vectors<2>(layout.each, [&](auto count) {
-      backward_vectorized<T, W, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
+      backward_vectorized<T, W, Y, count><<<static_cast<unsigned>(b.parts), block_of(layout), 0, stream>>>(p);
       return launched();
     });
   }

@@ -47,12 +47,16 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   const int best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
   if (version > best || version < 0 || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
-  if (version == 4) {
-    return with_cluster_vectors<8>(layout.each, [&](auto count) {
-      return launch_clusters(forward_ring<T, M, Y, count>, smaller(f.rows, teams_of(layout, kResident)), layout.cluster,
-                             layout.threads, ring_bytes(kSlots<count, 1>, 1, layout.threads), stream, p);
-    });
+  if (version == 1) {
+    const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
+    forward_naive<T, M, Y><<<blocks, kNaiveThreads, 0, stream>>>(p);
+    return launched();
   }
+  const auto in_blocks = [&] {
+    forward_block<T, M, Y><<<static_cast<unsigned>(f.rows), kBlockThreads, 0, stream>>>(p);
+    return launched();
+  };
+  if (version == 2) return in_blocks();
   if (version == 3) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, layout.rows));
     return with_vectors<kMostEach<T>>(layout.each, [&](auto count) {
@@ -60,13 +64,13 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
       return launched();
     });
   }
-  if (version == 2) {
-    forward_block<T, M, Y><<<static_cast<unsigned>(f.rows), kBlockThreads, 0, stream>>>(p);
-  } else {
-    const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
-    forward_naive<T, M, Y><<<blocks, kNaiveThreads, 0, stream>>>(p);
-  }
-  return launched();
+  return with_cluster_vectors<8>(layout.each, [&](auto count) {
+    const auto kernel = forward_ring<T, M, Y, count>;
+    const int bytes = ring_bytes(kSlots<count, 1>, 1, layout.threads);
+    if (!has_shared(kernel, bytes)) return in_blocks();
+    const int64_t teams = smaller(f.rows, teams_of(layout, kResident));
+    return launch_clusters(kernel, teams, layout.cluster, layout.threads, bytes, stream, p);
+  });
 }
 
 template <typename T>
@@ -81,21 +85,25 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   p.scale = static_cast<float>(b.scale);
   const bool whole = made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.y.data, b.dx.data});
   const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kBackwardLengths, most_blocks());
-  if (whole && layout.cluster > 1) {
-    return with_cluster_vectors<8>(layout.each, [&](auto count) {
-      return launch_clusters(backward_ring<T, count>, smaller(b.rows, teams_of(layout, kResident)), layout.cluster,
-                             layout.threads, ring_bytes(kSlots<count, 2>, 2, layout.threads), stream, p);
-    });
-  }
-  if (whole && layout.cluster == 1) {
+  const auto in_blocks = [&] {
+    backward_block<T><<<static_cast<unsigned>(b.rows), kBlockThreads, 0, stream>>>(p);
+    return launched();
+  };
+  if (!whole || layout.cluster == 0) return in_blocks();
+  if (layout.cluster == 1) {
     const auto blocks = static_cast<unsigned>(ceil_divide(b.rows, layout.rows));
     return with_vectors<4>(layout.each, [&](auto count) {
       backward_vectorized<T, count><<<blocks, block_of(layout), 0, stream>>>(p);
       return launched();
     });
   }
-  backward_block<T><<<static_cast<unsigned>(b.rows), kBlockThreads, 0, stream>>>(p);
-  return launched();
+  return with_cluster_vectors<8>(layout.each, [&](auto count) {
+    const auto kernel = backward_ring<T, count>;
+    const int bytes = ring_bytes(kSlots<count, 2>, 2, layout.threads);
+    if (!has_shared(kernel, bytes)) return in_blocks();
+    const int64_t teams = smaller(b.rows, teams_of(layout, kResident));
+    return launch_clusters(kernel, teams, layout.cluster, layout.threads, bytes, stream, p);
+  });
 }
 
 template <typename T, typename M>

@@ -30,7 +30,7 @@ LAUNCH = re.compile(r"(?P<kernel>[A-Za-z_]\w*\s*(?:<[^;{}]*?>)?)\s*<<<(?P<shape>
 DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\d+\))? (?P<type>[\w ]+) (?P<name>\w+)\[\];")
 ASSEMBLY = re.compile(r"asm(?: volatile)?\((?P<text>(?:\s*\"[^\"]*\")+)(?P<operands>[^;]*)\);")
 OPERAND = re.compile(r"\"[^\"]*\"\((?P<expression>(?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
-BOUNDS = re.compile(r"__launch_bounds__\((?P<threads>[^,()]*(?:<[^<>]*>)?[^,()]*)[^{;]*?\{")
+BOUNDS = re.compile(r"__launch_bounds__\((?P<threads>[^,()<]*(?:<[^<>]*>)?[^,()<]*)[^{;]*?\{")
 
 
 def translate(source: str) -> str:

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPoin
   p.rstd[row] = rstd;
   for (int column = 0; column < p.columns; ++column) {
     float z[1] = {(read_h(p, offset, column) - mean) * rstd};
+    scale_and_shift<1>(p.weight, p.bias, column, z);
     finish<false, T, 1>(p, dropout, column, z);
     p.y[offset + column] = narrow<T>(z[0]);
   }

@@ -10,16 +10,13 @@ namespace norm_act {
 
 constexpr int kBlockThreads = 256;
 
-// Two sums at once over the threads of a row: those of a block that have one threadIdx.y, whole warps. One barrier, where
-// a row has more warps than one. `scratch` is shared and may be used again after the next barrier.
+// Two sums at once over a block, at one barrier. `scratch` is shared and may be used again after the next one.
 __device__ __forceinline__ float2 reduce_pair(float2 value, float2 (&scratch)[kMaxWarps]) {
   value = {reduce_warp(value.x, Add{}), reduce_warp(value.y, Add{})};
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  if (warps == 1) return value;
-  const int first = threadIdx.y * warps;
-  if (lane == 0) scratch[first + warp] = value;
+  if (lane == 0) scratch[warp] = value;
   __syncthreads();
-  value = lane < warps ? scratch[first + lane] : float2{0.0f, 0.0f};
+  value = lane < warps ? scratch[lane] : float2{0.0f, 0.0f};
   return {reduce_warp(value.x, Add{}), reduce_warp(value.y, Add{})};
 }
 
@@ -63,6 +60,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   }
   for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
     float z[1] = {(read_h(p, offset, column) - mean) * rstd};
+    scale_and_shift<1>(p.weight, p.bias, column, z);
     finish<false, T, 1>(p, dropout, column, z);
     p.y[offset + column] = narrow<T>(z[0]);
   }
@@ -74,7 +72,9 @@ __device__ __forceinline__ float2 read_g(const BackwardPointers<T>& p, const Dro
                                          float mean, float rstd, float* share_of_weight, float* share_of_bias) {
   float g[1] = {widen(p.dy[offset + column])};
   const float x_hat[1] = {(widen(p.h[offset + column]) - mean) * rstd};
-  undo_activation<T, 1>(p, dropout, column, x_hat, g);
+  float z[1] = {x_hat[0]};
+  scale_and_shift<1>(p.weight, p.bias, column, z);
+  undo_activation<T, 1>(p, dropout, column, z, g);
   if (share_of_weight != nullptr) share_of_weight[column] += g[0] * x_hat[0];
   if (share_of_bias != nullptr) share_of_bias[column] += g[0];
   if (p.weight.data != nullptr) {
@@ -116,6 +116,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPo
     for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
       const float2 g = read_g(p, dropout, offset, column, mean, rstd, nullptr, nullptr);
       float gradient[1] = {rstd * (g.x - of_g - g.y * of_product)};
+      if (p.dh != nullptr) gradient[0] += widen(p.dh[offset + column]);
       store_gradients<false, T, 1>(p, dropout, offset, column, gradient);
     }
   }

@@ -66,10 +66,9 @@ __device__ __forceinline__ void scale_and_shift(const Input& weight, const Input
   }
 }
 
-// From x_hat to y. `kPlain`: neither activation nor dropout.
+// From z to y. `kPlain`: neither activation nor dropout.
 template <bool kPlain, typename T, int N>
 __device__ __forceinline__ void finish(const ForwardPointers<T>& p, const DropoutRow& dropout, int column, float (&z)[N]) {
-  scale_and_shift<N>(p.weight, p.bias, column, z);
   if constexpr (!kPlain) {
     activate_all<kRounded<T>, N>(p.activation, z);
     if (dropout.drops && p.residual.data == nullptr) drop<N>(dropout, column, z);
@@ -79,13 +78,9 @@ __device__ __forceinline__ void finish(const ForwardPointers<T>& p, const Dropou
 // From dy to dz, the gradient of what is activated.
 template <typename T, int N>
 __device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, const DropoutRow& dropout, int column,
-                                                const float (&x_hat)[N], float (&dy)[N]) {
+                                                const float (&z)[N], float (&dy)[N]) {
   if (dropout.drops && !p.adds) drop<N>(dropout, column, dy);
   if (p.activation == Activation::kIdentity) return;
-  float z[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) z[i] = x_hat[i];
-  scale_and_shift<N>(p.weight, p.bias, column, z);
   if (kRounded<T> && p.rounded) {
     multiply_by_slope<true, N>(p.activation, z, dy);
   } else {
@@ -93,16 +88,10 @@ __device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, co
   }
 }
 
-// The gradient of h, without dh, to those of x and the residual.
+// The gradient of h, dh added, to those of x and the residual.
 template <bool kPlain, typename T, int N>
 __device__ __forceinline__ void store_gradients(const BackwardPointers<T>& p, const DropoutRow& dropout, int64_t offset,
                                                 int column, float (&gradient)[N]) {
-  if (p.dh != nullptr) {
-    float dh[N];
-    load_some<T, N>(p.dh + offset + column, dh);
-#pragma unroll
-    for (int i = 0; i < N; ++i) gradient[i] += dh[i];
-  }
   if (p.dresidual.data != nullptr) store_promoted<T, N>(p.dresidual, offset + column, gradient);
   if (p.dx.data == nullptr) return;
   if constexpr (!kPlain) {

@@ -3,6 +3,7 @@
 // vector whole or not at all; several short rows make a block.
 #pragma once
 
+#include "kernel_pytorch/cuda/sum_shares.cuh"
 #include "kernel_pytorch/cuda/team.cuh"
 #include "kernel_pytorch/cuda/vector.cuh"
 #include "kernel_pytorch/index.h"
@@ -168,23 +169,17 @@ __device__ __forceinline__ void input_gradient(float (&dy)[N], const float (&x)[
   for (int i = 0; i < N; ++i) dy[i] = rstd * (dy[i] * scale[i] - x[i] * along);
 }
 
-template <typename T, int N>
-__device__ __forceinline__ void add_vector(const T* source, float (&values)[N]) {
-  float added[N];
-  load_vector<T, N>(source, added);
-#pragma unroll
-  for (int i = 0; i < N; ++i) values[i] += added[i];
-}
-
 // What a thread has of a row on its way, or at work.
 template <typename T, typename Y, int kVectors, int N>
 struct IncomingRow {
   Packed<Y, N> dy[kVectors];
   Packed<T, N> h[kVectors];
+  Packed<T, N> dh[kVectors];
   float rstd;
 
-  __device__ __forceinline__ void load(const Y* from_dy, const T* from_h, const float* from_rstd, int first, int stride,
-                                       int columns) {
+  // `from_dh` is null for none.
+  __device__ __forceinline__ void load(const Y* from_dy, const T* from_h, const T* from_dh, const float* from_rstd,
+                                       int first, int stride, int columns) {
     if (columns > 0) rstd = *from_rstd;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -192,29 +187,11 @@ struct IncomingRow {
       if (column < columns) {
         load_packed(from_dy + column, dy[v]);
         load_packed(from_h + column, h[v]);
+        if (from_dh != nullptr) load_packed(from_dh + column, dh[v]);
       }
     }
   }
 };
-
-// The sum of what the teams of a block, a power of two of them, have each: in the registers of the first.
-template <int kVectors, int N>
-__device__ __forceinline__ void add_teams(float (&share)[kVectors][N], float* sums) {
-  static_assert(kVectors == 1);
-  const int width = blockDim.x * N;
-#pragma unroll
-  for (int i = 0; i < N; ++i) sums[threadIdx.y * width + threadIdx.x * N + i] = share[0][i];
-  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y >= half) continue;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int at = threadIdx.y * width + threadIdx.x * N + i;
-      share[0][i] += sums[at + half * width];
-      sums[at] = share[0][i];
-    }
-  }
-}
 
 // offset + weight of all columns that a thread has: the rows of a share have one row of the weight.
 template <int kVectors, int N, typename T, typename W, typename Y>
@@ -243,7 +220,11 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p
   int64_t offset = row_offset(row, p.columns);
   const float* rstds = p.rstd + row;
   IncomingRow<T, Y, kVectors, N> next;
-  next.load(p.dy + offset, p.h + offset, rstds, first, stride, static_cast<int>(threadIdx.y) < turns ? p.columns : 0);
+  const T* const dh = p.dx != nullptr ? p.dh : nullptr;
+  const auto load = [&](int64_t from, bool there) {
+    next.load(p.dy + from, p.h + from, dh != nullptr ? dh + from : nullptr, rstds, first, stride, there ? p.columns : 0);
+  };
+  load(offset, static_cast<int>(threadIdx.y) < turns);
   float scale[kVectors][N];
   load_scales(p, part, first, stride, scale);
   for (int turn = 0; turn < turns; turn += step) {
@@ -251,9 +232,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p
     IncomingRow<T, Y, kVectors, N> now = next;
     rstds += row_step;
     if (turn + step < turns) {
-      const int64_t after = offset + offset_step;
-      next.load(p.dy + after, p.h + after, rstds, first, stride,
-                turn + step + static_cast<int>(threadIdx.y) < turns ? p.columns : 0);
+      load(offset + offset_step, turn + step + static_cast<int>(threadIdx.y) < turns);
     }
     float sum = 0.0f;
 #pragma unroll
@@ -277,22 +256,16 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p
           unpack(now.dy[v], g);
           unpack(now.h[v], x);
           input_gradient(g, x, now.rstd, scale[v], mean);
-          if (p.dh != nullptr) add_vector(p.dh + offset + column, g);
+          if (dh != nullptr) {
+            unpack(now.dh[v], x);
+#pragma unroll
+            for (int i = 0; i < N; ++i) g[i] += x[i];
+          }
           store_vector<T, N>(p.dx + offset + column, g);
         }
       }
     }
     offset += offset_step;
-  }
-}
-
-template <typename T, int kVectors, int N>
-__device__ __forceinline__ void store_share(float* shares, int64_t part, int columns, int first, int stride,
-                                            const float (&share)[kVectors][N]) {
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * stride + first) * N;
-    if (column < columns) store_vector<float, N>(shares + row_offset(part, columns) + column, share[v]);
   }
 }
 
@@ -312,7 +285,7 @@ __global__ void __launch_bounds__(kMostThreads, kResident<kVectors> / kMostThrea
     __shared__ float sums[kFewThreads * N];
     if (blockDim.y > 1) add_teams(share, sums);
   }
-  if (threadIdx.y == 0) store_share<T>(p.shares, blockIdx.x, p.columns, threadIdx.x, blockDim.x, share);
+  if (threadIdx.y == 0) store_share(p.shares, blockIdx.x, p.columns, threadIdx.x, blockDim.x, share);
 }
 
 }  // namespace rms_norm

@@ -11,65 +11,75 @@ namespace rms_norm {
 
 // Slots such that two blocks of a forward with four vectors a thread share a multiprocessor.
 template <int kVectors, int kWords>
-constexpr int kForwardSlots = (kVectors == 4 ? 12 : 16) / kWords;
-// Backward blocks have half the threads.
-template <int kWords>
-constexpr int kBackwardSlots = kWords == 2 ? 12 : 8;
-
+constexpr int kForwardSlots = (kVectors == 4 ? 12 : 24) / kWords;
 // Of 512 threads on a multiprocessor: what a thread has of the weight stays in registers.
 template <typename T, typename W, int kVectors>
 constexpr int kRingBlocks = kVectors == 4 && sizeof(T) == sizeof(W) ? 2 : 1;
+
+// h of one vector: x, or x + residual, which is rounded, written, and kept in the slot.
+template <bool kResidual, typename T, int N>
+__device__ __forceinline__ void read_h(RingSlot slot, T* target, float (&h)[N]) {
+  slot.read<T, N>(0, h);
+  if constexpr (kResidual) {
+    float residual[N];
+    slot.read<T, N>(1, residual);
+#pragma unroll
+    for (int i = 0; i < N; ++i) h[i] += residual[i];
+    Packed<T, N> rounded;
+    pack(h, rounded);
+    unpack(rounded, h);
+    store_packed(target, rounded);
+    slot.write(0, rounded);
+  }
+}
 
 template <typename T, typename W, typename Y, int kVectors, bool kResidual>
 __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<T, W, kVectors>)
     forward_ring(const ForwardPointers<T, W, Y> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr int N = kVectorLength<T>, kWords = kResidual ? 2 : 1;
+  constexpr int N = kVectorLength<T>, kWords = kResidual ? 2 : 1, kSlots = kForwardSlots<kVectors, kWords>;
+  constexpr int kAhead = kRowsAhead<kSlots, kVectors>;
   extern __shared__ uint4 slots[];
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
   const int first = team.first(), stride = team.stride();
+  const auto column_of = [&](int v) { return (v * stride + first) * N; };
   const auto copy = [&](RingSlot slot, int64_t offset, int v) {
-    const int column = (v * stride + first) * N;
+    const int column = column_of(v);
     if (column >= p.columns) return;
     slot.ask<T, N>(0, p.x + offset + column);
     if constexpr (kResidual) slot.ask<T, N>(1, p.residual + offset + column);
   };
-  RowRing<kVectors, kForwardSlots<kVectors, kWords>, kWords> ring(slots, team.index(), team.teams(), p.rows,
-                                                                               p.columns, copy);
+  RowRing<kVectors, kSlots, kWords> ring(slots, team.index(), team.teams(), p.rows, p.columns, copy);
   Packed<W, N> weight[kVectors];
   load_weight(p.weight, 0, first, stride, p.columns, weight);
-  int turn = 0;
-  for (int64_t row = team.index(); row < p.rows; row += team.teams(), turn ^= 1) {
+  const auto look = [&](auto ahead, int64_t row, int turn) {
     const int64_t offset = row_offset(row, p.columns);
     float sum = 0.0f;
-    ring.receive([&](RingSlot slot, int v) {
-      const int column = (v * stride + first) * N;
+    ring.template receive<decltype(ahead)::value>([&](RingSlot slot, int v) {
+      const int column = column_of(v);
       if (column >= p.columns) return;
       float h[N];
-      slot.read<T, N>(0, h);
-      if constexpr (kResidual) {
-        float residual[N];
-        slot.read<T, N>(1, residual);
-#pragma unroll
-        for (int i = 0; i < N; ++i) h[i] += residual[i];
-        Packed<T, N> rounded;
-        pack(h, rounded);
-        unpack(rounded, h);
-        store_packed(p.h + offset + column, rounded);
-        slot.write(0, rounded);
-      }
+      read_h<kResidual>(slot, p.h + offset + column, h);
 #pragma unroll
       for (int i = 0; i < N; ++i) sum += h[i] * h[i];
     });
+    return team.announce(sum, Add{}, turn);
+  };
+  float own = look(Index<0>{}, team.index(), 0);
+  int turn = 0;
+  for (int64_t row = team.index(), next; row < p.rows; row = next, turn ^= 1) {
+    next = row + team.teams();
+    const float rstd = 1.0f / sqrtf(team.gather(own, Add{}, turn) / static_cast<float>(p.columns) + p.eps);
+    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
     if (p.weight_rows > 1) {
       load_weight(p.weight, row_offset(remainder(row, p.weight_rows), p.columns), first, stride, p.columns, weight);
     }
-    const float rstd = 1.0f / sqrtf(team.reduce(sum, Add{}, turn) / static_cast<float>(p.columns) + p.eps);
     if (team.leads()) p.rstd[row] = rstd;
     forget_unpacked(weight);
+    const int64_t offset = row_offset(row, p.columns);
     const auto finish = [&](RingSlot slot, int v) {
-      const int column = (v * stride + first) * N;
+      const int column = column_of(v);
       if (column >= p.columns) return;
       float h[N], scale[N];
       slot.read<T, N>(0, h);
@@ -79,58 +89,85 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<T, W, kVector
       store_vector<Y, N>(p.y + offset + column, scale);
     };
     ring.leave(finish, copy);
+    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
   }
 #endif
 }
 
-template <typename T, typename W, typename Y, int kVectors>
+// Slots such that two blocks of 256 threads share a multiprocessor. Words of a vector: of h, of dy, of dh.
+template <int kWords>
+constexpr int kBackwardSlots = 27 / kWords;
+
+template <typename T, typename Y, bool kAdds>
+constexpr int kBackwardWords = 1 + sizeof(Y) / sizeof(T) + kAdds;
+
+// dx of one vector.
+template <typename Y, int kDh, bool kAdds, typename T, int N>
+__device__ __forceinline__ void write_dx(RingSlot slot, T* target, float rstd, const float (&scale)[N], float mean) {
+  float g[N], x[N];
+  slot.read<Y, N>(1, g);
+  slot.read<T, N>(0, x);
+  input_gradient(g, x, rstd, scale, mean);
+  if constexpr (kAdds) {
+    slot.read<T, N>(kDh, x);
+#pragma unroll
+    for (int i = 0; i < N; ++i) g[i] += x[i];
+  }
+  store_vector<T, N>(target, g);
+}
+
+template <typename T, typename W, typename Y, int kVectors, bool kAdds>
 __global__ void __launch_bounds__(kMostClusterThreads) backward_ring(const BackwardPointers<T, W, Y> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr int N = kVectorLength<T>, kWords = 1 + sizeof(Y) / sizeof(T);
+  constexpr int N = kVectorLength<T>, kWords = kBackwardWords<T, Y, kAdds>, kSlots = kBackwardSlots<kWords>;
+  constexpr int kDy = 1, kDh = kWords - 1, kAhead = kRowsAhead<kSlots, kVectors>;
   extern __shared__ uint4 slots[];
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
   const int first = team.first(), stride = team.stride();
   const int64_t part = team.index();
+  const auto column_of = [&](int v) { return (v * stride + first) * N; };
   const auto copy = [&](RingSlot slot, int64_t offset, int v) {
-    const int column = (v * stride + first) * N;
+    const int column = column_of(v);
     if (column >= p.columns) return;
     slot.ask<T, N>(0, p.h + offset + column);
-    slot.ask<Y, N>(1, p.dy + offset + column);
+    slot.ask<Y, N>(kDy, p.dy + offset + column);
+    if constexpr (kAdds) slot.ask<T, N>(kDh, p.dh + offset + column);
   };
-  RowRing<kVectors, kBackwardSlots<kWords>, kWords> ring(slots, part, p.parts, p.rows, p.columns, copy);
+  RowRing<kVectors, kSlots, kWords> ring(slots, part, p.parts, p.rows, p.columns, copy);
   float scale[kVectors][N];
   load_scales(p, part, first, stride, scale);
   float share[kVectors][N] = {};
-  float next_rstd = part < p.rows ? p.rstd[part] : 0.0f;
-  int turn = 0;
-  int64_t offset = row_offset(part, p.columns);
-  const int64_t offset_step = row_offset(p.parts, p.columns);
-  for (int64_t row = part; row < p.rows; row += p.parts, offset += offset_step, turn ^= 1) {
-    const float rstd = next_rstd;
-    if (row + p.parts < p.rows) next_rstd = p.rstd[row + p.parts];
+  float rstd = 0.0f;  // of the row that was looked at last
+  const auto look = [&](auto ahead, int64_t row, int turn) {
+    rstd = p.rstd[row];
     float sum = 0.0f;
-    ring.receive([&](RingSlot slot, int v) {
-      if ((v * stride + first) * N >= p.columns) return;
+    ring.template receive<decltype(ahead)::value>([&](RingSlot slot, int v) {
+      if (column_of(v) >= p.columns) return;
       float g[N], x[N];
-      slot.read<Y, N>(1, g);
+      slot.read<Y, N>(kDy, g);
       slot.read<T, N>(0, x);
       sum += scale_gradient(g, x, rstd, scale[v], share[v]);
     });
-    const float mean = p.dx == nullptr ? 0.0f : team.reduce(sum, Add{}, turn) / static_cast<float>(p.columns);
+    return p.dx == nullptr ? sum : team.announce(sum, Add{}, turn);
+  };
+  float own = part < p.rows ? look(Index<0>{}, part, 0) : 0.0f;
+  int turn = 0;
+  for (int64_t row = part, next; row < p.rows; row = next, turn ^= 1) {
+    next = row + p.parts;
+    const float of_row = rstd;
+    const float mean = p.dx == nullptr ? 0.0f : team.gather(own, Add{}, turn) / static_cast<float>(p.columns);
+    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
+    const int64_t offset = row_offset(row, p.columns);
     const auto finish = [&](RingSlot slot, int v) {
-      const int column = (v * stride + first) * N;
+      const int column = column_of(v);
       if (column >= p.columns || p.dx == nullptr) return;
-      float g[N], x[N];
-      slot.read<Y, N>(1, g);
-      slot.read<T, N>(0, x);
-      input_gradient(g, x, rstd, scale[v], mean);
-      if (p.dh != nullptr) add_vector(p.dh + offset + column, g);
-      store_vector<T, N>(p.dx + offset + column, g);
+      write_dx<Y, kDh, kAdds>(slot, p.dx + offset + column, of_row, scale[v], mean);
     };
     ring.leave(finish, copy);
+    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
   }
-  if (p.shares != nullptr) store_share<T>(p.shares, part, p.columns, first, stride, share);
+  if (p.shares != nullptr) store_share(p.shares, part, p.columns, first, stride, share);
 #endif
 }
 

@@ -91,21 +91,33 @@ enum cudaError_t {
 inline const char* cudaGetErrorString(cudaError_t error) { return ::emulator::error_text(error); }
 inline cudaError_t cudaGetLastError() { return static_cast<cudaError_t>(::emulator::last_error()); }
 
-enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
+enum cudaDeviceAttr {
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+};
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-// KERNEL_PYTORCH_EMULATED_CAPABILITY is the compute capability times ten, 90 if it is not set.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  const char* const set = getenv("KERNEL_PYTORCH_EMULATED_CAPABILITY");
-  const int capability = set == nullptr ? 90 : atoi(set);
-  *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10 : capability % 10;
+  const int capability = ::emulator::capability();
+  if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) {
+    *value = static_cast<int>(::emulator::most_shared_bytes());
+  } else {
+    *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10 : capability % 10;
+  }
   return cudaSuccess;
 }
 
 enum cudaFuncAttribute { cudaFuncAttributeNonPortableClusterSizeAllowed, cudaFuncAttributeMaxDynamicSharedMemorySize };
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+// What a kernel declares of shared memory is not known here: more than any of ours.
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes = 9 * 1024;
+};
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
 
 enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension };
 struct cudaLaunchAttribute {

@@ -31,6 +31,11 @@ int run(const Launch& launch, const std::function<void()>& kernel);
 const char* error_text(int error);
 int last_error();  // of `run`, once
 
+// Compute capability times ten: KERNEL_PYTORCH_EMULATED_CAPABILITY, 90 if it is not set. And the shared memory that a block
+// of such a card may ask for.
+int capability();
+unsigned most_shared_bytes();
+
 // What follows is called by threads of a kernel.
 
 [[noreturn]] void fail(const char* what);

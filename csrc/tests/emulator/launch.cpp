@@ -23,6 +23,18 @@ Order chosen_order() {
   return std::strcmp(name, "backward") == 0 ? Order::kBackward : Order::kRandom;
 }
 
+}  // namespace
+
+int capability() {
+  const char* const set = std::getenv("KERNEL_PYTORCH_EMULATED_CAPABILITY");
+  return set == nullptr ? 90 : std::atoi(set);
+}
+
+// CUDA C++ Programming Guide, technical specifications per compute capability.
+unsigned most_shared_bytes() { return (capability() >= 120 ? 99 : capability() >= 90 ? 227 : 163) * 1024; }
+
+namespace {
+
 void run_cluster(const Launch& launch, const std::function<void()>& kernel, dim3 first, Cluster& cluster) {
   cluster.blocks = launch.cluster;
   cluster.expected = launch.cluster * launch.block.x * launch.block.y * launch.block.z;
@@ -89,7 +101,7 @@ int run(const Launch& launch, const std::function<void()>& kernel) {
   const bool fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x < 1u << 31 && grid.y < 65536 && grid.z < 65536;
   if (!fits) return failed(kInvalidConfiguration, "a grid of " + text(grid));
   if (launch.cluster > 16 || grid.x % launch.cluster) return failed(kInvalidConfiguration, "a cluster that the grid is no multiple of");
-  if (launch.shared_bytes > kMostSharedBytes) return failed(kInvalidConfiguration, "too much shared memory");
+  if (launch.shared_bytes > most_shared_bytes()) return failed(kInvalidConfiguration, "too much shared memory");
   const size_t clusters = size_t{grid.x} / launch.cluster * grid.y * grid.z;
   const unsigned across = grid.x / launch.cluster;
   for (const size_t i : in_order(clusters)) {

@@ -31,6 +31,7 @@ PICKED = "picked"
 
 COLUMNS = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 ELEMENTS = 2**26
+BLOCK = 2**20  # elements: a copy of no whole number of them is slower, which would flatter everything else
 EPS = 1e-6
 
 
@@ -44,7 +45,7 @@ class Kernel:
         moved: tensors of the size of x that a call reads and writes.
         inputs: how many tensors of the size of x it reads.
         call: `(tensors, vectors, version) -> outputs`, of `inputs` tensors `(rows, columns)`, two vectors `(columns,)`
-            and one `(rows,)`.
+            and positive numbers `(rows,)` and `(2, rows)`.
     """
 
     name: str
@@ -79,6 +80,26 @@ def _layer_norm(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) ->
     return OPERATORS.norm_act(x[0], None, *vectors[:2], None, EPS, 0.0, "layer", "identity", version)
 
 
+def _add_layer_norm(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
+    return OPERATORS.norm_act(*x[:2], *vectors[:2], None, EPS, 0.0, "layer", "identity", version)
+
+
+def _layer_norm_gelu(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
+    return OPERATORS.norm_act(x[0], None, *vectors[:2], None, EPS, 0.0, "layer", "gelu", version)
+
+
+def _of_layer_norm(dh: int | None, activation: str) -> Callable[[Sequence[Tensor], Sequence[Tensor], int], Any]:
+    def call(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
+        dtype = str(x[0].dtype).removeprefix("torch.")
+        added = x[dh] if dh is not None else None
+        tensors = (x[0], added, x[1], *vectors[:2], None, vectors[3])
+        of_residual = dtype if dh is not None else ""
+        scalars = (EPS, 0.0, "layer", activation, dtype, of_residual, True, dh is not None, True, True)
+        return OPERATORS.norm_act_backward(*tensors, *scalars, version)
+
+    return call
+
+
 def _softmax(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
     return OPERATORS.softmax(x[0], None, 1.0, version)
 
@@ -101,6 +122,11 @@ KERNELS_TIMED = (
     Kernel("rms_norm_backward", None, 3, 2, _rms_norm_backward),
     Kernel("add_rms_norm_backward", None, 4, 3, _add_rms_norm_backward),
     Kernel("layer_norm", "norm_act", 2, 1, _layer_norm),
+    Kernel("add_layer_norm", "norm_act", 4, 2, _add_layer_norm),
+    Kernel("layer_norm_gelu", "norm_act", 2, 1, _layer_norm_gelu),
+    Kernel("layer_norm_backward", None, 3, 2, _of_layer_norm(None, "identity")),
+    Kernel("add_layer_norm_backward", None, 5, 3, _of_layer_norm(2, "identity")),
+    Kernel("layer_norm_gelu_backward", None, 3, 2, _of_layer_norm(None, "gelu")),
     Kernel("softmax", "softmax", 2, 1, _softmax),
     Kernel("softmax_backward", None, 3, 2, _softmax_backward),
     Kernel("bias_act", "bias_act", 2, 1, _bias_act),
@@ -109,9 +135,19 @@ KERNELS_TIMED = (
 
 
 def shares(
-    kernel: Kernel, columns: int, dtype: torch.dtype, device: torch.device, *, elements: int, rounds: int
+    kernel: Kernel,
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    elements: int,
+    rounds: int,
+    chosen: Sequence[str] = (),
 ) -> dict[str, Interval]:
-    """Speed over that of a copy, median and 99 % interval, by version; without those that refuse the shape."""
+    """Speed over that of a copy, median and 99 % interval, by version; without those that refuse the shape.
+
+    Of versions whose names begin with one of `chosen` alone, where any is given.
+    """
     rows = max(1, elements // columns)
     size = rows * columns * dtype.itemsize
     sets = sets_needed(kernel.moved * size, device)
@@ -122,11 +158,15 @@ def shares(
         return drawn if wide else drawn.to(dtype)
 
     with on_clock_stream(device), torch.no_grad():
-        vectors = [tensor(columns), tensor(columns), tensor(rows, wide=True).abs()]
+        vectors = [tensor(columns), tensor(columns), tensor(rows, wide=True).abs(), tensor(2, rows, wide=True).abs()]
         pool = [[tensor(rows, columns) for _ in range(kernel.inputs)] for _ in range(sets)]
-        halves = [tensor(kernel.moved * rows * columns // 2) for _ in range(sets)]
+        wanted = kernel.moved * rows * columns // 2
+        whole = max(1, round(wanted / BLOCK)) * BLOCK if wanted >= BLOCK else wanted
+        halves = [tensor(whole) for _ in range(sets)]
         calls: dict[str, Callable[[int], object]] = {COPY: lambda index: halves[index].clone()}
         for name, version in kernel.versions().items():
+            if chosen and not name.startswith(tuple(chosen)):
+                continue
             try:
                 kernel.call(pool[0], vectors, version)
             except RuntimeError:  # rows too long, too short or not aligned for it
@@ -134,7 +174,7 @@ def shares(
             calls[name] = lambda index, version=version: kernel.call(pool[index], vectors, version)
         subjects = [Subject(name, call, sets, kernel.moved * size) for name, call in calls.items()]
         timings = measure(subjects, device, rounds=rounds)
-    copied = timings.pop(COPY).samples
+    copied = [sample * wanted / whole for sample in timings.pop(COPY).samples]
     return {
         name: median_interval([of_copy / own for of_copy, own in zip(copied, timing.samples, strict=True)])
         for name, timing in timings.items()
@@ -159,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     names = [kernel.name for kernel in KERNELS_TIMED]
     parser.add_argument("--operator", nargs="+", choices=names, default=names, help="all if omitted")
+    parser.add_argument("--version", nargs="+", default=[], help="beginnings of names: 3 picked; all if omitted")
     parser.add_argument("--dtype", nargs="+", choices=["bfloat16", "float16", "float32"], default=["bfloat16"])
     parser.add_argument("--columns", nargs="+", type=int, default=COLUMNS, help="lengths of a row")
     parser.add_argument("--elements", type=int, default=ELEMENTS, help="of x, whatever the length of a row")
@@ -172,8 +213,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.dtype:
             dtype, found = getattr(torch, name), {}
             for columns in options.columns:
-                sizes = {"elements": options.elements, "rounds": options.rounds}
-                found[columns] = shares(kernel, columns, dtype, device, **sizes)
+                found[columns] = shares(
+                    kernel,
+                    columns,
+                    dtype,
+                    device,
+                    elements=options.elements,
+                    rounds=options.rounds,
+                    chosen=options.version,
+                )
             size = options.elements * dtype.itemsize / 2**20
             console.print(
                 f"\n{kernel.name}, {name}, x of {size:g} MiB: speed over that of a copy", table(kernel, found)

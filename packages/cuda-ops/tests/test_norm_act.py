@@ -112,6 +112,17 @@ def test_mixed_dtypes(x, residual, weight, device):
         check(given, "layer", "identity", p)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vectors", [1030, 2060])  # of 16 bytes: beyond a block backward, and forward
+def test_more_long_rows_than_clusters(dtype, vectors, device):
+    """137 rows: a card has fewer clusters, which take several each."""
+    runs_on(device, dtype)
+    columns = vectors * 16 // dtype.itemsize
+    check(tensors(137, columns, dtype, device), "layer", "identity", 0.0)
+    check(tensors(137, columns, dtype, device, residual=False), "layer", "identity", 0.0)
+    check(tensors(137, columns, dtype, device, residual=False), "rms", "silu", 0.2)
+
+
 EVERY_ISA = """
     import sys
     sys.path.insert(0, {folder!r})
@@ -358,7 +369,7 @@ def test_functional_gradients():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("version", [1, 2, 3])
-@pytest.mark.parametrize("columns", [64, 768, 1600, 4096, 16384])
+@pytest.mark.parametrize("columns", [64, 768, 1600, 4096, 8192])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_every_version_on_cuda(version, columns, dtype):
     runs_on("cuda", dtype)
@@ -368,7 +379,7 @@ def test_every_version_on_cuda(version, columns, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("columns", [64, 768, 1600, 4096])
+@pytest.mark.parametrize("columns", [64, 768, 1600, 2048])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_every_version_of_the_backward_on_cuda(columns, dtype):
     runs_on("cuda", dtype)

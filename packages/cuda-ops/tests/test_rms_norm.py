@@ -75,6 +75,33 @@ def test_more_long_rows_than_clusters(dtype, vectors, device):
             assert ((a.double() - b).abs().amax() / b.abs().amax()).item() < bound
 
 
+LONG_ROWS = """
+    import torch
+    from torch.nn import functional as F
+    from kernel_pytorch.cuda_ops import layer_norm, rms_norm, softmax
+    for columns in (65600, 264000):
+        x = torch.randn(2, columns, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        pairs = [
+            (rms_norm(x, None), F.rms_norm(wide, (columns,), eps=1e-6)),
+            (layer_norm(x, None, None, 1e-6), F.layer_norm(wide, (columns,), eps=1e-6)),
+            (softmax(x), wide.softmax(-1)),
+        ]
+        dy = torch.randn_like(x)
+        for ours, truth in pairs:
+            dx, = torch.autograd.grad(ours, x, dy)
+            expected, = torch.autograd.grad(truth, wide, dy.double())
+            for a, b in ((ours, truth), (dx, expected)):
+                assert ((a.double() - b).abs().amax() / b.abs().amax()).item() < 1e-2, columns
+"""
+
+
+@pytest.mark.skipif(LIBRARY.instruction_sets != ("CUDA, emulated",), reason="of the kernels of other cards")
+@pytest.mark.parametrize("capability", ["80", "90", "120"])
+def test_cards_without_clusters_or_with_less_shared_memory_take_long_rows(capability, run_python):
+    run_python(LONG_ROWS, KERNEL_PYTORCH_EMULATED_CAPABILITY=capability)
+
+
 ROUNDS = """
     import torch
     INFINITE = float("inf")

@@ -27,13 +27,13 @@ def test_versions_are_those_of_the_folder(versions):
 
 
 @pytest.mark.twin
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(14))
 def test_every_kernel_is_timed_beside_a_copy_that_moves_as_much(versions, index):
     kernel = versions.KERNELS_TIMED[index]
     found = versions.shares(kernel, 64, torch.float32, torch.device("cpu"), elements=4096, rounds=8)
     assert found.keys() == kernel.versions().keys()
     assert all(share.low > 0 for share in found.values())
-    assert len(versions.KERNELS_TIMED) == 9
+    assert len(versions.KERNELS_TIMED) == 14
 
 
 @pytest.mark.twin

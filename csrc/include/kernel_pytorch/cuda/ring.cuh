@@ -25,10 +25,15 @@ class RingSlot {
   }
 
   template <typename T, int N>
-  __device__ __forceinline__ void read(int word, float (&values)[N]) const {
-    Packed<T, N> packed;
+  __device__ __forceinline__ void read(int word, Packed<T, N>& packed) const {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) packed.words[i] = *at(word + i);
+  }
+
+  template <typename T, int N>
+  __device__ __forceinline__ void read(int word, float (&values)[N]) const {
+    Packed<T, N> packed;
+    read<T, N>(word, packed);
     unpack(packed, values);
   }
 
@@ -54,6 +59,11 @@ __device__ __forceinline__ void for_each_index(std::integer_sequence<int, kIndic
   (function(Index<kIndices>{}), ...);
 }
 
+// Rows whose vectors are looked at before those of the one that is finished are left: one, where there is room for more than
+// two. What its threads have to tell each other is on its way meanwhile.
+template <int kSlots, int kVectors>
+constexpr int kRowsAhead = kSlots > 2 * kVectors ? 1 : 0;
+
 // Bytes of shared memory that a block's ring has.
 constexpr int ring_bytes(int slots, int words, int threads) { return slots * words * threads * 16; }
 
@@ -64,10 +74,10 @@ class RowRing {
   static_assert(kSlots >= kVectors);
 
  public:
-  // For rows `row`, row + step, ... below `rows`.
+  // For rows `row`, row + step, ... below `rows`. Where a block has several rows at a time, each has its part of `shared`.
   template <typename Copy>
   __device__ __forceinline__ RowRing(uint4* shared, int64_t row, int64_t step, int64_t rows, int columns, const Copy& copy)
-      : own_(shared + threadIdx.x),
+      : own_(shared + threadIdx.y * kSlots * kWords * blockDim.x + threadIdx.x),
         rows_(row < rows ? static_cast<int>(quotient(rows - row + step - 1, step)) : 0),
         offset_(row_offset(row, columns)),
         offset_step_(row_offset(step, columns)) {
@@ -75,21 +85,22 @@ class RowRing {
     for (int i = 0; i < kSlots; ++i) ask(copy);
   }
 
-  // `read(slot, v)` for every vector of the oldest row, as they come in.
-  template <typename Read>
+  // `read(slot, v)` for every vector of the oldest row, or of the `kAhead`th after it, as they come in.
+  template <int kAhead = 0, typename Read>
   __device__ __forceinline__ void receive(const Read& read) const {
-    int at = oldest_;
+    static_assert(kSlots >= (kAhead + 1) * kVectors);
+    int at = first_of(kAhead);
     for_each_index(kEach, [&](auto v) {
-      await_copies<kSlots - 1 - decltype(v)::value>();
+      await_copies<kSlots - 1 - kAhead * kVectors - decltype(v)::value>();
       read(slot(at), v.value);
       at = after(at);
     });
   }
 
   // Again.
-  template <typename Read>
+  template <int kAhead = 0, typename Read>
   __device__ __forceinline__ void walk(const Read& read) const {
-    int at = oldest_;
+    int at = first_of(kAhead);
     for_each_index(kEach, [&](auto v) {
       read(slot(at), v.value);
       at = after(at);
@@ -110,6 +121,11 @@ class RowRing {
   static constexpr std::make_integer_sequence<int, kVectors> kEach = {};
 
   __device__ __forceinline__ static int after(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
+  // Slot of the first vector of the row that is so many after the oldest.
+  __device__ __forceinline__ int first_of(int ahead) const {
+    const int at = oldest_ + ahead * kVectors;
+    return at >= kSlots ? at - kSlots : at;
+  }
   __device__ __forceinline__ RingSlot slot(int index) const { return RingSlot(own_ + index * kWords * blockDim.x); }
 
   template <typename Copy>

@@ -1,5 +1,5 @@
-// The gradients of one or two parameters, of dtypes known at run time, in one launch: the sums of the shares that blocks
-// left behind, in their order.
+// The gradients of one or two parameters, of dtypes known at run time: the shares that blocks leave behind, and their sums,
+// in their order, in one launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +8,37 @@
 #include "kernel_pytorch/index.h"
 
 namespace kernel_pytorch {
+
+// The sum of what the teams of a block, a power of two of them, have each: in the registers of the first.
+template <int kVectors, int N>
+__device__ __forceinline__ void add_teams(float (&share)[kVectors][N], float* sums) {
+  static_assert(kVectors == 1);
+  const int width = blockDim.x * N;
+#pragma unroll
+  for (int i = 0; i < N; ++i) sums[threadIdx.y * width + threadIdx.x * N + i] = share[0][i];
+  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.y >= half) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int at = threadIdx.y * width + threadIdx.x * N + i;
+      share[0][i] += sums[at + half * width];
+      sums[at] = share[0][i];
+    }
+  }
+}
+
+// What a thread has of one share.
+template <int kVectors, int N>
+__device__ __forceinline__ void store_share(float* shares, int64_t part, int columns, int first, int stride,
+                                            const float (&share)[kVectors][N]) {
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (column < columns) store_vector<float, N>(shares + row_offset(part, columns) + column, share[v]);
+  }
+}
+
 namespace {
 
 constexpr int kSumThreads = 1024;

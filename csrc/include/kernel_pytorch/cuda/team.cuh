@@ -41,33 +41,87 @@ class Team {
   __device__ __forceinline__ int64_t index() const { return blockIdx.x / blocks_; }
   __device__ __forceinline__ int64_t teams() const { return gridDim.x / blocks_; }
 
-  // Of all its threads, each of which gets the result; `turn` alternates from one reduction to the next.
+  // A reduction has two steps, and room for other work between them: every warp announces what it has, and what all have
+  // announced is gathered. Every thread gets the result; `turn` alternates from one reduction to the next.
+  template <typename Combine>
+  __device__ __forceinline__ float announce(float value, Combine combine, int turn) {
+    value = reduce_lanes(value, combine);
+    if (!meets()) return value;
+    publish(value, turn);
+    arrive();
+    return value;
+  }
+  // `own` is what `announce` returned.
+  template <typename Combine>
+  __device__ __forceinline__ float gather(float own, Combine combine, int turn) const {
+    if (!meets()) return own;
+    await();
+    return reduce_warp(of_lane(combine, turn), combine);
+  }
   template <typename Combine>
   __device__ __forceinline__ float reduce(float value, Combine combine, int turn) {
-    if (blockDim.x < kWarp) {
-      for (int mask = blockDim.x / 2; mask > 0; mask /= 2) {
-        value = combine(value, __shfl_xor_sync(0xffffffffu, value, mask));
-      }
-      return value;
-    }
-    value = reduce_warp(value, combine);
-    if (!kCluster && blockDim.x == kWarp) return value;
-    publish(value, turn);
-    meet();
-    const int lane = threadIdx.x % kWarp;
-    float found = lane < numbers() ? number(lane, turn) : Combine::kIdentity;
-    if constexpr (kCluster) {
-      for (int i = lane + kWarp; i < numbers(); i += kWarp) found = combine(found, number(i, turn));
-    }
-    return reduce_warp(found, combine);
+    return gather(announce(value, combine, turn), combine, turn);
   }
 
-  // The same of maxima and sums, at one meeting, of teams of whole warps.
-  __device__ __forceinline__ OnlineSum reduce(OnlineSum own, int turn) {
+  // The same of two sums, at one meeting.
+  __device__ __forceinline__ float2 announce(float2 value, int turn) {
+    value = {reduce_lanes(value.x, Add{}), reduce_lanes(value.y, Add{})};
+    if (!meets()) return value;
+    publish(value.x, turn);
+    publish(value.y, turn + kTurns);
+    arrive();
+    return value;
+  }
+  __device__ __forceinline__ float2 gather(float2 own, int turn) const {
+    if (!meets()) return own;
+    await();
+    return {reduce_warp(of_lane(Add{}, turn), Add{}), reduce_warp(of_lane(Add{}, turn + kTurns), Add{})};
+  }
+  __device__ __forceinline__ float2 reduce(float2 value, int turn) { return gather(announce(value, turn), turn); }
+
+  // Two numbers of each warp, as they are: after `gather_own`, `visit(warp, numbers)` of those that this lane looks at.
+  __device__ __forceinline__ void announce_own(float2 of_warp, int turn) {
+    if (!meets()) return;
+    publish(of_warp.x, turn);
+    publish(of_warp.y, turn + kTurns);
+    arrive();
+  }
+  __device__ __forceinline__ void gather_own() const {
+    if (meets()) await();
+  }
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_warp(int turn, const Visit& visit) const {
+    const auto see = [&](int i) {
+      if (i < numbers()) visit(i, float2{number(i, turn), number(i, turn + kTurns)});
+    };
+    const int lane = threadIdx.x % kWarp;
+    see(lane);
+    if constexpr (kCluster) {
+      for (int i = lane + kWarp; i < numbers(); i += kWarp) see(i);
+    }
+  }
+
+  // Over the lanes of a warp that have the row.
+  template <typename Combine>
+  __device__ __forceinline__ static float reduce_lanes(float value, Combine combine) {
+    if (blockDim.x >= kWarp) return reduce_warp(value, combine);
+    for (int mask = blockDim.x / 2; mask > 0; mask /= 2) {
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    }
+    return value;
+  }
+  // Whether a team is more than lanes of one warp.
+  __device__ __forceinline__ static bool meets() { return kCluster || blockDim.x > kWarp; }
+
+  // A reduction of maxima and sums, of teams of several warps.
+  __device__ __forceinline__ void announce(OnlineSum own, int turn) {
     own = reduce_warp(own);
     publish(own.most, turn);
     publish(own.sum, turn + kTurns);
-    meet();
+    arrive();
+  }
+  __device__ __forceinline__ OnlineSum gather(int turn) const {
+    await();
     OnlineSum found;
     for (int i = threadIdx.x % kWarp; i < numbers(); i += kWarp) {
       found = combined(found, {number(i, turn), number(i, turn + kTurns)});
@@ -76,7 +130,7 @@ class Team {
   }
 
  private:
-  // The steps of a reduction: a number of this warp; until all numbers are there; how many they are, and number i.
+  // The steps of a meeting: a number of this warp; it is there; until all numbers are there; how many, and number i.
   __device__ __forceinline__ void publish(float value, int turn) {
     const int lane = threadIdx.x % kWarp, warp = rank_ * warps() + threadIdx.x / kWarp;
     if constexpr (kCluster) {
@@ -89,10 +143,15 @@ class Team {
       if (lane == 0) numbers_[turn][warp] = value;
     }
   }
-  __device__ __forceinline__ void meet() const {
+  __device__ __forceinline__ static void arrive() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if constexpr (kCluster) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+  }
+  __device__ __forceinline__ static void await() {
     if constexpr (kCluster) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-      cooperative_groups::this_cluster().sync();
+      asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
     } else {
       __syncthreads();
@@ -100,6 +159,17 @@ class Team {
   }
   __device__ __forceinline__ int numbers() const { return blocks_ * warps(); }
   __device__ __forceinline__ float number(int i, int turn) const { return numbers_[turn][i]; }
+
+  // Of those that this lane looks at.
+  template <typename Combine>
+  __device__ __forceinline__ float of_lane(Combine combine, int turn) const {
+    const int lane = threadIdx.x % kWarp;
+    float value = lane < numbers() ? number(lane, turn) : Combine::kIdentity;
+    if constexpr (kCluster) {
+      for (int i = lane + kWarp; i < numbers(); i += kWarp) value = combine(value, number(i, turn));
+    }
+    return value;
+  }
 
   using Numbers = float[kCluster ? kMostBlocks * kClusterWarps : kMaxWarps];
 

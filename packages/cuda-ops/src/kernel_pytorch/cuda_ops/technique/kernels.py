@@ -22,14 +22,17 @@ WIDE_STORES = KernelContract(min_store_bits=128)  # a mask is read as it is: a b
 # In bytes: ptxas keeps a value or two on the stack rather than lose a resident warp, here and there, by its version.
 PARKED = 64
 PARKED_AND_WIDE = KernelContract(PARKED, min_load_bits=128, min_store_bits=128)
+PARKED_AND_NARROW = KernelContract(PARKED, min_load_bits=64, min_store_bits=64)
 CONTRACTS = {
     "rms_norm::forward_vectorized": PARKED_AND_WIDE,
-    "rms_norm::backward_vectorized": PARKED_AND_WIDE,
     "rms_norm::forward_ring": PARKED_AND_WIDE,
+    "rms_norm::backward_vectorized": PARKED_AND_WIDE,
     "rms_norm::backward_ring": PARKED_AND_WIDE,
     # Beside float32, tensors of 16 bits are read and written as they are: four elements, eight bytes.
-    "norm_act::forward_vectorized": KernelContract(min_load_bits=64, min_store_bits=64),
-    "norm_act::backward_vectorized": KernelContract(PARKED, min_load_bits=64, min_store_bits=64),
+    "norm_act::forward_vectorized": PARKED_AND_NARROW,
+    "norm_act::forward_ring": PARKED_AND_NARROW,
+    "norm_act::backward_vectorized": PARKED_AND_NARROW,
+    "norm_act::backward_ring": PARKED_AND_NARROW,
     "norm_act::backward_block": KernelContract(PARKED),
     # Where half a rotation is no multiple of 16 bytes, 8 are read at a time.
     "rotary_embedding::rotate_vectorized": KernelContract(PARKED, min_load_bits=64, min_store_bits=64),

@@ -1,0 +1,191 @@
+// Version 4: a row too long for one block's registers is shared by a cluster of blocks, whose sums meet in distributed
+// shared memory (compute capability 9.0 on). Clusters stay for many rows, vectors of the next rows are on their way to shared
+// memory while one is at work, and the sums of the next row meet while one is written; every row is read once.
+#pragma once
+
+#include "3_vectorized.cuh"
+#include "kernel_pytorch/cuda/ring.cuh"
+
+namespace kernel_pytorch {
+namespace norm_act {
+
+// Slots such that two blocks of a forward with four vectors a thread share a multiprocessor.
+template <int kVectors, int kWords>
+constexpr int kForwardSlots = (kVectors == 4 ? 12 : 24) / kWords;
+
+template <int kVectors>
+constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // of 512 threads on a multiprocessor
+
+// h of one vector, from x; with a residual it is added and written, and kept in the slot.
+template <bool kResidual, bool kPlain, typename T, int N>
+__device__ __forceinline__ void read_h(const ForwardPointers<T>& p, const DropoutRow& dropout, RingSlot slot, int64_t offset,
+                                       int column, Packed<T, N>& h) {
+  slot.read<T, N>(0, h);
+  if constexpr (kResidual) {
+    Packed<T, N> residual;
+    slot.read<T, N>(1, residual);
+    add_residual<kPlain>(p, dropout, offset, column, residual, h);
+    slot.write(0, h);
+  }
+}
+
+// Not for narrower tensors beside float32: all of x, residual, h and y have type T.
+template <typename T, int kVectors, bool kResidual, Kind kKind>
+__global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>) forward_ring(const ForwardPointers<T> p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr int N = kVectorLength<T>, kWords = kResidual ? 2 : 1, kSlots = kForwardSlots<kVectors, kWords>;
+  constexpr int kAhead = kRowsAhead<kSlots, kVectors>;
+  constexpr bool kPlain = kKind == Kind::kPlain;
+  extern __shared__ uint4 slots[];
+  __shared__ TeamScratch<true> scratch;
+  Team<true> team(scratch);
+  const int first = team.first(), stride = team.stride();
+  const bool centred = p.mean != nullptr;
+  const auto column_of = [&](int v) { return (v * stride + first) * N; };
+  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+    const int column = column_of(v);
+    if (column >= p.columns) return;
+    slot.ask<T, N>(0, static_cast<const T*>(p.x.data) + offset + column);
+    if constexpr (kResidual) slot.ask<T, N>(1, static_cast<const T*>(p.residual.data) + offset + column);
+  };
+  RowRing<kVectors, kSlots, kWords> ring(slots, team.index(), team.teams(), p.rows, p.columns, copy);
+  const Parameters<T, kVectors, kKind> parameters(p.weight, p.bias, first, stride, p.columns);
+  const auto look = [&](auto ahead, int64_t row, int turn) {
+    constexpr int kRow = decltype(ahead)::value;
+    const int64_t offset = row_offset(row, p.columns);
+    const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
+    Packed<T, N> h[kVectors];
+    ring.template receive<kRow>([&](RingSlot slot, int v) {
+      if (column_of(v) < p.columns) read_h<kResidual, kPlain>(p, dropout, slot, offset, column_of(v), h[v]);
+    });
+    return announce_moments<!kRounded<T>, kVectors, N>(team, centred, p.columns, turn, [&](const auto& body) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (column_of(v) >= p.columns) continue;
+        float values[N];
+        unpack(h[v], values);
+#pragma unroll
+        for (int i = 0; i < N; ++i) body(values[i]);
+      }
+    });
+  };
+  float2 own = look(Index<0>{}, team.index(), 0);
+  int turn = 0;
+  for (int64_t row = team.index(), next; row < p.rows; row = next, turn ^= 1) {
+    next = row + team.teams();
+    const Statistics found = gather_moments<!kRounded<T>, kVectors, N>(team, own, centred, p.columns, p.eps, turn);
+    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
+    if (team.leads()) store_statistics(p, row, found);
+    const int64_t offset = row_offset(row, p.columns);
+    const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
+    const auto write = [&](RingSlot slot, int v) {
+      if (column_of(v) >= p.columns) return;
+      float z[N];
+      slot.read<T, N>(0, z);
+      store_y<kKind>(p, parameters, dropout, offset, column_of(v), v, found, z);
+    };
+    ring.leave(write, copy);
+    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
+  }
+#endif
+}
+
+constexpr int kBackwardWords = 3, kDy = 1, kDh = 2;  // of 16 bytes of a vector: of h, of dy, of dh
+constexpr int kBackwardSlots = 9;                    // so that two blocks of 256 threads share a multiprocessor
+
+// g of one vector of the row that is looked at, whose shares and sums it adds to.
+template <Kind kKind, typename T, int kVectors, int N>
+__device__ __forceinline__ void read_g(const BackwardPointers<T>& p, const Parameters<T, kVectors, kKind>& parameters,
+                                       const DropoutRow& dropout, RingSlot slot, int column, int v, float mean, float rstd,
+                                       float (&g)[N], ParameterShares<kVectors, N>& shares, float2& sums) {
+  float x_hat[N];
+  slot.read<T, N>(0, x_hat);
+  slot.read<T, N>(kDy, g);
+  normalize<T>(mean, rstd, x_hat);
+  make_g(p, parameters, dropout, column, v, x_hat, g, shares, sums);
+}
+
+// The gradients of one vector, from g.
+template <Kind kKind, typename T, int N>
+__device__ __forceinline__ void write_gradients(const BackwardPointers<T>& p, const DropoutRow& dropout, RingSlot slot,
+                                                int64_t offset, int column, const InputGradient<T>& gradient,
+                                                float (&g)[N]) {
+  float h[N];
+  slot.read<T, N>(0, h);
+  gradient.apply(h, g);
+  if (p.dh != nullptr) {
+    slot.read<T, N>(kDh, h);
+#pragma unroll
+    for (int i = 0; i < N; ++i) g[i] += h[i];
+  }
+  store_row<kKind>(p, dropout, offset, column, g);
+}
+
+// Where there is an activation or dropout, g of one row is kept in registers, and nothing is done meanwhile.
+template <typename T, int kVectors, Kind kKind>
+__global__ void __launch_bounds__(kMostClusterThreads) backward_ring(const BackwardPointers<T> p) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr int N = kVectorLength<T>;
+  constexpr bool kPlain = kKind == Kind::kPlain;
+  constexpr int kAhead = kPlain ? kRowsAhead<kBackwardSlots, kVectors> : 0;
+  extern __shared__ uint4 slots[];
+  __shared__ TeamScratch<true> scratch;
+  Team<true> team(scratch);
+  const int first = team.first(), stride = team.stride();
+  const bool needs_rows = p.dx.data != nullptr || p.dresidual.data != nullptr, centred = p.mean != nullptr;
+  const int64_t part = team.index();
+  const auto column_of = [&](int v) { return (v * stride + first) * N; };
+  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+    const int column = column_of(v);
+    if (column >= p.columns) return;
+    slot.ask<T, N>(0, p.h + offset + column);
+    slot.ask<T, N>(kDy, p.dy + offset + column);
+    if (needs_rows && p.dh != nullptr) slot.ask<T, N>(kDh, p.dh + offset + column);
+  };
+  RowRing<kVectors, kBackwardSlots, kBackwardWords> ring(slots, part, p.parts, p.rows, p.columns, copy);
+  Parameters<T, kVectors, kKind> parameters(p.weight, p.bias, first, stride, p.columns);
+  ParameterShares<kVectors, N> shares;
+  float rstd = 0.0f, mean = 0.0f;  // of the row that was looked at last
+  float kept[kPlain ? 1 : kVectors][N];
+  const auto look = [&](auto ahead, int64_t row, int turn) {
+    rstd = p.rstd[row];
+    if (centred) mean = p.mean[row];
+    const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
+    parameters.forget();
+    float2 sums = {0.0f, 0.0f};
+    ring.template receive<decltype(ahead)::value>([&](RingSlot slot, int v) {
+      if (column_of(v) >= p.columns) return;
+      float(&g)[N] = kept[kPlain ? 0 : v];
+      read_g<kKind>(p, parameters, dropout, slot, column_of(v), v, mean, rstd, g, shares, sums);
+    });
+    return needs_rows ? team.announce(sums, turn) : sums;
+  };
+  float2 own = part < p.rows ? look(Index<0>{}, part, 0) : float2{0.0f, 0.0f};
+  int turn = 0;
+  for (int64_t row = part, next; row < p.rows; row = next, turn ^= 1) {
+    next = row + p.parts;
+    const float2 sums = needs_rows ? team.gather(own, turn) : own;
+    const InputGradient<T> gradient(sums, mean, rstd, centred, p.columns);
+    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
+    const int64_t offset = row_offset(row, p.columns);
+    const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
+    parameters.forget();
+    const auto write = [&](RingSlot slot, int v) {
+      if (column_of(v) >= p.columns || !needs_rows) return;
+      float(&g)[N] = kept[kPlain ? 0 : v];
+      if constexpr (kPlain) {
+        slot.read<T, N>(kDy, g);
+        parameters.scale(v, column_of(v), g);
+      }
+      write_gradients<kKind>(p, dropout, slot, offset, column_of(v), gradient, g);
+    };
+    ring.leave(write, copy);
+    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
+  }
+  if (p.weight_shares != nullptr) store_share(p.weight_shares, part, p.columns, first, stride, shares.weight);
+  if (p.bias_shares != nullptr) store_share(p.bias_shares, part, p.columns, first, stride, shares.bias);
+#endif
+}
+
+}  // namespace norm_act
+}  // namespace kernel_pytorch

@@ -1,0 +1,207 @@
+// What versions 3 and 4 do to a vector of a row: its parameters, x to y, and dy to the gradients.
+#pragma once
+
+#include "parameters.cuh"
+#include "statistics.cuh"
+
+namespace kernel_pytorch {
+namespace norm_act {
+
+// What is known of the arguments when a kernel is compiled: whether all tensors have its type, and then whether there is
+// neither activation nor dropout.
+enum class Kind { kPlain, kTyped, kAny };
+
+// Weight and bias: kept packed by a thread that has few vectors, else read where they are needed.
+template <typename T, int kVectors, Kind kKind>
+struct Parameters {
+  static constexpr int N = kVectorLength<T>;
+  static constexpr bool kKept = kKind != Kind::kAny && kVectors <= 2;
+
+  const Input& weight;
+  const Input& bias;
+  Packed<T, N> kept_weight[kKept ? kVectors : 1];
+  Packed<T, N> kept_bias[kKept ? kVectors : 1];
+
+  __device__ __forceinline__ Parameters(const Input& of_weight, const Input& of_bias, int first, int stride, int columns)
+      : weight(of_weight), bias(of_bias) {
+    if constexpr (kKept) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const int column = (v * stride + first) * N;
+        if (column >= columns) continue;
+        if (weight.data != nullptr) load_kept(static_cast<const T*>(weight.data) + column, kept_weight[v]);
+        if (bias.data != nullptr) load_kept(static_cast<const T*>(bias.data) + column, kept_bias[v]);
+      }
+    }
+  }
+
+  // Between two uses of what is kept (vector.cuh).
+  __device__ __forceinline__ void forget() {
+    if constexpr (kKept) {
+      forget_unpacked(kept_weight);
+      forget_unpacked(kept_bias);
+    }
+  }
+
+  __device__ __forceinline__ void scale(int v, int column, float (&z)[N]) const {
+    if (weight.data == nullptr) return;
+    float parameter[N];
+    read(weight, kept_weight[kKept ? v : 0], column, parameter);
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] *= parameter[i];
+  }
+
+  __device__ __forceinline__ void shift(int v, int column, float (&z)[N]) const {
+    if (bias.data == nullptr) return;
+    float parameter[N];
+    read(bias, kept_bias[kKept ? v : 0], column, parameter);
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] += parameter[i];
+  }
+
+ private:
+  __device__ __forceinline__ static void read(const Input& source, const Packed<T, N>& kept, int column,
+                                              float (&values)[N]) {
+    if constexpr (kKept) {
+      unpack(kept, values);
+    } else if constexpr (kKind != Kind::kAny) {
+      load_vector<T, N>(static_cast<const T*>(source.data) + column, values);
+    } else {
+      load_as<N>(source, column, values);
+    }
+  }
+};
+
+// From x to h, rounded and packed, which is written.
+template <bool kPlain, typename T, int N>
+__device__ __forceinline__ void add_residual(const ForwardPointers<T>& p, const DropoutRow& dropout, int64_t offset,
+                                             int column, const Packed<T, N>& residual, Packed<T, N>& h) {
+  float sum[N], added[N];
+  unpack(h, added);
+  unpack(residual, sum);
+  if constexpr (!kPlain) {
+    if (dropout.drops) drop<N>(dropout, column, added);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum[i] += added[i];
+  pack(sum, h);
+  store_packed(p.h + offset + column, h);
+}
+
+// x_hat of h, in its place: a multiplication and an addition in one, where 16 bits cannot tell what large means lose by that.
+template <typename T, int N>
+__device__ __forceinline__ void normalize(float mean, float rstd, float (&h)[N]) {
+  if constexpr (kRounded<T>) {
+    const float shift = -mean * rstd;
+#pragma unroll
+    for (int i = 0; i < N; ++i) h[i] = fmaf(h[i], rstd, shift);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) h[i] = (h[i] - mean) * rstd;
+  }
+}
+
+// From h, in its place, to y, which is written.
+template <Kind kKind, typename T, int kVectors, int N>
+__device__ __forceinline__ void store_y(const ForwardPointers<T>& p, const Parameters<T, kVectors, kKind>& parameters,
+                                        const DropoutRow& dropout, int64_t offset, int column, int v, Statistics found,
+                                        float (&z)[N]) {
+  normalize<T>(found.mean, found.rstd, z);
+  parameters.scale(v, column, z);
+  parameters.shift(v, column, z);
+  finish<kKind == Kind::kPlain, T, N>(p, dropout, column, z);
+  store_vector<T, N>(p.y + offset + column, z);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_statistics(const ForwardPointers<T>& p, int64_t row, Statistics found) {
+  if (p.mean != nullptr) p.mean[row] = found.mean;
+  p.rstd[row] = found.rstd;
+}
+
+// What the gradients of the parameters are made of.
+template <int kVectors, int N>
+struct ParameterShares {
+  float weight[kVectors][N] = {};
+  float bias[kVectors][N] = {};
+};
+
+// g of one vector, in the place of dy, from x_hat; its sum, and that of g * x_hat, are added to `sums`.
+template <typename T, int kVectors, Kind kKind, int N>
+__device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Parameters<T, kVectors, kKind>& parameters,
+                                       const DropoutRow& dropout, int column, int v, const float (&x_hat)[N], float (&g)[N],
+                                       ParameterShares<kVectors, N>& shares, float2& sums) {
+  if constexpr (kKind != Kind::kPlain) {
+    float z[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = x_hat[i];
+    parameters.scale(v, column, z);
+    parameters.shift(v, column, z);
+    undo_activation<T, N>(p, dropout, column, z, g);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    shares.weight[v][i] = fmaf(g[i], x_hat[i], shares.weight[v][i]);
+    shares.bias[v][i] += g[i];
+  }
+  parameters.scale(v, column, g);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    sums.x += g[i];
+    sums.y = fmaf(g[i], x_hat[i], sums.y);
+  }
+}
+
+// From g and h to the gradient of h, without dh: rstd (g - mean(g) - x_hat mean(g x_hat)), by two multiplications and
+// additions where 16 bits cannot tell.
+template <typename T>
+class InputGradient {
+ public:
+  __device__ __forceinline__ InputGradient(float2 sums, float mean, float rstd, bool centred, int columns)
+      : mean_(mean), rstd_(rstd) {
+    const float share = 1.0f / static_cast<float>(columns);
+    of_g_ = centred ? sums.x * share : 0.0f;
+    of_product_ = sums.y * share;
+    along_ = -rstd * rstd * of_product_;
+    rest_ = -rstd * (of_g_ - mean * rstd * of_product_);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void apply(const float (&h)[N], float (&g)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if constexpr (kRounded<T>) {
+        g[i] = fmaf(g[i], rstd_, fmaf(h[i], along_, rest_));
+      } else {
+        g[i] = rstd_ * (g[i] - of_g_ - (h[i] - mean_) * rstd_ * of_product_);
+      }
+    }
+  }
+
+ private:
+  float mean_;
+  float rstd_;
+  float of_g_;
+  float of_product_;
+  float along_;
+  float rest_;
+};
+
+// The gradient of h, with dh, to those of x and the residual.
+template <Kind kKind, typename T, int N>
+__device__ __forceinline__ void store_row(const BackwardPointers<T>& p, const DropoutRow& dropout, int64_t offset, int column,
+                                          float (&gradient)[N]) {
+  if constexpr (kKind == Kind::kAny) {
+    store_gradients<false, T, N>(p, dropout, offset, column, gradient);
+  } else {
+    if (p.dresidual.data != nullptr) store_vector<T, N>(static_cast<T*>(p.dresidual.data) + offset + column, gradient);
+    if (p.dx.data == nullptr) return;
+    if constexpr (kKind != Kind::kPlain) {
+      if (dropout.drops && p.adds) drop<N>(dropout, column, gradient);
+    }
+    store_vector<T, N>(static_cast<T*>(p.dx.data) + offset + column, gradient);
+  }
+}
+
+}  // namespace norm_act
+}  // namespace kernel_pytorch

@@ -1,0 +1,98 @@
+// Mean and rstd of a row that a team has in registers or in slots. Every warp finds the mean of its own elements and the
+// squares around that; what the warps found meets once. Nothing large is subtracted from anything large, so that numbers far
+// from zero keep their digits.
+//
+// Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979,
+// http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf
+#pragma once
+
+#include "2_block.cuh"
+#include "kernel_pytorch/cuda/team.cuh"
+
+namespace kernel_pytorch {
+namespace norm_act {
+
+// Elements that a warp of a team has: `kVectors` vectors of `N` a thread, `stride` vectors apart.
+template <int kVectors, int N>
+class Counts {
+ public:
+  __device__ __forceinline__ Counts(int stride, int columns)
+      : stride_(stride), vectors_(columns / N), equal_(vectors_ == kVectors * stride) {}
+
+  __device__ __forceinline__ float of(int warp) const {
+    if (equal_) return kVectors * kWarp * N;
+    int count = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int left = vectors_ - v * stride_ - warp * kWarp;
+      count += left < 0 ? 0 : left < kWarp ? left : kWarp;
+    }
+    return static_cast<float>(count * N);
+  }
+
+ private:
+  int stride_;
+  int vectors_;
+  bool equal_;
+};
+
+// The first step. `for_each(body)` calls `body(value)` of every element that a thread has; without a mean the squares are
+// those around zero. `kExact`: divisions and roots are exact, and what a mean loses by rounding is added again; 16 bits cannot
+// tell. The result is for the second step.
+template <bool kExact, int kVectors, int N, bool kCluster, typename ForEach>
+__device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool centred, int columns, int turn,
+                                                   const ForEach& for_each) {
+  float2 moments = {0.0f, 0.0f};
+  if (!centred) {
+    for_each([&](float value) { moments.y += value * value; });
+    moments.y = team.announce(moments.y, Add{}, turn);
+    return moments;
+  }
+  float sum = 0.0f;
+  for_each([&](float value) { sum += value; });
+  const float held = team.meets() ? Counts<kVectors, N>(team.stride(), columns).of(team.first() / kWarp)
+                                  : static_cast<float>(columns);
+  const float count = held > 0.0f ? held : 1.0f;
+  sum = team.reduce_lanes(sum, Add{});
+  const float mean = kExact ? sum / count : sum * __frcp_rn(count);
+  for_each([&](float value) { add_moments(value - mean, moments); });
+  moments.y = team.reduce_lanes(moments.y, Add{});
+  if constexpr (kExact) {
+    const float off = team.reduce_lanes(moments.x, Add{}) / count;
+    moments = {mean + off, moments.y - count * off * off};
+  } else {
+    moments.x = mean;
+  }
+  team.announce_own(moments, turn);
+  return moments;
+}
+
+template <bool kExact, int kVectors, int N, bool kCluster>
+__device__ __forceinline__ Statistics gather_moments(const Team<kCluster>& team, float2 own, bool centred, int columns,
+                                                     float eps, int turn) {
+  const auto from = [&](float squares, float mean) -> Statistics {  // around that mean
+    if constexpr (kExact) return {mean, 1.0f / sqrtf(squares / static_cast<float>(columns) + eps)};
+    return {mean, rsqrtf(squares * __frcp_rn(static_cast<float>(columns)) + eps)};
+  };
+  if (!centred) return from(team.gather(own.y, Add{}, turn), 0.0f);
+  if (!team.meets()) return from(own.y, own.x);
+  team.gather_own();
+  const Counts<kVectors, N> counts(team.stride(), columns);
+  float sum = 0.0f;
+  team.for_each_warp(turn, [&](int warp, float2 found) { sum += counts.of(warp) * found.x; });
+  sum = reduce_warp(sum, Add{});
+  const float all = static_cast<float>(columns), mean = kExact ? sum / all : sum * __frcp_rn(all);
+  float2 moments = {0.0f, 0.0f};
+  team.for_each_warp(turn, [&](int warp, float2 found) {
+    const float apart = found.x - mean, of_warp = counts.of(warp);
+    moments.x += of_warp * apart;
+    moments.y += found.y + of_warp * apart * apart;
+  });
+  moments.y = reduce_warp(moments.y, Add{});
+  if constexpr (!kExact) return from(moments.y, mean);
+  const float off = reduce_warp(moments.x, Add{}) / all;
+  return from(moments.y - all * off * off, mean + off);
+}
+
+}  // namespace norm_act
+}  // namespace kernel_pytorch
