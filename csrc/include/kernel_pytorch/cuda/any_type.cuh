@@ -1,5 +1,4 @@
-// Elements of a dtype that is known at run time: the branch is the same for all threads, and saves kernels. And vectors of
-// 16 bytes that stay packed until they are computed with: half of the registers of widened ones.
+// Elements of a dtype that is known at run time: the branch is the same for all threads, and saves kernels.
 #pragma once
 
 #include "kernel_pytorch/cuda/vector.cuh"
@@ -65,39 +64,6 @@ __device__ __forceinline__ void store_promoted(const Output& target, int64_t off
   } else {
     store_as<N>(target, offset, values);
   }
-}
-
-template <typename T>
-__device__ __forceinline__ void unpack_vector(const uint4& words, float (&values)[kVectorLength<T>]) {
-  T elements[kVectorLength<T>];
-  memcpy(elements, &words, sizeof words);
-#pragma unroll
-  for (int i = 0; i < kVectorLength<T>; ++i) values[i] = widen(elements[i]);
-}
-
-template <typename T>
-__device__ __forceinline__ uint4 pack_vector(const float (&values)[kVectorLength<T>]) {
-  T elements[kVectorLength<T>];
-#pragma unroll
-  for (int i = 0; i < kVectorLength<T>; ++i) elements[i] = narrow<T>(values[i]);
-  uint4 words;
-  memcpy(&words, elements, sizeof words);
-  return words;
-}
-
-// A vector that nobody reads again soon.
-template <typename T>
-__device__ __forceinline__ uint4 load_packed(const T* source) {
-  return __ldcs(reinterpret_cast<const uint4*>(source));
-}
-
-// The same of a tensor that was promoted to T, as vector of T.
-template <typename T>
-__device__ __forceinline__ uint4 load_packed_promoted(const Input& source, int64_t offset) {
-  if (sizeof(T) == 2 || source.dtype == DType::kFloat32) return load_packed<T>(static_cast<const T*>(source.data) + offset);
-  float values[kVectorLength<T>];
-  load_as<kVectorLength<T>>(source, offset, values);
-  return pack_vector<T>(values);
 }
 
 }  // namespace kernel_pytorch

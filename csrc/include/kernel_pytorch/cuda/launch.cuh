@@ -55,17 +55,6 @@ bool has_shared(Kernel kernel, int bytes) {
   return bytes + static_cast<int64_t>(attributes.sharedSizeBytes) <= most;
 }
 
-// A kernel whose blocks ask for shared memory at launch.
-template <typename Kernel, typename Parameters>
-cudaError_t launch_shared(Kernel kernel, int64_t blocks, dim3 threads, int shared_bytes, cudaStream_t stream,
-                          const Parameters& p) {
-  const auto* const function = reinterpret_cast<const void*>(kernel);
-  const cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(blocks), threads, static_cast<size_t>(shared_bytes), stream>>>(p);
-  return launched();
-}
-
 // A grid's first dimension ends at 2^31 - 1.
 inline bool fits_grid(int64_t blocks) { return blocks < (int64_t{1} << 31); }
 

@@ -97,10 +97,10 @@ class RowRing {
     });
   }
 
-  // Again.
-  template <int kAhead = 0, typename Read>
+  // Every vector of the oldest row again.
+  template <typename Read>
   __device__ __forceinline__ void walk(const Read& read) const {
-    int at = first_of(kAhead);
+    int at = first_of(0);
     for_each_index(kEach, [&](auto v) {
       read(slot(at), v.value);
       at = after(at);
