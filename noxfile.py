@@ -142,12 +142,12 @@ def bundle(session: nox.Session) -> None:
 def sanitize(session: nox.Session) -> None:
     """Run the CPU code of csrc/ under AddressSanitizer and UndefinedBehaviorSanitizer, on every test and test grid."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"])
+    prepare(session, choice, ["test"], more=["pytest-xdist"])
     for package in COMPILED:
         output = Path(session.create_tmp(), package.name).resolve()
         session.run("python", str(package / "build_library.py"), "--sanitize", "--output", str(output))
         environment = {**watched(session), "KERNEL_PYTORCH_LIBRARY": str(output)}
-        session.run("python", "-m", "pytest", str(package), *arguments, env=environment)
+        session.run("python", "-m", "pytest", *PARALLEL, *QUICK, str(package / "tests"), *arguments, env=environment)
         session.run("kernel-pytorch", "verify", "--level", "cuda", env=environment)
 
 
@@ -176,10 +176,11 @@ def abi(session: nox.Session) -> None:
     if not libraries:
         session.error("there is no library yet; `nox -s tests` compiles it, for the default Python and torch")
     before = [file.read_bytes() for file in libraries]
-    prepare(session, "2.11.0", ["test"])
+    prepare(session, "2.11.0", ["test"], more=["pytest-xdist"])
     if before != [file.read_bytes() for file in libraries]:
         session.error("the library was compiled anew: run `nox -s tests` first, with the same compilers")
-    session.run("python", "-m", "pytest", *map(str, COMPILED), *session.posargs)
+    tests = [str(package / "tests") for package in COMPILED]
+    session.run("python", "-m", "pytest", *PARALLEL, *QUICK, *tests, *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none")
