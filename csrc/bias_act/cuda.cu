@@ -1,7 +1,7 @@
 // Bias and activation on CUDA: which kernel is launched.
 //
 //     kernels/1_naive.cuh       one thread an element
-//     kernels/2_vectorized.cuh  16 bytes an access, the bias read once for several rows; backward too
+//     kernels/2_vectorized.cuh  16 bytes an access, several of them on their way; backward too
 
 #include "bias_act.h"
 #include "kernel_pytorch/cuda/launch.cuh"
@@ -46,15 +46,9 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
     forward_naive<A, T><<<static_cast<unsigned>(blocks), kNaiveThreads, 0, stream>>>(p);
     return launched();
   }
-  const int64_t vectors = ceil_divide(f.columns, N);
-  unsigned threads = 32;
-  while (threads < kThreads && threads < vectors) threads *= 2;
-  const unsigned rows = kThreads / threads;
-  const int64_t tiles = ceil_divide(vectors, threads);
-  const int64_t blocks = tiles * ceil_divide(f.rows, static_cast<int64_t>(rows) * kRowsEach);
+  const int64_t blocks = ceil_divide(f.rows * f.columns, int64_t{kThreads} * N * kVectorsEach);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  forward_vectorized<A, T, N>
-      <<<static_cast<unsigned>(blocks), dim3(threads, rows), 0, stream>>>(p, static_cast<unsigned>(tiles));
+  forward_vectorized<A, T, N><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
   return launched();
 }
 
@@ -85,7 +79,7 @@ int launch_forward(const Forward& f, int64_t version, void* stream) {
   if (f.rows == 0) return cudaSuccess;
   if (version < 0 || version > 2) return cudaErrorNotSupported;
   const bool vectors =
-      aligned(f.rows, f.columns, 16 / size_of(f.x.dtype), {f.x.data, f.bias.data, static_cast<const void*>(f.y.data)});
+      aligned(f.bias ? f.rows : 1, f.columns, 16 / size_of(f.x.dtype), {f.x.data, f.bias.data, f.y.data});
   return with_choices(f.x.dtype, f.activation, vectors, [&](auto a, auto type, auto n) {
     return run_forward<decltype(a)::value, typename decltype(type)::type, decltype(n)::value>(
         f, version, static_cast<cudaStream_t>(stream));

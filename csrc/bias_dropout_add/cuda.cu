@@ -1,7 +1,7 @@
 // Bias, dropout and residual on CUDA: which kernel is launched.
 //
 //     kernels/1_naive.cuh       one thread an element
-//     kernels/2_vectorized.cuh  16 bytes an access, the bias read once for several rows; backward too
+//     kernels/2_vectorized.cuh  16 bytes an access; backward too
 
 #include <type_traits>
 
@@ -44,15 +44,9 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
     forward_naive<T><<<static_cast<unsigned>(blocks), kNaiveThreads, 0, stream>>>(p);
     return launched();
   }
-  const int64_t vectors = ceil_divide(f.columns, N);
-  unsigned threads = 32;
-  while (threads < kThreads && threads < vectors) threads *= 2;
-  const unsigned rows = kThreads / threads;
-  const int64_t tiles = ceil_divide(vectors, threads);
-  const int64_t blocks = tiles * ceil_divide(f.rows, static_cast<int64_t>(rows) * kRowsEach);
+  const int64_t blocks = ceil_divide(f.rows * f.columns, int64_t{kThreads} * N);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  forward_vectorized<T, N>
-      <<<static_cast<unsigned>(blocks), dim3(threads, rows), 0, stream>>>(p, static_cast<unsigned>(tiles));
+  forward_vectorized<T, N><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
   return launched();
 }
 

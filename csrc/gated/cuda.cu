@@ -30,21 +30,9 @@ bool aligned(const Shape& shape, int64_t length, std::initializer_list<const voi
   return shape.rows == 1 || (shape.columns % length == 0 && shape.stride % length == 0);
 }
 
-struct Layout {
-  dim3 grid;
-  dim3 block;
-  unsigned tiles;
-  bool fits;
-};
-
-Layout layout_of(const Shape& shape, int length) {
-  const int64_t vectors = ceil_divide(shape.columns, length);
-  unsigned threads = 32;
-  while (threads < kThreads && threads < vectors) threads *= 2;
-  const unsigned rows = kThreads / threads;
-  const int64_t tiles = ceil_divide(vectors, threads);
-  const int64_t blocks = tiles * ceil_divide(shape.rows, rows);
-  return {dim3(static_cast<unsigned>(blocks)), dim3(threads, rows), static_cast<unsigned>(tiles), fits_grid(blocks)};
+// Blocks of version 2.
+int64_t blocks_for(const Shape& shape, int length) {
+  return ceil_divide(shape.rows * ceil_divide(shape.columns, length), kThreads);
 }
 
 // `launch(activation, type, N)` with what they are at compile time.
@@ -78,9 +66,9 @@ int launch_forward(const Forward& f, int64_t version, void* stream) {
       forward_naive<A, T><<<static_cast<unsigned>(blocks), kNaiveThreads, 0, on>>>(p);
       return launched();
     }
-    const Layout layout = layout_of(f.shape, N);
-    if (!layout.fits) return cudaErrorInvalidValue;
-    forward_vectorized<A, T, N><<<layout.grid, layout.block, 0, on>>>(p, layout.tiles);
+    const int64_t blocks = blocks_for(f.shape, N);
+    if (!fits_grid(blocks)) return cudaErrorInvalidValue;
+    forward_vectorized<A, T, N><<<static_cast<unsigned>(blocks), kThreads, 0, on>>>(p);
     return launched();
   });
 }
@@ -95,10 +83,10 @@ int launch_backward(const Backward& b, void* stream) {
     const BackwardPointers<T> p = {static_cast<const T*>(b.dy.data),  static_cast<const T*>(b.gate.data),
                                    static_cast<const T*>(b.up.data),  static_cast<T*>(b.dgate.data),
                                    static_cast<T*>(b.dup.data),       sizes_of(b.shape, b.function)};
-    const Layout layout = layout_of(b.shape, N);
-    if (!layout.fits) return cudaErrorInvalidValue;
+    const int64_t blocks = blocks_for(b.shape, N);
+    if (!fits_grid(blocks)) return cudaErrorInvalidValue;
     backward_vectorized<decltype(a)::value, T, N>
-        <<<layout.grid, layout.block, 0, static_cast<cudaStream_t>(stream)>>>(p, layout.tiles);
+        <<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
     return launched();
   });
 }

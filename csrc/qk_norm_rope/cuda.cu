@@ -71,10 +71,10 @@ template <int kHeads, bool kInterleaved, typename T, typename W, typename C>
 cudaError_t launch_vectorized(const ForwardPointers<T, W, C>& p, cudaStream_t stream) {
   const int lanes = lanes_for(p.columns);
   const int64_t groups = p.tokens * (groups_of(p.q.heads, kHeads) + groups_of(p.k.heads, kHeads));
-  const int64_t blocks = ceil_divide(groups, kVectorThreads / lanes);
+  const int64_t blocks = ceil_divide(groups, kForwardThreads / lanes);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
   const auto grid = static_cast<unsigned>(blocks);
-  norm_rope_vectorized<T, W, C, kInterleaved, kHeads><<<grid, kVectorThreads, 0, stream>>>(p, lanes);
+  norm_rope_vectorized<T, W, C, kInterleaved, kHeads><<<grid, kForwardThreads, 0, stream>>>(p, lanes);
   return launched();
 }
 
@@ -130,7 +130,7 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   if (countable && is_vectorizable(p.tables, p.columns) && is_aligned(p.q) && is_aligned(p.k)) {
     constexpr int kHeads = sizeof(T) == 2 ? 2 : 1;
     norm_rope_backward_vectorized<T, W, C, kInterleaved, kHeads>
-        <<<grid, kVectorThreads, 0, stream>>>(p, lanes_for(p.columns));
+        <<<grid, kBackwardThreads, 0, stream>>>(p, lanes_for(p.columns));
   } else {
     norm_rope_backward_block<T, W, C, kInterleaved><<<grid, kWarpThreads, 0, stream>>>(p);
   }

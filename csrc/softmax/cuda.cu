@@ -114,12 +114,21 @@ cudaError_t run_mask_gradient(const Backward& b, cudaStream_t stream) {
                                 static_cast<M*>(b.dmask.data),
                                 static_cast<int>(b.columns),
                                 b.broadcast};
-  const int64_t tiles = ceil_divide(b.columns, kSumColumns);
-  const int64_t blocks = broadcast_rows(b.broadcast) * tiles;
-  if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  mask_gradient<T, M><<<static_cast<unsigned>(blocks), dim3(kSumColumns, kSumRows), 0, stream>>>(
-      p, static_cast<unsigned>(tiles));
-  return launched();
+  const auto launch = [&](auto n) {
+    const int64_t vectors = ceil_divide(b.columns, n), uses = broadcast_uses(b.broadcast);
+    unsigned rows = 1, threads = 32;
+    while (rows < kMostSumRows && rows < uses) rows *= 2;
+    while (threads * rows < kSumThreads && threads < vectors) threads *= 2;
+    const int64_t tiles = ceil_divide(vectors, threads), blocks = broadcast_rows(b.broadcast) * tiles;
+    if (!fits_grid(blocks)) return cudaErrorInvalidValue;
+    mask_gradient<T, M, n>
+        <<<static_cast<unsigned>(blocks), dim3(threads, rows), 0, stream>>>(p, static_cast<unsigned>(tiles));
+    return launched();
+  };
+  if (made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.y.data, b.dmask.data})) {
+    return launch(std::integral_constant<int, kVectorLength<T>>{});
+  }
+  return launch(std::integral_constant<int, 1>{});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Version 2: accesses of 16 bytes, and a thread takes several rows of its columns, so that it reads the bias once. With N
-// of one it takes rows of any length and alignment.
+// Version 2: accesses of 16 bytes. Forward, a thread takes several vectors of the tensor as it lies in memory, a block's
+// width apart, whatever the length of a row; backward, several rows of its columns. All of them are on their way before the
+// first is looked at. With N of one it takes rows of any length and alignment.
 #pragma once
 
 #include "1_naive.cuh"
@@ -8,34 +9,43 @@ namespace kernel_pytorch {
 namespace bias_act {
 
 constexpr int kThreads = 256;
-constexpr int kRowsEach = 4;
+constexpr int kVectorsEach = 4;
 
-// `tiles` blocks go for a row.
+// No vector crosses the end of a row that a bias is added to. The last block, which may not be full, goes element by element.
 template <Activation A, typename T, int N>
-__global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p, unsigned tiles) {
-  const unsigned group = blockIdx.x / tiles;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x - group * tiles) * blockDim.x + threadIdx.x) * N;
-  const int count = valid_elements(column, p.columns, N);
-  if (count == 0) return;
-  float bias[N];
-  load_bias<T, N>(p.bias, column, count, bias);
-  const int64_t first = static_cast<int64_t>(group) * blockDim.y * kRowsEach + threadIdx.y;
-  const T* sources[kRowsEach];
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {  // rows beyond the last are read as it
-    sources[i] = p.x + row_offset(smaller(first + static_cast<int64_t>(i) * blockDim.y, p.rows - 1), p.columns) + column;
-  }
-  float z[kRowsEach][N];
-  static_assert(kRowsEach == 4);
-  load_all<T, N>(count, sources, z[0], z[1], z[2], z[3]);
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const int64_t row = first + static_cast<int64_t>(i) * blockDim.y;
-    if (row < p.rows) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) z[i][j] = activate<A, kRounded<T>>(z[i][j] + bias[j]).value;
-      store_elements<T, N>(p.y + row_offset(row, p.columns) + column, count, z[i]);
+__global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p) {
+  constexpr int kStep = kThreads * N, kTile = kStep * kVectorsEach;
+  const int64_t begin = blockIdx.x * int64_t{kTile}, total = p.rows * p.columns;
+  const auto activated = [](float z, float bias) { return activate<A, kRounded<T>>(z + bias).value; };
+  const bool biased = p.bias.data != nullptr;
+  if (begin + kTile > total) {
+    for (int64_t at = begin + threadIdx.x; at < total; at += kThreads) {
+      float bias[1];
+      load_bias<T, 1>(p.bias, biased ? remainder(at, p.columns) : 0, 1, bias);
+      p.y[at] = narrow<T>(activated(widen(p.x[at]), bias[0]));
     }
+    return;
+  }
+  const int64_t first = begin + int64_t{N} * threadIdx.x;
+  Incoming<T, N> x[kVectorsEach];
+#pragma unroll
+  for (int i = 0; i < kVectorsEach; ++i) x[i].load(p.x + first + i * kStep);
+  float bias[kVectorsEach][N];
+  int64_t column = biased ? remainder(first, p.columns) : 0;
+  const int64_t step = biased ? remainder(kStep, p.columns) : 0;
+#pragma unroll
+  for (int i = 0; i < kVectorsEach; ++i) {
+    load_bias<T, N>(p.bias, column, N, bias[i]);
+    column += step;
+    if (column >= p.columns) column -= p.columns;
+  }
+#pragma unroll
+  for (int i = 0; i < kVectorsEach; ++i) {
+    float z[N];
+    x[i].read(z);
+#pragma unroll
+    for (int j = 0; j < N; ++j) z[j] = activated(z[j], bias[i][j]);
+    store_elements<T, N>(p.y + first + i * kStep, N, z);
   }
 }
 

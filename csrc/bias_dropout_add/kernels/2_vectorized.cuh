@@ -1,5 +1,7 @@
-// Version 2: accesses of 16 bytes, a random word an element, and a thread takes several rows of its columns, so that it
-// reads the bias once. With N of one it takes rows of any length and alignment.
+// Version 2: accesses of 16 bytes, a random word an element. Forward, a thread takes one vector of the tensor as it lies in
+// memory, whatever the length of a row: random numbers are most of its work, so that many threads help more than what is on
+// the way. Backward, several rows of its columns, the next of them on their way. With N of one it takes rows of any length
+// and alignment.
 #pragma once
 
 #include "1_naive.cuh"
@@ -8,57 +10,72 @@ namespace kernel_pytorch {
 namespace bias_dropout_add {
 
 constexpr int kThreads = 256;
-constexpr int kRowsEach = 4;
 
-// `tiles` blocks go for a row.
+// No vector crosses the end of a row.
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p, unsigned tiles) {
-  const unsigned group = blockIdx.x / tiles;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x - group * tiles) * blockDim.x + threadIdx.x) * N;
-  if (column >= p.columns) return;
-  float bias[N];
+__global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p) {
+  const int64_t at = (blockIdx.x * int64_t{kThreads} + threadIdx.x) * N;
+  if (at >= p.rows * p.columns) return;
+  float z[N], bias[N], residual[N];
+  load_promoted<T, N>(p.x, at, z);
+  load_promoted<T, N>(p.residual, at, residual);
+  const int64_t row = quotient(at, p.columns), column = at - row_offset(row, p.columns);
   load_bias<N>(p.bias, column, bias);
-  const int64_t first = static_cast<int64_t>(group) * blockDim.y * kRowsEach + threadIdx.y;
 #pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const int64_t row = first + static_cast<int64_t>(i) * blockDim.y;
-    if (row < p.rows) {
-      const int64_t at = row_offset(row, p.columns) + column;
-      float z[N], residual[N];
-      load_promoted<T, N>(p.x, at, z);
-      load_promoted<T, N>(p.residual, at, residual);
+  for (int i = 0; i < N; ++i) z[i] += bias[i];
+  const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
+  if (dropout.drops) drop<N>(dropout, column, z);
 #pragma unroll
-      for (int j = 0; j < N; ++j) z[j] += bias[j];
-      const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
-      if (dropout.drops) drop<N>(dropout, column, z);
-#pragma unroll
-      for (int j = 0; j < N; ++j) z[j] += residual[j];
-      store_some<T, N>(p.y + at, z);
-    }
-  }
+  for (int i = 0; i < N; ++i) z[i] += residual[i];
+  store_some<T, N>(p.y + at, z);
 }
 
 constexpr int kShareThreads = 32;  // along the columns
 constexpr int kShareRows = 8;
+constexpr int kAtOnce = 2;    // rows of a thread
+constexpr int kShareBlocks = 3;  // on a multiprocessor
+
+// Two rows of dy on their way. A row beyond the last of a share is read as that.
+template <typename T, int N>
+struct RowPair {
+  Incoming<T, N> dy[kAtOnce];
+
+  __device__ __forceinline__ void load(const BackwardPointers<T>& p, int64_t first, int64_t last, int64_t column) {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      dy[k].load(p.dy + row_offset(smaller(first + k * kShareRows, last), p.columns) + column);
+    }
+  }
+};
 
 // dx of a share of the rows, 32 vectors of columns a block, and of these columns the share of dbias: every thread adds its
-// rows in registers, then the eight of a column meet in shared memory.
+// rows in registers, the next two on their way while two are at work; then the eight of a column meet in shared memory.
 template <typename T, int N>
-__global__ void __launch_bounds__(kShareThreads* kShareRows) backward_shares(const BackwardPointers<T> p) {
+__global__ void __launch_bounds__(kShareThreads* kShareRows, kShareBlocks) backward_shares(const BackwardPointers<T> p) {
   __shared__ float sums[kShareRows][kShareThreads * N];
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kShareThreads + threadIdx.x) * N;
+  const Range range = share_of(p.rows, p.parts, blockIdx.y);
   float share[N] = {};
-  if (column < p.columns) {
-    const Range range = share_of(p.rows, p.parts, blockIdx.y);
-    for (int64_t row = range.begin + threadIdx.y; row < range.end; row += kShareRows) {
-      const int64_t at = row_offset(row, p.columns) + column;
-      float gradient[N];
-      load_some<T, N>(p.dy + at, gradient);
-      const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
-      if (dropout.drops) drop<N>(dropout, column, gradient);
-      if (p.dx.data != nullptr) store_as<N>(p.dx, at, gradient);
+  if (column < p.columns && range.begin < range.end) {
+    constexpr int kStep = kShareRows * kAtOnce;
+    DropoutRow dropout = dropout_row(p.dropout, 0, p.columns);
+    RowPair<T, N> next;
+    next.load(p, range.begin + threadIdx.y, range.end - 1, column);
+    for (int64_t first = range.begin + threadIdx.y; first < range.end; first += kStep) {
+      const RowPair<T, N> now = next;
+      if (first + kStep < range.end) next.load(p, first + kStep, range.end - 1, column);
 #pragma unroll
-      for (int i = 0; i < N; ++i) share[i] += gradient[i];
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int64_t row = first + k * kShareRows;
+        if (row >= range.end) break;
+        float gradient[N];
+        now.dy[k].read(gradient);
+        dropout.counter = dropout_counter(row, 0, p.columns);
+        if (dropout.drops) drop<N>(dropout, column, gradient);
+        if (p.dx.data != nullptr) store_as<N>(p.dx, row_offset(row, p.columns) + column, gradient);
+#pragma unroll
+        for (int i = 0; i < N; ++i) share[i] += gradient[i];
+      }
     }
   }
   if (p.shares == nullptr) return;

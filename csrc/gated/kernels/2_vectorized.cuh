@@ -1,5 +1,5 @@
-// Version 2: accesses of 16 bytes. A block is `blockDim.x` vectors of `blockDim.y` rows, so that short rows fill it too.
-// With N of one it takes rows of any length and alignment.
+// Version 2: accesses of 16 bytes. Threads go on from row to row, so that blocks are full whatever the length of a row. With
+// N of one it takes rows of any length and alignment.
 #pragma once
 
 #include "1_naive.cuh"
@@ -17,17 +17,15 @@ struct Place {
 };
 
 template <int N>
-__device__ __forceinline__ Place place_of(const Sizes& s, unsigned tiles) {
-  const unsigned group = blockIdx.x / tiles;
-  const int64_t row = static_cast<int64_t>(group) * blockDim.y + threadIdx.y;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x - group * tiles) * blockDim.x + threadIdx.x) * N;
+__device__ __forceinline__ Place place_of(const Sizes& s) {
+  const int64_t vectors = ceil_divide(s.columns, N), index = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t row = quotient(index, vectors), column = (index - row * vectors) * N;
   return {row, column, row < s.rows ? valid_elements(column, s.columns, N) : 0};
 }
 
-// `tiles` blocks go for a row.
 template <Activation A, typename T, int N>
-__global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p, unsigned tiles) {
-  const Place place = place_of<N>(p.sizes, tiles);
+__global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p) {
+  const Place place = place_of<N>(p.sizes);
   if (place.count == 0) return;
   const int64_t at = row_offset(place.row, p.sizes.stride) + place.column;
   float gate[N], up[N];
@@ -38,9 +36,9 @@ __global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPoin
 }
 
 template <Activation A, typename T, int N>
-__global__ void __launch_bounds__(kThreads) backward_vectorized(const BackwardPointers<T> p, unsigned tiles) {
+__global__ void __launch_bounds__(kThreads) backward_vectorized(const BackwardPointers<T> p) {
   const Sizes& s = p.sizes;
-  const Place place = place_of<N>(s, tiles);
+  const Place place = place_of<N>(s);
   if (place.count == 0) return;
   const int64_t at = row_offset(place.row, s.stride) + place.column;
   float dy[N], gate[N], up[N];

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "2_block.cuh"
+#include "kernel_pytorch/cuda/math.cuh"
 #include "kernel_pytorch/cuda/team.cuh"
 
 namespace kernel_pytorch {
@@ -71,8 +72,7 @@ template <bool kExact, int kVectors, int N, bool kCluster>
 __device__ __forceinline__ Statistics gather_moments(const Team<kCluster>& team, float2 own, bool centred, int columns,
                                                      float eps, int turn) {
   const auto from = [&](float squares, float mean) -> Statistics {  // around that mean
-    if constexpr (kExact) return {mean, 1.0f / sqrtf(squares / static_cast<float>(columns) + eps)};
-    return {mean, rsqrtf(squares * __frcp_rn(static_cast<float>(columns)) + eps)};
+    return {mean, rstd_of<!kExact>(squares, columns, eps)};
   };
   if (!centred) return from(team.gather(own.y, Add{}, turn), 0.0f);
   if (!team.meets()) return from(own.y, own.x);

@@ -4,6 +4,7 @@
 // most of what is read. Everything is on its way before the first of it is looked at.
 #pragma once
 
+#include "kernel_pytorch/cuda/math.cuh"
 #include "kernel_pytorch/cuda/reduce.cuh"
 #include "kernel_pytorch/cuda/rotate.cuh"
 #include "parameters.cuh"
@@ -13,7 +14,8 @@ namespace qk_norm_rope {
 
 constexpr int kElements = 8;  // of a vector: 16 bytes, or twice that
 constexpr int kSlot = 2 * kElements;
-constexpr int kVectorThreads = 256;
+constexpr int kBackwardThreads = 256;
+constexpr int kForwardThreads = 128;
 constexpr int kResident = 2;  // blocks of a backward on a multiprocessor: all shares side by side
 
 // Where a thread stands: `lanes` threads, a power of two up to a warp, have a head between them. Those beyond its end
@@ -33,10 +35,15 @@ __device__ __forceinline__ Lane lane_of(int lanes, int columns, int pairs) {
           own * kSlot < columns};
 }
 
-// Of a head, for all its threads.
-__device__ __forceinline__ float reduce_lanes(float value, int lanes) {
-  for (int mask = lanes / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
+// Of heads, for all their threads, side by side.
+template <int kHeads>
+__device__ __forceinline__ void reduce_lanes(float (&values)[kHeads], int lanes) {
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    if (mask >= lanes) continue;
+#pragma unroll
+    for (float& value : values) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  }
 }
 
 // The two vectors of a head that a thread has.
@@ -60,26 +67,25 @@ struct Pair {
 // The same as it lies in memory: half the registers, where elements are of 16 bits.
 template <typename T>
 struct PackedPair {
-  Packed<T, kElements> a;
-  Packed<T, kElements> b;
+  Packed<T, kElements> vectors[2];
 
   __device__ __forceinline__ void load(const T* head, const Slot& slot) {
-    load_packed(head + slot.first, a);
-    load_packed(head + slot.second, b);
+    load_packed(head + slot.first, vectors[0]);
+    load_packed(head + slot.second, vectors[1]);
   }
 
   __device__ __forceinline__ Pair unpacked() const {
     Pair pair;
-    unpack(a, pair.a);
-    unpack(b, pair.b);
+    unpack(vectors[0], pair.a);
+    unpack(vectors[1], pair.b);
     return pair;
   }
 };
 
-// cos and sin of a thread's pairs.
+// cos and sin of a thread's pairs, the latter with its sign.
 struct Angles {
-  float c[kElements];
-  float s[kElements];
+  float c[kElements] = {};
+  float s[kElements] = {};
   bool turns;
 
   template <typename C>
@@ -89,19 +95,63 @@ struct Angles {
     const int64_t at = row_offset(remainder(token, tables.rows), tables.pairs) + lane.own * kElements;
     load_vector<C, kElements>(tables.cos + at, c);
     load_vector<C, kElements>(tables.sin + at, s);
+#pragma unroll
+    for (float& sine : s) sine *= tables.sign;
   }
 
   template <bool kInterleaved>
-  __device__ __forceinline__ void turn(Pair& pair, float sign) const {
-    if (turns) rotate_slot<kInterleaved>(c, s, sign, pair.a, pair.b);
+  __device__ __forceinline__ void turn(Pair& pair) const {
+    if (turns) rotate_slot<kInterleaved>(c, s, 1.0f, pair.a, pair.b);
   }
 };
 
+// What the columns of a thread are multiplied by, weight and rotation in one, whatever the head: a column by `own`, the one
+// that it makes a pair with by `other`.
+template <bool kInterleaved>
+class Factors {
+ public:
+  __device__ __forceinline__ Factors(const Pair& weight, const Angles& angles) : own_(weight), turns_(angles.turns) {
+    if (!turns_) return;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      constexpr int kHalf = kElements / 2;
+      const int pair = kInterleaved ? i / 2 : i, pair_of_b = kInterleaved ? kHalf + i / 2 : i;
+      const float sign = i % 2 == 0 ? -1.0f : 1.0f;
+      own_.a[i] *= angles.c[pair];
+      own_.b[i] *= angles.c[pair_of_b];
+      other_.a[i] = kInterleaved ? sign * weight.a[i ^ 1] * angles.s[pair] : -weight.b[i] * angles.s[pair];
+      other_.b[i] = kInterleaved ? sign * weight.b[i ^ 1] * angles.s[pair_of_b] : weight.a[i] * angles.s[pair];
+    }
+  }
+
+  // y of h.
+  __device__ __forceinline__ Pair apply(const Pair& h, float rstd) const {
+    Pair y;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      y.a[i] = h.a[i] * own_.a[i];
+      y.b[i] = h.b[i] * own_.b[i];
+      if (turns_) {
+        y.a[i] = fmaf(kInterleaved ? h.a[i ^ 1] : h.b[i], other_.a[i], y.a[i]);
+        y.b[i] = fmaf(kInterleaved ? h.b[i ^ 1] : h.a[i], other_.b[i], y.b[i]);
+      }
+      y.a[i] *= rstd;
+      y.b[i] *= rstd;
+    }
+    return y;
+  }
+
+ private:
+  Pair own_;
+  Pair other_;
+  bool turns_;
+};
+
 template <typename T, typename W, typename C, bool kInterleaved, int kHeads>
-__global__ void __launch_bounds__(kVectorThreads)
+__global__ void __launch_bounds__(kForwardThreads)
     norm_rope_vectorized(const ForwardPointers<T, W, C> p, const int lanes) {
   const Lane lane = lane_of<kInterleaved>(lanes, p.columns, p.tables.pairs);
-  const int64_t index = blockIdx.x * static_cast<int64_t>(kVectorThreads / lanes) + lane.group;
+  const int64_t index = blockIdx.x * static_cast<int64_t>(kForwardThreads / lanes) + lane.group;
   const int64_t groups = p.tokens * (groups_of(p.q.heads, kHeads) + groups_of(p.k.heads, kHeads));
   const HeadGroup<T, W> group = group_of<kHeads>(p, index < groups ? index : 0);
   const int heads = lane.holds && index < groups ? group.heads : 0;
@@ -109,32 +159,32 @@ __global__ void __launch_bounds__(kVectorThreads)
   Pair weight;
   Angles angles;
 #pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
-    if (i < heads) packed[i].load(group.x + i * group.stride, lane.slot);
+  for (int n = 0; n < kHeads; ++n) {
+    if (n < heads) packed[n].load(group.x + n * group.stride, lane.slot);
   }
   if (heads > 0) weight.load(group.weight, lane.slot);
   angles.load(p.tables, lane, group.token, heads > 0);
+  float squares[kHeads] = {};
+#pragma unroll
+  for (int n = 0; n < kHeads; ++n) {
+    const Pair h = packed[n].unpacked();
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) squares[n] = fmaf(h.b[i], h.b[i], fmaf(h.a[i], h.a[i], squares[n]));
+    forget_unpacked(packed[n].vectors);
+  }
+  reduce_lanes(squares, lanes);
 #pragma unroll
   for (int i = 0; i < kElements; ++i) {
     weight.a[i] += p.offset;
     weight.b[i] += p.offset;
   }
+  const Factors<kInterleaved> factors(weight, angles);
 #pragma unroll
   for (int n = 0; n < kHeads; ++n) {
-    Pair h = packed[n].unpacked();
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) sum += h.a[i] * h.a[i] + h.b[i] * h.b[i];
-    const float rstd = 1.0f / sqrtf(reduce_lanes(sum, lanes) / static_cast<float>(p.columns) + p.eps);
     if (n >= heads) continue;
+    const float rstd = rstd_of<kRounded<T>>(squares[n], p.columns, p.eps);
     if (lane.own == 0) group.rstd[n] = rstd;
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      h.a[i] *= rstd * weight.a[i];
-      h.b[i] *= rstd * weight.b[i];
-    }
-    angles.turn<kInterleaved>(h, p.tables.sign);
-    h.store(group.y + row_offset(n, p.columns), lane.slot);
+    factors.apply(packed[n].unpacked(), rstd).store(group.y + row_offset(n, p.columns), lane.slot);
   }
 }
 
@@ -149,7 +199,7 @@ __device__ __forceinline__ float scale_gradient(float& g, float& x, float rstd, 
 // The sum of what the groups of a block have of dweight, as the block's share.
 __device__ __forceinline__ void store_share(const Pair& share, const Lane& lane, int columns, float* sums,
                                             float* target) {
-  const int width = lane.lanes * kSlot, groups = kVectorThreads / lane.lanes;
+  const int width = lane.lanes * kSlot, groups = kBackwardThreads / lane.lanes;
   __syncthreads();  // the sums of the other side have been read
   float* const own = sums + lane.group * width;
 #pragma unroll
@@ -158,7 +208,7 @@ __device__ __forceinline__ void store_share(const Pair& share, const Lane& lane,
     *reinterpret_cast<float4*>(own + lane.slot.second + i) = {share.b[i], share.b[i + 1], share.b[i + 2], share.b[i + 3]};
   }
   __syncthreads();
-  for (int column = threadIdx.x; column < columns; column += kVectorThreads) {
+  for (int column = threadIdx.x; column < columns; column += kBackwardThreads) {
     float total = 0.0f;
     for (int group = 0; group < groups; ++group) total += sums[group * width + column];
     target[column] = total;
@@ -170,8 +220,9 @@ template <bool kInterleaved, int kHeads, typename T, typename W, typename C>
 __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& p, const BackwardHeads<T, W>& side,
                                                const Lane& lane, float* sums) {
   if (side.dx == nullptr && side.shares == nullptr) return;  // an empty dy is null too
-  const unsigned of_block = kVectorThreads / lane.lanes, of_token = groups_of(side.heads, kHeads);
+  const unsigned of_block = kBackwardThreads / lane.lanes, of_token = groups_of(side.heads, kHeads);
   const auto groups = static_cast<unsigned>(p.tokens) * of_token;  // below 2^31, or this is not launched
+  const float share_of_column = 1.0f / static_cast<float>(p.columns);
   Pair scale, share;
   if (lane.holds) scale.load(side.weight, lane.slot);
 #pragma unroll
@@ -202,19 +253,20 @@ __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& 
 #pragma unroll
     for (int n = 0; n < kHeads; ++n) {
       Pair g = dy[n].unpacked(), x = h[n].unpacked();
-      angles.turn<kInterleaved>(g, p.tables.sign);
-      float sum = 0.0f;
+      angles.turn<kInterleaved>(g);
+      float sum[1] = {};
 #pragma unroll
       for (int i = 0; i < kElements; ++i) {
-        sum += scale_gradient(g.a[i], x.a[i], rstd[n], scale.a[i], share.a[i]);
-        sum += scale_gradient(g.b[i], x.b[i], rstd[n], scale.b[i], share.b[i]);
+        sum[0] += scale_gradient(g.a[i], x.a[i], rstd[n], scale.a[i], share.a[i]);
+        sum[0] += scale_gradient(g.b[i], x.b[i], rstd[n], scale.b[i], share.b[i]);
       }
       if (side.dx == nullptr) continue;
-      const float mean = reduce_lanes(sum, lane.lanes) / static_cast<float>(p.columns);
+      reduce_lanes(sum, lane.lanes);
+      const float along = -rstd[n] * (sum[0] * share_of_column);
 #pragma unroll
       for (int i = 0; i < kElements; ++i) {
-        g.a[i] = rstd[n] * (g.a[i] - x.a[i] * mean);
-        g.b[i] = rstd[n] * (g.b[i] - x.b[i] * mean);
+        g.a[i] = fmaf(g.a[i], rstd[n], x.a[i] * along);
+        g.b[i] = fmaf(g.b[i], rstd[n], x.b[i] * along);
       }
       if (n < heads) g.store(side.dx + row_offset(row + n, p.columns), lane.slot);
     }
@@ -225,9 +277,9 @@ __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& 
 }
 
 template <typename T, typename W, typename C, bool kInterleaved, int kHeads>
-__global__ void __launch_bounds__(kVectorThreads, kResident)
+__global__ void __launch_bounds__(kBackwardThreads, kResident)
     norm_rope_backward_vectorized(const BackwardPointers<T, W, C> p, const int lanes) {
-  __shared__ __align__(16) float sums[kVectorThreads * kSlot];
+  __shared__ __align__(16) float sums[kBackwardThreads * kSlot];
   const Lane lane = lane_of<kInterleaved>(lanes, p.columns, p.tables.pairs);
   backward_heads<kInterleaved, kHeads>(p, p.q, lane, sums);
   backward_heads<kInterleaved, kHeads>(p, p.k, lane, sums);

@@ -3,6 +3,7 @@
 // vector whole or not at all; several short rows make a block.
 #pragma once
 
+#include "kernel_pytorch/cuda/math.cuh"
 #include "kernel_pytorch/cuda/sum_shares.cuh"
 #include "kernel_pytorch/cuda/team.cuh"
 #include "kernel_pytorch/cuda/vector.cuh"
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<W, kVectors>)
   sum = team.reduce(sum, Add{}, 0);
   if constexpr (kVectors >= 4) forget_unpacked(h);
   const W* const late = read_now(p.weight);
-  const float rstd = 1.0f / sqrtf(sum / static_cast<float>(p.columns) + p.eps);
+  const float rstd = rstd_of<kRounded<Y>>(sum, p.columns, p.eps);
   if (team.leads() && columns > 0) p.rstd[row] = rstd;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {

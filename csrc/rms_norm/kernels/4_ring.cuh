@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<T, W, kVector
   int turn = 0;
   for (int64_t row = team.index(), next; row < p.rows; row = next, turn ^= 1) {
     next = row + team.teams();
-    const float rstd = 1.0f / sqrtf(team.gather(own, Add{}, turn) / static_cast<float>(p.columns) + p.eps);
+    const float rstd = rstd_of<kRounded<Y>>(team.gather(own, Add{}, turn), p.columns, p.eps);
     if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
     if (p.weight_rows > 1) {
       load_weight(p.weight, row_offset(remainder(row, p.weight_rows), p.columns), first, stride, p.columns, weight);

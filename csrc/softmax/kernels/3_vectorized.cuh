@@ -22,13 +22,20 @@ __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, f
     const int column = (v * stride + first) * N;
     if (column < columns) load_packed(x + column, raw[v]);
   }
+  IncomingMask<M, N> masks[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * stride + first) * N;
+    if (mask != nullptr && column < columns) masks[v].load(mask, column, step);
+  }
   float most = -INFINITY;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = (v * stride + first) * N;
     if (column < columns) {
       unpack(raw[v], z[v]);
-      to_scores<M, N>(mask, column, step, scale, z[v]);
+      scale_all(scale, z[v]);
+      if (mask != nullptr) masks[v].apply(z[v]);
 #pragma unroll
       for (int i = 0; i < N; ++i) most = fmaxf(most, z[v][i]);
     }

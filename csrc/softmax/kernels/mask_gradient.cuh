@@ -7,32 +7,46 @@
 namespace kernel_pytorch {
 namespace softmax {
 
-constexpr int kSumColumns = 32;
-constexpr int kSumRows = 8;
+constexpr int kSumThreads = 256;
+constexpr int kMostSumRows = 8;
 
-// A block of 32 columns by 8 threads: thread (x, y) adds uses y, y + 8, ... of column x; then the 8 sums meet. `tiles` blocks
-// go for a row of the mask.
-template <typename T, typename M>
-__global__ void __launch_bounds__(kSumColumns* kSumRows) mask_gradient(const MaskPointers<T, M> p, unsigned tiles) {
-  __shared__ float sums[kSumRows][kSumColumns];
+// Threads along y have a vector of columns between them: thread (x, y) adds uses y, y + blockDim.y, ... of vector x; then the
+// sums of a vector meet. `tiles` blocks go for a row of the mask. With N of one it takes rows of any length and alignment.
+template <typename T, typename M, int N>
+__global__ void __launch_bounds__(kSumThreads) mask_gradient(const MaskPointers<T, M> p, unsigned tiles) {
+  __shared__ float sums[kSumThreads * N];
   const unsigned kept = blockIdx.x / tiles;
-  const int column = static_cast<int>(blockIdx.x - kept * tiles) * kSumColumns + static_cast<int>(threadIdx.x);
-  float sum = 0.0f;
+  const int column = static_cast<int>((blockIdx.x - kept * tiles) * blockDim.x + threadIdx.x) * N;
+  float sum[N] = {};
   if (column < p.columns) {
     const int64_t uses = broadcast_uses(p.broadcast);
-    for (int64_t use = threadIdx.y; use < uses; use += kSumRows) {
-      const int64_t row = row_of_use(p.broadcast, kept, use);
-      const int64_t at = row_offset(row, p.columns) + column;
-      sum += widen(p.y[at]) * (widen(p.dy[at]) - p.dots[row]);
+    for (int64_t use = threadIdx.y; use < uses; use += blockDim.y) {
+      const int64_t row = row_of_use(p.broadcast, kept, use), at = row_offset(row, p.columns) + column;
+      Incoming<T, N> incoming_dy, incoming_y;
+      incoming_dy.load(p.dy + at);
+      incoming_y.load(p.y + at);
+      const float dot = p.dots[row];
+      float dy[N], y[N];
+      incoming_dy.read(dy);
+      incoming_y.read(y);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[i] += y[i] * (dy[i] - dot);
     }
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  for (int half = kSumRows / 2; half > 0; half /= 2) {
-    if (threadIdx.y < half) sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + half][threadIdx.x];
+  // Neighbours write neighbours: element i of all threads, then the next.
+  const auto place = [&](unsigned y, int i) -> float& { return sums[(y * N + i) * blockDim.x + threadIdx.x]; };
+  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y >= half && threadIdx.y < 2 * half) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) place(threadIdx.y, i) = sum[i];
+    }
     __syncthreads();
+    if (threadIdx.y < half) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[i] += place(threadIdx.y + half, i);
+    }
   }
-  if (threadIdx.y == 0 && column < p.columns) p.dmask[row_offset(kept, p.columns) + column] = narrow<M>(sums[0][threadIdx.x]);
+  if (threadIdx.y == 0 && column < p.columns) store_elements<M, N>(p.dmask + row_offset(kept, p.columns) + column, N, sum);
 }
 
 }  // namespace softmax

@@ -71,34 +71,49 @@ __device__ __forceinline__ float score(const T* x, const M* mask, int column, in
   return mask == nullptr ? z : masked(z, mask[column * step]);
 }
 
+// What a mask, which is not null, has for `N` elements from an aligned column, on its way.
+template <typename M, int N>
+struct IncomingMask {
+  M elements[N];
+
+  __device__ __forceinline__ void load(const M* mask, int column, int step) {
+    if (step == 0) {
+      const M one = *mask;
+#pragma unroll
+      for (M& element : elements) element = one;
+    } else if constexpr (sizeof(M) * N == 4) {
+      const unsigned word = __ldg(reinterpret_cast<const unsigned*>(mask + column));
+      memcpy(elements, &word, sizeof word);
+    } else if constexpr (sizeof(M) * N == 8) {
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(mask + column));
+      memcpy(elements, &words, sizeof words);
+    } else {
+      Packed<M, N> packed;
+      load_kept(mask + column, packed);
+      memcpy(elements, packed.words, sizeof packed.words);
+    }
+  }
+
+  __device__ __forceinline__ void apply(float (&z)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = masked(z[i], elements[i]);
+  }
+};
+
+template <int N>
+__device__ __forceinline__ void scale_all(float scale, float (&z)[N]) {
+#pragma unroll
+  for (float& one : z) one = scaled(one, scale);
+}
+
 // `N` scores, from an aligned column, in the place of what they are made of.
 template <typename M, int N>
 __device__ __forceinline__ void to_scores(const M* mask, int column, int step, float scale, float (&z)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) z[i] = scaled(z[i], scale);
+  scale_all(scale, z);
   if (mask == nullptr) return;
-  if (step == 0) {
-    const M one = *mask;
-#pragma unroll
-    for (int i = 0; i < N; ++i) z[i] = masked(z[i], one);
-  } else if constexpr (sizeof(M) == 1) {
-    M elements[N];
-    if constexpr (N == 8) {
-      const uint2 words = __ldg(reinterpret_cast<const uint2*>(mask + column));
-      memcpy(elements, &words, N);
-    } else {
-      static_assert(N == 4);
-      const unsigned word = __ldg(reinterpret_cast<const unsigned*>(mask + column));
-      memcpy(elements, &word, N);
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) z[i] = masked(z[i], elements[i]);
-  } else {
-    float added[N];
-    load_vector<M, N>(mask + column, added);
-#pragma unroll
-    for (int i = 0; i < N; ++i) z[i] = __fadd_rn(z[i], added[i]);
-  }
+  IncomingMask<M, N> incoming;
+  incoming.load(mask, column, step);
+  incoming.apply(z);
 }
 
 // The gradient of a score. `rest` is what `dot` lacks: added to it, it would be lost beside it.

@@ -38,7 +38,7 @@ inline RowLayout layout_of(int64_t vectors, const Lengths& lengths, int most_blo
   for (int i = 0; i < 4; ++i) {
     if (vectors > lengths.until[i]) continue;
     const int64_t threads = ceil_divide(ceil_divide(vectors, int64_t{1} << i), kWarpThreads) * kWarpThreads;
-    return {1 << i, static_cast<int>(threads), 1, 1};
+    return {1 << i, static_cast<int>(threads), threads == kWarpThreads ? kFewThreads / kWarpThreads : 1, 1};
   }
   RowLayout layout = {lengths.cluster_each, lengths.cluster_threads, 1, 0};
   const auto blocks_for = [&] { return ceil_divide(vectors, int64_t{layout.each} * layout.threads); };

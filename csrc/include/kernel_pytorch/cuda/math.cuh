@@ -28,4 +28,11 @@ __device__ __forceinline__ float exponential(float x) {
   return kHalf ? exp2_once(1.44269504f * x) : expf(x);
 }
 
+// 1 / sqrt(mean + eps), of the mean of so many squares, which are given summed.
+template <bool kHalf>
+__device__ __forceinline__ float rstd_of(float squares, int columns, float eps) {
+  if constexpr (kHalf) return rsqrtf(squares * __frcp_rn(static_cast<float>(columns)) + eps);
+  return 1.0f / sqrtf(squares / static_cast<float>(columns) + eps);
+}
+
 }  // namespace kernel_pytorch
