@@ -1,7 +1,7 @@
 // Softmax on CUDA: which kernel is launched.
 //
 //     kernels/1_naive.cuh        one thread a row
-//     kernels/2_block.cuh        one block a row, maximum and sum in one pass; any length and alignment
+//     kernels/2_block.cuh        one block a row, maximum and sum in one pass; any length and alignment; backward too
 //     kernels/3_vectorized.cuh   16 bytes an access, the row stays in registers; short rows one warp each
 //     kernels/4_ring.cuh         rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on)
 //     kernels/mask_gradient.cuh  the gradient of a mask that is added
@@ -31,6 +31,20 @@ template <typename T>
 constexpr int kMostEach = sizeof(T) == 2 ? 4 : 8;
 constexpr int kResident = 1024;  // threads of clusters on a multiprocessor
 
+// Blocks of version 2.
+struct BlockLayout {
+  unsigned blocks;
+  dim3 threads;
+};
+
+BlockLayout block_layout(int64_t rows, int64_t columns, int64_t length) {
+  constexpr int kRowsOfShort = 8;
+  const int64_t warps = ceil_divide(columns, length * kVectorsAtOnce * kWarp);
+  const auto threads = static_cast<unsigned>(smaller(kBlockThreads, larger(1, warps) * kWarp));
+  const unsigned of_block = threads == kWarp ? kRowsOfShort : 1;
+  return {static_cast<unsigned>(ceil_divide(rows, of_block)), dim3(threads, of_block)};
+}
+
 template <typename T, typename M, typename Y>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
   ForwardPointers<T, M, Y> p = {};
@@ -53,7 +67,8 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
     return launched();
   }
   const auto in_blocks = [&] {
-    forward_block<T, M, Y><<<static_cast<unsigned>(f.rows), kBlockThreads, 0, stream>>>(p);
+    const BlockLayout of_blocks = block_layout(f.rows, f.columns, kVectorLength<T>);
+    forward_block<T, M, Y><<<of_blocks.blocks, of_blocks.threads, 0, stream>>>(p);
     return launched();
   };
   if (version == 2) return in_blocks();
@@ -86,7 +101,8 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   const bool whole = made_of_vectors(b.columns, sizeof(T), {b.dy.data, b.y.data, b.dx.data});
   const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kBackwardLengths, most_blocks());
   const auto in_blocks = [&] {
-    backward_block<T><<<static_cast<unsigned>(b.rows), kBlockThreads, 0, stream>>>(p);
+    const BlockLayout of_blocks = block_layout(b.rows, b.columns, kVectorLength<T>);
+    backward_block<T><<<of_blocks.blocks, of_blocks.threads, 0, stream>>>(p);
     return launched();
   };
   if (!whole || layout.cluster == 0) return in_blocks();

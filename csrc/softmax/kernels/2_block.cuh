@@ -1,56 +1,90 @@
-// Version 2: one block a row. Neighbouring threads read neighbouring elements; it walks the row twice, and takes rows of any
-// length and alignment.
+// Version 2: one block a row, or one warp a short row, in vectors of 16 bytes between the ends of a row. It walks the row
+// twice, backward three times, and takes rows of any length and alignment. A multiprocessor has a block or two of a thousand
+// threads at a time, so that of long rows what is read again is still in the L2 cache.
 #pragma once
 
 #include "kernel_pytorch/cuda/online_softmax.cuh"
+#include "kernel_pytorch/cuda/pieces.cuh"
 #include "parameters.cuh"
 
 namespace kernel_pytorch {
 namespace softmax {
 
-constexpr int kBlockThreads = 512;
+constexpr int kBlockThreads = 1024;
+constexpr int kVectorsAtOnce = 4;  // of a thread
+
+// Where a block has several rows, each has a whole warp.
+__device__ __forceinline__ int64_t row_of_block() { return blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; }
 
 template <typename T, typename M, typename Y>
 __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPointers<T, M, Y> p) {
+  constexpr int N = kVectorLength<T>;
   __shared__ float scratch[2 * kMaxWarps];
-  const int64_t row = blockIdx.x;
-  const int64_t offset = row_offset(row, p.columns);
-  const T* x = p.x + offset;
-  const M* mask = mask_of(p, row);
+  const int64_t row = row_of_block();
+  if (row >= p.rows) return;
+  const T* const x = p.x + row_offset(row, p.columns);
+  Y* const y = p.y + row_offset(row, p.columns);
+  const M* const mask = mask_of(p, row);
   const int step = p.broadcast.column_step;
+  const Pieces<N> pieces = pieces_of<N>(p.columns, x, y);
+  const auto to_scores_of = [&](int column, float(&z)[N]) {
+    scale_all(p.scale, z);
+    if (mask == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = masked(z[i], mask[(column + i) * step]);
+  };
   OnlineSum s;
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    s.add(score(x, mask, column, step, p.scale));
-  }
+  pieces.for_each_single([&](int column) { s.add(score(x, mask, column, step, p.scale)); });
+  pieces.template for_each_vector<kVectorsAtOnce>(x, [&](int column, float(&z)[N]) {
+    to_scores_of(column, z);
+    s.add_all<kRounded<Y>>(z);
+  });
   s = reduce_online(s, scratch);
   const float base = base_of(s.most, mask != nullptr);
   const float share = share_of_sum(s.sum);
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    p.y[offset + column] = narrow<Y>(expf(score(x, mask, column, step, p.scale) - base) * share);
-  }
+  pieces.for_each_single([&](int column) {
+    y[column] = narrow<Y>(expf(score(x, mask, column, step, p.scale) - base) * share);
+  });
+  pieces.template for_each_vector<kVectorsAtOnce>(x, [&](int column, float(&z)[N]) {
+    to_scores_of(column, z);
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[i] = exponential<kRounded<Y>>(z[i] - base) * share;
+    store_vector<Y, N>(y + column, z);
+  });
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPointers<T> p) {
+  constexpr int N = kVectorLength<T>;
   __shared__ float scratch[2][kMaxWarps];
-  const int64_t row = blockIdx.x;
-  const int64_t offset = row_offset(row, p.columns);
-  float dot = 0.0f;
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    dot += widen(p.dy[offset + column]) * widen(p.y[offset + column]);
-  }
-  dot = reduce_block(dot, Add{}, scratch[0]);
-  float rest = 0.0f;
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    rest += (widen(p.dy[offset + column]) - dot) * widen(p.y[offset + column]);
-  }
-  rest = reduce_block(rest, Add{}, scratch[1]);  // softmax.h
+  const int64_t row = row_of_block(), offset = row_offset(row, p.columns);
+  if (row >= p.rows) return;
+  const T* const dy = p.dy + offset;
+  const T* const y = p.y + offset;
+  const Pieces<N> pieces = pieces_of<N>(p.columns, dy, y, p.dx != nullptr ? p.dx + offset : dy);
+  // The sum over the row of what `term` makes of an element of dy and one of y.
+  const auto sum = [&](float* of_warps, const auto& term) {
+    float found = 0.0f;
+    pieces.for_each_single([&](int column) { found += term(widen(dy[column]), widen(y[column])); });
+    pieces.template for_each_vector<kVectorsAtOnce / 2>(dy, y, [&](int, float(&a)[N], float(&b)[N]) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) found += term(a[i], b[i]);
+    });
+    return reduce_block(found, Add{}, of_warps);
+  };
+  const float dot = sum(scratch[0], [](float a, float b) { return a * b; });
+  const float rest = sum(scratch[1], [dot](float a, float b) { return (a - dot) * b; });  // softmax.h
   if (p.dots != nullptr && threadIdx.x == 0) p.dots[row] = dot + rest;
   if (p.dx == nullptr) return;
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    const float dz = score_gradient(widen(p.dy[offset + column]), widen(p.y[offset + column]), dot, rest);
-    p.dx[offset + column] = narrow<T>(p.scale * dz);
-  }
+  T* const dx = p.dx + offset;
+  pieces.for_each_single([&](int column) {
+    dx[column] = narrow<T>(p.scale * score_gradient(widen(dy[column]), widen(y[column]), dot, rest));
+  });
+  pieces.template for_each_vector<kVectorsAtOnce / 2>(dy, y, [&](int column, float(&a)[N], float(&b)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) a[i] = score_gradient(a[i], b[i], dot, rest) * p.scale;
+    store_vector<T, N>(dx + column, a);
+  });
 }
 
 }  // namespace softmax

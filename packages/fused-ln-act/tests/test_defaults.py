@@ -7,6 +7,7 @@ import torch
 
 from kernel_pytorch.fused_ln_act import levels
 from kernel_pytorch.fused_ln_act.functional import linear_act, swiglu
+from kernel_pytorch.fused_ln_act.softmax import functional as softmax
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.results import CaseRecord, load
 
@@ -21,17 +22,15 @@ def group_of(operation):
     return operation.implementation("triton").target.split(".")[2]
 
 
-def why_not(group, capability):
-    """Why Triton's kernels of a group must not be the default on GPUs of a compute capability; empty if they may."""
+def why_not(group, capability, level="triton"):
+    """Why the kernels of a group must not be the default on GPUs of a compute capability; empty if they may."""
     wanted = ".".join(map(str, capability))
     found = [r for r in MEASURED if r.machine.environment.compute_capability == wanted]
     if not found:
         return [f"no results of a device of compute capability {wanted}"]
     reasons = []
     for operation in (o for o in TECHNIQUE.operations if group_of(o) == group):
-        own = [
-            m for r in found for m in r.measurements if (m.operation, m.implementation) == (operation.name, "triton")
-        ]
+        own = [m for r in found for m in r.measurements if (m.operation, m.implementation) == (operation.name, level)]
         cases = {
             (CaseRecord.of(c).label, d) for c in operation.bench_grid.cases("cuda") for d in ("forward", "backward")
         }
@@ -42,11 +41,35 @@ def why_not(group, capability):
     return reasons
 
 
+@pytest.mark.parametrize("level", ["triton", "cuda"])
 @pytest.mark.parametrize("group", levels.TRITON_IS_FASTEST)
-def test_triton_is_the_default_only_where_every_case_was_measured_and_none_slower(group):
-    assert {group_of(operation) for operation in TECHNIQUE.operations} == set(levels.TRITON_IS_FASTEST)
-    for capability in levels.TRITON_IS_FASTEST[group]:
-        assert not why_not(group, capability)
+def test_kernels_are_the_default_only_where_every_case_was_measured_and_none_slower(group, level):
+    fastest = {"triton": levels.TRITON_IS_FASTEST, "cuda": levels.CUDA_IS_FASTEST}[level]
+    assert {group_of(operation) for operation in TECHNIQUE.operations} == set(fastest)
+    for capability in fastest[group]:
+        assert not why_not(group, capability, level)
+
+
+@pytest.mark.parametrize(("missing", "default"), [((), "cuda"), (("cuda",), "native")])
+def test_what_cannot_run_is_no_default(missing, default, monkeypatch):
+    """As on an H200, with cuda-ops and without: Triton's softmax is slower than native there in some case."""
+    monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(levels, "unavailable", lambda level, *_: "not installed" if level in missing else None)
+    assert levels.default_level(torch.device("cuda"), torch.float32, 0, "softmax") == default
+    assert levels.default_level(torch.device("cuda"), torch.float32, 0) == "native"  # what all groups agree on
+
+
+def test_a_mask_that_the_default_cannot_take_leaves_the_choice_to_native(monkeypatch):
+    """As on a GPU, whose kernels take no float64."""
+    monkeypatch.setattr(
+        levels, "unavailable", lambda level, _, dtype: "no" if (level, dtype) == ("cuda", torch.float64) else None
+    )
+    monkeypatch.setattr(levels, "default_level", lambda *_: "cuda")
+    x, mask = torch.randn(2, 8), torch.zeros(8, dtype=torch.float64)
+    assert levels.chosen(softmax.GROUP, "softmax", None, x, None) == "cuda"
+    assert levels.chosen(softmax.GROUP, "softmax", None, x, mask) == "native"
+    with pytest.raises(RuntimeError, match="level 'cuda' of softmax cannot run here: no"):
+        levels.chosen(softmax.GROUP, "softmax", "cuda", x, mask)
 
 
 def test_a_default_that_nothing_speaks_for_is_found():

@@ -28,6 +28,15 @@ TRITON_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
     "linear": frozenset(),
 }
 
+# By group, those on which its CUDA kernels were; they come before Triton's.
+CUDA_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
+    "norm": frozenset(),
+    "gated": frozenset(),
+    "bias": frozenset(),
+    "softmax": frozenset({(9, 0)}),
+    "linear": frozenset(),
+}
+
 # By group, the dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any case.
 TWIN_IS_FASTEST: Mapping[str, frozenset[torch.dtype]] = {
     "norm": frozenset(),
@@ -75,14 +84,16 @@ def default_level(device: torch.device, dtype: torch.dtype, elements: int, group
     It goes by the device alone. Levels round differently, and the result of a row must not depend on how many rows
     there are. Without a group: what all groups agree on, else native.
     """
-    if device.type == "cuda" and HAS_TRITON:
-        groups = TRITON_IS_FASTEST if group is None else (group,)
-        if all(_capability(device) in TRITON_IS_FASTEST.get(name, frozenset()) for name in groups):
-            return "triton"
-    if device.type == "cpu" and cuda_level.cuda_ops is not None:
-        groups = TWIN_IS_FASTEST if group is None else (group,)
-        if all(dtype in TWIN_IS_FASTEST.get(name, frozenset()) for name in groups):
+    groups = tuple(TRITON_IS_FASTEST) if group is None else (group,)
+    if device.type == "cpu":
+        has_twin = cuda_level.cuda_ops is not None and all(dtype in TWIN_IS_FASTEST[name] for name in groups)
+        return "cuda" if has_twin else "native"
+    if device.type == "cuda":
+        capability = _capability(device)
+        if all(capability in CUDA_IS_FASTEST[name] for name in groups) and unavailable("cuda", device, dtype) is None:
             return "cuda"
+        if HAS_TRITON and all(capability in TRITON_IS_FASTEST[name] for name in groups):
+            return "triton"
     return "native"
 
 
@@ -165,7 +176,10 @@ def chosen(group: Group, function: str, level: str | None, *tensors: Tensor | No
     check_level(level)
     if level is None:
         level = default_level(x.device, x.dtype, 0, group.name)
-        if (level == "cuda" and function not in COMPILED) or (level in KERNELS and is_transformed()):
+        given = [tensor for tensor in tensors if tensor is not None]
+        if level == "cuda" and function not in COMPILED:
+            level = "native"
+        if level in KERNELS and (is_transformed() or any(unavailable(level, t.device, t.dtype) for t in given)):
             level = "native"
     if level == "cuda" and function not in COMPILED:
         raise ValueError(f"level: 'cuda' of {function} does not exist yet; it has {', '.join(map(repr, LEVELS[:-1]))}")
