@@ -12,6 +12,10 @@ namespace softmax {
 
 constexpr int kMaxThreads = 1024;  // and so at most 64 registers
 
+// Whether what a thread has of the mask is on its way with the row: where registers are left for that.
+template <typename M, int kVectors, int N>
+constexpr bool kEarlyMask = sizeof(M) * N * kVectors <= 64;
+
 // The scores that a thread has, and their maximum.
 template <typename T, typename M, int kVectors, int N>
 __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, float scale, int first, int stride,
@@ -22,11 +26,12 @@ __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, f
     const int column = (v * stride + first) * N;
     if (column < columns) load_packed(x + column, raw[v]);
   }
-  IncomingMask<M, N> masks[kVectors];
+  constexpr bool kEarly = kEarlyMask<M, kVectors, N>;
+  IncomingMask<M, N> masks[kEarly ? kVectors : 1];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = (v * stride + first) * N;
-    if (mask != nullptr && column < columns) masks[v].load(mask, column, step);
+    if (kEarly && mask != nullptr && column < columns) masks[kEarly ? v : 0].load(mask, column, step);
   }
   float most = -INFINITY;
 #pragma unroll
@@ -34,8 +39,12 @@ __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, f
     const int column = (v * stride + first) * N;
     if (column < columns) {
       unpack(raw[v], z[v]);
-      scale_all(scale, z[v]);
-      if (mask != nullptr) masks[v].apply(z[v]);
+      if constexpr (kEarly) {
+        scale_all(scale, z[v]);
+        if (mask != nullptr) masks[v].apply(z[v]);
+      } else {
+        to_scores<M, N>(mask, column, step, scale, z[v]);
+      }
 #pragma unroll
       for (int i = 0; i < N; ++i) most = fmaxf(most, z[v][i]);
     }

@@ -47,6 +47,7 @@ CONTRACTS = {
     "softmax::backward_ring": WIDE,
     "cross_entropy::backward_vectorized": WIDE_STORES,
     "bias_act::backward_shares": KernelContract(PARKED),
+    "bias_dropout_add::backward_shares": KernelContract(PARKED),
     "flash_attention::forward_mma": KernelContract(
         min_load_bits=128, matrix_instructions=dict.fromkeys(("sm_80", "sm_90", "sm_100", "sm_120"), "mma")
     ),
