@@ -31,6 +31,15 @@ template <typename T>
 constexpr int kMostEach = sizeof(T) == 2 ? 4 : 8;
 constexpr int kResident = 1024;  // threads of clusters on a multiprocessor
 
+// Threads of a part of a warp have two vectors each, where there are four: fewer of them meet.
+template <typename T>
+RowLayout forward_layout(int64_t columns) {
+  constexpr Lengths kLengths = kForwardLengths<T>;
+  const RowLayout layout = layout_of(columns / kVectorLength<T>, kLengths, most_blocks());
+  if (layout.each > 1 || layout.threads < 4 || layout.threads > kWarp) return layout;
+  return {2, layout.threads / 2, 2 * layout.rows, 1};
+}
+
 // Blocks of version 2.
 struct BlockLayout {
   unsigned blocks;
@@ -56,8 +65,7 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   p.scale = static_cast<float>(f.scale);
   p.broadcast = f.broadcast;
   const bool whole = made_of_vectors(f.columns, sizeof(T), {f.x.data, f.mask.data, f.y.data});
-  constexpr Lengths kLengths = kForwardLengths<T>;
-  const RowLayout layout = layout_of(f.columns / kVectorLength<T>, kLengths, most_blocks());
+  const RowLayout layout = forward_layout<T>(f.columns);
   const int best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
   if (version > best || version < 0 || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
