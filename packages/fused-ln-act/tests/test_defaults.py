@@ -52,7 +52,8 @@ def test_kernels_are_the_default_only_where_every_case_was_measured_and_none_slo
 
 @pytest.mark.parametrize(("missing", "default"), [((), "cuda"), (("cuda",), "native")])
 def test_what_cannot_run_is_no_default(missing, default, monkeypatch):
-    """As on an H200, with cuda-ops and without: Triton's softmax is slower than native there in some case."""
+    """As on a GPU where the CUDA kernels of softmax are the fastest, with cuda-ops and without."""
+    monkeypatch.setitem(levels.CUDA_IS_FASTEST, "softmax", frozenset({(9, 0)}))
     monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(levels, "unavailable", lambda level, *_: "not installed" if level in missing else None)
     assert levels.default_level(torch.device("cuda"), torch.float32, 0, "softmax") == default

@@ -33,7 +33,7 @@ CUDA_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
     "norm": frozenset(),
     "gated": frozenset(),
     "bias": frozenset(),
-    "softmax": frozenset({(9, 0)}),
+    "softmax": frozenset(),
     "linear": frozenset(),
 }
 
