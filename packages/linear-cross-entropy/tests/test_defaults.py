@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_pytorch.harness.results import load
+from kernel_pytorch.harness.results import CaseRecord, load
 from kernel_pytorch.linear_cross_entropy import cross_entropy, levels
 from kernel_pytorch.linear_cross_entropy.technique import technique
 
@@ -82,6 +82,29 @@ def test_on_a_cpu_a_loss_of_logits_is_its_twins(monkeypatch):
     assert by_row(logits.detach(), target).shape == (4,)
     monkeypatch.setattr(levels.cuda_level, "cuda_ops", None)
     assert levels.default_level_of("cross_entropy", cpu, torch.bfloat16, 1) == "native"
+
+
+def not_measured(operation, capability):
+    """What of an operation's benchmarks no device of a compute capability has measured Triton's kernels in."""
+    wanted = ".".join(map(str, capability))
+    measured = {
+        (m.case.label, m.direction)
+        for file in FILES
+        if load(file).machine.environment.compute_capability == wanted
+        for m in load(file).measurements
+        if (m.operation, m.implementation, m.status) == (operation.name, "triton", "measured")
+    }
+    grid = operation.bench_grid.cases("cuda")
+    return {(CaseRecord.of(case).label, d) for case in grid for d in ("forward", "backward")} - measured
+
+
+@pytest.mark.skipif(not FILES, reason="not a checkout")
+@pytest.mark.parametrize("operation", technique.operations, ids=lambda operation: operation.name)
+def test_triton_is_the_default_only_where_all_benchmarks_were_measured(operation):
+    assert set(levels.TRITON_IS_FASTEST) == {operation.name for operation in technique.operations}
+    for capability in levels.TRITON_IS_FASTEST[operation.name]:
+        assert not not_measured(operation, capability)
+    assert not_measured(operation, (8, 0))  # nobody had such a card
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)

@@ -17,9 +17,12 @@ LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 
-# Compute capabilities on which the Triton kernels were verified and measured fastest. A test holds this against the
-# committed results; everywhere else the default is native.
-TRITON_IS_FASTEST: frozenset[tuple[int, int]] = frozenset()
+# By operation, the compute capabilities on which its Triton kernels were verified and measured to be no slower than
+# native in any case. A test holds this against the committed results; everywhere else the default is native.
+TRITON_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
+    "linear_cross_entropy": frozenset(),
+    "cross_entropy": frozenset({(9, 0)}),
+}
 
 # By operation, the dtypes in which the CPU twin of the CUDA kernels was measured to be no slower than native in any
 # case; the same test holds it.
@@ -44,7 +47,7 @@ def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, e
     It goes by the device and the dtype alone. Levels round differently, and the loss of a token must not depend on how
     many tokens there are.
     """
-    if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST:
+    if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST[operation]:
         return "triton"
     if device.type == "cpu" and cuda_level.cuda_ops is not None and dtype in TWIN_IS_FASTEST[operation]:
         return "cuda"
