@@ -68,8 +68,8 @@ def unsupported(level: Level, function: str) -> dict[str, str]:
         found["determinism on cuda"] = INTERPRETED_FIRST
         found["selective checkpointing"] = "a checkpoint ends its second forward by an exception that TorchScript hides"
     if level is Level.COMPILE:
-        if linear:
-            found["FLOP counter on cpu"] = "Dynamo compiles nothing while a dispatch mode like the counter's is on"
+        if linear and torch.__version__ >= "2.12":  # 2.11 compiled all the same
+            found["FLOP counter"] = "Dynamo compiles nothing while a dispatch mode like the counter's is on"
         found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"
         found["double backward"] = "AOTAutograd refuses it"
         found["batch invariance on cuda"] = "TorchInductor makes another kernel for another number of rows"
