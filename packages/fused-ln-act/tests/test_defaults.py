@@ -56,8 +56,8 @@ def test_what_cannot_run_is_no_default(missing, default, monkeypatch):
     monkeypatch.setitem(levels.CUDA_IS_FASTEST, "softmax", frozenset({(9, 0)}))
     monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(levels, "unavailable", lambda level, *_: "not installed" if level in missing else None)
-    assert levels.default_level(torch.device("cuda"), torch.float32, 0, "softmax") == default
-    assert levels.default_level(torch.device("cuda"), torch.float32, 0) == "native"  # what all groups agree on
+    assert levels.default_level_of("softmax", torch.device("cuda"), torch.float32, 0) == default
+    assert levels.default_level(torch.device("cuda"), torch.float32, 0) == "native"  # what all operations agree on
 
 
 def test_a_mask_that_the_default_cannot_take_leaves_the_choice_to_native(monkeypatch):
@@ -65,7 +65,7 @@ def test_a_mask_that_the_default_cannot_take_leaves_the_choice_to_native(monkeyp
     monkeypatch.setattr(
         levels, "unavailable", lambda level, _, dtype: "no" if (level, dtype) == ("cuda", torch.float64) else None
     )
-    monkeypatch.setattr(levels, "default_level", lambda *_: "cuda")
+    monkeypatch.setattr(levels, "default_level_of", lambda *_: "cuda")
     x, mask = torch.randn(2, 8), torch.zeros(8, dtype=torch.float64)
     assert levels.chosen(softmax.GROUP, "softmax", None, x, None) == "cuda"
     assert levels.chosen(softmax.GROUP, "softmax", None, x, mask) == "native"
@@ -99,7 +99,11 @@ def test_a_default_that_is_slower_is_found(monkeypatch):
 
 
 def test_everywhere_else_the_default_is_native():
-    assert levels.default_level(torch.device("cpu"), torch.float32, 0, "norm") == "native"
+    assert levels.default_level_of("layer_norm", torch.device("cpu"), torch.float32, 0) == "native"
+
+
+def test_every_operation_is_of_the_group_of_its_modules():
+    assert {operation.name: group_of(operation) for operation in TECHNIQUE.operations} == dict(levels.GROUP_OF)
 
 
 def test_a_twin_is_a_default_only_of_operations_that_have_one():

@@ -18,6 +18,16 @@ LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 
+# The group of each operation, whose levels are modules of one folder.
+GROUP_OF: Mapping[str, str] = {
+    **dict.fromkeys(("layer_norm", "add_layer_norm", "layer_norm_act", "add_layer_norm_act"), "norm"),
+    **dict.fromkeys(("rms_norm_act", "add_rms_norm_act"), "norm"),
+    **dict.fromkeys(("swiglu", "geglu", "reglu"), "gated"),
+    **dict.fromkeys(("bias_act", "bias_dropout_add"), "bias"),
+    "softmax": "softmax",
+    **dict.fromkeys(("linear_act", "gated_mlp"), "linear"),
+}
+
 # By group, the compute capabilities on which its Triton kernels were verified and measured fastest. A test holds this
 # against the committed results; everywhere else the default is native.
 TRITON_IS_FASTEST: Mapping[str, frozenset[tuple[int, int]]] = {
@@ -78,21 +88,26 @@ class Group(NamedTuple):
     triton: ModuleType
 
 
-def default_level(device: torch.device, dtype: torch.dtype, elements: int, group: str | None = None) -> str:
+def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
+    """What `default_level_of` says of all operations, or native where they differ."""
+    found = {default_level_of(operation, device, dtype, elements) for operation in GROUP_OF}
+    return found.pop() if len(found) == 1 else "native"
+
+
+def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, elements: int) -> str:
     """The level that `level=None` means: the fastest one measured on this device that needs no compiler, else native.
 
-    It goes by the device alone. Levels round differently, and the result of a row must not depend on how many rows
-    there are. Without a group: what all groups agree on, else native.
+    It goes by the device and the dtype alone. Levels round differently, and the result of a row must not depend on how
+    many rows there are.
     """
-    groups = tuple(TRITON_IS_FASTEST) if group is None else (group,)
-    if device.type == "cpu":
-        has_twin = cuda_level.cuda_ops is not None and all(dtype in TWIN_IS_FASTEST[name] for name in groups)
-        return "cuda" if has_twin else "native"
+    group, compiled = GROUP_OF[operation], operation in COMPILED
+    if device.type == "cpu" and compiled and cuda_level.cuda_ops is not None and dtype in TWIN_IS_FASTEST[group]:
+        return "cuda"
     if device.type == "cuda":
         capability = _capability(device)
-        if all(capability in CUDA_IS_FASTEST[name] for name in groups) and unavailable("cuda", device, dtype) is None:
+        if compiled and capability in CUDA_IS_FASTEST[group] and unavailable("cuda", device, dtype) is None:
             return "cuda"
-        if HAS_TRITON and all(capability in TRITON_IS_FASTEST[name] for name in groups):
+        if HAS_TRITON and capability in TRITON_IS_FASTEST[group]:
             return "triton"
     return "native"
 
@@ -175,10 +190,8 @@ def chosen(group: Group, function: str, level: str | None, *tensors: Tensor | No
     assert x is not None
     check_level(level)
     if level is None:
-        level = default_level(x.device, x.dtype, 0, group.name)
+        level = default_level_of(function, x.device, x.dtype, 0)
         given = [tensor for tensor in tensors if tensor is not None]
-        if level == "cuda" and function not in COMPILED:
-            level = "native"
         if level in KERNELS and (is_transformed() or any(unavailable(level, t.device, t.dtype) for t in given)):
             level = "native"
     if level == "cuda" and function not in COMPILED:
