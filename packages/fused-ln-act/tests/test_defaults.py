@@ -7,7 +7,6 @@ import torch
 
 from kernel_pytorch.fused_ln_act import levels
 from kernel_pytorch.fused_ln_act.functional import linear_act, swiglu
-from kernel_pytorch.fused_ln_act.softmax import functional as softmax
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.results import CaseRecord, load
 
@@ -67,10 +66,10 @@ def test_a_mask_that_the_default_cannot_take_leaves_the_choice_to_native(monkeyp
     )
     monkeypatch.setattr(levels, "default_level_of", lambda *_: "cuda")
     x, mask = torch.randn(2, 8), torch.zeros(8, dtype=torch.float64)
-    assert levels.chosen(softmax.GROUP, "softmax", None, x, None) == "cuda"
-    assert levels.chosen(softmax.GROUP, "softmax", None, x, mask) == "native"
+    assert levels.chosen("softmax", None, x, None) == "cuda"
+    assert levels.chosen("softmax", None, x, mask) == "native"
     with pytest.raises(RuntimeError, match="level 'cuda' of softmax cannot run here: no"):
-        levels.chosen(softmax.GROUP, "softmax", "cuda", x, mask)
+        levels.chosen("softmax", "cuda", x, mask)
 
 
 def test_a_default_that_nothing_speaks_for_is_found():

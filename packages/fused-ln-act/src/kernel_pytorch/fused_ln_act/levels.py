@@ -74,14 +74,12 @@ class Group(NamedTuple):
     """The levels of one group of operations; the same function has the same name in each of these modules.
 
     Attributes:
-        name: of its folder.
         reference: the definition.
         native: PyTorch's own operators.
         compiled: what the compile level hands to torch.compile.
         triton: functions with gradients around the kernels; importing it imports no Triton.
     """
 
-    name: str
     reference: ModuleType
     native: ModuleType
     compiled: ModuleType
@@ -169,7 +167,7 @@ def resolve(group: Group, function: str, level: str | None, *tensors: Tensor | N
         ValueError: no such level, or not of this operation.
         RuntimeError: the level exists but cannot run on this device or dtype, with the reason.
     """
-    name = chosen(group, function, level, *tensors)
+    name = chosen(function, level, *tensors)
     if name == "triton":
         return getattr(group.triton, function)
     if name == "cuda":
@@ -184,7 +182,7 @@ def resolve(group: Group, function: str, level: str | None, *tensors: Tensor | N
     return getattr(importlib.import_module(f"{package}.{'jit' if name == 'torchscript' else 'compiled'}"), function)
 
 
-def chosen(group: Group, function: str, level: str | None, *tensors: Tensor | None) -> str:
+def chosen(function: str, level: str | None, *tensors: Tensor | None) -> str:
     """The name of the level that `resolve` would take; same arguments and errors."""
     x = tensors[0]
     assert x is not None

@@ -16,7 +16,7 @@ from kernel_pytorch.fused_ln_act.levels import Group, chosen, resolve
 
 from . import autograd, native, reference
 
-GROUP = Group("bias", reference, native, reference, autograd)
+GROUP = Group(reference, native, reference, autograd)
 
 
 def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | None = None) -> Tensor:
@@ -91,6 +91,6 @@ def bias_dropout_add(
     check_parameter("bias", bias, x)
     check_like("residual", residual, x)
     check_dropout(p, seed, x, "p")
-    if p > 0.0 and seed is None and chosen(GROUP, "bias_dropout_add", level, x) != "native":
+    if p > 0.0 and seed is None and chosen("bias_dropout_add", level, x) != "native":
         seed = draw_seed(x.device)
     return resolve(GROUP, "bias_dropout_add", level, x, bias, residual)(x, bias, residual, p, seed)

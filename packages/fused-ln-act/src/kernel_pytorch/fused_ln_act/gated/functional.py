@@ -11,7 +11,7 @@ from kernel_pytorch.fused_ln_act.levels import Group, resolve
 
 from . import autograd, native, reference
 
-GROUP = Group("gated", reference, native, reference, autograd)
+GROUP = Group(reference, native, reference, autograd)
 
 Approximate = Literal["none", "tanh"]
 APPROXIMATIONS = ("none", "tanh")

@@ -19,7 +19,7 @@ from kernel_pytorch.fused_ln_act.levels import Group, chosen, resolve
 
 from . import autograd, native, reference
 
-GROUP = Group("norm", reference, native, reference, autograd)
+GROUP = Group(reference, native, reference, autograd)
 
 
 def layer_norm(
@@ -292,6 +292,6 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *r
 def _dropout(function: str, level: str | None, p: float, seed: Tensor | None, x: Tensor) -> tuple[Any, ...]:
     """The probability and the seed that the level gets."""
     check_dropout(p, seed, x)
-    if p > 0.0 and seed is None and chosen(GROUP, function, level, x) != "native":
+    if p > 0.0 and seed is None and chosen(function, level, x) != "native":
         seed = draw_seed(x.device)
     return p, seed
