@@ -155,6 +155,7 @@ def test_sets_needed_exceeds_the_cache_within_its_limits(monkeypatch: pytest.Mon
     assert sets_needed(1, "cpu") == 256
     assert sets_needed(100_000, "cpu", memory_limit_bytes=550_000) == 5
     assert sets_needed(100_000, "cpu", memory_limit_bytes=1) == 2
+    assert sets_needed(5_000_000, "cuda", memory_limit_bytes=1) == 1  # evicts itself
     monkeypatch.setattr(pool_module, "last_level_cache_bytes", lambda device: None)
     assert cold_pool_bytes("cpu") == 64 * 2**20
     with pytest.raises(ValueError, match="bytes_per_set is 0"):

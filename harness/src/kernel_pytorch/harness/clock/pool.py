@@ -29,18 +29,19 @@ def sets_needed(bytes_per_set: int, device: torch.device | str, *, memory_limit_
     Args:
         bytes_per_set: bytes that one call touches: inputs and outputs.
         device: where they lie.
-        memory_limit_bytes: the pool stays below this, if two sets do.
+        memory_limit_bytes: the pool stays below this, if two sets do, or one that is larger than the cache by itself.
 
     Returns:
         Enough sets for the pool to exceed `cold_pool_bytes`, at least `FEWEST_SETS` and at most `MOST_SETS`.
     """
     if bytes_per_set < 1:
         raise ValueError(f"bytes_per_set is {bytes_per_set}; allowed is 1 or more")
-    sets = cold_pool_bytes(device) // bytes_per_set + 1
+    cold = cold_pool_bytes(device)
+    sets = cold // bytes_per_set + 1
     sets = min(max(sets, FEWEST_SETS[torch.device(device).type]), MOST_SETS)
     if memory_limit_bytes is not None:
         sets = min(sets, memory_limit_bytes // bytes_per_set)
-    return max(sets, 2)
+    return max(sets, 1 if bytes_per_set > cold else 2)
 
 
 def cold_pool_bytes(device: torch.device | str) -> int:
