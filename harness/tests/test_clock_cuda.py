@@ -182,10 +182,7 @@ def test_a_pool_too_slow_for_one_graph_is_timed_by_events(fake: FakeCuda) -> Non
     sampler = CudaSampler(Subject("a", lambda index: fake.launch(index, 10e-3), 64, 1), CUDA)
     sampler.warm_up()
     sampler.prepare(short=True)
-    assert (
-        sampler.method
-        == "CUDA events, cold L2 (not captured: a pass from Python takes more than 0.5 s)"
-    )
+    assert sampler.method == "CUDA events, cold L2 (not captured: a pass from Python takes more than 0.5 s)"
     assert sampler.calls_per_sample == 10
 
 
