@@ -23,6 +23,7 @@ namespace norm_act {
 namespace {
 
 constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
+constexpr int kLongRow = 8192;          // columns from which on a block of version 2 has more threads
 
 template <Kind kKind>
 using KindConstant = std::integral_constant<Kind, kKind>;
@@ -149,14 +150,25 @@ cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream
   if (version < 0 || version == 1 || version > best || (version == 3 && best == 4)) return cudaErrorNotSupported;
   if (version == 0) version = best;
   const auto in_blocks = [&] {
-    backward_block<T><<<static_cast<unsigned>(p.parts), kBlockThreads, 0, stream>>>(p);
+    if (p.rows > 0 && (p.dx.data != nullptr || p.dresidual.data != nullptr)) {
+      const int threads = p.columns > kLongRow ? kMostBlockThreads : kBlockThreads;
+      backward_block<T><<<static_cast<unsigned>(p.rows), threads, 0, stream>>>(p);
+    }
+    if (p.weight_shares != nullptr || p.bias_shares != nullptr) {
+      const auto blocks = static_cast<unsigned>(ceil_divide(p.columns, kBlockThreads) * p.parts);
+      backward_columns<T><<<blocks, kBlockThreads, 0, stream>>>(p);
+    }
     return launched();
   };
   const auto in_clusters = [&](auto count, auto kind) {
-    const auto kernel = backward_ring<T, count, kind>;
-    const int bytes = ring_bytes(kBackwardSlots, kBackwardWords, layout.threads);
-    if (!has_shared(kernel, bytes)) return in_blocks();
-    return launch_clusters(kernel, p.parts, layout.cluster, layout.threads, bytes, stream, p);
+    const auto launch = [&](auto adds) {
+      const auto kernel = backward_ring<T, count, kind, adds>;
+      const int bytes = ring_bytes(kBackwardSlots<adds>, kBackwardWords<adds>, layout.threads);
+      if (!has_shared(kernel, bytes)) return in_blocks();
+      return launch_clusters(kernel, p.parts, layout.cluster, layout.threads, bytes, stream, p);
+    };
+    const bool adds = p.dh != nullptr && (p.dx.data != nullptr || p.dresidual.data != nullptr);
+    return adds ? launch(std::true_type{}) : launch(std::false_type{});
   };
   cudaError_t error;
   if (version == 2) {
@@ -191,7 +203,7 @@ int launch_forward(const Forward& f, int64_t version, void* stream) {
 
 int launch_backward(const Backward& b, int64_t version, void* stream) {
   if (!b.dx && !b.dresidual && !b.dweight && !b.dbias) return cudaSuccess;
-  if (!fits_grid(b.parts) || b.norm.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
+  if (!fits_grid(b.norm.rows) || b.norm.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
   return with_type(b.h.dtype, [&](auto type) {
     return run_backward<typename decltype(type)::type>(b, version, static_cast<cudaStream_t>(stream));
   });

@@ -22,6 +22,7 @@ namespace rms_norm {
 namespace {
 
 constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
+constexpr int kLongRow = 8192;          // columns from which on a block of version 2 has more threads
 
 template <typename T, typename W, typename Y>
 cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
@@ -93,7 +94,14 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   constexpr Lengths kLengths = backward_lengths(sizeof(T));
   const RowLayout layout = layout_of(b.columns / kVectorLength<T>, kLengths, most_blocks());
   const auto in_blocks = [&] {
-    backward_block<T, W, Y><<<static_cast<unsigned>(b.parts), kBlockThreads, 0, stream>>>(p);
+    if (p.rows > 0 && p.dx != nullptr) {
+      const int threads = p.columns > kLongRow ? kMostBlockThreads : kBlockThreads;
+      backward_block<T, W, Y><<<static_cast<unsigned>(p.rows), threads, 0, stream>>>(p);
+    }
+    if (p.shares != nullptr) {
+      const auto blocks = static_cast<unsigned>(ceil_divide(p.columns, kBlockThreads) * p.parts);
+      backward_columns<T, W, Y><<<blocks, kBlockThreads, 0, stream>>>(p);
+    }
     return launched();
   };
   const auto in_clusters = [&](auto count, auto adds) {
@@ -145,7 +153,7 @@ int launch_forward(const Forward& f, int64_t version, void* stream) {
 }
 
 int launch_backward(const Backward& b, void* stream) {
-  if (!fits_grid(b.parts) || b.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
+  if (!fits_grid(b.rows) || b.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
   return with_types(b.h.dtype, b.weight ? b.weight.dtype : b.h.dtype, b.dy.dtype, [&](auto t, auto w, auto y) {
     return run_backward<typename decltype(t)::type, typename decltype(w)::type, typename decltype(y)::type>(
         b, static_cast<cudaStream_t>(stream));

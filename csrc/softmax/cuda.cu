@@ -25,7 +25,7 @@ constexpr int64_t kMostColumns = (int64_t{1} << 31) - 4096;  // a thread's colum
 // From measurements on an H200. A score is a float in a register, whatever it came from: 32 of them a thread at most.
 template <typename T>
 constexpr Lengths kForwardLengths =
-    sizeof(T) == 2 ? Lengths{{32, 512, 4096, 4096}, 4, 512} : Lengths{{32, 512, 2048, 4096}, 4, 512};
+    sizeof(T) == 2 ? Lengths{{32, 512, 2048, 2048}, 4, 512} : Lengths{{32, 512, 2048, 4096}, 4, 512};
 constexpr Lengths kBackwardLengths = {{32, 512, 2048, 2048}, 4, 512};
 template <typename T>
 constexpr int kMostEach = sizeof(T) == 2 ? 4 : 8;

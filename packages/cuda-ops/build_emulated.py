@@ -27,8 +27,9 @@ OPTIONS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-ali
 CONTRACTED = ("-mfma", "-ffp-contract=fast")  # products are added without rounding, as nvcc has it
 
 LAUNCH = re.compile(r"(?P<kernel>[A-Za-z_]\w*\s*(?:<[^;{}]*?>)?)\s*<<<(?P<shape>[^;]*?)>>>\((?P<arguments>[^;]*?)\);")
-DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\d+\))? (?P<type>[\w ]+) (?P<name>\w+)\[\];")
+DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\w+\))? (?P<type>[\w ]+) (?P<name>\w+)\[\];")
 ASSEMBLY = re.compile(r"asm(?: volatile)?\((?P<text>(?:\s*\"[^\"]*\")+)(?P<operands>[^;]*)\);")
+DECLARATIONS = re.compile(r"^\{(\s*\.reg[^;]*;)*\s*")
 OPERAND = re.compile(r"\"[^\"]*\"\((?P<expression>(?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
 BOUNDS = re.compile(r"__launch_bounds__\((?P<threads>[^,()<]*(?:<[^<>]*>)?[^,()<]*)[^{;]*?\{")
 
@@ -54,6 +55,7 @@ def _instruction(found: re.Match[str]) -> str:
     text = "".join(re.findall(r"\"([^\"]*)\"", found["text"])).replace("\\n", " ").strip()
     if not text:
         return "(void)0;"
+    text = DECLARATIONS.sub("", text)
     name = re.sub(r"\W+", "_", text.split()[0].rstrip(";"))
     operands = ", ".join(match["expression"] for match in OPERAND.finditer(found["operands"]))
     return f"::emulator::ptx::{name}({operands});"

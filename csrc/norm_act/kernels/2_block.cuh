@@ -8,7 +8,7 @@
 namespace kernel_pytorch {
 namespace norm_act {
 
-constexpr int kBlockThreads = 256;
+constexpr int kBlockThreads = 256, kMostBlockThreads = 1024;
 
 // Two sums at once over a block, at one barrier. `scratch` is shared and may be used again after the next one.
 __device__ __forceinline__ float2 reduce_pair(float2 value, float2 (&scratch)[kMaxWarps]) {
@@ -66,60 +66,75 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   }
 }
 
-// Of one element g, which is dz on the way, and x_hat.
+// Of one element, before the weight.
+struct Slopes {
+  float g;  // dz on the way
+  float x_hat;
+};
+
 template <typename T>
-__device__ __forceinline__ float2 read_g(const BackwardPointers<T>& p, const DropoutRow& dropout, int64_t offset, int column,
-                                         float mean, float rstd, float* share_of_weight, float* share_of_bias) {
+__device__ __forceinline__ Slopes slopes_of(const BackwardPointers<T>& p, const DropoutRow& dropout, int64_t offset, int column,
+                                            float mean, float rstd) {
   float g[1] = {widen(p.dy[offset + column])};
-  const float x_hat[1] = {(widen(p.h[offset + column]) - mean) * rstd};
-  float z[1] = {x_hat[0]};
+  const float x_hat = (widen(p.h[offset + column]) - mean) * rstd;
+  float z[1] = {x_hat};
   scale_and_shift<1>(p.weight, p.bias, column, z);
   undo_activation<T, 1>(p, dropout, column, z, g);
-  if (share_of_weight != nullptr) share_of_weight[column] += g[0] * x_hat[0];
-  if (share_of_bias != nullptr) share_of_bias[column] += g[0];
-  if (p.weight.data != nullptr) {
-    float weight[1];
-    load_as<1>(p.weight, column, weight);
-    g[0] *= weight[0];
-  }
-  return {g[0], x_hat[0]};
+  return {g[0], x_hat};
 }
 
-// The gradients of one share of the rows: dx as it goes, the shares of the parameters in global memory, where every column
-// belongs to one thread.
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPointers<T> p) {
-  __shared__ float2 scratch[2][kMaxWarps];
-  const int64_t part = blockIdx.x;
-  const int64_t share = row_offset(part, p.columns);
-  float* of_weight = p.weight_shares != nullptr ? p.weight_shares + share : nullptr;
-  float* of_bias = p.bias_shares != nullptr ? p.bias_shares + share : nullptr;
-  for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-    if (of_weight != nullptr) of_weight[column] = 0.0f;
-    if (of_bias != nullptr) of_bias[column] = 0.0f;
+__device__ __forceinline__ float weighted(const BackwardPointers<T>& p, int column, float g) {
+  if (p.weight.data == nullptr) return g;
+  float weight[1];
+  load_as<1>(p.weight, column, weight);
+  return g * weight[0];
+}
+
+// The gradients of x and the residual, of one row a block.
+template <typename T>
+__global__ void __launch_bounds__(kMostBlockThreads) backward_block(const BackwardPointers<T> p) {
+  __shared__ float2 scratch[kMaxWarps];
+  const int64_t row = blockIdx.x, offset = row_offset(row, p.columns);
+  const int step = static_cast<int>(blockDim.x);
+  const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
+  const float rstd = p.rstd[row], mean = p.mean != nullptr ? p.mean[row] : 0.0f;
+  float2 sums = {0.0f, 0.0f};
+  for (int column = threadIdx.x; column < p.columns; column += step) {
+    const Slopes found = slopes_of(p, dropout, offset, column, mean, rstd);
+    const float g = weighted(p, column, found.g);
+    sums = {sums.x + g, fmaf(g, found.x_hat, sums.y)};
   }
-  int turn = 0;
-  for (int64_t row = part; row < p.rows; row += p.parts, turn ^= 1) {
-    const int64_t offset = row_offset(row, p.columns);
+  sums = reduce_pair(sums, scratch);
+  const float of_g = p.mean != nullptr ? sums.x / static_cast<float>(p.columns) : 0.0f;
+  const float of_product = sums.y / static_cast<float>(p.columns);
+  for (int column = threadIdx.x; column < p.columns; column += step) {
+    const Slopes found = slopes_of(p, dropout, offset, column, mean, rstd);
+    float gradient[1] = {rstd * (weighted(p, column, found.g) - of_g - found.x_hat * of_product)};
+    if (p.dh != nullptr) gradient[0] += widen(p.dh[offset + column]);
+    store_gradients<false, T, 1>(p, dropout, offset, column, gradient);
+  }
+}
+
+// What the rows of one share give to the gradients of the parameters: a column a thread.
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) backward_columns(const BackwardPointers<T> p) {
+  const unsigned tiles = (p.columns + kBlockThreads - 1) / kBlockThreads;
+  const int64_t part = blockIdx.x / tiles;
+  const int column = static_cast<int>(blockIdx.x % tiles) * kBlockThreads + threadIdx.x;
+  if (column >= p.columns) return;
+  float of_weight = 0.0f, of_bias = 0.0f;
+#pragma unroll 4  // as many on their way at once
+  for (int64_t row = part; row < p.rows; row += p.parts) {
     const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
     const float rstd = p.rstd[row], mean = p.mean != nullptr ? p.mean[row] : 0.0f;
-    float2 sums = {0.0f, 0.0f};
-    for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-      const float2 g = read_g(p, dropout, offset, column, mean, rstd, of_weight, of_bias);
-      sums.x += g.x;
-      sums.y += g.x * g.y;
-    }
-    if (p.dx.data == nullptr && p.dresidual.data == nullptr) continue;
-    sums = reduce_pair(sums, scratch[turn]);
-    const float of_g = p.mean != nullptr ? sums.x / static_cast<float>(p.columns) : 0.0f;
-    const float of_product = sums.y / static_cast<float>(p.columns);
-    for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-      const float2 g = read_g(p, dropout, offset, column, mean, rstd, nullptr, nullptr);
-      float gradient[1] = {rstd * (g.x - of_g - g.y * of_product)};
-      if (p.dh != nullptr) gradient[0] += widen(p.dh[offset + column]);
-      store_gradients<false, T, 1>(p, dropout, offset, column, gradient);
-    }
+    const Slopes found = slopes_of(p, dropout, row_offset(row, p.columns), column, mean, rstd);
+    of_weight = fmaf(found.g, found.x_hat, of_weight);
+    of_bias += found.g;
   }
+  const int64_t share = row_offset(part, p.columns) + column;
+  if (p.weight_shares != nullptr) p.weight_shares[share] = of_weight;
+  if (p.bias_shares != nullptr) p.bias_shares[share] = of_bias;
 }
 
 }  // namespace norm_act

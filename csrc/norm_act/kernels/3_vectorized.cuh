@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<kVectors, kKind>)
       if (column_of(v) < columns) add_residual<kPlain>(p, dropout, offset, column_of(v), residual[v], h[v]);
     }
   }
-  const Parameters<T, kVectors, kKind> parameters(p.weight, p.bias, first, stride, columns);
+  constexpr Held kHeld = kVectors <= 2 ? Held::kAll : Held::kNone;
+  const Parameters<T, kVectors, kKind, kHeld> parameters(p.weight, p.bias, first, stride, columns);
   const auto for_each = [&](const auto& body) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -83,8 +84,8 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<kVectors, kKind>)
     }
   };
   const bool centred = p.mean != nullptr;
-  const float2 own = announce_moments<!kRounded<T>, kVectors, N>(team, centred, columns, 0, for_each);
-  const Statistics found = gather_moments<!kRounded<T>, kVectors, N>(team, own, centred, p.columns, p.eps, 0);
+  const float2 own = announce_moments<!kRounded<T>, kVectors, N>(team, centred, columns, for_each, for_each);
+  const Statistics found = gather_moments<!kRounded<T>, kVectors, N>(team, own, centred, p.columns, p.eps);
   if constexpr (kVectors >= 4) forget_unpacked(h);
   if (team.leads() && columns > 0) store_statistics(p, row, found);
 #pragma unroll
@@ -134,7 +135,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
   int64_t row = part + threadIdx.y * p.parts;
   IncomingRow<T, kVectors> next = {};
   next.load(p, row, first, stride);
-  Parameters<T, kVectors, kKind> parameters(p.weight, p.bias, first, stride, p.columns);
+  Parameters<T, kVectors, kKind, Held::kAll, !kPlain> parameters(p.weight, p.bias, first, stride, p.columns);
   for (int turn = 0; turn < turns; ++turn, row += step) {
     IncomingRow<T, kVectors> now = next;
     const int columns = row < p.rows ? p.columns : 0;
@@ -158,10 +159,10 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
       unpack(now.h[v], x_hat);
       unpack(now.dy[v], g[v]);
       normalize<T>(now.mean, now.rstd, x_hat);
-      make_g(p, parameters, dropout, column, v, x_hat, g[v], shares, sums);
+      make_g<kKind>(p, parameters, dropout, column, v, x_hat, g[v], shares, sums);
     }
     if (!needs_rows) continue;
-    sums = team.reduce(sums, turn % 2);
+    sums = team.reduce(sums);
     forget_unpacked(now.h);
     const InputGradient<T> gradient(sums, now.mean, now.rstd, centred, p.columns);
 #pragma unroll

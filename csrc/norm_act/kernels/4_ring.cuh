@@ -17,13 +17,13 @@ template <int kVectors>
 constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // of 512 threads on a multiprocessor
 
 // h of one vector, from x; with a residual it is added and written, and kept in the slot.
-template <bool kResidual, bool kPlain, typename T, int N>
-__device__ __forceinline__ void read_h(const ForwardPointers<T>& p, const DropoutRow& dropout, RingSlot slot, int64_t offset,
+template <bool kResidual, bool kPlain, typename T, typename Slot, int N>
+__device__ __forceinline__ void read_h(const ForwardPointers<T>& p, const DropoutRow& dropout, Slot slot, int64_t offset,
                                        int column, Packed<T, N>& h) {
-  slot.read<T, N>(0, h);
+  slot.template read<T, N>(0, h);
   if constexpr (kResidual) {
     Packed<T, N> residual;
-    slot.read<T, N>(1, residual);
+    slot.template read<T, N>(1, residual);
     add_residual<kPlain>(p, dropout, offset, column, residual, h);
     slot.write(0, h);
   }
@@ -36,85 +36,101 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>) fo
   constexpr int N = kVectorLength<T>, kWords = kResidual ? 2 : 1, kSlots = kForwardSlots<kVectors, kWords>;
   constexpr int kAhead = kRowsAhead<kSlots, kVectors>;
   constexpr bool kPlain = kKind == Kind::kPlain;
-  extern __shared__ uint4 slots[];
+  using Ring = RowRing<kVectors, kSlots, kWords, kMostClusterThreads>;
+  extern __shared__ __align__(kRingAlignment) uint4 slots[];
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
-  const int first = team.first(), stride = team.stride();
+  const int first = team.first(), stride = team.stride(), step = static_cast<int>(team.teams());
+  const int first_row = static_cast<int>(team.index()), rows = static_cast<int>(p.rows);
   const bool centred = p.mean != nullptr;
   const auto column_of = [&](int v) { return (v * stride + first) * N; };
-  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+  const auto copy = [&](auto slot, int row, int v) {
     const int column = column_of(v);
     if (column >= p.columns) return;
-    slot.ask<T, N>(0, static_cast<const T*>(p.x.data) + offset + column);
-    if constexpr (kResidual) slot.ask<T, N>(1, static_cast<const T*>(p.residual.data) + offset + column);
+    const int64_t at = row_offset(row, p.columns) + column;
+    slot.template ask<T, N>(0, static_cast<const T*>(p.x.data) + at);
+    if constexpr (kResidual) slot.template ask<T, N>(1, static_cast<const T*>(p.residual.data) + at);
   };
-  RowRing<kVectors, kSlots, kWords> ring(slots, team.index(), team.teams(), p.rows, p.columns, copy);
-  const Parameters<T, kVectors, kKind> parameters(p.weight, p.bias, first, stride, p.columns);
-  const auto look = [&](auto ahead, int64_t row, int turn) {
+  Ring ring(slots, first_row, step, rows, copy);
+  Parameters<T, kVectors, kKind, Held::kNext> parameters(p.weight, p.bias, first, stride, p.columns);
+  const auto look = [&](auto ahead, int row) {
     constexpr int kRow = decltype(ahead)::value;
     const int64_t offset = row_offset(row, p.columns);
     const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
-    Packed<T, N> h[kVectors];
-    ring.template receive<kRow>([&](RingSlot slot, int v) {
-      if (column_of(v) < p.columns) read_h<kResidual, kPlain>(p, dropout, slot, offset, column_of(v), h[v]);
-    });
-    return announce_moments<!kRounded<T>, kVectors, N>(team, centred, p.columns, turn, [&](const auto& body) {
+    const auto elements = [&](Packed<T, N>& h, const auto& body) {
+      float values[N];
+      unpack(h, values);
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        if (column_of(v) >= p.columns) continue;
-        float values[N];
-        unpack(h[v], values);
-#pragma unroll
-        for (int i = 0; i < N; ++i) body(values[i]);
-      }
-    });
+      for (int i = 0; i < N; ++i) body(values[i]);
+    };
+    const auto incoming = [&](const auto& body) {
+      ring.template receive<kRow>([&](auto slot, int v) {
+        if (column_of(v) >= p.columns) return;
+        Packed<T, N> h;
+        read_h<kResidual, kPlain>(p, dropout, slot, offset, column_of(v), h);
+        elements(h, body);
+      });
+    };
+    const auto again = [&](const auto& body) {
+      ring.template walk<kRow>([&](auto slot, int v) {
+        if (column_of(v) >= p.columns) return;
+        Packed<T, N> h;
+        slot.template read<T, N>(0, h);
+        elements(h, body);
+      });
+    };
+    return announce_moments<!kRounded<T>, kVectors, N>(team, centred, p.columns, incoming, again);
   };
-  float2 own = look(Index<0>{}, team.index(), 0);
-  int turn = 0;
-  for (int64_t row = team.index(), next; row < p.rows; row = next, turn ^= 1) {
-    next = row + team.teams();
-    const Statistics found = gather_moments<!kRounded<T>, kVectors, N>(team, own, centred, p.columns, p.eps, turn);
-    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
+  float2 own = look(Index<0>{}, first_row);
+  for (int row = first_row, next; row < rows; row = next) {
+    next = row + step;
+    const Statistics found = gather_moments<!kRounded<T>, kVectors, N>(team, own, centred, p.columns, p.eps);
+    if (kAhead > 0 && next < rows) own = look(Index<kAhead>{}, next);
     if (team.leads()) store_statistics(p, row, found);
     const int64_t offset = row_offset(row, p.columns);
     const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
-    const auto write = [&](RingSlot slot, int v) {
+    parameters.expect(column_of(0), p.columns);
+    const auto write = [&](auto slot, int v) {
       if (column_of(v) >= p.columns) return;
       float z[N];
-      slot.read<T, N>(0, z);
+      slot.template read<T, N>(0, z);
       store_y<kKind>(p, parameters, dropout, offset, column_of(v), v, found, z);
+      if (v + 1 < kVectors) parameters.expect(column_of(v + 1), p.columns);
     };
     ring.leave(write, copy);
-    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
+    if (kAhead == 0 && next < rows) own = look(Index<0>{}, next);
   }
 #endif
 }
 
-constexpr int kBackwardWords = 3, kDy = 1, kDh = 2;  // of 16 bytes of a vector: of h, of dy, of dh
-constexpr int kBackwardSlots = 9;                    // so that two blocks of 256 threads share a multiprocessor
+constexpr int kDy = 1, kDh = 2;  // words of 16 bytes of a vector: of h, of dy, of dh
+template <bool kAdds>
+constexpr int kBackwardWords = kAdds ? 3 : 2;
+template <bool kAdds>
+constexpr int kBackwardSlots = 27 / kBackwardWords<kAdds>;  // so that two blocks of 256 threads share a multiprocessor
 
 // g of one vector of the row that is looked at, whose shares and sums it adds to.
-template <Kind kKind, typename T, int kVectors, int N>
-__device__ __forceinline__ void read_g(const BackwardPointers<T>& p, const Parameters<T, kVectors, kKind>& parameters,
-                                       const DropoutRow& dropout, RingSlot slot, int column, int v, float mean, float rstd,
-                                       float (&g)[N], ParameterShares<kVectors, N>& shares, float2& sums) {
+template <Kind kKind, typename T, typename Parameters, typename Slot, int kVectors, int N>
+__device__ __forceinline__ void read_g(const BackwardPointers<T>& p, const Parameters& parameters, const DropoutRow& dropout,
+                                       Slot slot, int column, int v, float mean, float rstd, float (&g)[N],
+                                       ParameterShares<kVectors, N>& shares, float2& sums) {
   float x_hat[N];
-  slot.read<T, N>(0, x_hat);
-  slot.read<T, N>(kDy, g);
+  slot.template read<T, N>(0, x_hat);
+  slot.template read<T, N>(kDy, g);
   normalize<T>(mean, rstd, x_hat);
-  make_g(p, parameters, dropout, column, v, x_hat, g, shares, sums);
+  make_g<kKind>(p, parameters, dropout, column, v, x_hat, g, shares, sums);
 }
 
 // The gradients of one vector, from g.
-template <Kind kKind, typename T, int N>
-__device__ __forceinline__ void write_gradients(const BackwardPointers<T>& p, const DropoutRow& dropout, RingSlot slot,
+template <Kind kKind, bool kAdds, typename T, typename Slot, int N>
+__device__ __forceinline__ void write_gradients(const BackwardPointers<T>& p, const DropoutRow& dropout, Slot slot,
                                                 int64_t offset, int column, const InputGradient<T>& gradient,
                                                 float (&g)[N]) {
   float h[N];
-  slot.read<T, N>(0, h);
+  slot.template read<T, N>(0, h);
   gradient.apply(h, g);
-  if (p.dh != nullptr) {
-    slot.read<T, N>(kDh, h);
+  if constexpr (kAdds) {
+    slot.template read<T, N>(kDh, h);
 #pragma unroll
     for (int i = 0; i < N; ++i) g[i] += h[i];
   }
@@ -122,65 +138,66 @@ __device__ __forceinline__ void write_gradients(const BackwardPointers<T>& p, co
 }
 
 // Where there is an activation or dropout, g of one row is kept in registers, and nothing is done meanwhile.
-template <typename T, int kVectors, Kind kKind>
+template <typename T, int kVectors, Kind kKind, bool kAdds>
 __global__ void __launch_bounds__(kMostClusterThreads) backward_ring(const BackwardPointers<T> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr int N = kVectorLength<T>;
   constexpr bool kPlain = kKind == Kind::kPlain;
-  constexpr int kAhead = kPlain ? kRowsAhead<kBackwardSlots, kVectors> : 0;
-  extern __shared__ uint4 slots[];
+  constexpr int kAhead = kPlain ? kRowsAhead<kBackwardSlots<kAdds>, kVectors> : 0;
+  using Ring = RowRing<kVectors, kBackwardSlots<kAdds>, kBackwardWords<kAdds>>;
+  extern __shared__ __align__(kRingAlignment) uint4 slots[];
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
   const int first = team.first(), stride = team.stride();
   const bool needs_rows = p.dx.data != nullptr || p.dresidual.data != nullptr, centred = p.mean != nullptr;
-  const int64_t part = team.index();
+  const int part = static_cast<int>(team.index()), parts = static_cast<int>(p.parts), rows = static_cast<int>(p.rows);
   const auto column_of = [&](int v) { return (v * stride + first) * N; };
-  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+  const auto copy = [&](auto slot, int row, int v) {
     const int column = column_of(v);
     if (column >= p.columns) return;
-    slot.ask<T, N>(0, p.h + offset + column);
-    slot.ask<T, N>(kDy, p.dy + offset + column);
-    if (needs_rows && p.dh != nullptr) slot.ask<T, N>(kDh, p.dh + offset + column);
+    const int64_t at = row_offset(row, p.columns) + column;
+    slot.template ask<T, N>(0, p.h + at);
+    slot.template ask<T, N>(kDy, p.dy + at);
+    if constexpr (kAdds) slot.template ask<T, N>(kDh, p.dh + at);
   };
-  RowRing<kVectors, kBackwardSlots, kBackwardWords> ring(slots, part, p.parts, p.rows, p.columns, copy);
-  Parameters<T, kVectors, kKind> parameters(p.weight, p.bias, first, stride, p.columns);
+  Ring ring(slots, part, parts, rows, copy);
+  Parameters<T, kVectors, kKind, Held::kAll, !kPlain> parameters(p.weight, p.bias, first, stride, p.columns);
   ParameterShares<kVectors, N> shares;
   float rstd = 0.0f, mean = 0.0f;  // of the row that was looked at last
   float kept[kPlain ? 1 : kVectors][N];
-  const auto look = [&](auto ahead, int64_t row, int turn) {
+  const auto look = [&](auto ahead, int row) {
     rstd = p.rstd[row];
     if (centred) mean = p.mean[row];
     const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
     parameters.forget();
     float2 sums = {0.0f, 0.0f};
-    ring.template receive<decltype(ahead)::value>([&](RingSlot slot, int v) {
+    ring.template receive<decltype(ahead)::value>([&](auto slot, int v) {
       if (column_of(v) >= p.columns) return;
       float(&g)[N] = kept[kPlain ? 0 : v];
       read_g<kKind>(p, parameters, dropout, slot, column_of(v), v, mean, rstd, g, shares, sums);
     });
-    return needs_rows ? team.announce(sums, turn) : sums;
+    return needs_rows ? team.announce(sums) : sums;
   };
-  float2 own = part < p.rows ? look(Index<0>{}, part, 0) : float2{0.0f, 0.0f};
-  int turn = 0;
-  for (int64_t row = part, next; row < p.rows; row = next, turn ^= 1) {
-    next = row + p.parts;
-    const float2 sums = needs_rows ? team.gather(own, turn) : own;
+  float2 own = part < rows ? look(Index<0>{}, part) : float2{0.0f, 0.0f};
+  for (int row = part, next; row < rows; row = next) {
+    next = row + parts;
+    const float2 sums = needs_rows ? team.gather(own) : own;
     const InputGradient<T> gradient(sums, mean, rstd, centred, p.columns);
-    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
+    if (kAhead > 0 && next < rows) own = look(Index<kAhead>{}, next);
     const int64_t offset = row_offset(row, p.columns);
     const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
     parameters.forget();
-    const auto write = [&](RingSlot slot, int v) {
+    const auto write = [&](auto slot, int v) {
       if (column_of(v) >= p.columns || !needs_rows) return;
       float(&g)[N] = kept[kPlain ? 0 : v];
       if constexpr (kPlain) {
-        slot.read<T, N>(kDy, g);
+        slot.template read<T, N>(kDy, g);
         parameters.scale(v, column_of(v), g);
       }
-      write_gradients<kKind>(p, dropout, slot, offset, column_of(v), gradient, g);
+      write_gradients<kKind, kAdds>(p, dropout, slot, offset, column_of(v), gradient, g);
     };
     ring.leave(write, copy);
-    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
+    if (kAhead == 0 && next < rows) own = look(Index<0>{}, next);
   }
   if (p.weight_shares != nullptr) store_share(p.weight_shares, part, p.columns, first, stride, shares.weight);
   if (p.bias_shares != nullptr) store_share(p.bias_shares, part, p.columns, first, stride, shares.bias);

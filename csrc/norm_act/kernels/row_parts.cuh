@@ -11,59 +11,90 @@ namespace norm_act {
 // neither activation nor dropout.
 enum class Kind { kPlain, kTyped, kAny };
 
-// Weight and bias: kept packed by a thread that has few vectors, else read where they are needed.
-template <typename T, int kVectors, Kind kKind>
+// What a thread has of weight and bias: that of all its vectors, packed; that of its next one, on its way; or nothing, and
+// they are read where they are needed.
+enum class Held { kAll, kNext, kNone };
+
+// A load is where it stands in the program: otherwise the compiler puts off that of one branch.
+template <typename T, int N>
+__device__ __forceinline__ void hold_loads(Packed<T, N>& packed) {
+#pragma unroll
+  for (uint4& words : packed.words) asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+}
+
+// `kShifts`: there is use for the bias.
+template <typename T, int kVectors, Kind kKind, Held kHeld, bool kShifts = true>
 struct Parameters {
-  static constexpr int N = kVectorLength<T>;
-  static constexpr bool kKept = kKind != Kind::kAny && kVectors <= 2;
+  static constexpr Held kHolds = kKind == Kind::kAny ? Held::kNone : kHeld;
+  static constexpr int N = kVectorLength<T>, kCount = kHolds == Held::kAll ? kVectors : 1;
 
   const Input& weight;
   const Input& bias;
-  Packed<T, N> kept_weight[kKept ? kVectors : 1];
-  Packed<T, N> kept_bias[kKept ? kVectors : 1];
+  Packed<T, N> held_weight[kCount];
+  Packed<T, N> held_bias[kCount];
 
   __device__ __forceinline__ Parameters(const Input& of_weight, const Input& of_bias, int first, int stride, int columns)
       : weight(of_weight), bias(of_bias) {
-    if constexpr (kKept) {
+    if constexpr (kHolds == Held::kAll) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int column = (v * stride + first) * N;
-        if (column >= columns) continue;
-        if (weight.data != nullptr) load_kept(static_cast<const T*>(weight.data) + column, kept_weight[v]);
-        if (bias.data != nullptr) load_kept(static_cast<const T*>(bias.data) + column, kept_bias[v]);
-      }
+      for (int v = 0; v < kVectors; ++v) load(v, (v * stride + first) * N, columns);
     }
   }
 
-  // Between two uses of what is kept (vector.cuh).
+  // Those of the vector at `column` are needed next.
+  __device__ __forceinline__ void expect(int column, int columns) {
+    if constexpr (kHolds == Held::kNext) {
+      load(0, column, columns);
+      hold_loads(held_weight[0]);
+      if constexpr (kShifts) hold_loads(held_bias[0]);
+    }
+  }
+
+  // Between two uses of what is held (vector.cuh).
   __device__ __forceinline__ void forget() {
-    if constexpr (kKept) {
-      forget_unpacked(kept_weight);
-      forget_unpacked(kept_bias);
+    if constexpr (kHolds == Held::kAll) {
+      forget_unpacked(held_weight);
+      if constexpr (kShifts) forget_unpacked(held_bias);
     }
   }
 
   __device__ __forceinline__ void scale(int v, int column, float (&z)[N]) const {
     if (weight.data == nullptr) return;
     float parameter[N];
-    read(weight, kept_weight[kKept ? v : 0], column, parameter);
+    read(weight, held_weight[v % kCount], column, parameter);
 #pragma unroll
     for (int i = 0; i < N; ++i) z[i] *= parameter[i];
   }
 
-  __device__ __forceinline__ void shift(int v, int column, float (&z)[N]) const {
-    if (bias.data == nullptr) return;
-    float parameter[N];
-    read(bias, kept_bias[kKept ? v : 0], column, parameter);
+  __device__ __forceinline__ void scale_and_shift(int v, int column, float (&z)[N]) const {
+    static_assert(kShifts);
+    if (bias.data == nullptr) return scale(v, column, z);
+    float shift[N];
+    read(bias, held_bias[v % kCount], column, shift);
+    if (weight.data != nullptr) {
+      float factor[N];
+      read(weight, held_weight[v % kCount], column, factor);
 #pragma unroll
-    for (int i = 0; i < N; ++i) z[i] += parameter[i];
+      for (int i = 0; i < N; ++i) z[i] = fmaf(z[i], factor[i], shift[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) z[i] += shift[i];
+    }
   }
 
  private:
-  __device__ __forceinline__ static void read(const Input& source, const Packed<T, N>& kept, int column,
+  __device__ __forceinline__ void load(int i, int column, int columns) {
+    if (column >= columns) return;
+    if (weight.data != nullptr) load_kept(static_cast<const T*>(weight.data) + column, held_weight[i]);
+    if constexpr (kShifts) {
+      if (bias.data != nullptr) load_kept(static_cast<const T*>(bias.data) + column, held_bias[i]);
+    }
+  }
+
+  __device__ __forceinline__ static void read(const Input& source, const Packed<T, N>& held, int column,
                                               float (&values)[N]) {
-    if constexpr (kKept) {
-      unpack(kept, values);
+    if constexpr (kHolds != Held::kNone) {
+      unpack(held, values);
     } else if constexpr (kKind != Kind::kAny) {
       load_vector<T, N>(static_cast<const T*>(source.data) + column, values);
     } else {
@@ -102,13 +133,11 @@ __device__ __forceinline__ void normalize(float mean, float rstd, float (&h)[N])
 }
 
 // From h, in its place, to y, which is written.
-template <Kind kKind, typename T, int kVectors, int N>
-__device__ __forceinline__ void store_y(const ForwardPointers<T>& p, const Parameters<T, kVectors, kKind>& parameters,
-                                        const DropoutRow& dropout, int64_t offset, int column, int v, Statistics found,
-                                        float (&z)[N]) {
+template <Kind kKind, typename T, typename Parameters, int N>
+__device__ __forceinline__ void store_y(const ForwardPointers<T>& p, const Parameters& parameters, const DropoutRow& dropout,
+                                        int64_t offset, int column, int v, Statistics found, float (&z)[N]) {
   normalize<T>(found.mean, found.rstd, z);
-  parameters.scale(v, column, z);
-  parameters.shift(v, column, z);
+  parameters.scale_and_shift(v, column, z);
   finish<kKind == Kind::kPlain, T, N>(p, dropout, column, z);
   store_vector<T, N>(p.y + offset + column, z);
 }
@@ -127,16 +156,15 @@ struct ParameterShares {
 };
 
 // g of one vector, in the place of dy, from x_hat; its sum, and that of g * x_hat, are added to `sums`.
-template <typename T, int kVectors, Kind kKind, int N>
-__device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Parameters<T, kVectors, kKind>& parameters,
-                                       const DropoutRow& dropout, int column, int v, const float (&x_hat)[N], float (&g)[N],
+template <Kind kKind, typename T, typename Parameters, int kVectors, int N>
+__device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Parameters& parameters, const DropoutRow& dropout,
+                                       int column, int v, const float (&x_hat)[N], float (&g)[N],
                                        ParameterShares<kVectors, N>& shares, float2& sums) {
   if constexpr (kKind != Kind::kPlain) {
     float z[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) z[i] = x_hat[i];
-    parameters.scale(v, column, z);
-    parameters.shift(v, column, z);
+    parameters.scale_and_shift(v, column, z);
     undo_activation<T, N>(p, dropout, column, z, g);
   }
 #pragma unroll

@@ -37,16 +37,16 @@ class Counts {
   bool equal_;
 };
 
-// The first step. `for_each(body)` calls `body(value)` of every element that a thread has; without a mean the squares are
-// those around zero. `kExact`: divisions and roots are exact, and what a mean loses by rounding is added again; 16 bits cannot
+// The first step. `for_each(body)` calls `body(value)` of every element that a thread has, and `again(body)` once more; without
+// a mean the squares are those around zero. `kExact`: divisions and roots are exact, and what a mean loses by rounding is added again; 16 bits cannot
 // tell. The result is for the second step.
-template <bool kExact, int kVectors, int N, bool kCluster, typename ForEach>
-__device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool centred, int columns, int turn,
-                                                   const ForEach& for_each) {
+template <bool kExact, int kVectors, int N, bool kCluster, typename ForEach, typename Again>
+__device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool centred, int columns,
+                                                   const ForEach& for_each, const Again& again) {
   float2 moments = {0.0f, 0.0f};
   if (!centred) {
     for_each([&](float value) { moments.y += value * value; });
-    moments.y = team.announce(moments.y, Add{}, turn);
+    moments.y = team.announce(moments.y, Add{});
     return moments;
   }
   float sum = 0.0f;
@@ -56,7 +56,7 @@ __device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool ce
   const float count = held > 0.0f ? held : 1.0f;
   sum = team.reduce_lanes(sum, Add{});
   const float mean = kExact ? sum / count : sum * __frcp_rn(count);
-  for_each([&](float value) { add_moments(value - mean, moments); });
+  again([&](float value) { add_moments(value - mean, moments); });
   moments.y = team.reduce_lanes(moments.y, Add{});
   if constexpr (kExact) {
     const float off = team.reduce_lanes(moments.x, Add{}) / count;
@@ -64,34 +64,37 @@ __device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool ce
   } else {
     moments.x = mean;
   }
-  team.announce_own(moments, turn);
+  team.announce_own(moments);
   return moments;
 }
 
 template <bool kExact, int kVectors, int N, bool kCluster>
-__device__ __forceinline__ Statistics gather_moments(const Team<kCluster>& team, float2 own, bool centred, int columns,
-                                                     float eps, int turn) {
+__device__ __forceinline__ Statistics gather_moments(Team<kCluster>& team, float2 own, bool centred, int columns, float eps) {
   const auto from = [&](float squares, float mean) -> Statistics {  // around that mean
     return {mean, rstd_of<!kExact>(squares, columns, eps)};
   };
-  if (!centred) return from(team.gather(own.y, Add{}, turn), 0.0f);
+  if (!centred) return from(team.gather(own.y, Add{}), 0.0f);
   if (!team.meets()) return from(own.y, own.x);
   team.gather_own();
   const Counts<kVectors, N> counts(team.stride(), columns);
-  float sum = 0.0f;
-  team.for_each_warp(turn, [&](int warp, float2 found) { sum += counts.of(warp) * found.x; });
-  sum = reduce_warp(sum, Add{});
-  const float all = static_cast<float>(columns), mean = kExact ? sum / all : sum * __frcp_rn(all);
+  const float all = static_cast<float>(columns);
+  // Near to the mean. That of one warp of w is at most sqrt(w) standard deviations away, of which 16 bits keep enough.
+  float pivot = team.numbers_of(0).x;
+  if constexpr (kExact) {
+    float sum = 0.0f;
+    team.for_each_warp([&](int warp) { sum += counts.of(warp) * team.numbers_of(warp).x; });
+    pivot = reduce_warp(sum, Add{}) / all;
+  }
   float2 moments = {0.0f, 0.0f};
-  team.for_each_warp(turn, [&](int warp, float2 found) {
-    const float apart = found.x - mean, of_warp = counts.of(warp);
-    moments.x += of_warp * apart;
-    moments.y += found.y + of_warp * apart * apart;
+  team.for_each_warp([&](int warp) {
+    const float2 found = team.numbers_of(warp);
+    const float apart = found.x - pivot, of_all = counts.of(warp) * apart;
+    moments.x += of_all;
+    moments.y += fmaf(of_all, apart, found.y);
   });
-  moments.y = reduce_warp(moments.y, Add{});
-  if constexpr (!kExact) return from(moments.y, mean);
-  const float off = reduce_warp(moments.x, Add{}) / all;
-  return from(moments.y - all * off * off, mean + off);
+  moments = {reduce_warp(moments.x, Add{}), reduce_warp(moments.y, Add{})};
+  const float off = kExact ? moments.x / all : moments.x * __frcp_rn(all);
+  return from(fmaf(-all * off, off, moments.y), pivot + off);
 }
 
 }  // namespace norm_act

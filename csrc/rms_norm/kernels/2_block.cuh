@@ -10,7 +10,7 @@
 namespace kernel_pytorch {
 namespace rms_norm {
 
-constexpr int kBlockThreads = 256;
+constexpr int kBlockThreads = 256, kMostBlockThreads = 1024;
 
 template <typename T, typename W, typename Y>
 __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPointers<T, W, Y> p) {
@@ -38,39 +38,43 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   }
 }
 
-// The same walk for the gradients, of one share of the rows: dx as it goes, the share of dweight in global memory, where
-// every column belongs to one thread.
+// The same walk for the gradient of x, without that of the weight.
 template <typename T, typename W, typename Y>
-__global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPointers<T, W, Y> p) {
-  __shared__ float scratch[2][kMaxWarps];
-  const int64_t part = blockIdx.x;
-  const int64_t weights = row_offset(part % p.weight_rows, p.columns);
-  float* share = p.shares != nullptr ? p.shares + row_offset(part, p.columns) : nullptr;
-  if (share != nullptr) {
-    for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) share[column] = 0.0f;
+__global__ void __launch_bounds__(kMostBlockThreads) backward_block(const BackwardPointers<T, W, Y> p) {
+  __shared__ float scratch[kMaxWarps];
+  const int64_t row = blockIdx.x, offset = row_offset(row, p.columns);
+  const int64_t weights = row_offset(row % p.weight_rows, p.columns);
+  const int step = static_cast<int>(blockDim.x);
+  const float rstd = p.rstd[row];
+  const auto scaled = [&](int column) {
+    return widen(p.dy[offset + column]) * (p.weight != nullptr ? p.offset + widen(p.weight[weights + column]) : 1.0f);
+  };
+  float sum = 0.0f;
+  for (int column = threadIdx.x; column < p.columns; column += step) {
+    sum += scaled(column) * widen(p.h[offset + column]) * rstd;
   }
-  int turn = 0;
-  for (int64_t row = part; row < p.rows; row += p.parts, turn ^= 1) {
-    const int64_t offset = row_offset(row, p.columns);
-    const float rstd = p.rstd[row];
-    float sum = 0.0f;
-    for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-      const float dy = widen(p.dy[offset + column]);
-      const float x_hat = widen(p.h[offset + column]) * rstd;
-      const float scale = p.weight != nullptr ? p.offset + widen(p.weight[weights + column]) : 1.0f;
-      sum += dy * scale * x_hat;
-      if (share != nullptr) share[column] += dy * x_hat;
-    }
-    if (p.dx == nullptr) continue;
-    const float mean = reduce_block(sum, Add{}, scratch[turn]) / static_cast<float>(p.columns);
-    for (int column = threadIdx.x; column < p.columns; column += kBlockThreads) {
-      const float x_hat = widen(p.h[offset + column]) * rstd;
-      const float scale = p.weight != nullptr ? p.offset + widen(p.weight[weights + column]) : 1.0f;
-      float dx = rstd * (widen(p.dy[offset + column]) * scale - x_hat * mean);
-      if (p.dh != nullptr) dx += widen(p.dh[offset + column]);
-      p.dx[offset + column] = narrow<T>(dx);
-    }
+  const float mean = reduce_block(sum, Add{}, scratch) / static_cast<float>(p.columns);
+  for (int column = threadIdx.x; column < p.columns; column += step) {
+    float dx = rstd * (scaled(column) - widen(p.h[offset + column]) * rstd * mean);
+    if (p.dh != nullptr) dx += widen(p.dh[offset + column]);
+    p.dx[offset + column] = narrow<T>(dx);
   }
+}
+
+// What the rows of one share give to dweight: a column a thread.
+template <typename T, typename W, typename Y>
+__global__ void __launch_bounds__(kBlockThreads) backward_columns(const BackwardPointers<T, W, Y> p) {
+  const unsigned tiles = (p.columns + kBlockThreads - 1) / kBlockThreads;
+  const int64_t part = blockIdx.x / tiles;
+  const int column = static_cast<int>(blockIdx.x % tiles) * kBlockThreads + threadIdx.x;
+  if (column >= p.columns) return;
+  float share = 0.0f;
+#pragma unroll 4  // as many on their way at once
+  for (int64_t row = part; row < p.rows; row += p.parts) {
+    const int64_t at = row_offset(row, p.columns) + column;
+    share += widen(p.dy[at]) * widen(p.h[at]) * p.rstd[row];
+  }
+  p.shares[row_offset(part, p.columns) + column] = share;
 }
 
 }  // namespace rms_norm

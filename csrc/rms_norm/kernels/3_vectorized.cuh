@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<W, kVectors>)
       for (int i = 0; i < N; ++i) sum += x[i] * x[i];
     }
   }
-  sum = team.reduce(sum, Add{}, 0);
+  sum = team.reduce(sum, Add{});
   if constexpr (kVectors >= 4) forget_unpacked(h);
   const W* const late = read_now(p.weight);
   const float rstd = rstd_of<kRounded<Y>>(sum, p.columns, p.eps);
@@ -246,7 +246,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p
       }
     }
     if (p.dx != nullptr) {
-      const float mean = team.reduce(sum, Add{}, turn / step % 2) / static_cast<float>(p.columns);
+      const float mean = team.reduce(sum, Add{}) / static_cast<float>(p.columns);
       forget_unpacked(now.dy);
       forget_unpacked(now.h);
 #pragma unroll

@@ -17,12 +17,12 @@ template <typename T, typename W, int kVectors>
 constexpr int kRingBlocks = kVectors == 4 && sizeof(T) == sizeof(W) ? 2 : 1;
 
 // h of one vector: x, or x + residual, which is rounded, written, and kept in the slot.
-template <bool kResidual, typename T, int N>
-__device__ __forceinline__ void read_h(RingSlot slot, T* target, float (&h)[N]) {
-  slot.read<T, N>(0, h);
+template <bool kResidual, typename Slot, typename T, int N>
+__device__ __forceinline__ void read_h(Slot slot, T* target, float (&h)[N]) {
+  slot.template read<T, N>(0, h);
   if constexpr (kResidual) {
     float residual[N];
-    slot.read<T, N>(1, residual);
+    slot.template read<T, N>(1, residual);
 #pragma unroll
     for (int i = 0; i < N; ++i) h[i] += residual[i];
     Packed<T, N> rounded;
@@ -39,57 +39,59 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<T, W, kVector
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr int N = kVectorLength<T>, kWords = kResidual ? 2 : 1, kSlots = kForwardSlots<kVectors, kWords>;
   constexpr int kAhead = kRowsAhead<kSlots, kVectors>;
-  extern __shared__ uint4 slots[];
+  using Ring = RowRing<kVectors, kSlots, kWords, kMostClusterThreads>;
+  extern __shared__ __align__(kRingAlignment) uint4 slots[];
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
-  const int first = team.first(), stride = team.stride();
+  const int first = team.first(), stride = team.stride(), step = static_cast<int>(team.teams());
+  const int first_row = static_cast<int>(team.index()), rows = static_cast<int>(p.rows);
   const auto column_of = [&](int v) { return (v * stride + first) * N; };
-  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+  const auto copy = [&](auto slot, int row, int v) {
     const int column = column_of(v);
     if (column >= p.columns) return;
-    slot.ask<T, N>(0, p.x + offset + column);
-    if constexpr (kResidual) slot.ask<T, N>(1, p.residual + offset + column);
+    const int64_t at = row_offset(row, p.columns) + column;
+    slot.template ask<T, N>(0, p.x + at);
+    if constexpr (kResidual) slot.template ask<T, N>(1, p.residual + at);
   };
-  RowRing<kVectors, kSlots, kWords> ring(slots, team.index(), team.teams(), p.rows, p.columns, copy);
+  Ring ring(slots, first_row, step, rows, copy);
   Packed<W, N> weight[kVectors];
   load_weight(p.weight, 0, first, stride, p.columns, weight);
-  const auto look = [&](auto ahead, int64_t row, int turn) {
-    const int64_t offset = row_offset(row, p.columns);
+  const auto look = [&](auto ahead, int row) {
+    T* const target = p.h + row_offset(row, p.columns);
     float sum = 0.0f;
-    ring.template receive<decltype(ahead)::value>([&](RingSlot slot, int v) {
+    ring.template receive<decltype(ahead)::value>([&](auto slot, int v) {
       const int column = column_of(v);
       if (column >= p.columns) return;
       float h[N];
-      read_h<kResidual>(slot, p.h + offset + column, h);
+      read_h<kResidual>(slot, target + column, h);
 #pragma unroll
       for (int i = 0; i < N; ++i) sum += h[i] * h[i];
     });
-    return team.announce(sum, Add{}, turn);
+    return team.announce(sum, Add{});
   };
-  float own = look(Index<0>{}, team.index(), 0);
-  int turn = 0;
-  for (int64_t row = team.index(), next; row < p.rows; row = next, turn ^= 1) {
-    next = row + team.teams();
-    const float rstd = rstd_of<kRounded<Y>>(team.gather(own, Add{}, turn), p.columns, p.eps);
-    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
+  float own = look(Index<0>{}, first_row);
+  for (int row = first_row, next; row < rows; row = next) {
+    next = row + step;
+    const float rstd = rstd_of<kRounded<Y>>(team.gather(own, Add{}), p.columns, p.eps);
+    if (kAhead > 0 && next < rows) own = look(Index<kAhead>{}, next);
     if (p.weight_rows > 1) {
       load_weight(p.weight, row_offset(remainder(row, p.weight_rows), p.columns), first, stride, p.columns, weight);
     }
     if (team.leads()) p.rstd[row] = rstd;
     forget_unpacked(weight);
-    const int64_t offset = row_offset(row, p.columns);
-    const auto finish = [&](RingSlot slot, int v) {
+    Y* const y = p.y + row_offset(row, p.columns);
+    const auto finish = [&](auto slot, int v) {
       const int column = column_of(v);
       if (column >= p.columns) return;
       float h[N], scale[N];
-      slot.read<T, N>(0, h);
+      slot.template read<T, N>(0, h);
       scale_of(p.weight != nullptr, weight[v], p.offset, scale);
 #pragma unroll
       for (int i = 0; i < N; ++i) scale[i] *= h[i] * rstd;
-      store_vector<Y, N>(p.y + offset + column, scale);
+      store_vector<Y, N>(y + column, scale);
     };
     ring.leave(finish, copy);
-    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
+    if (kAhead == 0 && next < rows) own = look(Index<0>{}, next);
   }
 #endif
 }
@@ -102,14 +104,14 @@ template <typename T, typename Y, bool kAdds>
 constexpr int kBackwardWords = 1 + sizeof(Y) / sizeof(T) + kAdds;
 
 // dx of one vector.
-template <typename Y, int kDh, bool kAdds, typename T, int N>
-__device__ __forceinline__ void write_dx(RingSlot slot, T* target, float rstd, const float (&scale)[N], float mean) {
+template <typename Y, int kDh, bool kAdds, typename Slot, typename T, int N>
+__device__ __forceinline__ void write_dx(Slot slot, T* target, float rstd, const float (&scale)[N], float mean) {
   float g[N], x[N];
-  slot.read<Y, N>(1, g);
-  slot.read<T, N>(0, x);
+  slot.template read<Y, N>(1, g);
+  slot.template read<T, N>(0, x);
   input_gradient(g, x, rstd, scale, mean);
   if constexpr (kAdds) {
-    slot.read<T, N>(kDh, x);
+    slot.template read<T, N>(kDh, x);
 #pragma unroll
     for (int i = 0; i < N; ++i) g[i] += x[i];
   }
@@ -121,51 +123,52 @@ __global__ void __launch_bounds__(kMostClusterThreads) backward_ring(const Backw
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr int N = kVectorLength<T>, kWords = kBackwardWords<T, Y, kAdds>, kSlots = kBackwardSlots<kWords>;
   constexpr int kDy = 1, kDh = kWords - 1, kAhead = kRowsAhead<kSlots, kVectors>;
-  extern __shared__ uint4 slots[];
+  using Ring = RowRing<kVectors, kSlots, kWords>;
+  extern __shared__ __align__(kRingAlignment) uint4 slots[];
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
   const int first = team.first(), stride = team.stride();
-  const int64_t part = team.index();
+  const int part = static_cast<int>(team.index()), parts = static_cast<int>(p.parts), rows = static_cast<int>(p.rows);
   const auto column_of = [&](int v) { return (v * stride + first) * N; };
-  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+  const auto copy = [&](auto slot, int row, int v) {
     const int column = column_of(v);
     if (column >= p.columns) return;
-    slot.ask<T, N>(0, p.h + offset + column);
-    slot.ask<Y, N>(kDy, p.dy + offset + column);
-    if constexpr (kAdds) slot.ask<T, N>(kDh, p.dh + offset + column);
+    const int64_t at = row_offset(row, p.columns) + column;
+    slot.template ask<T, N>(0, p.h + at);
+    slot.template ask<Y, N>(kDy, p.dy + at);
+    if constexpr (kAdds) slot.template ask<T, N>(kDh, p.dh + at);
   };
-  RowRing<kVectors, kSlots, kWords> ring(slots, part, p.parts, p.rows, p.columns, copy);
+  Ring ring(slots, part, parts, rows, copy);
   float scale[kVectors][N];
   load_scales(p, part, first, stride, scale);
   float share[kVectors][N] = {};
   float rstd = 0.0f;  // of the row that was looked at last
-  const auto look = [&](auto ahead, int64_t row, int turn) {
+  const auto look = [&](auto ahead, int row) {
     rstd = p.rstd[row];
     float sum = 0.0f;
-    ring.template receive<decltype(ahead)::value>([&](RingSlot slot, int v) {
+    ring.template receive<decltype(ahead)::value>([&](auto slot, int v) {
       if (column_of(v) >= p.columns) return;
       float g[N], x[N];
-      slot.read<Y, N>(kDy, g);
-      slot.read<T, N>(0, x);
+      slot.template read<Y, N>(kDy, g);
+      slot.template read<T, N>(0, x);
       sum += scale_gradient(g, x, rstd, scale[v], share[v]);
     });
-    return p.dx == nullptr ? sum : team.announce(sum, Add{}, turn);
+    return p.dx == nullptr ? sum : team.announce(sum, Add{});
   };
-  float own = part < p.rows ? look(Index<0>{}, part, 0) : 0.0f;
-  int turn = 0;
-  for (int64_t row = part, next; row < p.rows; row = next, turn ^= 1) {
-    next = row + p.parts;
+  float own = part < rows ? look(Index<0>{}, part) : 0.0f;
+  for (int row = part, next; row < rows; row = next) {
+    next = row + parts;
     const float of_row = rstd;
-    const float mean = p.dx == nullptr ? 0.0f : team.gather(own, Add{}, turn) / static_cast<float>(p.columns);
-    if (kAhead > 0 && next < p.rows) own = look(Index<kAhead>{}, next, turn ^ 1);
-    const int64_t offset = row_offset(row, p.columns);
-    const auto finish = [&](RingSlot slot, int v) {
+    const float mean = p.dx == nullptr ? 0.0f : team.gather(own, Add{}) / static_cast<float>(p.columns);
+    if (kAhead > 0 && next < rows) own = look(Index<kAhead>{}, next);
+    T* const dx = p.dx + row_offset(row, p.columns);
+    const auto finish = [&](auto slot, int v) {
       const int column = column_of(v);
       if (column >= p.columns || p.dx == nullptr) return;
-      write_dx<Y, kDh, kAdds>(slot, p.dx + offset + column, of_row, scale[v], mean);
+      write_dx<Y, kDh, kAdds>(slot, dx + column, of_row, scale[v], mean);
     };
     ring.leave(finish, copy);
-    if (kAhead == 0 && next < p.rows) own = look(Index<0>{}, next, turn ^ 1);
+    if (kAhead == 0 && next < rows) own = look(Index<0>{}, next);
   }
   if (p.shares != nullptr) store_share(p.shares, part, p.columns, first, stride, share);
 #endif

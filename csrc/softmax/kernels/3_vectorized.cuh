@@ -2,10 +2,8 @@
 // way before the first is looked at. Rows end on a vector; several short rows make a block.
 #pragma once
 
-#include "kernel_pytorch/cuda/math.cuh"
-#include "kernel_pytorch/cuda/online_softmax.cuh"
 #include "kernel_pytorch/cuda/team.cuh"
-#include "parameters.cuh"
+#include "scores.cuh"
 
 namespace kernel_pytorch {
 namespace softmax {
@@ -17,9 +15,9 @@ template <typename M, int kVectors, int N>
 constexpr bool kEarlyMask = sizeof(M) * N * kVectors <= 64;
 
 // The scores that a thread has, and their maximum.
-template <typename T, typename M, int kVectors, int N>
-__device__ __forceinline__ float load_row(const T* x, const M* mask, int step, float scale, int first, int stride,
-                                          int columns, float (&z)[kVectors][N]) {
+template <typename T, typename M, typename Y, int kVectors, int N>
+__device__ __forceinline__ float load_row(const T* x, const M* mask, int step, const Scores<T, M, Y>& scores, int first,
+                                          int stride, int columns, float (&z)[kVectors][N]) {
   Packed<T, N> raw[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -38,12 +36,10 @@ __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, f
   for (int v = 0; v < kVectors; ++v) {
     const int column = (v * stride + first) * N;
     if (column < columns) {
-      unpack(raw[v], z[v]);
       if constexpr (kEarly) {
-        scale_all(scale, z[v]);
-        if (mask != nullptr) masks[v].apply(z[v]);
+        scores.read(raw[v], masks[v], z[v]);
       } else {
-        to_scores<M, N>(mask, column, step, scale, z[v]);
+        scores.read(raw[v], column, z[v]);
       }
 #pragma unroll
       for (int i = 0; i < N; ++i) most = fmaxf(most, z[v][i]);
@@ -53,15 +49,16 @@ __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, f
 }
 
 // Exponentials in the place of the scores that a thread has, and their sum.
-template <bool kHalf, int kVectors, int N>
-__device__ __forceinline__ float exponentials(float (&z)[kVectors][N], float base, int first, int stride, int columns) {
+template <typename Scores, int kVectors, int N>
+__device__ __forceinline__ float exponentials(const Scores& scores, float (&z)[kVectors][N], float base, int first, int stride,
+                                              int columns) {
   float sum = 0.0f;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if ((v * stride + first) * N < columns) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        z[v][i] = exponential<kHalf>(z[v][i] - base);
+        z[v][i] = scores.exponential(z[v][i] - base);
         sum += z[v][i];
       }
     }
@@ -102,9 +99,10 @@ __global__ void __launch_bounds__(kMaxThreads) forward_vectorized(const ForwardP
   const M* mask = columns > 0 ? mask_of(p, row) : nullptr;
   const int first = team.first(), stride = team.stride();
   float z[kVectors][N];
-  const float own = load_row<T, M>(p.x + offset, mask, p.broadcast.column_step, p.scale, first, stride, columns, z);
-  const float base = base_of(team.reduce(own, Max{}, 0), mask != nullptr);
-  const float sum = team.reduce(exponentials<kRounded<Y>>(z, base, first, stride, columns), Add{}, 1);
+  const Scores<T, M, Y> scores(mask, p.broadcast.column_step, p.scale);
+  const float own = load_row(p.x + offset, mask, p.broadcast.column_step, scores, first, stride, columns, z);
+  const float base = base_of(team.reduce(own, Max{}), mask != nullptr);
+  const float sum = team.reduce(exponentials(scores, z, base, first, stride, columns), Add{});
   store_row(p.y + offset, sum, first, stride, columns, z);
 }
 
@@ -127,7 +125,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_vectorized(const Backwar
     }
   }
   // The sum over the row of what `term` makes of an element of dy and one of y.
-  const auto sum = [&](int turn, const auto& term) {
+  const auto sum = [&](const auto& term) {
     float found = 0.0f;
     if constexpr (kVectors >= 4) forget_unpacked(dy), forget_unpacked(y);
 #pragma unroll
@@ -140,10 +138,10 @@ __global__ void __launch_bounds__(kMaxThreads) backward_vectorized(const Backwar
         for (int i = 0; i < N; ++i) found += term(a[i], b[i]);
       }
     }
-    return team.reduce(found, Add{}, turn);
+    return team.reduce(found, Add{});
   };
-  const float dot = sum(0, [](float a, float b) { return a * b; });
-  const float rest = sum(1, [dot](float a, float b) { return (a - dot) * b; });  // softmax.h
+  const float dot = sum([](float a, float b) { return a * b; });
+  const float rest = sum([dot](float a, float b) { return (a - dot) * b; });  // softmax.h
   if (p.dots != nullptr && team.leads() && columns > 0) p.dots[row] = dot + rest;
   if (p.dx == nullptr) return;
   if constexpr (kVectors >= 4) forget_unpacked(dy), forget_unpacked(y);

@@ -16,138 +16,160 @@ constexpr int kSlots = (kVectors == 4 ? 12 : 24) / kWords;
 template <int kVectors>
 constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // on a multiprocessor
 
-// The share of each of a few scores, or, where `kExponentials`, of exponentials under their own maximum.
-template <bool kExponentials, bool kHalf, int N>
-__device__ __forceinline__ void to_shares(float (&z)[N], float own_most, float base, float sum, float share) {
-  if constexpr (kExponentials) {
-    const float under = own_most == base ? 1.0f : expf(own_most - base);
+// Exponentials under their own maximum, made those under that of the row.
+template <int N>
+__device__ __forceinline__ void rebase(float (&z)[N], float own_most, float base) {
+  if (own_most == base) return;
+  const float under = expf(own_most - base);
 #pragma unroll
-    for (int i = 0; i < N; ++i) z[i] *= under;
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) z[i] = exponential<kHalf>(z[i] - base);
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) z[i] = kHalf ? z[i] * share : divided(z[i], sum, share);
+  for (int i = 0; i < N; ++i) z[i] *= under;
 }
 
 template <typename T, typename M, typename Y, int kVectors>
 __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>)
     forward_ring(const ForwardPointers<T, M, Y> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Ring = RowRing<kVectors, kSlots<kVectors, 1>, 1, kMostClusterThreads>;
   constexpr int N = kVectorLength<T>, kAhead = kRowsAhead<kSlots<kVectors, 1>, kVectors>;
-  extern __shared__ uint4 slots[];
+  extern __shared__ __align__(kRingAlignment) uint4 slots[];
   constexpr bool kInPlace = sizeof(T) == sizeof(float);  // an exponential goes where its score was
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
-  const int first = team.first(), stride = team.stride();
+  const int first = team.first(), stride = team.stride(), step = static_cast<int>(team.teams());
+  const int rows = static_cast<int>(p.rows);
   const auto column_of = [&](int v) { return (v * stride + first) * N; };
-  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+  const auto copy = [&](auto slot, int row, int v) {
     const int column = column_of(v);
-    if (column < p.columns) slot.ask<T, N>(0, p.x + offset + column);
+    if (column < p.columns) slot.template ask<T, N>(0, p.x + (row_offset(row, p.columns) + column));
   };
-  RowRing<kVectors, kSlots<kVectors, 1>, 1> ring(slots, team.index(), team.teams(), p.rows, p.columns, copy);
-  const auto scores = [&](RingSlot slot, const M* mask, int column, float(&z)[N]) {
-    slot.read<T, N>(0, z);
-    to_scores<M, N>(mask, column, p.broadcast.column_step, p.scale, z);
-  };
+  Ring ring(slots, static_cast<int>(team.index()), step, rows, copy);
+  const auto scores_of = [&](int row) { return Scores<T, M, Y>(mask_of(p, row), p.broadcast.column_step, p.scale); };
+  const auto exponential = [&](float apart) { return Scores<T, M, Y>(p.mask, 0, p.scale).exponential(apart); };
   float latest[kVectors];  // the maximum of each vector that was looked at last, whose exponentials are in its place
-  const auto look = [&](auto ahead, int64_t row, int turn) {
-    const M* const mask = mask_of(p, row);
+  const auto look = [&](auto ahead, int row) {
+    const Scores<T, M, Y> scores = scores_of(row);
     OnlineSum own;
-    ring.template receive<decltype(ahead)::value>([&](RingSlot slot, int v) {
+    ring.template receive<decltype(ahead)::value>([&](auto slot, int v) {
       const int column = column_of(v);
       if (column >= p.columns) return;
+      Packed<T, N> x;
+      slot.template read<T, N>(0, x);
       float z[N];
-      scores(slot, mask, column, z);
+      scores.read(x, column, z);
       if constexpr (kInPlace) {
-        const OnlineSum of_vector = exponentials_of<kRounded<Y>>(z);
+        const OnlineSum of_vector = exponentials_of<false>(z);
         latest[v] = of_vector.most;
         own = combined(own, of_vector);
-        Packed<float, N> kept;
-        pack(z, kept);
-        slot.write(0, kept);
+        pack(z, x);
+        slot.write(0, x);
       } else {
-        own.add_all<kRounded<Y>>(z);
+        scores.add(z, own);
       }
     });
-    team.announce(own, turn);
+    team.announce(own, exponential);
   };
-  look(Index<0>{}, team.index(), 0);
-  int turn = 0;
-  for (int64_t row = team.index(), next; row < p.rows; row = next, turn ^= 1) {
-    next = row + team.teams();
-    const OnlineSum all = team.gather(turn);
+  look(Index<0>{}, static_cast<int>(team.index()));
+  for (int row = static_cast<int>(team.index()), next; row < rows; row = next) {
+    next = row + step;
+    const OnlineSum all = team.gather(exponential);
     float most[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) most[v] = latest[v];
-    if (kAhead > 0 && next < p.rows) look(Index<kAhead>{}, next, turn ^ 1);
-    const M* const mask = mask_of(p, row);
-    const float base = base_of(all.most, mask != nullptr), share = share_of_sum(all.sum);
-    const auto finish = [&](RingSlot slot, int v) {
+    if (kAhead > 0 && next < rows) look(Index<kAhead>{}, next);
+    const Scores<T, M, Y> scores = scores_of(row);
+    const float base = base_of(all.most, scores.masked()), share = share_of_sum(all.sum);
+    const float logarithm = all.sum == 0.0f ? 0.0f : log2f(all.sum);
+    Y* const y = p.y + row_offset(row, p.columns);
+    const auto finish = [&](auto slot, int v) {
       const int column = column_of(v);
       if (column >= p.columns) return;
+      Packed<T, N> x;
+      slot.template read<T, N>(0, x);
       float z[N];
       if constexpr (kInPlace) {
-        slot.read<float, N>(0, z);
+        unpack(x, z);
+        rebase(z, most[v], base);
       } else {
-        scores(slot, mask, column, z);
+        scores.read(x, column, z);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          z[i] = kRounded<Y> ? scores.exponential(z[i] - base, logarithm) : scores.exponential(z[i] - base);
+        }
       }
-      to_shares<kInPlace, kRounded<Y>>(z, most[v], base, all.sum, share);
-      store_vector<Y, N>(p.y + row_offset(row, p.columns) + column, z);
+      if constexpr (!kRounded<Y>) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) z[i] = divided(z[i], all.sum, share);
+      }
+      store_vector<Y, N>(y + column, z);
     };
     ring.leave(finish, copy);
-    if (kAhead == 0 && next < p.rows) look(Index<0>{}, next, turn ^ 1);
+    if (kAhead == 0 && next < rows) look(Index<0>{}, next);
   }
 #endif
 }
 
+// The two sums of a row that its gradients need (softmax.h). What the first lacks takes a second look at the row; but for
+// results of few digits, it is what the sum of y lacks of one.
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>)
     backward_ring(const BackwardPointers<T> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Ring = RowRing<kVectors, kSlots<kVectors, 2>, 2, kMostClusterThreads>;
   constexpr int N = kVectorLength<T>;
-  extern __shared__ uint4 slots[];
+  extern __shared__ __align__(kRingAlignment) uint4 slots[];
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
-  const int first = team.first(), stride = team.stride();
-  const auto copy = [&](RingSlot slot, int64_t offset, int v) {
+  const int first = team.first(), stride = team.stride(), step = static_cast<int>(team.teams());
+  const int rows = static_cast<int>(p.rows);
+  const auto copy = [&](auto slot, int row, int v) {
     const int column = (v * stride + first) * N;
     if (column >= p.columns) return;
-    slot.ask<T, N>(0, p.dy + offset + column);
-    slot.ask<T, N>(1, p.y + offset + column);
+    const int64_t at = row_offset(row, p.columns) + column;
+    slot.template ask<T, N>(0, p.dy + at);
+    slot.template ask<T, N>(1, p.y + at);
   };
-  RowRing<kVectors, kSlots<kVectors, 2>, 2> ring(slots, team.index(), team.teams(), p.rows, p.columns, copy);
-  for (int64_t row = team.index(); row < p.rows; row += team.teams()) {
-    float found = 0.0f;
-    // `use(dy, y, column)` of a vector that is there.
-    const auto with = [&](const auto& use) {
-      return [&](RingSlot slot, int v) {
-        const int column = (v * stride + first) * N;
-        if (column >= p.columns) return;
-        float dy[N], y[N];
-        slot.read<T, N>(0, dy);
-        slot.read<T, N>(1, y);
-        use(dy, y, column);
-      };
+  // `use(dy, y, column)` of a vector that is there.
+  const auto with = [&](const auto& use) {
+    return [&](auto slot, int v) {
+      const int column = (v * stride + first) * N;
+      if (column >= p.columns) return;
+      float dy[N], y[N];
+      slot.template read<T, N>(0, dy);
+      slot.template read<T, N>(1, y);
+      use(dy, y, column);
     };
+  };
+  Ring ring(slots, static_cast<int>(team.index()), step, rows, copy);
+  for (int row = static_cast<int>(team.index()); row < rows; row += step) {
+    float2 found = {0.0f, 0.0f};
     ring.receive(with([&](const float (&dy)[N], const float (&y)[N], int) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) found += dy[i] * y[i];
+      for (int i = 0; i < N; ++i) {
+        found.x += dy[i] * y[i];
+        found.y += y[i];
+      }
     }));
-    const float dot = team.reduce(found, Add{}, 0);
-    found = 0.0f;
-    ring.walk(with([&](const float (&dy)[N], const float (&y)[N], int) {
+    float dot, rest;
+    if constexpr (kRounded<T>) {
+      found = team.reduce(found);
+      dot = found.x;
+      rest = dot - dot * found.y;
+    } else {
+      dot = team.reduce(found.x, Add{});
+      found.x = 0.0f;
+      ring.walk(with([&](const float (&dy)[N], const float (&y)[N], int) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) found += (dy[i] - dot) * y[i];
-    }));
-    const float rest = team.reduce(found, Add{}, 1);  // softmax.h
+        for (int i = 0; i < N; ++i) found.x += (dy[i] - dot) * y[i];
+      }));
+      rest = team.reduce(found.x, Add{});
+    }
     if (p.dots != nullptr && team.leads()) p.dots[row] = dot + rest;
+    T* const dx = p.dx + row_offset(row, p.columns);
     ring.leave(with([&](float (&dy)[N], const float (&y)[N], int column) {
       if (p.dx == nullptr) return;
 #pragma unroll
       for (int i = 0; i < N; ++i) dy[i] = score_gradient(dy[i], y[i], dot, rest) * p.scale;
-      store_vector<T, N>(p.dx + row_offset(row, p.columns) + column, dy);
+      store_vector<T, N>(dx + column, dy);
     }), copy);
   }
 #endif

@@ -59,6 +59,7 @@ struct Cluster {
   unsigned expected = 0;
   unsigned arrived = 0;
   unsigned generation = 0;
+  unsigned phases = 0;  // that barriers in shared memory have completed, of all of them
   bool failed = false;
   std::string what;
   std::vector<char*> anchors;  // of the blocks' thread-local memory
@@ -78,6 +79,7 @@ struct Block {
   ucontext_t scheduler = {};
   jmp_buf scheduler_state = {};
   unsigned cluster_generation = 0;  // as this block last saw it
+  unsigned cluster_phases = 0;
   bool failed = false;
   char* dynamic = nullptr;
 };

@@ -65,6 +65,8 @@ inline uint64_t __cvta_generic_to_shared(const void* address) { return ::emulato
 
 // -- arithmetic -------------------------------------------------------------------------------------------------------
 
+inline int max(int a, int b) { return a > b ? a : b; }
+
 // Rounded each by itself, whatever the compiler would contract.
 inline float __fadd_rn(float a, float b) {
   volatile float sum = a + b;

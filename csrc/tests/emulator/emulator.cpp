@@ -19,7 +19,10 @@ thread_local char anchor = 0;
 namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;
-constexpr uint32_t kSharedNumber = 1024;  // of the first byte of shared memory
+constexpr uint32_t kSharedNumber = 1024;  // of the first byte of dynamic shared memory
+constexpr uint32_t kStatic = 1u << 31;    // of numbers of what is declared: above the block's rank, their place
+constexpr int kPlaceBits = 27;
+constexpr std::ptrdiff_t kAnchorPlace = std::ptrdiff_t{1} << (kPlaceBits - 1);
 constexpr auto kPatience = std::chrono::seconds(60);
 
 // AddressSanitizer follows swapcontext, which costs a system call, and no long jumps.
@@ -79,6 +82,28 @@ void wait_at(Barrier& barrier, unsigned live) {
   ++barrier.arrived;
   release_if_complete(barrier, live);
   wait_until_changed(barrier.generation, seen);
+}
+
+// What lies in the 8 bytes of a barrier.
+struct CountedBytes {
+  int bytes;     // that are expected and have not come, or have come and are not expected yet
+  uint16_t arrived;
+  uint16_t phase;
+};
+
+CountedBytes& counted(uint32_t barrier) {
+  return *const_cast<CountedBytes*>(aligned(static_cast<const CountedBytes*>(address_of(barrier)), 8));
+}
+
+// Under the lock of the cluster.
+void count(CountedBytes& barrier, int bytes) {
+  Cluster& cluster = *current->cluster;
+  barrier.bytes += bytes;
+  if (barrier.arrived == 0 || barrier.bytes != 0) return;
+  barrier.arrived = 0;
+  ++barrier.phase;
+  current->cluster_phases = ++cluster.phases;
+  cluster.changed.notify_all();
 }
 
 void leave_cluster() {
@@ -158,15 +183,17 @@ bool wait_for_other_blocks(Block& block) {
   Cluster& cluster = *block.cluster;
   const auto end = block.fibers.begin() + static_cast<std::ptrdiff_t>(block.threads);
   const bool some = std::any_of(block.fibers.begin(), end, [&](const Fiber& fiber) {
-    return !fiber.done && fiber.generation == &block.cluster_generation;
+    return !fiber.done && (fiber.generation == &block.cluster_generation || fiber.generation == &block.cluster_phases);
   });
   if (!some) return false;
   std::unique_lock<std::mutex> lock(cluster.mutex);
-  cluster.changed.wait_for(lock, kPatience,
-                           [&] { return cluster.failed || cluster.generation != block.cluster_generation; });
+  const auto changed = [&] {
+    return cluster.failed || cluster.generation != block.cluster_generation || cluster.phases != block.cluster_phases;
+  };
+  const bool moved = cluster.changed.wait_for(lock, kPatience, changed);
   if (cluster.failed) block.failed = true;
-  const bool moved = cluster.failed || cluster.generation != block.cluster_generation;
   block.cluster_generation = cluster.generation;
+  block.cluster_phases = cluster.phases;
   return moved;
 }
 
@@ -293,10 +320,54 @@ void* shared_of(const void* own, unsigned rank) {
 
 uint32_t number_of(const void* shared) {
   const auto offset = static_cast<uint64_t>(static_cast<const char*>(shared) - current->dynamic);
-  if (offset >= current->launch->shared_bytes) fail("an address outside of the dynamic shared memory");
-  return kSharedNumber + static_cast<uint32_t>(offset);
+  if (offset < current->launch->shared_bytes) return kSharedNumber + static_cast<uint32_t>(offset);
+  if (offset < kMostSharedBytes) fail("an address outside of the dynamic shared memory");
+  const std::ptrdiff_t place = static_cast<const char*>(shared) - &anchor + kAnchorPlace;
+  if (place < 0 || place >= 2 * kAnchorPlace) fail("an address outside of the shared memory");
+  return number_in(kStatic | static_cast<uint32_t>(place), current->rank);
 }
 
-void* address_of(uint32_t number) { return current->dynamic + (number - kSharedNumber); }
+void* address_of(uint32_t number) {
+  if ((number & kStatic) == 0) return current->dynamic + (number - kSharedNumber);
+  const std::ptrdiff_t place = number & ((1u << kPlaceBits) - 1);
+  return current->cluster->anchors[(number & ~kStatic) >> kPlaceBits] + (place - kAnchorPlace);
+}
+
+uint32_t number_in(uint32_t own, unsigned rank) {
+  if (rank >= current->cluster->blocks) fail("an address of a block that the cluster does not have");
+  if ((own & kStatic) == 0) fail("dynamic shared memory of another block");
+  return kStatic | rank << kPlaceBits | (own & ((1u << kPlaceBits) - 1));
+}
+
+void make_barrier(uint32_t barrier) { counted(barrier) = {}; }
+
+void arrive_and_expect(uint32_t barrier, int bytes) {
+  CountedBytes& own = counted(barrier);
+  if (own.arrived > 0) fail("more arrivals at a barrier than it awaits");
+  const std::lock_guard<std::mutex> lock(current->cluster->mutex);
+  own.arrived = 1;
+  count(own, bytes);
+}
+
+void send(uint32_t target, const void* source, int bytes, uint32_t barrier) {
+  const char* const place = aligned(static_cast<const char*>(address_of(target)), static_cast<unsigned>(bytes));
+  CountedBytes& there = counted(barrier);
+  const std::lock_guard<std::mutex> lock(current->cluster->mutex);
+  memcpy(const_cast<char*>(place), source, static_cast<size_t>(bytes));
+  count(there, -bytes);
+}
+
+void wait_for_phase(uint32_t barrier, unsigned parity) {
+  const CountedBytes& own = counted(barrier);
+  for (;;) {
+    unsigned seen = 0;
+    {
+      const std::lock_guard<std::mutex> lock(current->cluster->mutex);
+      if (own.phase % 2 != parity) return;
+      current->cluster_phases = seen = current->cluster->phases;
+    }
+    wait_until_changed(current->cluster_phases, seen);
+  }
+}
 
 }  // namespace emulator

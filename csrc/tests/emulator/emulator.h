@@ -64,9 +64,18 @@ void wait_for_cluster();
 // The address that is to another block of the cluster what `own` is to this one.
 void* shared_of(const void* own, unsigned rank);
 
-// Shared memory as the 32-bit numbers that PTX knows it by, and back.
+// Shared memory as the 32-bit numbers that PTX knows it by, and back; and the number that is to another block of the cluster
+// what `own` is to this one, of what is not dynamic.
 uint32_t number_of(const void* shared);
 void* address_of(uint32_t number);
+uint32_t number_in(uint32_t own, unsigned rank);
+
+// Barriers in shared memory that count bytes beside arrivals, of which they await one (PTX: mbarrier).
+void make_barrier(uint32_t barrier);
+void arrive_and_expect(uint32_t barrier, int bytes);
+// Bytes for shared memory of any block of the cluster, which count at the barrier.
+void send(uint32_t target, const void* source, int bytes, uint32_t barrier);
+void wait_for_phase(uint32_t barrier, unsigned parity);  // until the phase of that parity is complete
 
 template <typename T>
 const T* aligned(const T* address, unsigned bytes = sizeof(T)) {

@@ -45,6 +45,7 @@ void run_cluster(const Launch& launch, const std::function<void()>& kernel, dim3
     run_block(block, {first.x + rank, first.y, first.z});
   };
   if (launch.cluster == 1) {
+    cluster.anchors[0] = &anchor;
     run_one(0);
     return;
   }

@@ -26,6 +26,40 @@ inline void ld_global_L1_evict_last_L2_cache_hint_v4_b32(unsigned& x, unsigned& 
 inline void barrier_cluster_arrive_aligned() { arrive_at_cluster(); }
 inline void barrier_cluster_wait_aligned() { wait_for_cluster(); }
 
+inline void mapa_shared_cluster_u32(uint32_t& number, uint32_t own, unsigned rank) { number = number_in(own, rank); }
+inline void mbarrier_init_shared_cta_b64(uint32_t barrier) { make_barrier(barrier); }
+inline void fence_mbarrier_init_release_cluster() {}
+inline void mbarrier_arrive_expect_tx_shared_cta_b64(uint32_t barrier, int bytes) { arrive_and_expect(barrier, bytes); }
+inline void mbarrier_try_wait_parity_shared_cta_b64(unsigned& complete, uint32_t barrier, unsigned parity) {
+  wait_for_phase(barrier, parity);
+  complete = 1;
+}
+inline void st_async_weak_shared_cluster_mbarrier_complete_tx_bytes_f32(uint32_t target, float x, uint32_t barrier) {
+  send(target, &x, sizeof x, barrier);
+}
+inline void st_async_weak_shared_cluster_mbarrier_complete_tx_bytes_v2_f32(uint32_t target, float x, float y,
+                                                                           uint32_t barrier) {
+  const float values[] = {x, y};
+  send(target, values, sizeof values, barrier);
+}
+
+template <typename T>
+T& in_shared(uint32_t number) {
+  return *const_cast<T*>(aligned(static_cast<const T*>(address_of(number))));
+}
+inline void ld_shared_b32(float& x, uint32_t number) { x = in_shared<float>(number); }
+inline void ld_shared_v2_b32(float& x, float& y, uint32_t number) {
+  const float2 values = in_shared<float2>(number);
+  x = values.x, y = values.y;
+}
+inline void ld_shared_v4_b32(unsigned& x, unsigned& y, unsigned& z, unsigned& w, uint32_t number) {
+  const uint4 words = in_shared<uint4>(number);
+  x = words.x, y = words.y, z = words.z, w = words.w;
+}
+inline void st_shared_v4_b32(uint32_t number, unsigned x, unsigned y, unsigned z, unsigned w) {
+  in_shared<uint4>(number) = {x, y, z, w};
+}
+
 inline void cp_async_cg_shared_global(uint32_t target, const void* source, int bytes) {
   copy_later(target, aligned(static_cast<const char*>(source), 16), bytes);
 }

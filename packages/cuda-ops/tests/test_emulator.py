@@ -72,6 +72,10 @@ PLANTS = [
     ("block", "<<<kBlocks, kThreads>>>", "<<<0, kThreads>>>", "a grid of (0, 1, 1)"),
     ("cluster", "cluster.sync();  // all is there", ";", "wrong"),
     ("cluster", "rank + 1) % blocks", "rank + 1)", "a block that the cluster does not have"),
+    ("counted", "complete = 0; complete == 0;", "complete = 1; complete == 0;", "more arrivals"),  # nobody waits
+    ("counted", "% 2][rank * kThreads", "% 2][rank", "wrong"),  # over the number of a neighbour
+    ("counted", "in_block(place, block)", "in_block(place, block + 1)", "a block that the cluster does not have"),
+    ("counted", "== 0) {\n      asm", "< 2) {\n      asm", "more arrivals"),
     ("copies", '"n"(1)', '"n"(2)', "wrong"),  # not there yet
     ("copies", "slots[(row + 1) % 2]", "slots[row % 2]", "wrong"),  # written over before it is read
     ("matrices", "lane % 16 * 16 + lane / 16 * 8", "lane % 16 * 16 + lane / 16 * 4", "misaligned"),

@@ -1,16 +1,10 @@
 // Copies from global to shared memory that pass by the registers (cp.async, compute capability 8.0 on).
 #pragma once
 
-#include <cstdint>
-
+#include "kernel_pytorch/cuda/shared_memory.cuh"
 #include "kernel_pytorch/cuda/vector.cuh"
 
 namespace kernel_pytorch {
-
-// An address of shared memory as the instructions take it.
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // 16 bytes, or zeros where there is nothing to copy; `source` must be an address that exists either way.
 __device__ __forceinline__ void copy_16_bytes(void* target, const void* source, bool there) {
@@ -19,9 +13,9 @@ __device__ __forceinline__ void copy_16_bytes(void* target, const void* source, 
                : "memory");
 }
 
-// 16 bytes that are read once (vector.cuh).
-__device__ __forceinline__ void copy_16_bytes_once(void* target, const void* source) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+// 16 bytes that are read once (vector.cuh), to an address of shared memory.
+__device__ __forceinline__ void copy_16_bytes_once(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(target),
                "l"(__cvta_generic_to_global(source)), "l"(once_policy())
                : "memory");
 }

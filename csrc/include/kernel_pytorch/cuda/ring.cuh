@@ -10,10 +10,16 @@
 
 namespace kernel_pytorch {
 
-// Where a thread's part of one vector lies: words of 16 bytes, neighbours of other threads between them.
+// Where a thread's part of one vector lies: words of 16 bytes, neighbours of other threads between them, so that what a warp
+// copies is contiguous on both sides. `kThreads` of a block along x, or where that is 0, as many as were launched.
+template <int kThreads>
 class RingSlot {
  public:
-  __device__ __forceinline__ explicit RingSlot(uint4* first) : first_(first) {}
+  __device__ __forceinline__ explicit RingSlot(uint32_t first) : first_(first) {}
+
+  __device__ __forceinline__ static uint32_t word_bytes() {
+    return (kThreads > 0 ? static_cast<unsigned>(kThreads) : blockDim.x) * 16;
+  }
 
   // `N` elements from global memory, to word `word` and those after it.
   template <typename T, int N>
@@ -27,7 +33,7 @@ class RingSlot {
   template <typename T, int N>
   __device__ __forceinline__ void read(int word, Packed<T, N>& packed) const {
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) packed.words[i] = *at(word + i);
+    for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) packed.words[i] = load_shared_16_bytes(at(word + i));
   }
 
   template <typename T, int N>
@@ -40,13 +46,18 @@ class RingSlot {
   template <typename T, int N>
   __device__ __forceinline__ void write(int word, const Packed<T, N>& packed) const {
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) *at(word + i) = packed.words[i];
+    for (int i = 0; i < static_cast<int>(N * sizeof(T) / 16); ++i) store_shared_16_bytes(at(word + i), packed.words[i]);
   }
 
  private:
-  __device__ __forceinline__ uint4* at(int word) const { return first_ + word * blockDim.x; }
+  // The maximum changes nothing. It keeps the sum in a register: what threads share is added by the copy itself otherwise, and
+  // of one with a cache policy ptxas 13.0 makes an illegal instruction.
+  __device__ __forceinline__ uint32_t at(int word) const {
+    const uint32_t sum = first_ + word * word_bytes();
+    return kThreads > 0 || word == 0 ? sum : static_cast<uint32_t>(max(static_cast<int>(sum), 0));
+  }
 
-  uint4* first_;
+  uint32_t first_;
 };
 
 template <int kValue>
@@ -59,6 +70,10 @@ __device__ __forceinline__ void for_each_index(std::integer_sequence<int, kIndic
   (function(Index<kIndices>{}), ...);
 }
 
+// Bytes of shared memory that a ring is aligned to: where what a warp copies begins in the middle of a line of banks, every
+// copy takes two turns.
+constexpr int kRingAlignment = 128;
+
 // Rows whose vectors are looked at before those of the one that is finished are left: one, where there is room for more than
 // two. What its threads have to tell each other is on its way meanwhile.
 template <int kSlots, int kVectors>
@@ -68,41 +83,47 @@ constexpr int kRowsAhead = kSlots > 2 * kVectors ? 1 : 0;
 constexpr int ring_bytes(int slots, int words, int threads) { return slots * words * threads * 16; }
 
 // `kSlots` vectors, of `kVectors` that a thread has of each of its rows: a slot is asked for anew as soon as it is free.
-// `copy(slot, offset, v)` asks for vector v of a row, whose first element is at `offset`.
-template <int kVectors, int kSlots, int kWords>
+// `copy(slot, row, v)` asks for vector v of a row.
+template <int kVectors, int kSlots, int kWords, int kThreads = 0>
 class RowRing {
   static_assert(kSlots >= kVectors);
 
  public:
+  using Slot = RingSlot<kThreads>;
+
   // For rows `row`, row + step, ... below `rows`. Where a block has several rows at a time, each has its part of `shared`.
   template <typename Copy>
-  __device__ __forceinline__ RowRing(uint4* shared, int64_t row, int64_t step, int64_t rows, int columns, const Copy& copy)
-      : own_(shared + threadIdx.y * kSlots * kWords * blockDim.x + threadIdx.x),
-        rows_(row < rows ? static_cast<int>(quotient(rows - row + step - 1, step)) : 0),
-        offset_(row_offset(row, columns)),
-        offset_step_(row_offset(step, columns)) {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) ask(copy);
+  __device__ __forceinline__ RowRing(uint4* shared, int row, int step, int rows, const Copy& copy)
+      : begin_(shared_address(shared) + threadIdx.y * kSlots * slot_bytes() + threadIdx.x * 16),
+        oldest_(begin_),
+        row_(row),
+        step_(step),
+        rows_(rows) {
+    uint32_t at = begin_;
+    for_each_index(std::make_integer_sequence<int, kSlots>{}, [&](auto i) {
+      ask<decltype(i)::value>(at, copy);
+      at = after(at);
+    });
   }
 
   // `read(slot, v)` for every vector of the oldest row, or of the `kAhead`th after it, as they come in.
   template <int kAhead = 0, typename Read>
   __device__ __forceinline__ void receive(const Read& read) const {
     static_assert(kSlots >= (kAhead + 1) * kVectors);
-    int at = first_of(kAhead);
+    uint32_t at = wrapped(oldest_ + kAhead * kVectors * slot_bytes());
     for_each_index(kEach, [&](auto v) {
       await_copies<kSlots - 1 - kAhead * kVectors - decltype(v)::value>();
-      read(slot(at), v.value);
+      read(Slot(at), v.value);
       at = after(at);
     });
   }
 
-  // Every vector of the oldest row again.
-  template <typename Read>
+  // Every vector of that row again.
+  template <int kAhead = 0, typename Read>
   __device__ __forceinline__ void walk(const Read& read) const {
-    int at = first_of(0);
+    uint32_t at = wrapped(oldest_ + kAhead * kVectors * slot_bytes());
     for_each_index(kEach, [&](auto v) {
-      read(slot(at), v.value);
+      read(Slot(at), v.value);
       at = after(at);
     });
   }
@@ -111,41 +132,37 @@ class RowRing {
   template <typename Read, typename Copy>
   __device__ __forceinline__ void leave(const Read& read, const Copy& copy) {
     for_each_index(kEach, [&](auto v) {
-      read(slot(oldest_), v.value);
+      read(Slot(oldest_), v.value);
+      ask<kSlots + decltype(v)::value>(oldest_, copy);
       oldest_ = after(oldest_);
-      ask(copy);
     });
+    row_ += step_;
   }
 
  private:
   static constexpr std::make_integer_sequence<int, kVectors> kEach = {};
 
-  __device__ __forceinline__ static int after(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
-  // Slot of the first vector of the row that is so many after the oldest.
-  __device__ __forceinline__ int first_of(int ahead) const {
-    const int at = oldest_ + ahead * kVectors;
-    return at >= kSlots ? at - kSlots : at;
+  __device__ __forceinline__ static uint32_t slot_bytes() { return kWords * Slot::word_bytes(); }
+  __device__ __forceinline__ uint32_t end() const { return begin_ + kSlots * slot_bytes(); }
+  __device__ __forceinline__ uint32_t after(uint32_t at) const {
+    at += slot_bytes();
+    return at == end() ? begin_ : at;
   }
-  __device__ __forceinline__ RingSlot slot(int index) const { return RingSlot(own_ + index * kWords * blockDim.x); }
+  __device__ __forceinline__ uint32_t wrapped(uint32_t at) const { return at < end() ? at : at - kSlots * slot_bytes(); }
 
-  template <typename Copy>
-  __device__ __forceinline__ void ask(const Copy& copy) {
-    if (rows_ > 0) copy(slot(next_), offset_, vector_);
+  // The `kVector`th vector, counted on from the oldest row.
+  template <int kVector, typename Copy>
+  __device__ __forceinline__ void ask(uint32_t slot, const Copy& copy) const {
+    const int row = row_ + kVector / kVectors * step_;
+    if (row < rows_) copy(Slot(slot), row, kVector % kVectors);
     commit_copies();
-    next_ = after(next_);
-    if (++vector_ < kVectors) return;
-    vector_ = 0;
-    --rows_;
-    offset_ += offset_step_;
   }
 
-  uint4* own_;
-  int rows_;        // to be asked for still
-  int64_t offset_;  // of the next one
-  int64_t offset_step_;
-  int vector_ = 0;  // of it, and
-  int next_ = 0;    // where to
-  int oldest_ = 0;  // slot of the first vector of the oldest row
+  uint32_t begin_;
+  uint32_t oldest_;  // slot of the first vector of the oldest row
+  int row_;          // the oldest
+  int step_;
+  int rows_;
 };
 
 }  // namespace kernel_pytorch

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "kernel_pytorch/cuda/any_type.cuh"
 #include "kernel_pytorch/index.h"
 
@@ -44,42 +46,51 @@ namespace {
 constexpr int kSumThreads = 1024;
 
 struct Shares {
-  const float* shares;  // `(parts, columns)`
+  const float* shares;  // `(parts, columns)`, from an address that is aligned to 16 bytes
   Output sum;           // `(rows, columns)`; no data where there are no shares
 };
 
-// A block of x columns by y threads, a power of two: thread (x, y) adds shares y, y + blockDim.y, ... of column x; then the
-// sums of a column meet. Row r of a parameter is the sum of shares r, r + rows, ...; after the rows of the first parameter
-// the grid has those of the second.
+// A block of x times `N` columns by y threads, a power of two: thread (x, y) adds shares y, y + blockDim.y, ... of its columns;
+// then the sums of a column meet. Row r of a parameter is the sum of shares r, r + rows, ...; after the rows of the first
+// parameter the grid has those of the second.
+template <int N>
 __global__ void __launch_bounds__(kSumThreads)
     sum_shares(const Shares first, const Shares second, int64_t parts, int columns, int rows) {
-  __shared__ float sums[kSumThreads];
+  __shared__ float sums[kSumThreads][N];
   const bool is_first = blockIdx.y < rows;
-  const float* shares = is_first ? first.shares : second.shares;
   const Output target = {is_first ? first.sum.data : second.sum.data, is_first ? first.sum.dtype : second.sum.dtype};
   const int row = static_cast<int>(blockIdx.y) - (is_first ? 0 : rows);
-  const int column = blockIdx.x * blockDim.x + threadIdx.x;
+  const int column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
   const int own = threadIdx.y * blockDim.x + threadIdx.x;
-  float sum[1] = {0.0f};
+  float sum[N] = {};
   if (column < columns) {
+    const int64_t begin = row + static_cast<int64_t>(threadIdx.y) * rows, step = static_cast<int64_t>(blockDim.y) * rows;
+    const float* share = (is_first ? first.shares : second.shares) + row_offset(begin, columns) + column;
 #pragma unroll 8  // as many on their way at once
-    for (int64_t part = row + static_cast<int64_t>(threadIdx.y) * rows; part < parts;
-         part += static_cast<int64_t>(blockDim.y) * rows) {
-      sum[0] += shares[row_offset(part, columns) + column];
+    for (int64_t part = begin; part < parts; part += step, share += row_offset(step, columns)) {
+      float found[N];
+      load_some(share, found);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum[i] += found[i];
     }
   }
-  sums[own] = sum[0];
+#pragma unroll
+  for (int i = 0; i < N; ++i) sums[own][i] = sum[i];
   __syncthreads();
   for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
-    if (threadIdx.y < half) sums[own] += sums[own + half * blockDim.x];
+    if (threadIdx.y < half) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) sums[own][i] += sums[own + half * blockDim.x][i];
+    }
     __syncthreads();
   }
   if (threadIdx.y != 0 || column >= columns) return;
-  sum[0] = sums[own];
-  store_as<1>(target, row_offset(row, columns) + column, sum);
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum[i] = sums[own][i];
+  store_as<N>(target, row_offset(row, columns) + column, sum);
 }
 
-// Some eight shares a thread. Columns are 32 bytes of shares at least.
+// Some eight shares a thread, of 32 columns a block: 128 bytes of each share.
 [[maybe_unused]] cudaError_t launch_sums(Shares first, Shares second, int64_t parts, int64_t columns, int rows,
                                          cudaStream_t stream) {
   if (!first.sum) first = second;
@@ -87,10 +98,14 @@ __global__ void __launch_bounds__(kSumThreads)
   const bool both = second.sum && second.sum.data != first.sum.data;
   unsigned down = 4;
   while (down < 128 && int64_t{down} * 8 * rows < parts) down *= 2;
-  const unsigned across = down <= 32 ? 32 : kSumThreads / down;
-  const dim3 grid(static_cast<unsigned>(ceil_divide(columns, across)), static_cast<unsigned>(both ? 2 * rows : rows));
-  sum_shares<<<grid, dim3(across, down), 0, stream>>>(first, second, parts, static_cast<int>(columns), rows);
-  return cudaGetLastError();
+  const auto launch = [&](auto n, unsigned across) {
+    constexpr int N = decltype(n)::value;
+    const dim3 grid(static_cast<unsigned>(ceil_divide(columns, across * N)), static_cast<unsigned>(both ? 2 * rows : rows));
+    sum_shares<N><<<grid, dim3(across, down), 0, stream>>>(first, second, parts, static_cast<int>(columns), rows);
+    return cudaGetLastError();
+  };
+  if (columns % 4 == 0) return launch(std::integral_constant<int, 4>{}, 8);
+  return launch(std::integral_constant<int, 1>{}, down <= 32 ? 32 : kSumThreads / down);
 }
 
 }  // namespace

@@ -1,105 +1,88 @@
 // Who has a row between them: some lanes of a warp, a block, or a cluster of blocks.
 #pragma once
 
-#include "kernel_pytorch/cuda/layout.h"
+#include "kernel_pytorch/cuda/meeting.cuh"
 #include "kernel_pytorch/cuda/online_softmax.cuh"
 #include "kernel_pytorch/cuda/reduce.cuh"
 
 namespace kernel_pytorch {
 
-constexpr int kClusterWarps = 16;  // of a block of a cluster, at most
-constexpr int kTurns = 2;          // reductions whose scratch is apart
-
-// What a team's reductions need of shared memory: a number of each of its warps, or two, in turns.
+// What a team's reductions need of shared memory.
 template <bool kCluster>
-struct TeamScratch {
-  float numbers[2 * kTurns][kCluster ? kMostBlocks * kClusterWarps : kMaxWarps];
-};
+using TeamScratch = typename Meeting<kCluster>::Numbers;
 
 // The threads along x of a block have a row, of a cluster together with those of the other blocks. A block of at most 32
 // threads along x is part of a warp: blocks of several rows then have whole warps, all of whose threads take part.
 template <bool kCluster>
 class Team {
  public:
-  __device__ __forceinline__ explicit Team(TeamScratch<kCluster>& scratch) : numbers_(scratch.numbers) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (kCluster) {
-      const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-      blocks_ = static_cast<int>(cluster.num_blocks());
-      rank_ = static_cast<int>(cluster.block_rank());
-      // Nobody writes to a block that has not begun; what is loaded meanwhile need not wait for that.
-      asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-    }
-#endif
-  }
+  __device__ __forceinline__ explicit Team(TeamScratch<kCluster>& scratch) : meeting_(scratch) {}
 
   // The vector that a thread begins with, and how many later its next one lies.
-  __device__ __forceinline__ int first() const { return rank_ * static_cast<int>(blockDim.x) + threadIdx.x; }
-  __device__ __forceinline__ int stride() const { return blocks_ * static_cast<int>(blockDim.x); }
+  __device__ __forceinline__ int first() const { return meeting_.rank() * static_cast<int>(blockDim.x) + threadIdx.x; }
+  __device__ __forceinline__ int stride() const { return meeting_.blocks() * static_cast<int>(blockDim.x); }
   __device__ __forceinline__ bool leads() const { return first() == 0; }
   // Which team this is of all on the grid, where a block has one row.
-  __device__ __forceinline__ int64_t index() const { return blockIdx.x / blocks_; }
-  __device__ __forceinline__ int64_t teams() const { return gridDim.x / blocks_; }
+  __device__ __forceinline__ int64_t index() const { return blockIdx.x / meeting_.blocks(); }
+  __device__ __forceinline__ int64_t teams() const { return gridDim.x / meeting_.blocks(); }
 
   // A reduction has two steps, and room for other work between them: every warp announces what it has, and what all have
-  // announced is gathered. Every thread gets the result; `turn` alternates from one reduction to the next.
+  // announced is gathered. Every thread gets the result.
   template <typename Combine>
-  __device__ __forceinline__ float announce(float value, Combine combine, int turn) {
+  __device__ __forceinline__ float announce(float value, Combine combine) {
     value = reduce_lanes(value, combine);
-    if (!meets()) return value;
-    publish(value, turn);
-    arrive();
+    if (meets()) meeting_.publish(value);
     return value;
   }
   // `own` is what `announce` returned.
   template <typename Combine>
-  __device__ __forceinline__ float gather(float own, Combine combine, int turn) const {
+  __device__ __forceinline__ float gather(float own, Combine combine) {
     if (!meets()) return own;
-    await();
-    return reduce_warp(of_lane(combine, turn), combine);
+    meeting_.await();
+    float value = Combine::kIdentity;
+    for_each_warp([&](int warp) { value = combine(value, meeting_.one_of(warp)); });
+    return reduce_warp(value, combine);
   }
   template <typename Combine>
-  __device__ __forceinline__ float reduce(float value, Combine combine, int turn) {
-    return gather(announce(value, combine, turn), combine, turn);
+  __device__ __forceinline__ float reduce(float value, Combine combine) {
+    return gather(announce(value, combine), combine);
   }
 
   // The same of two sums, at one meeting.
-  __device__ __forceinline__ float2 announce(float2 value, int turn) {
+  __device__ __forceinline__ float2 announce(float2 value) {
     value = {reduce_lanes(value.x, Add{}), reduce_lanes(value.y, Add{})};
-    if (!meets()) return value;
-    publish(value.x, turn);
-    publish(value.y, turn + kTurns);
-    arrive();
+    if (meets()) meeting_.publish(value);
     return value;
   }
-  __device__ __forceinline__ float2 gather(float2 own, int turn) const {
+  __device__ __forceinline__ float2 gather(float2 own) {
     if (!meets()) return own;
-    await();
-    return {reduce_warp(of_lane(Add{}, turn), Add{}), reduce_warp(of_lane(Add{}, turn + kTurns), Add{})};
+    meeting_.await();
+    float2 sums = {0.0f, 0.0f};
+    for_each_warp([&](int warp) {
+      const float2 found = meeting_.two_of(warp);
+      sums = {sums.x + found.x, sums.y + found.y};
+    });
+    return {reduce_warp(sums.x, Add{}), reduce_warp(sums.y, Add{})};
   }
-  __device__ __forceinline__ float2 reduce(float2 value, int turn) { return gather(announce(value, turn), turn); }
+  __device__ __forceinline__ float2 reduce(float2 value) { return gather(announce(value)); }
 
-  // Two numbers of each warp, as they are: after `gather_own`, `visit(warp, numbers)` of those that this lane looks at.
-  __device__ __forceinline__ void announce_own(float2 of_warp, int turn) {
-    if (!meets()) return;
-    publish(of_warp.x, turn);
-    publish(of_warp.y, turn + kTurns);
-    arrive();
+  // Two numbers of each warp, as they are: after `gather_own` they are there.
+  __device__ __forceinline__ void announce_own(float2 of_warp) {
+    if (meets()) meeting_.publish(of_warp);
   }
-  __device__ __forceinline__ void gather_own() const {
-    if (meets()) await();
+  __device__ __forceinline__ void gather_own() {
+    if (meets()) meeting_.await();
   }
+  // `visit(warp)` of those that this lane looks at.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_warp(int turn, const Visit& visit) const {
-    const auto see = [&](int i) {
-      if (i < numbers()) visit(i, float2{number(i, turn), number(i, turn + kTurns)});
-    };
-    const int lane = threadIdx.x % kWarp;
-    see(lane);
+  __device__ __forceinline__ void for_each_warp(const Visit& visit) const {
+    const int lane = threadIdx.x % kWarp, warps = meeting_.warps();
+    if (lane < warps) visit(lane);
     if constexpr (kCluster) {
-      for (int i = lane + kWarp; i < numbers(); i += kWarp) see(i);
+      for (int warp = lane + kWarp; warp < warps; warp += kWarp) visit(warp);
     }
   }
+  __device__ __forceinline__ float2 numbers_of(int warp) const { return meeting_.two_of(warp); }
 
   // Over the lanes of a warp that have the row.
   template <typename Combine>
@@ -113,72 +96,33 @@ class Team {
   // Whether a team is more than lanes of one warp.
   __device__ __forceinline__ static bool meets() { return kCluster || blockDim.x > kWarp; }
 
-  // A reduction of maxima and sums, of teams of several warps.
-  __device__ __forceinline__ void announce(OnlineSum own, int turn) {
-    own = reduce_warp(own);
-    publish(own.most, turn);
-    publish(own.sum, turn + kTurns);
-    arrive();
+  // A reduction of maxima and sums of exponentials under them, of teams of several warps. `exponential(apart)` is what a sum
+  // loses where the maximum is `apart` higher.
+  template <typename Exponential>
+  __device__ __forceinline__ void announce(OnlineSum own, const Exponential& exponential) {
+    const float most = reduce_warp(own.most, Max{});
+    meeting_.publish(float2{most, reduce_warp(under(most, own, exponential), Add{})});
   }
-  __device__ __forceinline__ OnlineSum gather(int turn) const {
-    await();
-    OnlineSum found;
-    for (int i = threadIdx.x % kWarp; i < numbers(); i += kWarp) {
-      found = combined(found, {number(i, turn), number(i, turn + kTurns)});
-    }
-    return reduce_warp(found);
+  template <typename Exponential>
+  __device__ __forceinline__ OnlineSum gather(const Exponential& exponential) {
+    meeting_.await();
+    float most = -INFINITY, sum = 0.0f;
+    for_each_warp([&](int warp) { most = fmaxf(most, meeting_.one_of(warp)); });
+    most = reduce_warp(most, Max{});
+    for_each_warp([&](int warp) {
+      const float2 found = meeting_.two_of(warp);
+      sum += under(most, {found.x, found.y}, exponential);
+    });
+    return {most, reduce_warp(sum, Add{})};
   }
 
  private:
-  // The steps of a meeting: a number of this warp; it is there; until all numbers are there; how many, and number i.
-  __device__ __forceinline__ void publish(float value, int turn) {
-    const int lane = threadIdx.x % kWarp, warp = rank_ * warps() + threadIdx.x / kWarp;
-    if constexpr (kCluster) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-      if (!all_began_) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-      all_began_ = true;
-      if (lane < blocks_) *cooperative_groups::this_cluster().map_shared_rank(numbers_[turn] + warp, lane) = value;
-#endif
-    } else {
-      if (lane == 0) numbers_[turn][warp] = value;
-    }
-  }
-  __device__ __forceinline__ static void arrive() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (kCluster) asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-#endif
-  }
-  __device__ __forceinline__ static void await() {
-    if constexpr (kCluster) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-      asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-    } else {
-      __syncthreads();
-    }
-  }
-  __device__ __forceinline__ int numbers() const { return blocks_ * warps(); }
-  __device__ __forceinline__ float number(int i, int turn) const { return numbers_[turn][i]; }
-
-  // Of those that this lane looks at.
-  template <typename Combine>
-  __device__ __forceinline__ float of_lane(Combine combine, int turn) const {
-    const int lane = threadIdx.x % kWarp;
-    float value = lane < numbers() ? number(lane, turn) : Combine::kIdentity;
-    if constexpr (kCluster) {
-      for (int i = lane + kWarp; i < numbers(); i += kWarp) value = combine(value, number(i, turn));
-    }
-    return value;
+  template <typename Exponential>
+  __device__ __forceinline__ static float under(float most, OnlineSum s, const Exponential& exponential) {
+    return s.most == most ? s.sum : s.sum * exponential(s.most - most);
   }
 
-  using Numbers = float[kCluster ? kMostBlocks * kClusterWarps : kMaxWarps];
-
-  __device__ __forceinline__ static int warps() { return static_cast<int>(blockDim.x) / kWarp; }
-
-  Numbers* numbers_;
-  int blocks_ = 1;
-  int rank_ = 0;
-  bool all_began_ = false;
+  Meeting<kCluster> meeting_;
 };
 
 }  // namespace kernel_pytorch
