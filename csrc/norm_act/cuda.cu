@@ -143,7 +143,8 @@ cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream
   const DType type = b.h.dtype;
   const bool whole = made_of_vectors(b.norm.columns, sizeof(T), {b.dy.data, b.dh.data, b.h.data, b.weight.data, b.bias.data,
                                                                  b.dx.data, b.dresidual.data});
-  const bool typed = has_type(b.weight, type) && has_type(b.bias, type) && has_type(b.dx, type) && has_type(b.dresidual, type);
+  const bool typed = has_type(b.weight, type) && has_type(b.bias, type) && has_type(b.dx, type) &&
+                     has_type(b.dresidual, type) && has_type(b.dweight, type) && has_type(b.dbias, type);
   const Lengths& lengths = is_plain(b.norm) ? kBackwardLengths : kActivatedLengths;
   const RowLayout layout = layout_of(b.norm.columns / kVectorLength<T>, lengths, most_blocks());
   const int64_t best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;

@@ -90,7 +90,7 @@ inline int64_t shares_on_cuda(const Norm& norm, int64_t size) {
   constexpr int64_t kFloats = int64_t{1} << 23;
   const bool plain = is_plain(norm);
   const RowLayout layout = layout_of(norm.columns * size / 16, plain ? kBackwardLengths : kActivatedLengths);
-  const int resident = layout.each == 1 && plain ? 768 : layout.cluster == 1 && layout.each == 2 && !plain ? 256 : 512;
+  const int resident = layout.each > 1 ? 512 : plain ? 768 : 640;
   return larger(1, smaller(shares_of(norm.rows, layout, resident), kFloats / (2 * norm.columns)));
 }
 

@@ -79,7 +79,7 @@ __device__ __forceinline__ Slopes slopes_of(const BackwardPointers<T>& p, const 
   const float x_hat = (widen(p.h[offset + column]) - mean) * rstd;
   float z[1] = {x_hat};
   scale_and_shift<1>(p.weight, p.bias, column, z);
-  undo_activation<T, 1>(p, dropout, column, z, g);
+  undo_activation<false>(p, dropout, column, z, g);
   return {g[0], x_hat};
 }
 

@@ -18,9 +18,10 @@ constexpr int kForwardBlocks = kVectors == 1 && kKind == Kind::kPlain ? 3 : 2;
 
 // The backward holds the shares of both parameters too, and g where there is an activation.
 template <int kVectors, Kind kKind>
-constexpr int kMostBackwardThreads = kVectors == 1 || kKind != Kind::kPlain ? 256 : 512;
+constexpr int kMostBackwardThreads = kVectors == 1 ? kFewThreads : kKind == Kind::kPlain ? 512 : 256;
 template <int kVectors, Kind kKind>
-constexpr int kBackwardBlocks = kVectors > 1 ? 1 : kKind == Kind::kPlain ? 3 : 2;
+constexpr int kBackwardBlocks = kVectors == 1 ? (kKind == Kind::kPlain ? 6 : kKind == Kind::kTyped ? 5 : 4)
+                                              : (kKind == Kind::kTyped ? 2 : 1);
 
 // The vectors of a tensor that a thread has. Beside float32 it may be narrower, where not all have one type.
 template <Kind kKind, typename T, int kVectors, int N>
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<kVectors, kKind>)
       if (column_of(v) < columns) add_residual<kPlain>(p, dropout, offset, column_of(v), residual[v], h[v]);
     }
   }
-  constexpr Held kHeld = kVectors <= 2 ? Held::kAll : Held::kNone;
+  constexpr Held kHeld = kPlain && kVectors <= 2 ? Held::kAll : Held::kNone;
   const Parameters<T, kVectors, kKind, kHeld> parameters(p.weight, p.bias, first, stride, columns);
   const auto for_each = [&](const auto& body) {
 #pragma unroll
@@ -88,12 +89,23 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<kVectors, kKind>)
   const Statistics found = gather_moments<!kRounded<T>, kVectors, N>(team, own, centred, p.columns, p.eps);
   if constexpr (kVectors >= 4) forget_unpacked(h);
   if (team.leads() && columns > 0) store_statistics(p, row, found);
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if (column_of(v) >= columns) continue;
+  const auto finish_vector = [&](int v, const Packed<T, N>& of_row) {
+    if (column_of(v) >= columns) return;
     float z[N];
-    unpack(h[v], z);
+    unpack(of_row, z);
     store_y<kKind>(p, parameters, dropout, offset, column_of(v), v, found, z);
+  };
+  if constexpr (kPlain) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) finish_vector(v, h[v]);
+  } else {
+    // One after the other in the same place: the activations of all of them would not fit in the instruction cache.
+#pragma unroll 1
+    for (int v = 0; v < kVectors; ++v) {
+      finish_vector(v, h[0]);
+#pragma unroll
+      for (int i = 1; i < kVectors; ++i) h[i - 1] = h[i];
+    }
   }
 }
 
@@ -135,7 +147,8 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
   int64_t row = part + threadIdx.y * p.parts;
   IncomingRow<T, kVectors> next = {};
   next.load(p, row, first, stride);
-  Parameters<T, kVectors, kKind, Held::kAll, !kPlain> parameters(p.weight, p.bias, first, stride, p.columns);
+  constexpr Held kHeld = kPlain || kVectors == 1 ? Held::kAll : Held::kNone;  // beside g there is no room for more
+  Parameters<T, kVectors, kKind, kHeld, !kPlain> parameters(p.weight, p.bias, first, stride, p.columns);
   for (int turn = 0; turn < turns; ++turn, row += step) {
     IncomingRow<T, kVectors> now = next;
     const int columns = row < p.rows ? p.columns : 0;

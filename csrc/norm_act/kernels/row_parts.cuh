@@ -165,7 +165,7 @@ __device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Param
 #pragma unroll
     for (int i = 0; i < N; ++i) z[i] = x_hat[i];
     parameters.scale_and_shift(v, column, z);
-    undo_activation<T, N>(p, dropout, column, z, g);
+    undo_activation<kKind != Kind::kAny && kRounded<T>>(p, dropout, column, z, g);
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {

@@ -1,8 +1,9 @@
 // Version 2: one block a row, or one warp a short row, in vectors of 16 bytes between the ends of a row. It walks the row
-// twice, backward three times, and takes rows of any length and alignment. A multiprocessor has a block or two of a thousand
+// twice, and takes rows of any length and alignment. A multiprocessor has a block or two of a thousand
 // threads at a time, so that of long rows what is read again is still in the L2 cache.
 #pragma once
 
+#include "kernel_pytorch/cuda/exact_sum.cuh"
 #include "kernel_pytorch/cuda/online_softmax.cuh"
 #include "kernel_pytorch/cuda/pieces.cuh"
 #include "parameters.cuh"
@@ -53,27 +54,30 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   });
 }
 
+// What dot lacks (softmax.h) is dot times what y lacks of a sum of one, so that one walk finds both sums; but where results
+// have all their digits, each sum keeps what it rounds away.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPointers<T> p) {
   constexpr int N = kVectorLength<T>;
-  __shared__ float scratch[2][kMaxWarps];
+  __shared__ float2 scratch[2][kMaxWarps];
   const int64_t row = row_of_block(), offset = row_offset(row, p.columns);
   if (row >= p.rows) return;
   const T* const dy = p.dy + offset;
   const T* const y = p.y + offset;
   const Pieces<N> pieces = pieces_of<N>(p.columns, dy, y, p.dx != nullptr ? p.dx + offset : dy);
-  // The sum over the row of what `term` makes of an element of dy and one of y.
-  const auto sum = [&](float* of_warps, const auto& term) {
-    float found = 0.0f;
-    pieces.for_each_single([&](int column) { found += term(widen(dy[column]), widen(y[column])); });
-    pieces.template for_each_vector<kVectorsAtOnce / 2>(dy, y, [&](int, float(&a)[N], float(&b)[N]) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) found += term(a[i], b[i]);
-    });
-    return reduce_block(found, Add{}, of_warps);
+  Sum<!kRounded<T>> dots, sums;
+  const auto add = [&](float a, float b) {
+    dots.add_product(a, b);
+    sums.add(b);
   };
-  const float dot = sum(scratch[0], [](float a, float b) { return a * b; });
-  const float rest = sum(scratch[1], [dot](float a, float b) { return (a - dot) * b; });  // softmax.h
+  pieces.for_each_single([&](int column) { add(widen(dy[column]), widen(y[column])); });
+  pieces.template for_each_vector<kVectorsAtOnce / 2>(dy, y, [&](int, float(&a)[N], float(&b)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) add(a[i], b[i]);
+  });
+  dots = reduce_block(dots, scratch[0]);
+  sums = reduce_block(sums, scratch[1]);
+  const float dot = dots.total, rest = fmaf(dot, (1.0f - sums.total) - sums.lost, dots.lost);
   if (p.dots != nullptr && threadIdx.x == 0) p.dots[row] = dot + rest;
   if (p.dx == nullptr) return;
   T* const dx = p.dx + offset;

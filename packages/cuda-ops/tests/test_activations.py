@@ -44,6 +44,10 @@ def exact(z, activation):
         s = torch.sigmoid(u)
         inner = 2.0 * math.sqrt(2.0 / math.pi) * (1.0 + 0.134145 * x * x)
         return z * s, s + x * s * torch.sigmoid(-u) * inner
+    if activation == "tanh":
+        return torch.tanh(z), 4.0 * torch.sigmoid(2.0 * z) * torch.sigmoid(-2.0 * z)
+    if activation == "sigmoid":
+        return torch.sigmoid(z), torch.sigmoid(z) * torch.sigmoid(-z)
     value, slope = activate(z, activation)
     return value, slope
 
@@ -91,6 +95,39 @@ def test_accuracy_on_every_instruction_set(isa):
     for value, slope in json.loads(found.stdout):
         assert value <= 0.0
         assert slope <= 6.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_number_of_16_bits(activation, dtype, device):
+    value, slope = largest_errors_of_16_bits(activation, dtype, device)
+    assert value <= 0.53
+    assert slope <= 0.53
+
+
+def largest_errors_of_16_bits(activation, dtype, device):
+    """The largest errors of the value and of its derivative in units in the last place: half of one is rounding."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    x = numbers[torch.isfinite(numbers)].to(device).requires_grad_()
+    y = bias_act(x, None, activation)
+    (slope,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    z = x.detach().cpu().double()
+    want, want_slope = exact(z, activation)
+    # Where a derivative crosses zero, it is a difference of two numbers that are not small.
+    terms = want_slope.abs().clamp(min=2.0**-5) if activation in PRODUCTS else want_slope
+    # A factor below 2^-126 is zero, and up to three of z multiply it.
+    lost = torch.full_like(z, 2.0**-14) if dtype == torch.float16 else 2.0**-124 * (1.0 + z.abs()) ** 3
+
+    def error(got, truth, scale):
+        unit = torch.exp2(torch.floor(torch.log2(torch.maximum(scale.abs(), lost)))) * torch.finfo(dtype).eps
+        return torch.where(torch.isfinite(truth.to(dtype)), (got.cpu().double() - truth).abs() / unit, 0.0).max().item()
+
+    return error(y.detach(), want, want), error(slope, want_slope, terms)
+
+
+def test_an_inaccurate_activation_of_16_bits_is_found(monkeypatch, device):
+    monkeypatch.setitem(largest_errors_of_16_bits.__globals__, "bias_act", lambda x, bias, name: torch.tanh(x) * 1.01)
+    assert largest_errors_of_16_bits("tanh", torch.bfloat16, device)[0] > 1.0
 
 
 def test_an_inaccurate_activation_is_found(monkeypatch):

@@ -108,6 +108,34 @@ def test_more_long_rows_than_clusters(dtype, device):
     assert (dx.double() - expected).abs().amax() / expected.abs().amax() < 2 * TOLERANCES[dtype]
 
 
+def nearly_certain(columns, device):
+    """x, dy and in float64 dx, of a row that is nearly one at its first column, where dx is a difference that cancels."""
+    x, dy = (make(1, columns, device=device, seed=seed).detach() for seed in (0, 1))
+    x[0, 0], dy[0, 0] = math.log(columns) + 12.0, 1000.0
+    wide = x.double().requires_grad_()
+    return x.requires_grad_(), dy, torch.autograd.grad(torch.softmax(wide, -1), wide, dy.double())[0]
+
+
+@pytest.mark.parametrize(
+    "columns", [33, 4099, 4096, 40000]
+)  # two that no vectors make up; a block; where it can, a cluster
+def test_where_the_gradient_cancels(columns, device):
+    runs_on(device, torch.float32)
+    if device.type == "cpu" and LIBRARY.instruction_sets != ("CUDA, emulated",):
+        pytest.skip("the twin takes dot as it is")
+    x, dy, want = nearly_certain(columns, device)
+    (dx,) = torch.autograd.grad(softmax(x), x, dy)
+    assert ((dx - want) / want)[0, 0].abs() < 1e-5
+
+
+def test_a_gradient_that_has_cancelled_is_found():
+    """As most compute it: what dot is rounded by is as large as what is left."""
+    x, dy, want = nearly_certain(4099, "cpu")
+    y = torch.softmax(x, -1)
+    dx = y * (dy - (dy * y).sum())
+    assert ((dx - want) / want)[0, 0].abs() > 1e-2
+
+
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
 def test_every_instruction_set(isa):
     program = (

@@ -11,21 +11,30 @@ struct Activated {
   float slope;
 };
 
-// A sigmoid and its derivative s (1 - s), both made of e = exp(-|x|), which neither overflows nor cancels. kHalf here and
-// below: what becomes of it is rounded to 16 bits.
+// A sigmoid and its derivative s (1 - s). kHalf here and below: what becomes of it is rounded to 16 bits. Then 1 - s is good
+// enough where s is near one, and e = exp(-|x|), of which nothing overflows or cancels, is for the derivative alone.
 template <bool kHalf>
 __device__ __forceinline__ Activated sigmoid(float x) {
   const float e = exponential<kHalf>(-fabsf(x));
   const float reciprocal = kHalf ? reciprocal_once(1.0f + e) : __frcp_rn(1.0f + e);
   const float small = e * reciprocal;
+  if constexpr (kHalf) return {reciprocal_once(1.0f + exponential<kHalf>(-x)), small * reciprocal};
   return {x < 0.0f ? small : reciprocal, small * reciprocal};
+}
+
+// z sigmoid(u), where `slope` is the derivative of u. With kHalf in an order in which u may be infinite where z is not.
+template <bool kHalf>
+__device__ __forceinline__ Activated gated_by_sigmoid(float z, float u, float slope) {
+  const Activated s = sigmoid<kHalf>(u);
+  const float value = z * s.value;
+  if constexpr (kHalf) return {value, s.value + value * ((1.0f - s.value) * slope)};
+  return {value, s.value + z * s.slope * slope};
 }
 
 // z sigmoid(alpha z)
 template <bool kHalf>
 __device__ __forceinline__ Activated swish(float z, float alpha) {
-  const Activated s = sigmoid<kHalf>(alpha * z);
-  return {z * s.value, s.value + z * (alpha * s.slope)};
+  return gated_by_sigmoid<kHalf>(z, alpha * z, alpha);
 }
 
 // Not above a limit; NaN stays, which fminf would drop.
@@ -65,12 +74,15 @@ __device__ __forceinline__ Activated activate(float z, float alpha = 1.0f) {
     const float distribution = 0.5f * erfcf(z * -0.70710678f);
     return {z * distribution, distribution + z * (0.39894228f * expf(-0.5f * z * z))};
   } else if constexpr (A == Activation::kGeluTanh) {
-    constexpr float kTwice = 1.59576912f;  // 2 sqrt(2 / pi)
-    // At 64 the sigmoid has long been 0 or 1; a square must not overflow.
+    constexpr float kTwice = 1.59576912f, kCubed = 0.07135481f;  // 2 sqrt(2 / pi), and that times 0.044715
+    // From 20 on the sigmoid is 0 or 1. A square that multiplies what is left of it must not overflow.
+    if constexpr (kHalf) {
+      const float square = z * z;
+      return gated_by_sigmoid<kHalf>(z, z * (kTwice + kCubed * square), kTwice + 3.0f * kCubed * at_most(square, 4096.0f));
+    }
     const float x = at_least(at_most(z, 64.0f), -64.0f);
     const float squares = 0.044715f * x * x;
-    const Activated s = sigmoid<kHalf>(kTwice * (x + squares * x));
-    return {z * s.value, s.value + z * s.slope * (kTwice * (1.0f + 3.0f * squares))};
+    return gated_by_sigmoid<kHalf>(z, kTwice * (x + squares * x), kTwice * (1.0f + 3.0f * squares));
   } else if constexpr (A == Activation::kSilu) {
     return swish<kHalf>(z, alpha);
   } else if constexpr (A == Activation::kRelu) {
