@@ -1,11 +1,15 @@
 """What no operator may do silently: lose a tangent, take what is no tensor, answer out of memory that is not there."""
 
+import math
+import warnings
+
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from kernel_pytorch import cuda_ops
 
+TARGET = torch.tensor([0, 1, 2, 3])
 X = torch.linspace(-2.0, 2.0, 32).view(4, 8)
 VECTOR = torch.linspace(0.5, 1.5, 8)
 HEADS = torch.linspace(-1.0, 1.0, 64).view(1, 4, 2, 8)
@@ -34,50 +38,146 @@ def test_a_tangent_is_refused_and_not_lost(name):
     assert CALLS[name](X).isfinite().all()
 
 
+def ragged(layout):
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's, that they are a prototype
+        return torch.nested.nested_tensor([X, X[:2]], layout=layout)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: cuda_ops.rms_norm(None), "x: given None; it must be a tensor"),
-        (lambda: cuda_ops.add_rms_norm(X, None), "residual: given None; it must be a tensor"),
-        (lambda: cuda_ops.layer_norm(X, (8,), VECTOR), "weight: given tuple; it must be a tensor or None"),
-        (lambda: cuda_ops.rotary_embedding(HEADS, None, None), "cos: given None; it must be a tensor"),
-        (lambda: cuda_ops.flash_attention(HEADS, HEADS, None), "v: given None; it must be a tensor"),
-        (lambda: cuda_ops.flash_attention(HEADS, HEADS, HEADS, True), "scale: given True; .* `causal` goes by name"),
-        (lambda: cuda_ops.cross_entropy(X, None), "target: given None; it must be a tensor"),
+        (lambda: cuda_ops.rms_norm(None), "rms_norm: x: given None; it must be a tensor"),
+        (lambda: cuda_ops.add_rms_norm(X, None), "add_rms_norm: residual: given None; it must be a tensor"),
+        (lambda: cuda_ops.layer_norm(X, (8,)), "layer_norm: weight: given tuple; it must be a tensor or None"),
+        (
+            lambda: cuda_ops.rotary_embedding(HEADS, None, None),
+            "rotary_embedding: cos: given None; it must be a tensor",
+        ),
+        (lambda: cuda_ops.flash_attention(None, HEADS, HEADS), "flash_attention: q: given None; it must be a tensor"),
+        (lambda: cuda_ops.flash_attention([1.0], HEADS, HEADS), "flash_attention: q: given list; it must be a tensor"),
+        (lambda: cuda_ops.flash_attention(HEADS, HEADS, None), "flash_attention: v: given None; it must be a tensor"),
+        (lambda: cuda_ops.flash_attention(HEADS, HEADS, HEADS, True), "flash_attention: scale: given True; .* by name"),
+        (lambda: cuda_ops.cross_entropy(X, None), "cross_entropy: target: given None; it must be a tensor"),
+        (lambda: cuda_ops.rms_norm(X, VECTOR, "a"), "rms_norm: eps: given 'a'; it must be a Python number"),
+        (lambda: cuda_ops.layer_norm_act(X, VECTOR, None, "gelu", 1e-5), "layer_norm_act: eps: given 'gelu'; it must"),
+        (
+            lambda: cuda_ops.softmax(X, X),
+            r"softmax: scale: given a tensor of shape \(4, 8\); it must be a Python number",
+        ),
+        (lambda: cuda_ops.softmax(X, torch.tensor(2.0)), r"softmax: scale: given a tensor of shape \(\); it must"),
+        (lambda: cuda_ops.geglu(X, limit="a"), "geglu: limit: given 'a'; it must be a Python number or None"),
+        (lambda: cuda_ops.bias_act(X, VECTOR, None), "bias_act: activation: given None; it must be a string"),
+        (
+            lambda: cuda_ops.rotary_embedding(HEADS, TURNS, TURNS, "a"),
+            "rotary_embedding: interleaved: given 'a'; it must",
+        ),
+        (
+            lambda: cuda_ops.cross_entropy(X, TARGET, "sum"),
+            "cross_entropy: ignore_index: given 'sum'; it must be an int",
+        ),
     ],
 )
-def test_what_is_no_tensor_is_named(call, message):
-    with pytest.raises(TypeError, match=message):
+def test_what_is_of_another_kind_is_named(call, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "layout"),
+    [
+        (lambda: cuda_ops.softmax(X.to_sparse()), "softmax: x: layout is torch.sparse_coo"),
+        (lambda: cuda_ops.softmax(X.to_sparse().requires_grad_()), "softmax: x: layout is torch.sparse_coo"),
+        (lambda: cuda_ops.add_rms_norm(X, X.to_sparse()), "add_rms_norm: residual: layout is torch.sparse_coo"),
+        (lambda: cuda_ops.cross_entropy(X.to_sparse(), TARGET), "cross_entropy: logits: layout is torch.sparse_coo"),
+        (lambda: cuda_ops.softmax(ragged(torch.strided)), "softmax: x: layout is nested"),
+        (lambda: cuda_ops.rms_norm(ragged(torch.jagged)), "rms_norm: x: layout is nested"),
+        (lambda: cuda_ops.flash_attention(ragged(torch.strided), HEADS, HEADS), "flash_attention: q: layout is nested"),
+    ],
+)
+def test_a_tensor_without_strides_is_named(call, layout):
+    with pytest.raises(TypeError, match=f"^{layout}; allowed is torch.strided, which to_[a-z_]+\\(\\) gives$"):
         call()
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: cuda_ops.rms_norm(X.int()), "x: dtype is torch.int32; allowed are float16"),
-        (lambda: cuda_ops.softmax(X.to(torch.complex64)), "x: dtype is torch.complex64; allowed"),
+        (lambda: cuda_ops.rms_norm(X, VECTOR, -1.0), "rms_norm: eps: given -1.0; it must not be negative"),
+        (lambda: cuda_ops.rms_norm(X, VECTOR, -1), "rms_norm: eps: given -1; it must not be negative"),
+        (lambda: cuda_ops.layer_norm(X, eps=math.nan), "layer_norm: eps: given nan; it must be finite"),
+        (lambda: cuda_ops.add_rms_norm(X, X, offset=math.inf), "add_rms_norm: offset: given inf; it must be finite"),
+        (lambda: cuda_ops.softmax(X, math.nan), "softmax: scale: given nan; it must be finite"),
+        (
+            lambda: cuda_ops.flash_attention(HEADS, HEADS, HEADS, -math.inf),
+            "flash_attention: scale: given -inf; it must",
+        ),
+        (lambda: cuda_ops.swiglu(X, alpha=math.nan), "swiglu: alpha: given nan; it must be finite"),
+        (lambda: cuda_ops.cross_entropy(X, TARGET, softcap=math.inf), "cross_entropy: softcap: given inf; it must be"),
+    ],
+)
+def test_a_number_that_gives_no_result_is_refused(call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call()
+
+
+def test_a_whole_number_will_do_and_so_will_no_limit():
+    assert torch.equal(cuda_ops.softmax(X, 2), cuda_ops.softmax(X, 2.0))
+    assert torch.equal(cuda_ops.swiglu(X, limit=math.inf), cuda_ops.swiglu(X))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cuda_ops.rms_norm(X.int()), "rms_norm: x: dtype is torch.int32; allowed are float16"),
+        (
+            lambda: cuda_ops.head_rms_norm(X.int(), VECTOR),
+            "head_rms_norm: x: dtype is torch.int32; allowed are float16",
+        ),
+        (lambda: cuda_ops.softmax(X.to(torch.complex64)), "softmax: x: dtype is torch.complex64; allowed"),
+        (lambda: cuda_ops.softmax(X, 1.0, X.int()), "softmax: mask: dtype is torch.int32; allowed are .*, torch.bool$"),
+        (lambda: cuda_ops.cross_entropy(X, VECTOR[:4]), "cross_entropy: target: dtype is torch.float32; allowed are"),
         (
             lambda: cuda_ops.flash_attention(HEADS, HEADS.half(), HEADS),
-            "k: dtype is torch.float16; it must be that of q",
+            "flash_attention: k: dtype is torch.float16; it",
         ),
         (
             lambda: cuda_ops.bias_dropout_add(X, None, X, 0.5, torch.tensor(1.0)),
-            r"seed: given torch.float32 of shape \(\); it must be an int64",
+            r"bias_dropout_add: seed: given torch.float32 of shape \(\); it must be an int64",
         ),
         (
             lambda: cuda_ops.flash_attention(HEADS[..., :0], HEADS[..., :0], HEADS[..., :0]),
-            "q: shape is .* not be empty",
+            "flash_attention: q: shape is .* not be empty",
         ),
+        (lambda: cuda_ops.flash_attention(X[0, 0], HEADS, HEADS), r"flash_attention: q: shape is \(\); it must be"),
+        (
+            lambda: cuda_ops.layer_norm_act(X, None, None, 1e-5, "GELU"),
+            "layer_norm_act: activation: given 'GELU'; allowed",
+        ),
+        (lambda: cuda_ops.add_layer_norm(X, X[:2]), r"add_layer_norm: residual: shape is \(2, 8\)"),
+        (lambda: cuda_ops.layer_norm(X.clone().requires_grad_(), X), r"layer_norm: weight: shape is \(4, 8\)"),
+        (lambda: cuda_ops.swiglu(X[:, :7]), r"swiglu: gate: shape is \(4, 7\)"),
+        (lambda: cuda_ops.reglu(X[:, :7]), r"reglu: gate: shape is \(4, 7\)"),
     ],
 )
-def test_a_dtype_that_does_not_fit_is_named_with_what_was_given(call, message):
-    with pytest.raises(RuntimeError, match=message):
+def test_what_does_not_fit_is_named_with_what_was_given(call, message):
+    with pytest.raises(RuntimeError, match=f"^{message}"):
         call()
+
+
+def test_an_error_that_is_not_about_the_arguments_arrives_as_it_is():
+    class Interrupted(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            raise MemoryError("x: none left")
+
+    with pytest.raises(MemoryError, match=r"^x: none left$"), Interrupted():
+        cuda_ops.softmax(X)
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 1), (8,), (4, 4, 1)])
 def test_a_target_that_does_not_expand_is_named(shape):
-    with pytest.raises(ValueError, match=r"target: shape is .*; for logits of shape \(4, 8\) it must expand to \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"^cross_entropy: target: shape is .*; for logits of shape \(4, 8\) it must expand to \(4,\)"
+    ):
         cuda_ops.cross_entropy(X, torch.zeros(shape, dtype=torch.int64))
 
 
@@ -88,7 +188,7 @@ def test_tensors_that_lie_apart_are_an_error_and_no_answer(name):
         "weight": lambda: cuda_ops.rms_norm(X, VECTOR.to("meta")),
         "cos": lambda: cuda_ops.rotary_embedding(HEADS, TURNS.to("meta"), TURNS),
     }
-    with pytest.raises(RuntimeError, match="tensors are on cpu and meta; all of them must be on one device"):
+    with pytest.raises(RuntimeError, match=r"^[a-z_]+: tensors are on cpu and meta; all of them must be on one device"):
         calls[name]()
     assert cuda_ops.rms_norm(X.to("meta"), VECTOR.to("meta")).shape == X.shape
 

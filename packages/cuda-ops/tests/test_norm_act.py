@@ -308,9 +308,9 @@ X, SEED = torch.ones(4, 8), torch.tensor(1)
     [
         (
             lambda: layer_norm(X, torch.ones(3)),
-            r"norm_act: weight: shape is \(3,\); for x of shape \(4, 8\) it must be",
+            r"layer_norm: weight: shape is \(3,\); for x of shape \(4, 8\) it must be",
         ),
-        (lambda: layer_norm(X, None, torch.ones(1, 8)), r"norm_act: bias: shape is \(1, 8\)"),
+        (lambda: layer_norm(X, None, torch.ones(1, 8)), r"layer_norm: bias: shape is \(1, 8\)"),
         (lambda: layer_norm(X.int()), "x: dtype is torch.int32; allowed are float16"),
         (lambda: layer_norm(X[0, 0]), r"x: shape is \(\); it needs at least one dimension"),
         (lambda: layer_norm(X[:, :0]), r"x: shape is \(4, 0\); the last dimension must not be empty"),

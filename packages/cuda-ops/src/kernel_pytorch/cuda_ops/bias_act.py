@@ -116,5 +116,6 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
     """
-    return call(operators.bias_act.default, BiasActFunction.apply, x, bias, activation)
+    return call("bias_act", operators.bias_act.default, BiasActFunction.apply, x, bias, activation)

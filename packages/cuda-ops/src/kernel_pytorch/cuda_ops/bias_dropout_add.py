@@ -117,5 +117,8 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float,
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
+        ValueError: a number is not finite.
     """
-    return call(operators.bias_dropout_add.default, BiasDropoutAddFunction.apply, x, bias, residual, seed, p)
+    arguments = (x, bias, residual, seed, p)
+    return call("bias_dropout_add", operators.bias_dropout_add.default, BiasDropoutAddFunction.apply, *arguments)

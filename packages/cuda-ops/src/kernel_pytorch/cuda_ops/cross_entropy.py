@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import check_tensor
 from .operators import below_autograd, call, operators, per_element, register
 from .sharding import Shardings, row_placements
 
@@ -129,6 +130,10 @@ def _out_of_place(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor
     return CrossEntropyFunction.apply(logits, target, *scalars[:4], False)
 
 
+def _in_place(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+    return CrossEntropyFunction.apply(logits, target, *scalars[:4], True)
+
+
 # Sharding: rows may lie anywhere, words are whole.
 
 
@@ -152,14 +157,13 @@ register("cross_entropy_backward_", _fake_backward_, _no_gradient, _flops_backwa
 
 
 def _expanded(target: Tensor, logits: Tensor) -> Tensor:
-    for name, given in (("logits", logits), ("target", target)):
-        if not isinstance(given, Tensor):
-            raise TypeError(f"{name}: given {given if given is None else type(given).__name__}; it must be a tensor")
+    check_tensor("cross_entropy", "logits", logits)
+    check_tensor("cross_entropy", "target", target)
     wanted, shape = logits.shape[:-1], target.shape
     if len(shape) > len(wanted) or any(a not in (1, b) for a, b in zip(shape[::-1], wanted[::-1], strict=False)):
         raise ValueError(
-            f"target: shape is {tuple(shape)}; for logits of shape {tuple(logits.shape)} it must expand to"
-            f" {tuple(wanted)}: words are the last dimension"
+            f"cross_entropy: target: shape is {tuple(shape)}; for logits of shape {tuple(logits.shape)} it must"
+            f" expand to {tuple(wanted)}: words are the last dimension"
         )
     return target.expand(wanted)
 
@@ -192,17 +196,15 @@ def cross_entropy(
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
-        ValueError: another reduction, or a target that does not expand to the shape of a token's losses.
-        TypeError: logits or target is no tensor.
+        ValueError: another reduction, a target that does not expand to `(...)`, or a number that is not finite.
+        TypeError: an argument is not of its kind.
     """
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction: given {reduction!r}; allowed are 'mean', 'sum', 'none'")
+        raise ValueError(f"cross_entropy: reduction: given {reduction!r}; allowed are 'mean', 'sum', 'none'")
     target = _expanded(target, logits)
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    if inplace and not torch.compiler.is_compiling():
-        loss = CrossEntropyFunction.apply(logits, target, *scalars, True)[0]
-    else:
-        loss = call(operators.cross_entropy.default, _out_of_place, logits, target, *scalars)[0]
+    gradient = _in_place if inplace else _out_of_place
+    loss = call("cross_entropy", operators.cross_entropy.default, gradient, logits, target, *scalars)[0]
     if reduction == "none":
         return loss
     if reduction == "sum":

@@ -150,8 +150,10 @@ def swiglu(
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
+        ValueError: a number is not finite.
     """
-    return call(operators.gated.default, GatedFunction.apply, gate, up, "silu", alpha, limit, offset)
+    return call("swiglu", operators.gated.default, GatedFunction.apply, gate, up, "silu", alpha, limit, offset)
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none", limit: float | None = None) -> Tensor:
@@ -159,9 +161,9 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none", lim
     activation = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
     if activation is None:
         raise RuntimeError(f"geglu: approximate: given {approximate!r}; allowed are 'none', 'tanh'")
-    return call(operators.gated.default, GatedFunction.apply, gate, up, activation, 1.0, limit, 0.0)
+    return call("geglu", operators.gated.default, GatedFunction.apply, gate, up, activation, 1.0, limit, 0.0)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, limit: float | None = None) -> Tensor:
     """Gate by ReLU; otherwise as `swiglu`."""
-    return call(operators.gated.default, GatedFunction.apply, gate, up, "relu", 1.0, limit, 0.0)
+    return call("reglu", operators.gated.default, GatedFunction.apply, gate, up, "relu", 1.0, limit, 0.0)

@@ -244,8 +244,9 @@ register(
 )
 
 
-def _norm_act(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = call(operators.norm_act.default, NormActFunction.apply, *arguments)
+def _norm_act(function: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    operator = operators.norm_act.default
+    found: tuple[Tensor, Tensor, Tensor] = call(function, operator, NormActFunction.apply, *arguments)
     return found
 
 
@@ -263,8 +264,10 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
+        ValueError: a number is not finite, or eps negative.
     """
-    return _norm_act(x, None, weight, bias, None, eps, 0.0, "layer", "identity")[0]
+    return _norm_act("layer_norm", x, None, weight, bias, None, eps, 0.0, "layer", "identity")[0]
 
 
 def add_layer_norm(
@@ -291,9 +294,9 @@ def add_layer_norm(
         `(y, h)`, both in the promoted dtype of x and residual.
 
     Raises:
-        RuntimeError: as `layer_norm`.
+        RuntimeError, TypeError, ValueError: as `layer_norm`.
     """
-    return _norm_act(x, residual, weight, bias, seed, eps, dropout_p, "layer", "identity")[:2]
+    return _norm_act("add_layer_norm", x, residual, weight, bias, seed, eps, dropout_p, "layer", "identity")[:2]
 
 
 def layer_norm_act(
@@ -320,9 +323,9 @@ def layer_norm_act(
         `(..., N)` in the dtype of x.
 
     Raises:
-        RuntimeError: as `layer_norm`.
+        RuntimeError, TypeError, ValueError: as `layer_norm`.
     """
-    return _norm_act(x, None, weight, bias, seed, eps, dropout_p, "layer", activation)[0]
+    return _norm_act("layer_norm_act", x, None, weight, bias, seed, eps, dropout_p, "layer", activation)[0]
 
 
 def add_layer_norm_act(
@@ -336,7 +339,7 @@ def add_layer_norm_act(
     seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Add, normalise, activate; arguments and results as of `add_layer_norm` and `layer_norm_act`."""
-    return _norm_act(x, residual, weight, bias, seed, eps, dropout_p, "layer", activation)[:2]
+    return _norm_act("add_layer_norm_act", x, residual, weight, bias, seed, eps, dropout_p, "layer", activation)[:2]
 
 
 def rms_norm_act(
@@ -348,7 +351,7 @@ def rms_norm_act(
     seed: Tensor | None = None,
 ) -> Tensor:
     """As `layer_norm_act`, with the root mean square."""
-    return _norm_act(x, None, weight, None, seed, eps, dropout_p, "rms", activation)[0]
+    return _norm_act("rms_norm_act", x, None, weight, None, seed, eps, dropout_p, "rms", activation)[0]
 
 
 def add_rms_norm_act(
@@ -361,4 +364,4 @@ def add_rms_norm_act(
     seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `add_layer_norm_act`, with the root mean square."""
-    return _norm_act(x, residual, weight, None, seed, eps, dropout_p, "rms", activation)[:2]
+    return _norm_act("add_rms_norm_act", x, residual, weight, None, seed, eps, dropout_p, "rms", activation)[:2]

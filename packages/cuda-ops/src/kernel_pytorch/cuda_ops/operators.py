@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from . import library  # noqa: F401  (loading it defines the operators)
 from .after_import import after_import
+from .arguments import check, explained
 from .sharding import Rule, add_rule
 
 NAMESPACE = "kernel_pytorch_cuda"
@@ -81,38 +82,32 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-@functools.cache
-def _tensors_of(operator: Any) -> tuple[tuple[int, str, bool], ...]:
-    """Place and name of each tensor that an operator takes, and whether it may be None."""
-    kinds = {"Tensor": False, "Optional[Tensor]": True}
-    arguments = enumerate(operator._schema.arguments)
-    return tuple((place, a.name, kinds[str(a.type)]) for place, a in arguments if str(a.type) in kinds)
-
-
-def _wants_gradient(operator: Any, arguments: Sequence[Any]) -> bool:
-    """Whether one of the tensors does. Raises TypeError, naming the argument, for what is no tensor and must be."""
-    found = False
-    for place, name, optional in _tensors_of(operator):
-        given = arguments[place]
-        if isinstance(given, Tensor):
-            found = found or given.requires_grad
-        elif given is not None or not optional:
-            wanted = "a tensor or None" if optional else "a tensor"
-            raise TypeError(f"{name}: given {given if given is None else type(given).__name__}; it must be {wanted}")
-    return found
-
-
-def call(operator: Any, gradient: Callable[..., Any], *arguments: Any) -> Any:
+def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments: Any) -> Any:
     """Call an operator by the shortest way: past its autograd function where there is no gradient to take.
 
+    Args:
+        function: that the user called, whose name errors begin with.
+        operator: that it calls.
+        gradient: a differentiable function of the same arguments.
+        arguments: of the operator.
+
     Raises:
-        TypeError: an argument is no tensor and must be; the message names it.
+        TypeError: an argument is not of its kind, or a tensor is sparse or nested.
+        ValueError: a number is not finite, or eps negative.
+        RuntimeError: the arguments do not fit, or the kernel could not be launched.
     """
     if torch.compiler.is_compiling():
         return operator(*arguments)
-    if _wants_gradient(operator, arguments) and torch.is_grad_enabled():
-        return gradient(*arguments)
-    # Transforms and tangents have no rules here, which the autograd function says; below it they would be lost.
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return gradient(*arguments)
-    return below_autograd(operator, *arguments)
+    wants_gradient = check(function, operator, arguments)
+    try:
+        if wants_gradient and torch.is_grad_enabled():
+            return gradient(*arguments)
+        # Transforms and tangents have no rules here, which the autograd function says; below it they would be lost.
+        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+            return gradient(*arguments)
+        return below_autograd(operator, *arguments)
+    except Exception as error:
+        better = explained(function, operator, arguments, error)
+        if better is None:
+            raise
+        raise better from None

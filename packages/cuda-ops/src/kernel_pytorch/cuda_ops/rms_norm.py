@@ -203,6 +203,11 @@ register("add_rms_norm", _fake_add, AddRMSNormFunction.apply, per_element(5), _s
 register("rms_norm_backward", _fake_backward, _differentiable_backward, per_element(11), _sharding_backward)
 
 
+def _rms_norm(function: str, *arguments: Any) -> Tensor:
+    y: Tensor = call(function, operators.rms_norm.default, RMSNormFunction.apply, *arguments)[0]
+    return y
+
+
 def rms_norm(
     x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama"
 ) -> Tensor:
@@ -220,8 +225,10 @@ def rms_norm(
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
+        ValueError: a number is not finite, or eps negative.
     """
-    return call(operators.rms_norm.default, RMSNormFunction.apply, x, weight, eps, offset, casting)[0]
+    return _rms_norm("rms_norm", x, weight, eps, offset, casting)
 
 
 def add_rms_norm(
@@ -246,13 +253,13 @@ def add_rms_norm(
         `(y, h)`; h in the promoted dtype of x and residual.
 
     Raises:
-        RuntimeError: as `rms_norm`.
+        RuntimeError, TypeError, ValueError: as `rms_norm`.
     """
     arguments = (x, residual, weight, eps, offset, casting)
-    y, h, _ = call(operators.add_rms_norm.default, AddRMSNormFunction.apply, *arguments)
+    y, h, _ = call("add_rms_norm", operators.add_rms_norm.default, AddRMSNormFunction.apply, *arguments)
     return y, h
 
 
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama") -> Tensor:
     """Normalise every head on its own: `rms_norm` of x `(..., H, D)` with weight `(H, D)`."""
-    return rms_norm(x, weight, eps, offset, casting)
+    return _rms_norm("head_rms_norm", x, weight, eps, offset, casting)

@@ -103,5 +103,7 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
+        ValueError: a number is not finite.
     """
-    return call(operators.softmax.default, SoftmaxFunction.apply, x, mask, scale)
+    return call("softmax", operators.softmax.default, SoftmaxFunction.apply, x, mask, scale)

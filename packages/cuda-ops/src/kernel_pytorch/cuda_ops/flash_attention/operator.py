@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.cuda_ops.arguments import check_tensor
 from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, register
 from kernel_pytorch.cuda_ops.sharding import Shardings
 
@@ -131,9 +132,13 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
-        TypeError: the scale is a bool, which was meant for `causal`.
+        TypeError: an argument is not of its kind, or the scale a bool, which was meant for `causal`.
+        ValueError: the scale is not finite.
     """
     if isinstance(scale, bool):
-        raise TypeError(f"scale: given {scale}; it is a number or None, and `causal` goes by name")
-    factor = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-    return call(operators.flash_attention.default, FlashAttentionFunction.apply, q, k, v, factor, causal)[0]
+        raise TypeError(f"flash_attention: scale: given {scale}; it is a number or None, and `causal` goes by name")
+    if scale is None:
+        check_tensor("flash_attention", "q", q)
+        scale = max(q.shape[-1] if q.dim() else 1, 1) ** -0.5
+    arguments = (q, k, v, scale, causal)
+    return call("flash_attention", operators.flash_attention.default, FlashAttentionFunction.apply, *arguments)[0]

@@ -193,7 +193,9 @@ def qk_norm_rope(
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
+        ValueError: a number is not finite, or eps negative.
     """
     arguments = (q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
-    q_out, k_out, _, _ = call(operators.qk_norm_rope.default, QKNormRopeFunction.apply, *arguments)
+    q_out, k_out, _, _ = call("qk_norm_rope", operators.qk_norm_rope.default, QKNormRopeFunction.apply, *arguments)
     return q_out, k_out

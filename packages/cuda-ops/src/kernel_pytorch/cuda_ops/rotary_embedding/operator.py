@@ -45,7 +45,7 @@ class RotaryEmbeddingFunction(torch.autograd.Function):
             return None, *nothing
         cos, sin = ctx.saved_tensors
         arguments = (dy, cos, sin, ctx.interleaved, not ctx.transposed)
-        return call(operators.rotary_embedding.default, RotaryEmbeddingFunction.apply, *arguments), *nothing
+        return _call(*arguments), *nothing
 
 
 def token_placements(placements: Any, x: Any, cos: Any) -> Iterator[tuple[Any, Any]]:
@@ -72,6 +72,11 @@ def _sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Sha
 register("rotary_embedding", _fake, RotaryEmbeddingFunction.apply, per_element(3), _sharding)
 
 
+def _call(*arguments: Any) -> Tensor:
+    y: Tensor = call("rotary_embedding", operators.rotary_embedding.default, RotaryEmbeddingFunction.apply, *arguments)
+    return y
+
+
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """Rotate every head of `x` by the angles of its token, differentiable in x any number of times.
 
@@ -90,5 +95,6 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
+        TypeError: an argument is not of its kind.
     """
-    return call(operators.rotary_embedding.default, RotaryEmbeddingFunction.apply, x, cos, sin, interleaved)
+    return _call(x, cos, sin, interleaved)
