@@ -149,10 +149,8 @@ def test_a_whole_number_will_do_and_so_will_no_limit():
             "flash_attention: q: shape is .* not be empty",
         ),
         (lambda: cuda_ops.flash_attention(X[0, 0], HEADS, HEADS), r"flash_attention: q: shape is \(\); it must be"),
-        (
-            lambda: cuda_ops.layer_norm_act(X, None, None, 1e-5, "GELU"),
-            "layer_norm_act: activation: given 'GELU'; allowed",
-        ),
+        (lambda: cuda_ops.layer_norm_act(X, activation="GELU"), "layer_norm_act: activation: given 'GELU'; allowed"),
+        (lambda: cuda_ops.rms_norm_act(X), "rms_norm_act: activation: given ''; allowed are 'gelu'"),
         (lambda: cuda_ops.add_layer_norm(X, X[:2]), r"add_layer_norm: residual: shape is \(2, 8\)"),
         (lambda: cuda_ops.layer_norm(X.clone().requires_grad_(), X), r"layer_norm: weight: shape is \(4, 8\)"),
         (lambda: cuda_ops.swiglu(X[:, :7]), r"swiglu: gate: shape is \(4, 7\)"),
@@ -171,6 +169,22 @@ def test_an_error_that_is_not_about_the_arguments_arrives_as_it_is():
 
     with pytest.raises(MemoryError, match=r"^x: none left$"), Interrupted():
         cuda_ops.softmax(X)
+
+
+def test_what_may_be_left_out_is_what_was_left_out():
+    assert torch.equal(
+        cuda_ops.layer_norm_act(X, activation="gelu"), cuda_ops.layer_norm_act(X, None, None, 1e-5, "gelu")
+    )
+    assert torch.equal(cuda_ops.rms_norm_act(X, activation="silu"), cuda_ops.rms_norm_act(X, None, 1e-6, "silu"))
+    for short, long in (
+        (
+            cuda_ops.add_layer_norm_act(X, X, activation="relu"),
+            cuda_ops.add_layer_norm_act(X, X, None, None, 1e-5, "relu"),
+        ),
+        (cuda_ops.add_rms_norm_act(X, X, activation="relu"), cuda_ops.add_rms_norm_act(X, X, None, 1e-6, "relu")),
+    ):
+        assert all(map(torch.equal, short, long))
+    assert torch.equal(cuda_ops.bias_dropout_add(X, VECTOR, X), cuda_ops.bias_dropout_add(X, VECTOR, X, 0.0, None))
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 1), (8,), (4, 4, 1)])

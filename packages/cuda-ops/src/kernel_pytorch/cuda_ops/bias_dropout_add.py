@@ -102,7 +102,9 @@ register(
 )
 
 
-def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, seed: Tensor | None) -> Tensor:
+def bias_dropout_add(
+    x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.0, seed: Tensor | None = None
+) -> Tensor:
     """Add the bias, drop, add to the residual stream; differentiable in x, bias and residual any number of times.
 
     Args:

@@ -301,10 +301,10 @@ def add_layer_norm(
 
 def layer_norm_act(
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    activation: str = "",
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
@@ -315,7 +315,8 @@ def layer_norm_act(
         weight: as for `layer_norm`.
         bias: as for `layer_norm`.
         eps: as for `layer_norm`.
-        activation: "gelu", "gelu_tanh", "silu", "relu", "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
+        activation: has to be given, behind arguments that may be left out: "gelu", "gelu_tanh", "silu", "relu",
+            "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
         dropout_p: the probability that an element of the result is dropped, from 0 to below 1.
         seed: as for `add_layer_norm`.
 
@@ -331,10 +332,10 @@ def layer_norm_act(
 def add_layer_norm_act(
     x: Tensor,
     residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    activation: str = "",
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -344,9 +345,9 @@ def add_layer_norm_act(
 
 def rms_norm_act(
     x: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    activation: str,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "",
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
@@ -357,9 +358,9 @@ def rms_norm_act(
 def add_rms_norm_act(
     x: Tensor,
     residual: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    activation: str,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    activation: str = "",
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
