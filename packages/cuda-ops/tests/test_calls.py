@@ -187,6 +187,12 @@ def test_what_may_be_left_out_is_what_was_left_out():
     assert torch.equal(cuda_ops.bias_dropout_add(X, VECTOR, X), cuda_ops.bias_dropout_add(X, VECTOR, X, 0.0, None))
 
 
+def test_targets_that_are_no_word_count_as_ignored():
+    outside = torch.tensor([0, -1, 8, 3])
+    ignored = torch.tensor([0, -100, -100, 3])
+    assert torch.equal(cuda_ops.cross_entropy(X, outside), cuda_ops.cross_entropy(X, ignored))
+
+
 @pytest.mark.parametrize("shape", [(5,), (4, 1), (8,), (4, 4, 1)])
 def test_a_target_that_does_not_expand_is_named(shape):
     with pytest.raises(

@@ -183,7 +183,8 @@ def cross_entropy(
     Args:
         logits: `(..., V)`, float16, bfloat16 or float32, on a CPU float64 too; any strides.
         target: `(...)`, or what expands to it; int64 or int32, on the device of logits.
-        ignore_index: the target of tokens that do not count. Neither do targets that are no word.
+        ignore_index: the target of tokens that do not count: their loss and gradient are zero. Every target that is no
+            word, below 0 or not below V, is taken for this one, without an error (PyTorch's own raises one on a CPU).
         label_smoothing: from 0 to 1.
         z_loss: factor of the squared `lse`.
         softcap: bound of the logits; 0 for none.
