@@ -120,7 +120,7 @@ def test_list_asks_for_the_default_of_each_operation_where_they_differ(toy_alone
 
 
 def test_list_where_nothing_is_installed_says_what_to_install(site, command_line):
-    assert "kernel-pytorch-<technique>" in command_line("list").out
+    assert "pip install ./packages/<technique>" in command_line("list").out
 
 
 def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):

@@ -109,7 +109,9 @@ def test_a_torch_without_a_stable_abi_is_named(monkeypatch, tmp_path):
 
 def test_a_folder_that_was_never_built_is_named(monkeypatch, tmp_path):
     monkeypatch.delenv("KERNEL_PYTORCH_LIBRARY", raising=False)
-    with pytest.raises(ImportError, match="its build step was not run; install it with pip"):
+    with pytest.raises(
+        ImportError, match=r"its build step was not run; in a checkout .*: pip install .* \./packages/cuda-ops"
+    ):
         load(tmp_path)
     monkeypatch.setenv("KERNEL_PYTORCH_LIBRARY", "nowhere")
     with pytest.raises(ImportError, match="KERNEL_PYTORCH_LIBRARY is set to 'nowhere'"):
@@ -173,6 +175,13 @@ def test_levels_say_why_not():
     assert "CUDA kernels take float16, bfloat16, float32" in levels.unavailable(
         "cuda", torch.device("cuda"), torch.double
     )
+
+
+def test_without_cuda_code_a_card_says_what_brings_it(monkeypatch):
+    monkeypatch.setattr(levels, "LIBRARY", Library(LIBRARY.file, "", None, (), (), False, "", {}))
+    reason = levels.unavailable("cuda", torch.device("cuda"), torch.float32)
+    assert "was built without CUDA; install it again where nvcc is found" in reason
+    assert build_library.AGAIN.partition(": ")[2].strip("`") in reason
 
 
 def test_a_card_that_was_not_verified_is_nobodys_default(monkeypatch):

@@ -1,5 +1,6 @@
 """The public functions: what they compute, in which dtype, and what they refuse."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -163,3 +164,12 @@ def test_default_under_transforms(dtype, device):
     torch.testing.assert_close(mapped, rms_norm(x, weight, level="native"))
     _, tangent = torch.func.jvp(lambda rows: rms_norm(rows, weight), (x,), (torch.ones_like(x),))
     assert tangent.shape == x.shape
+
+
+def test_without_its_package_level_cuda_says_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kernel_pytorch.cuda_ops", None)
+    specification = importlib.util.spec_from_file_location("without_package", cuda_level.__file__)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    reason = module.unavailable(torch.device("cpu"), torch.float32)
+    assert "is not installed (in a checkout of kernel-pytorch: pip install ./packages/cuda-ops)" in reason

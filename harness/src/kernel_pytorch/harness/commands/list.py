@@ -39,7 +39,9 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
         for name, reason in discovery.broken.items():
             output.print(f"[red]{name}: broken.[/red] {escape(reason)}", **PLAIN)
         if not techniques and not discovery.broken:
-            output.print("No technique is installed. Each is a package of its own, kernel-pytorch-<technique>.")
+            output.print(
+                "No technique is installed. In a checkout of kernel-pytorch: pip install ./packages/<technique>"
+            )
 
 
 def state(technique: Technique, implementation: Implementation, device: torch.device) -> str:

@@ -111,7 +111,7 @@ def draw(results: Results, file: Path) -> list[Path]:
     try:
         return plot(results, file)
     except ModuleNotFoundError as error:
-        output.print(f"no plot: {error} (pip install 'kernel-pytorch-harness\\[plot]')", **PLAIN)
+        output.print(f"no plot: {error} (pip install matplotlib)", **PLAIN)
         return []
 
 

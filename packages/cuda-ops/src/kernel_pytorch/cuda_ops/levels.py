@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .library import LIBRARY
+from .library import INSTALL, LIBRARY
 
 LEVELS = ("reference", "native", "compile", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
@@ -38,7 +38,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if dtype not in CUDA_DTYPES:
         return f"dtype is {dtype}; the CUDA kernels take {_names(CUDA_DTYPES)}"
     if not LIBRARY.archs:
-        return "the library was built without CUDA; install kernel-pytorch-cuda-ops where nvcc is found"
+        return f"the library was built without CUDA; install it again where nvcc is found, {INSTALL}"
     capability = _capability(device)
     if capability < MINIMUM_CAPABILITY or not LIBRARY.runs_on(capability):
         return (

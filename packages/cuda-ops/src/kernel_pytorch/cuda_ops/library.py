@@ -17,6 +17,9 @@ INSTRUCTION_SET = "KERNEL_PYTORCH_CPU_ISA"
 """Environment variable: the best instruction set that the CPU twin may use."""
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
 
+INSTALL = "in a checkout of kernel-pytorch: pip install --force-reinstall --no-deps ./packages/cuda-ops"
+"""What brings a library; the package is on no index."""
+
 
 @dataclass(frozen=True)
 class Library:
@@ -65,7 +68,7 @@ def load(folder: Path) -> Library:
         record = json.loads((folder / "_library.json").read_text())
     except OSError:
         asked = f"; {FOLDER} is set to {os.environ[FOLDER]!r}" if FOLDER in os.environ else ""
-        record = {"problem": f"its build step was not run{asked}; install it with pip"}
+        record = {"problem": f"its build step was not run{asked}; {INSTALL}"}
     problem = record.pop("problem")
     if problem is not None:
         raise ImportError(f"kernel_pytorch.cuda_ops has no compiled library: {problem}")

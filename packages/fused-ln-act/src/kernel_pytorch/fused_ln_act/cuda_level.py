@@ -17,7 +17,9 @@ _why_absent = ""
 try:
     cuda_ops = importlib.import_module("kernel_pytorch.cuda_ops")
 except ModuleNotFoundError:
-    _why_absent = "kernel-pytorch-cuda-ops is not installed (pip install kernel-pytorch-cuda-ops)"
+    _why_absent = (
+        "kernel-pytorch-cuda-ops is not installed (in a checkout of kernel-pytorch: pip install ./packages/cuda-ops)"
+    )
 except ImportError as error:
     _why_absent = str(error)
 
