@@ -198,6 +198,17 @@ def test_an_operation_that_does_not_exist_is_named(toy_alone, command_line):
     assert "no operation 'gat'; there are: gate" in printed.err
 
 
+def test_a_report_of_what_is_not_there_says_what_to_give(command_line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([], ["results"]):
+        printed = command_line("report", *arguments)
+        assert (printed.code, printed.out) == (2, "")
+        assert printed.err.startswith(
+            "kernel-pytorch: results: no such file or folder; give a results file or a folder"
+        )
+        assert printed.err.count("\n") == 1
+
+
 def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judged(
     toy_alone, command_line, tmp_path, monkeypatch
 ):

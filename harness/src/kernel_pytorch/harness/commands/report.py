@@ -44,6 +44,10 @@ def report_command(
 
     Exit code: 0; 1 with --check-stale if sources have changed since they were measured; 2 for what cannot be read.
     """
+    if not path.exists():
+        wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
+        messages.print(f"kernel-pytorch: {escape(str(path))}: no such file or folder; {wanted}", **PLAIN)
+        raise typer.Exit(2)
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     files = [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name != SUPPORT_FOLDER]
     if not files:
