@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.markup import escape
+from rich.status import Status
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
@@ -95,15 +97,29 @@ def support_command(
 
 def _examine(techniques: list[Technique], device: torch.device, timeout: float, count: int) -> list[SupportRecord]:
     with ExitStack() as stack:
-        status = stack.enter_context(messages.status("asking"))
+        on_question = _telling(stack.enter_context(messages.status("asking")))
         workers = stack.enter_context(Workers(count, timeout))
         processes = None
         if without_a_device_each(device) is None:
             processes = stack.enter_context(Processes(timeout=timeout, device_type=device.type))
         return [
-            examine_technique(t, device, workers=workers, processes=processes, on_question=status.update)
+            examine_technique(t, device, workers=workers, processes=processes, on_question=on_question)
             for t in techniques
         ]
+
+
+def _telling(status: Status) -> Callable[[str], None]:
+    """What tells of a question: the line of the terminal; where there is none, one line a level of an operation."""
+    if messages.is_terminal:
+        return status.update
+    told: dict[str, str] = {}
+
+    def tell(label: str) -> None:
+        level = label.partition(":")[0]
+        if told.setdefault(level, label) is label:  # of several threads one is the first
+            messages.print(f"asking {escape(level)}", **PLAIN)
+
+    return tell
 
 
 def _show(technique: Technique, record: SupportRecord) -> None:
