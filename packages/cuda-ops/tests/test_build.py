@@ -149,6 +149,14 @@ def test_an_unknown_architecture_is_named(monkeypatch):
     assert build_library.wanted_archs(nvcc) == []
 
 
+@pytest.mark.parametrize(("archs", "compiled"), [((), "not compiled"), (("sm_90a",), "for sm_90a by nvcc 13.5")])
+def test_a_cpu_says_where_the_cuda_code_was_verified(monkeypatch, archs, compiled):
+    library = Library(LIBRARY.file, "c++ 1", "nvcc 13.5", archs, ("base",), False, "", {})
+    monkeypatch.setattr(levels, "LIBRARY", library)
+    said = f"CPU twin for base, by c++ 1; CUDA code {compiled}, verified on compute capability: 9.0"
+    assert levels.describe("cuda", torch.device("cpu")) == said
+
+
 @pytest.mark.parametrize(
     ("archs", "capability", "runs"),
     [

@@ -52,11 +52,13 @@ def describe(level: str, device: torch.device) -> str:
     """What was compiled for that kind of device, by what, and where it was verified."""
     if level != "cuda":
         return ""
+    cards = ", ".join(f"{major}.{minor}" for major, minor in sorted(VERIFIED)) or "none yet"
+    verified = f"verified on compute capability: {cards}"
     if device.type == "cpu":
         twin = f"CPU twin for {', '.join(LIBRARY.instruction_sets)}, by {LIBRARY.compiler}"
-        return twin + (f"; for a card: {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}" if LIBRARY.archs else "")
-    cards = ", ".join(f"{major}.{minor}" for major, minor in sorted(VERIFIED)) or "none yet"
-    return f"compiled for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}; verified on compute capability: {cards}"
+        compiled = f"for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}" if LIBRARY.archs else "not compiled"
+        return f"{twin}; CUDA code {compiled}, {verified}"
+    return f"compiled for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}; {verified}"
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
