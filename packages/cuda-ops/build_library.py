@@ -219,7 +219,10 @@ def wanted_archs(nvcc: str | None) -> list[str]:
     for arch in archs:
         number = re.fullmatch(r"sm_(\d+)[af]?", arch)
         if number is None or arch.rstrip("af") not in known or int(number[1]) < OLDEST:
-            allowed = ", ".join(sorted(code for code in known if int(re.sub(r"\D", "", code)) >= OLDEST))
+            # nvcc does not list those with an "a", and those that are built where nobody asks are worth a mention.
+            named = known | {arch for arch in ARCHS if arch.rstrip("a") in known}
+            numbered = sorted((int(re.sub(r"\D", "", name)), name) for name in named)
+            allowed = ", ".join(name for number, name in numbered if number >= OLDEST)
             raise BuildError(f"{ASKED_ARCHS}: given {arch!r}; the kernels need sm_{OLDEST}, and {nvcc} knows {allowed}")
     return archs
 

@@ -149,6 +149,15 @@ def test_an_unknown_architecture_is_named(monkeypatch):
     assert build_library.wanted_archs(nvcc) == []
 
 
+def test_architectures_are_listed_in_order_with_those_that_nvcc_does_not_list(monkeypatch, tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho sm_100 sm_120 sm_75 sm_80 sm_90\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "sm_70")
+    with pytest.raises(build_library.BuildError, match=r"knows sm_80, sm_90, sm_90a, sm_100, sm_120$"):
+        build_library.wanted_archs(str(nvcc))
+
+
 @pytest.mark.parametrize(("archs", "compiled"), [((), "not compiled"), (("sm_90a",), "for sm_90a by nvcc 13.5")])
 def test_a_cpu_says_where_the_cuda_code_was_verified(monkeypatch, archs, compiled):
     library = Library(LIBRARY.file, "c++ 1", "nvcc 13.5", archs, ("base",), False, "", {})
