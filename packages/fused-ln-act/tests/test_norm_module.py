@@ -78,7 +78,7 @@ BAD = {
     "norm": (
         lambda: LayerNorm.from_torch(torch.nn.Linear(2, 2)),
         TypeError,
-        "module: given Linear; it must be a torch.nn",
+        "Linear; it must be a torch.nn.LayerNorm",
     ),
     "sequence": (
         lambda: LayerNormAct.from_torch(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.ELU())),
@@ -95,13 +95,13 @@ BAD = {
     "another forward": (
         lambda: LayerNorm.from_torch(type("Scaled", (torch.nn.LayerNorm,), {"forward": lambda self, x: x})(4)),
         TypeError,
-        "module: given Scaled; it must be a torch.nn.LayerNorm, with its forward",
+        "Scaled; it must be a torch.nn.LayerNorm, with the forward of that",
     ),
     "alone": (lambda: LayerNormAct.from_torch(torch.nn.LayerNorm(4)), TypeError, "module: given LayerNorm; it must be"),
     "activation": (lambda: LayerNormAct(4, "swish"), ValueError, "activation: given 'swish'"),
     "no stock module": (lambda: LayerNormAct(4, "quick_gelu").to_torch(), TypeError, "'quick_gelu' has no module"),
-    "probability": (lambda: AddLayerNorm(4, p=1.0), ValueError, "dropout_p: given 1.0"),
-    "no affine": (lambda: AddLayerNorm(4, p=2.0, elementwise_affine=False), ValueError, "dropout_p: given 2.0"),
+    "probability": (lambda: AddLayerNorm(4, p=1.0), ValueError, "p: given 1.0"),
+    "no affine": (lambda: AddLayerNorm(4, p=2.0, elementwise_affine=False), ValueError, "p: given 2.0"),
     "level": (lambda: LayerNorm(4, level="tritn"), ValueError, "level: given 'tritn'"),
     "shape": (lambda: LayerNorm(8)(torch.randn(2, 7)), ValueError, r"x: shape is \(2, 7\); its last dim.*\(8,\)"),
     "no tensor": (lambda: LayerNorm(8)(None), TypeError, "x: given NoneType"),

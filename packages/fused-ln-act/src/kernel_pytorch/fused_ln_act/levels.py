@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import cuda_level
 
@@ -144,8 +146,13 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func is at work, vmap for example: kernels of one's own have no rules for those."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a transform of torch.func is at work, vmap for example, or forward-mode differentiation.
+
+    Kernels of one's own have no rules for those.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def check_level(level: str | None) -> None:
@@ -179,7 +186,29 @@ def resolve(group: Group, function: str, level: str | None, *tensors: Tensor | N
     if name == "reference" or torch.compiler.is_compiling():
         return getattr(group.reference, function)  # which TorchScript compiles: Dynamo would not look into that
     package = group.reference.__name__.rpartition(".")[0]
-    return getattr(importlib.import_module(f"{package}.{'jit' if name == 'torchscript' else 'compiled'}"), function)
+    if name == "torchscript":
+        return getattr(importlib.import_module(f"{package}.jit"), function)
+    return _limited(function, getattr(importlib.import_module(f"{package}.compiled"), function))
+
+
+def _limited(function: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile made of a function, whose error says what to do where PyTorch compiles no more of it."""
+
+    @functools.wraps(compiled)
+    def call(*arguments: Any) -> Any:
+        try:
+            return compiled(*arguments)
+        except Exception as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module imports all of Dynamo
+                raise
+            limit = torch._dynamo.config.recompile_limit
+            raise RuntimeError(
+                f"level 'compile' of {function} cannot run here: PyTorch compiles a function anew for every "
+                f"activation, dtype and rank, but at most {limit} times in a process; raise "
+                "torch._dynamo.config.recompile_limit, or forget what was compiled by torch._dynamo.reset()"
+            ) from error
+
+    return call
 
 
 def chosen(function: str, level: str | None, *tensors: Tensor | None) -> str:

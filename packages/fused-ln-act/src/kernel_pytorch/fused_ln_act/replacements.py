@@ -8,13 +8,14 @@ import torch
 
 from .linear import replacements as linear
 from .norm.module import LayerNorm
+from .stock import why_not_plain
 
 
 def applies(module: torch.nn.Module) -> str | None:
     """None, or why this very module is left alone: only of the stock class itself is it known what it computes."""
     if type(module) is not torch.nn.LayerNorm:
         return f"{type(module).__name__} may compute something else than torch.nn.LayerNorm"
-    return None
+    return why_not_plain([module])
 
 
 def replacements() -> list[dict[str, Any]]:

@@ -53,9 +53,8 @@ def swiglu(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
     """
-    _check(gate, up, limit)
-    check_number("alpha", alpha)
-    check_number("offset", offset)
+    _check(gate, up)
+    check_swish(alpha, limit, offset)
     return resolve(GROUP, "swiglu", level, gate, up)(gate, up, alpha, limit, offset)
 
 
@@ -86,9 +85,8 @@ def geglu(
 
     Source: as `swiglu`.
     """
-    _check(gate, up, limit)
-    if approximate not in APPROXIMATIONS:
-        raise ValueError(f"approximate: given {approximate!r}; allowed are {', '.join(map(repr, APPROXIMATIONS))}")
+    _check(gate, up)
+    check_gelu(approximate, limit)
     return resolve(GROUP, "geglu", level, gate, up)(gate, up, approximate, limit)
 
 
@@ -111,11 +109,35 @@ def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None,
 
     Source: as `swiglu`.
     """
-    _check(gate, up, limit)
+    _check(gate, up)
+    check_limit(limit)
     return resolve(GROUP, "reglu", level, gate, up)(gate, up, limit)
 
 
-def _check(gate: Tensor, up: Tensor | None, limit: float | None) -> None:
+def check_swish(alpha: float, limit: float | None, offset: float) -> None:
+    """Raise unless these are what `swiglu` takes."""
+    check_number("alpha", alpha)
+    check_limit(limit)
+    check_number("offset", offset)
+
+
+def check_gelu(approximate: str, limit: float | None) -> None:
+    """Raise unless these are what `geglu` takes."""
+    if approximate not in APPROXIMATIONS:
+        raise ValueError(f"approximate: given {approximate!r}; allowed are {', '.join(map(repr, APPROXIMATIONS))}")
+    check_limit(limit)
+
+
+def check_limit(limit: float | None) -> None:
+    """Raise unless this is None or a number to clamp at."""
+    if limit is None:
+        return
+    check_number("limit", limit)
+    if limit <= 0.0:
+        raise ValueError(f"limit: given {limit}; it must be positive, or None")
+
+
+def _check(gate: Tensor, up: Tensor | None) -> None:
     check_tensor("gate", gate)
     if up is None:
         if gate.shape[-1] % 2:
@@ -126,7 +148,3 @@ def _check(gate: Tensor, up: Tensor | None, limit: float | None) -> None:
             raise ValueError(f"up: shape is {shape_of(up)}; it must be that of gate, {shape_of(gate)}")
         if up.device != gate.device:
             raise ValueError(f"up: device is {up.device}; it must be that of gate, {gate.device}")
-    if limit is not None:
-        check_number("limit", limit)
-        if limit <= 0.0:
-            raise ValueError(f"limit: given {limit}; it must be positive, or None")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.levels import check_level
 
-from .functional import Approximate, geglu, swiglu
+from .functional import Approximate, check_gelu, check_swish, geglu, swiglu
 
 
 class SwiGLU(torch.nn.Module):
@@ -24,6 +24,7 @@ class SwiGLU(torch.nn.Module):
         self, alpha: float = 1.0, limit: float | None = None, offset: float = 0.0, *, level: str | None = None
     ) -> None:
         super().__init__()
+        check_swish(alpha, limit, offset)
         check_level(level)
         self.alpha, self.limit, self.offset, self.level = alpha, limit, offset, level
 
@@ -50,6 +51,7 @@ class GEGLU(torch.nn.Module):
         self, approximate: Approximate = "none", limit: float | None = None, *, level: str | None = None
     ) -> None:
         super().__init__()
+        check_gelu(approximate, limit)
         check_level(level)
         self.approximate, self.limit, self.level = approximate, limit, level
 

@@ -53,7 +53,7 @@ def linear_act(
     """
     check_tensor("x", x)
     check_activation(activation)
-    _check_matrix("weight", weight, x.shape[-1])
+    _check_matrix("weight", weight, x.shape[-1], f"that of x, {shape_of(x)}")
     if bias is not None:
         check_tensor("bias", bias)
         if bias.shape != weight.shape[:1]:
@@ -108,10 +108,10 @@ def gated_mlp(
     """
     check_tensor("x", x)
     check_activation(activation)
-    _check_matrix("w_gate_up", w_gate_up, x.shape[-1])
+    _check_matrix("w_gate_up", w_gate_up, x.shape[-1], f"that of x, {shape_of(x)}")
     if w_gate_up.shape[0] % 2:
         raise ValueError(f"w_gate_up: shape is {shape_of(w_gate_up)}; its first dimension must be even")
-    _check_matrix("w_down", w_down, w_gate_up.shape[0] // 2)
+    _check_matrix("w_down", w_down, w_gate_up.shape[0] // 2, f"half the rows of w_gate_up, {shape_of(w_gate_up)}")
     x, w_gate_up, w_down = _as_autocast(x, w_gate_up, w_down)  # type: ignore[assignment]
     _check_alike(x, {"w_gate_up": w_gate_up, "w_down": w_down})
     run = resolve(GROUP, "gated_mlp", level, x, w_gate_up, w_down)
@@ -120,10 +120,10 @@ def gated_mlp(
     return run(x, w_gate_up, w_down, activation, recompute)
 
 
-def _check_matrix(name: str, matrix: Tensor, columns: int) -> None:
+def _check_matrix(name: str, matrix: Tensor, columns: int, why: str) -> None:
     check_tensor(name, matrix)
     if matrix.dim() != 2 or matrix.shape[1] != columns:
-        raise ValueError(f"{name}: shape is {shape_of(matrix)}; it must have two dimensions, the last {columns}")
+        raise ValueError(f"{name}: shape is {shape_of(matrix)}; it must have two dimensions, the last {columns}: {why}")
     if matrix.shape[0] == 0:
         raise ValueError(f"{name}: shape is {shape_of(matrix)}; it must have at least one row")
 
@@ -143,7 +143,7 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     x = tensors[0]
     assert x is not None
     device = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(None if t is None else t.to(dtype) for t in tensors)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from kernel_pytorch.fused_ln_act.activations import module_of, name_of
 from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout
 from kernel_pytorch.fused_ln_act.levels import check_level
+from kernel_pytorch.fused_ln_act.stock import check_plain, names_of
 
 from .functional import gated_mlp, linear_act
 
@@ -67,14 +68,15 @@ class LinearAct(torch.nn.Linear):
         """A drop-in that shares the parameters of `torch.nn.Sequential(Linear, activation)`, or of a Linear alone.
 
         Raises:
-            TypeError: `module` is something else, or its activation is none of `linear_act`'s.
+            TypeError: `module` is something else, has hooks, or its activation is none of `linear_act`'s.
         """
         parts = list(module) if isinstance(module, torch.nn.Sequential) else [module]
         activation = activation_of(parts[1]) if len(parts) == 2 else "identity" if len(parts) == 1 else None
         if activation is None or type(parts[0]) is not torch.nn.Linear:
             raise TypeError(
-                f"module: given {_names(parts)}; it must be torch.nn.Sequential of Linear and one of {_KNOWN}"
+                f"module: given {names_of(parts)}; it must be torch.nn.Sequential of Linear and one of {_KNOWN}"
             )
+        check_plain([module, *parts])
         return _share(parts[0], activation, level).train(module.training)
 
     def to_torch(self) -> torch.nn.Sequential:
@@ -129,7 +131,7 @@ class MLP(torch.nn.Module):
         super().__init__()
         last = in_features if out_features is None else out_features
         self.fc1 = LinearAct(in_features, hidden_features, activation, bias, device, dtype, level=level)
-        check_dropout(p, None, self.fc1.weight)
+        check_dropout(p, None, self.fc1.weight, "p")
         self.dropout = torch.nn.Dropout(p)
         self.fc2 = LinearAct(hidden_features, last, "identity", bias, device, dtype, level=level)
 
@@ -138,7 +140,8 @@ class MLP(torch.nn.Module):
         """A drop-in that shares the parameters of `torch.nn.Sequential(Linear, activation[, Dropout], Linear)`.
 
         Raises:
-            TypeError: `module` is something else, or its activation is none of `linear_act`'s.
+            TypeError: `module` is something else, has hooks, or its activation is none of `linear_act`'s.
+            ValueError: its Dropout drops everything.
         """
         parts = list(module) if isinstance(module, torch.nn.Sequential) else [module]
         kinds = [type(part) for part in parts]
@@ -146,9 +149,12 @@ class MLP(torch.nn.Module):
         activation = activation_of(parts[1]) if len(parts) == (3 if dropout is None else 4) else None
         if activation is None or kinds[0] is not torch.nn.Linear or kinds[-1] is not torch.nn.Linear:
             raise TypeError(
-                f"module: given {_names(parts)}; it must be torch.nn.Sequential of Linear, one of {_KNOWN}, at most a "
-                "Dropout, and Linear"
+                f"module: given {names_of(parts)}; it must be torch.nn.Sequential of Linear, one of {_KNOWN}, at most "
+                "a Dropout, and Linear"
             )
+        if parts[0].out_features != parts[-1].in_features:
+            raise TypeError(f"module: {parts[-1]} cannot take what {parts[0]} gives")
+        check_plain([module, *parts])
         ours = cls(1, 1, activation, p=0.0 if dropout is None else dropout.p, device="meta", level=level)
         ours.fc1 = _share(parts[0], activation, level)
         ours.fc2 = _share(parts[-1], "identity", level)
@@ -224,15 +230,15 @@ class GatedMLP(torch.nn.Module):
             level: as in `gated_mlp`.
 
         Raises:
-            TypeError: `module` is something else, or its activation is none of `gated_mlp`'s.
+            TypeError: `module` is something else, has hooks, or its activation is none of `gated_mlp`'s.
         """
         layers: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         if not all(type(layer) is torch.nn.Linear and layer.bias is None for layer in layers):
-            kinds = ", ".join(type(layer).__name__ for layer in layers)
             raise TypeError(
-                f"module: given {type(module).__name__} with {kinds}; it must have gate_proj, up_proj and down_proj, "
-                "each a torch.nn.Linear, no subclass, without a bias"
+                f"module: given {type(module).__name__} with {names_of(layers)}; it must have gate_proj, up_proj and "
+                "down_proj, each a torch.nn.Linear, no subclass, without a bias"
             )
+        check_plain(module.modules())
         gate, up, down = layers
         alike = all(getattr(gate.weight, a) == getattr(up.weight, a) for a in ("shape", "dtype", "requires_grad"))
         if not alike or down.in_features != gate.out_features:
@@ -309,10 +315,6 @@ def _stock_linear(source: torch.nn.Linear) -> torch.nn.Linear:
 
 
 _KNOWN = "GELU, SiLU, ReLU, Tanh, Sigmoid, Identity (or one of transformers' like them)"
-
-
-def _names(parts: list[Any]) -> str:
-    return ", ".join(type(part).__name__ for part in parts)
 
 
 def _shown(level: str | None) -> str:

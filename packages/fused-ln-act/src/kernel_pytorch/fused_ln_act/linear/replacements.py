@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.fused_ln_act.stock import why_not_plain
+
 from .module import MLP, GatedMLP, LinearAct
 
 # Feed-forwards with gate_proj, up_proj and down_proj, by the module of Hugging Face's transformers that defines them.
@@ -36,7 +38,7 @@ def applies(module: torch.nn.Module) -> str | None:
         return f"{type(module).__name__} may compute something else than torch.nn.Sequential"
     try:
         build(module)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         return str(error)
     return None
 
@@ -45,7 +47,7 @@ def applies_gated(module: torch.nn.Module) -> str | None:
     """None, or why this very feed-forward is left alone."""
     if type(module).__name__ not in TRANSFORMERS.values():
         return f"{type(module).__name__} may compute something else than the class of transformers that it derives from"
-    return None
+    return why_not_plain(module.modules())
 
 
 def replacements() -> list[dict[str, Any]]:

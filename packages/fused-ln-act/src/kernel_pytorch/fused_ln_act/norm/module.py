@@ -11,6 +11,7 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act.activations import module_of, name_of
 from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, check_tensor
 from kernel_pytorch.fused_ln_act.levels import check_level
+from kernel_pytorch.fused_ln_act.stock import check_plain, names_of
 
 from .functional import add_layer_norm, layer_norm, layer_norm_act
 
@@ -109,7 +110,7 @@ class LayerNormAct(LayerNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, level=level)
         check_activation(activation)
-        check_dropout(p, None, self.weight)
+        check_dropout(p, None, self.weight, "p")
         self.activation = activation
         self.p = p
 
@@ -118,17 +119,18 @@ class LayerNormAct(LayerNorm):
         """A drop-in that shares the parameters of `Sequential(LayerNorm, activation[, Dropout])`.
 
         Raises:
-            TypeError: `module` is something else, or its activation is none of `layer_norm_act`'s.
+            TypeError: `module` is something else, has hooks, or its activation is none of `layer_norm_act`'s.
+            ValueError: its Dropout drops everything.
         """
         parts = list(module) if isinstance(module, torch.nn.Sequential) else [module]
         activation = name_of(parts[1]) if len(parts) > 1 else None
         drops = len(parts) == 3 and type(parts[2]) is torch.nn.Dropout
         if activation is None or not (len(parts) == 2 or drops):
-            given = ", ".join(type(part).__name__ for part in parts)
             raise TypeError(
-                f"module: given {given}; it must be torch.nn.Sequential of LayerNorm, one of GELU, SiLU, ReLU, Tanh, "
-                "Sigmoid or Identity, and at most a Dropout"
+                f"module: given {names_of(parts)}; it must be torch.nn.Sequential of LayerNorm, one of GELU, SiLU, "
+                "ReLU, Tanh, Sigmoid or Identity, and at most a Dropout"
             )
+        check_plain([module, *parts])
         norm = _only(parts[0])
         p = parts[2].p if drops else 0.0
         ours = cls(norm.normalized_shape, activation, p, norm.eps, False, level=level)
@@ -186,7 +188,7 @@ class AddLayerNorm(LayerNorm):
         level: str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype, level=level)
-        check_dropout(p, None, self.weight)
+        check_dropout(p, None, self.weight, "p")
         self.p = p
 
     @classmethod
@@ -245,7 +247,9 @@ def _parameters(module: torch.nn.LayerNorm) -> tuple[Tensor | None, Tensor | Non
 
 def _only(module: torch.nn.Module) -> torch.nn.LayerNorm:
     if not isinstance(module, torch.nn.LayerNorm) or type(module).forward is not torch.nn.LayerNorm.forward:
-        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.LayerNorm, with its forward")
+        given = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise TypeError(f"module: given {given}; it must be a torch.nn.LayerNorm, with the forward of that")
+    check_plain([module])
     return module
 
 
