@@ -187,9 +187,35 @@ def static(package: str, _group: str) -> str:
 
 
 def api(package: str, _group: str) -> str:
-    """The public names, in the order of `__all__`."""
+    """The public names, modules last."""
+    name = f"kernel_pytorch.{package.replace('-', '_')}"
     options = f"show_root_heading: false, show_root_toc_entry: false, members: [{', '.join(public(package))}]"
-    return f"::: kernel_pytorch.{package.replace('-', '_')}\n    options: {{{options}}}"
+    # As a member a module is left out: so nothing stands for a function of that name.
+    modules = [f"::: {name}.{module}" for module in public_modules(package)]
+    return "\n\n".join([f"::: {name}\n    options: {{{options}}}", *modules])
+
+
+def public_modules(package: str) -> list[str]:
+    """Those of the public names that are modules: `from . import name`."""
+    tree = ast.parse((folder_of(package) / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module is None]
+    found = {alias.asname or alias.name for node in imports for alias in node.names}
+    return [name for name in public(package) if name in found]
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> None:
+    """Refuse a page of a technique on which a public name has no heading."""
+    from mkdocs.exceptions import PluginError
+
+    package = page.file.src_uri.removeprefix(PAGES).removesuffix(".md")
+    if page.file.src_uri.startswith(PAGES) and package in packages() and (names := undocumented(html, package)):
+        raise PluginError(f"{page.file.src_uri}: its API section lacks {', '.join(names)}")
+
+
+def undocumented(html: str, package: str) -> list[str]:
+    """The public names that have no heading on the page of their package."""
+    headings = set(re.findall(r'<h\d id="([^"]+)"', html))
+    return [name for name in public(package) if f"kernel_pytorch.{package.replace('-', '_')}.{name}" not in headings]
 
 
 def public(package: str, module: str = "__init__") -> list[str]:

@@ -128,3 +128,16 @@ def test_a_package_of_groups_has_a_ladder_for_each(pages, tmp_path):
     assert pages.ladder("soft-cap", "").startswith("**hard**\n\n| level |")
     assert pages.ladder("soft-cap", "hard").startswith("| level |")
     assert pages.ladder("soft-cap", "hard").count("`reference`") == 1
+
+
+def test_a_public_name_without_a_heading_is_named(pages):
+    headings = '<h3 id="kernel_pytorch.soft_cap.SoftCap" class="doc">', '<h3 id="kernel_pytorch.soft_cap.soft_cap">'
+    assert pages.undocumented("".join(headings), "soft-cap") == []
+    of_a_module = '<h4 id="kernel_pytorch.soft_cap.soft_cap.soft_cap">'
+    assert pages.undocumented(headings[0] + of_a_module, "soft-cap") == ["soft_cap"]
+
+
+def test_a_public_module_is_asked_for_by_itself(pages, tmp_path):
+    package = tmp_path / "packages" / "soft-cap" / SOURCE / "__init__.py"
+    package.write_text('from . import levels\nfrom .soft_cap import soft_cap\n\n__all__ = ["levels", "soft_cap"]\n')
+    assert pages.api("soft-cap", "").endswith("members: [levels, soft_cap]}\n\n::: kernel_pytorch.soft_cap.levels")
