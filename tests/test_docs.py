@@ -38,6 +38,12 @@ def test_there_is_code_to_run():
     assert any(blocks(page) for page in PAGES)
 
 
+def test_no_page_shows_lines_by_their_numbers():
+    """Those move when the file is edited: a section of it is named, `[start:name]` to `[end:name]`."""
+    numbered = [page for page in PAGES if re.search(r'--8<-- "[^"]*:\d', page.read_text(encoding="utf-8"))]
+    assert not numbered
+
+
 # How the page of a technique is put together.
 
 

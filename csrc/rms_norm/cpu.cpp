@@ -37,6 +37,7 @@ void normalise_row(const T* h, const Compute* scale, Compute rstd, Y* y, int64_t
   });
 }
 
+// --8<-- [start:forward]
 // Rows are taken together as long as they stay in the nearest cache: a quotient and a root take longer than a row of a
 // head, and those of several rows are made at once.
 constexpr int64_t kTogether = 8;
@@ -70,6 +71,7 @@ void forward_rows(const Forward& f, int64_t begin, int64_t end) {
     }
   }
 }
+// --8<-- [end:forward]
 
 // One row of the gradients; what is not wanted is null. `kScaled`, `kAdded`: whether there are a weight and a dh.
 template <bool kScaled, bool kAdded, typename T, typename Y, typename Compute>
