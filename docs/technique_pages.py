@@ -6,8 +6,8 @@ has one folder per group of operations:
     definition   the source of `reference.py`
     ladder       a table of the levels: file, and the first paragraph of its docstring
     support      what works with what, from the package's README
-    results      the measured tables and plots, from the package's README and `results/`
     static       what the compiled kernels look like, from the package's README
+    results      the measured tables and plots, from the package's README and `results/`
     api          the public names, from their docstrings
 
 A section that a page does not mention stands at its end, under a heading of its own. A package without a page in
@@ -233,8 +233,8 @@ def public(package: str, module: str = "__init__") -> list[str]:
 SECTIONS: dict[str, tuple[str, Callable[[str, str], str]]] = {
     "definition": ("The definition", definition),
     "ladder": ("The ladder", ladder),
-    "results": ("Measured", results),
     "support": ("What works with what", support),
     "static": ("What the compiled kernels look like", static),
+    "results": ("Measured", results),
     "api": ("API", api),
 }

@@ -44,6 +44,30 @@ def test_no_page_shows_lines_by_their_numbers():
     assert not numbered
 
 
+TECHNIQUES = sorted([*ROOT.glob("docs/techniques/*.md"), *ROOT.glob("template/docs/techniques/*.md")])
+SECTIONS = [
+    "The idea",
+    "How to use it",
+    "When not to use it",
+    "The definition",
+    "The ladder",
+    "The default",
+    "How the kernels work",
+    "What works with what",
+    "What the compiled kernels look like",
+    "Measured",
+    "API",
+]
+
+
+@pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
+def test_pages_of_techniques_have_one_order(page):
+    """Use comes before results, whose tables are long; chapters of a page's own stand where they like."""
+    headings = re.findall("^## (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [heading for heading in headings if heading in SECTIONS] == [s for s in SECTIONS if s in headings]
+    assert {"The idea", "How to use it", "When not to use it", "Measured", "API"} <= {*headings}
+
+
 # How the page of a technique is put together.
 
 
@@ -74,9 +98,9 @@ PACKAGE = {
 HEADINGS = [
     "The definition",
     "The ladder",
-    "Measured",
     "What works with what",
     "What the compiled kernels look like",
+    "Measured",
     "API",
 ]
 
