@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kernel_pytorch.harness.report import (
     COST_COLUMNS,
+    ENDURANCE,
     NO_FIGURE,
     PYTORCH_LEVELS,
     accuracy_figures,
@@ -13,6 +14,7 @@ from kernel_pytorch.harness.report import (
     best_pytorch,
     conditions,
     cost_rows,
+    endurance_rows,
     groups,
     missing_costs,
     reasons,
@@ -57,6 +59,8 @@ def markdown(results: Results) -> str:
         labels = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
         lines += [f"**Whole cost of a call**: {labels}", "", *_table(COST_COLUMNS, cost_rows(results)), ""]
         lines += [f"{reason}.  " for reason in missing_costs(results)]
+    if endurance := endurance_rows(results):
+        lines += [f"**{ENDURANCE}**", "", *_table(endurance[0], endurance[1:]), ""]
     lines += [f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *reasons(results))]
     return "\n".join(lines).rstrip() + "\n"
 

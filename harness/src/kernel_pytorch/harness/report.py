@@ -105,7 +105,7 @@ def reasons(results: Results) -> list[str]:
 
 
 def conditions(results: Results) -> list[str]:
-    """What the machine did while it was measured, and what long work does to it: one line each."""
+    """What the machine did while it was measured, in one line, if it said so."""
     timed = [m for m in results.measurements if m.conditions is not None]
     told = [m.conditions for m in timed if m.conditions is not None]
     parts = []
@@ -120,13 +120,34 @@ def conditions(results: Results) -> list[str]:
     samples = sum(len(m.samples) for m in timed)
     if samples and any("clock" in part for part in parts):
         parts.append(f"{sum(len(m.marked) for m in timed) / samples:.1%} of the samples taken while the clock moved")
-    lines = [f"While it was measured: {'; '.join(parts)}"] if parts else []
-    for m in timed:
+    return [f"While it was measured: {'; '.join(parts)}"] if parts else []
+
+
+ENDURANCE = "TFLOP/s of long matrix kernels: after a rest, sustained"
+
+
+def endurance_rows(results: Results) -> list[list[str]]:
+    """What long work does to matrix kernels: a header, then cases below each other and levels beside each other."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for m in results.measurements:
         if m.burst and m.sustained:
-            burst, sustained = (f"{m.flops / s / 1e12:,.1f} TFLOP/s" for s in (m.burst, m.sustained))
-            where = f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}"
-            lines.append(f"{where}: {burst} after a rest, {sustained} sustained")
-    return lines
+            burst, sustained = (f"{m.flops / s / 1e12:.1f}" for s in (m.burst, m.sustained))
+            found.setdefault((m.operation, m.direction, m.case.label), {})[m.implementation] = f"{burst}, {sustained}"
+    every = dict.fromkeys(m.implementation for m in results.measurements)
+    names = [name for name in every if any(name in figures for figures in found.values())]
+    rows = [[*about, *(figures.get(name, NO_FIGURE) for name in names)] for about, figures in found.items()]
+    return [["operation", "direction", "case", *names], *rows] if rows else []
+
+
+def endurance_table(results: Results) -> Table:
+    """`endurance_rows` for the terminal."""
+    header, *rows = endurance_rows(results)
+    table = Table(title=ENDURANCE, title_justify="left")
+    for column in header:
+        table.add_column(column, justify="left" if column in header[:3] else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 def wrong_on_real_input(results: Results) -> bool:

@@ -17,6 +17,8 @@ from kernel_pytorch.harness.report import (
     accuracy_table,
     conditions,
     cost_table,
+    endurance_rows,
+    endurance_table,
     missing_costs,
     reasons,
     terminal_tables,
@@ -106,6 +108,8 @@ def show(results: Results) -> None:
         output.print(f"accuracy on real activations: {escape(results.real_input)}", **PLAIN)
     if results.costs:
         output.print(cost_table(results))
+    if endurance_rows(results):
+        output.print(endurance_table(results))
     for line in [*conditions(results), *missing_costs(results), *reasons(results)]:
         output.print(escape(line), **PLAIN)
 
