@@ -109,7 +109,7 @@ def test_more_long_rows_than_clusters(dtype, device):
 
 
 def nearly_certain(columns, device):
-    """x, dy and in float64 dx, of a row that is nearly one at its first column, where dx is a difference that cancels."""
+    """x, dy and, in float64, dx of a row that is nearly one at its first column, where dx is a difference."""
     x, dy = (make(1, columns, device=device, seed=seed).detach() for seed in (0, 1))
     x[0, 0], dy[0, 0] = math.log(columns) + 12.0, 1000.0
     wide = x.double().requires_grad_()
