@@ -197,7 +197,7 @@ def test_levels_say_why_not():
 def test_without_cuda_code_a_card_says_what_brings_it(monkeypatch):
     monkeypatch.setattr(levels, "LIBRARY", Library(LIBRARY.file, "", None, (), (), False, "", {}))
     reason = levels.unavailable("cuda", torch.device("cuda"), torch.float32)
-    assert "was built without CUDA; install it again where nvcc is found" in reason
+    assert "was built without CUDA; get nvcc (pip install 'nvidia-cuda-nvcc" in reason
     assert build_library.AGAIN.partition(": ")[2].strip("`") in reason
 
 

@@ -11,6 +11,8 @@ MINIMUM_CAPABILITY = (8, 0)
 CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CUDA_DTYPES = CPU_DTYPES[:3]
 
+NVCC = "pip install 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-cccl==13.*'"
+
 # Compute capabilities of the cards on which the CUDA kernels were verified. Elsewhere they have to be asked for.
 VERIFIED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
@@ -38,7 +40,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if dtype not in CUDA_DTYPES:
         return f"dtype is {dtype}; the CUDA kernels take {_names(CUDA_DTYPES)}"
     if not LIBRARY.archs:
-        return f"the library was built without CUDA; install it again where nvcc is found, {INSTALL}"
+        return f"the library was built without CUDA; get nvcc ({NVCC}) and install it again, {INSTALL}"
     capability = _capability(device)
     if capability < MINIMUM_CAPABILITY or not LIBRARY.runs_on(capability):
         return (
