@@ -1,11 +1,12 @@
 """Which level a call gets where something else is at work: transforms, devices without data, limits of a compiler."""
 
+import importlib
+
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from kernel_pytorch.fused_ln_act import MLP, GatedMLP, LinearAct, bias_act, layer_norm, softmax, swiglu
-from kernel_pytorch.fused_ln_act.levels import default_level_of
 
 FUNCTIONS = {
     "layer_norm": layer_norm,
@@ -44,13 +45,15 @@ def test_the_limit_of_a_compiler_says_what_to_do():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_softmax_alone_is_pytorchs_own_on_a_cpu(dtype, monkeypatch):
-    """One operator, which there is nothing to fuse with, whatever the default is with a scale or a mask."""
-    x, called = torch.randn(4, 8, dtype=dtype), []
-    own = torch.nn.functional.softmax
-    monkeypatch.setattr(torch.nn.functional, "softmax", lambda *arguments: called.append(1) or own(*arguments))
-    assert torch.equal(softmax(x), own(x, -1))
-    assert called == [1]
-    softmax(x, mask=torch.ones(8, dtype=torch.bool))
-    assert called == [1] or default_level_of("softmax", x.device, dtype, 0) == "native"
+@pytest.mark.parametrize(
+    ("scale", "mask", "level"), [(1.0, None, "native"), (0.5, None, None), (1.0, torch.ones(8, dtype=torch.bool), None)]
+)
+def test_softmax_alone_is_pytorchs_own_on_a_cpu(scale, mask, level, monkeypatch):
+    """One operator, which there is nothing to fuse with; with a scale or a mask the default decides."""
+    functional = importlib.import_module("kernel_pytorch.fused_ln_act.softmax.functional")
+    asked = []
+    resolve = functional.resolve
+    monkeypatch.setattr(functional, "resolve", lambda *arguments: asked.append(arguments[2]) or resolve(*arguments))
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(softmax(x, scale, mask), torch.softmax(scale * x, -1))
+    assert asked == [level]
