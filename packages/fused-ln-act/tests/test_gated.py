@@ -189,7 +189,15 @@ def test_reproducible_and_rows_independent(device):
 )  # fmt: skip
 def test_tiles_leave_few_lanes_without_a_column(columns, expected):
     triton_tiles = pytest.importorskip("kernel_pytorch.fused_ln_act.triton_tiles")
-    assert triton_tiles.tile_shape(columns) == expected
+    assert triton_tiles.widest_tile(columns, 2048, 4) == (*expected, 4)
+    assert triton_tiles.widest_tile(columns, 2048, 4, widest=256).block == min(expected[1], 256)
+
+
+def test_more_tiles_than_one_axis_of_a_grid_counts(device):
+    triton_tiles = pytest.importorskip("kernel_pytorch.fused_ln_act.triton_tiles")
+    shape = triton_tiles.widest_tile(1, 1, 1)
+    assert shape.grid(65535, 1) == (1, 65535, 1)
+    assert shape.grid(2**31, 3) == (3, 65535, 32769)
 
 
 @pytest.mark.gpu

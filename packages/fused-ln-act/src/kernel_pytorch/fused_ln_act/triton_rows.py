@@ -21,6 +21,7 @@ LARGEST_ACTIVATED_TILE = 4096
 # Of a multiprocessor, where each holds 1 KiB of a tile: with 16 elements a thread and an activation, which takes 160
 # registers, no more of them are resident at once.
 ACTIVATED_WARPS = 12
+BYTES_OF_WARP = 512  # that it loads in one access: 16 for each of its threads
 STAGES = 3  # tiles under way: one is computed, two are copied
 # KiB that one program can have, by compute capability, and 99 elsewhere: CUDA C++ Programming Guide, technical
 # specifications.
@@ -176,8 +177,8 @@ class Walk(NamedTuple):
         return options if registers >= MOST_REGISTERS else options | {"maxnreg": registers}
 
 
-def walk(columns: int, h: Tensor, activated: bool, tensors: int) -> Walk:
-    """How programs walk whole rows of so many columns, of which so many tensors are copied."""
+def walk(total: int, columns: int, h: Tensor, activated: bool, tensors: int) -> Walk:
+    """How programs walk so many whole rows of so many columns, of which so many tensors are copied."""
     block = triton.next_power_of_2(columns)
     row_bytes = block * h.element_size()
     largest = LARGEST_ACTIVATED_TILE if activated else LARGEST_TILE
@@ -188,6 +189,10 @@ def walk(columns: int, h: Tensor, activated: bool, tensors: int) -> Walk:
     if activated:
         programs = min(programs, ACTIVATED_WARPS // num_warps)
     programs = max(1, programs)
+    # Of few rows each gets a program of its own, which has nothing to copy ahead. All warps share a row in either case,
+    # in the same way, so its sums do not depend on how many rows there are.
+    if row_bytes >= num_warps * BYTES_OF_WARP and total <= program_count(h.device, programs):
+        return Walk(1, block, num_warps, programs, 1)
     return Walk(rows, block, num_warps, programs, stages(programs * tensors * rows * row_bytes, h.device))
 
 

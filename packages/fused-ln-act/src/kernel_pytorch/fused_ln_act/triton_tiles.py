@@ -3,32 +3,55 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-TILE = 2048  # elements
 NARROWEST = 256  # columns: 512 bytes of a 16-bit dtype, four memory transactions
+FEW_ELEMENTS = 2**20  # of which an H200 takes longer to start and to wait than to move them
+MOST_IN_GRID = 65535  # programs, along its second and third axis
 
 
 @triton.jit
-def place(pid, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr):
-    """Rows `(ROWS, 1)` and columns `(1, BLOCK)` of a tile, and which of them exist; neighbours lie in one row."""
-    blocks = tl.cdiv(columns, BLOCK)
-    row = (pid // blocks) * ROWS + tl.arange(0, ROWS)[:, None]
+def place(rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr):
+    """Rows `(ROWS, 1)` and columns `(1, BLOCK)` of this program's tile, and which of them exist."""
+    tile = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    row = tile * ROWS + tl.arange(0, ROWS)[:, None]
     if LONG_OFFSETS:
         row = row.to(tl.int64)
-    column = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     return row, column, (row < rows) & (column < columns)
 
 
-def tile_shape(columns: int) -> tuple[int, int]:
-    """Rows and columns of a tile: of the powers of two that leave the fewest lanes without a column, the widest."""
-    widest = min(TILE, triton.next_power_of_2(columns))
+class Tile(NamedTuple):
+    """What one program computes, and with how many warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Constants of the kernel and options of the compiler."""
+        return {"ROWS": self.rows, "BLOCK": self.block, "num_warps": self.warps}
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """How many of these cover the rows; neighbours lie in one row. The second and third axis count along rows."""
+        tiles = triton.cdiv(rows, self.rows)
+        return triton.cdiv(columns, self.block), min(tiles, MOST_IN_GRID), triton.cdiv(tiles, MOST_IN_GRID)
+
+
+def widest_tile(columns: int, elements: int, warps: int, widest: int | None = None) -> Tile:
+    """The tile of so many elements: of the powers of two that leave the fewest lanes without a column, the widest.
+
+    Args:
+        columns: of a row.
+        elements: of the tile, a power of two.
+        warps: of a program.
+        widest: no more columns than these; None for those of the whole tile.
+    """
+    widest = min(widest or elements, triton.next_power_of_2(columns))
     widths = [1 << power for power in range(min(NARROWEST, widest).bit_length() - 1, widest.bit_length())]
     block = min(widths, key=lambda width: (triton.cdiv(columns, width) * width, -width))
-    return TILE // block, block
-
-
-def tile_count(rows: int, columns: int, shape: tuple[int, int]) -> int:
-    """How many tiles of this shape cover the rows."""
-    return triton.cdiv(rows, shape[0]) * triton.cdiv(columns, shape[1])
+    return Tile(elements // block, block, warps)

@@ -29,7 +29,10 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
     program_count,
     stages,
 )
+from kernel_pytorch.fused_ln_act.triton_tiles import FEW_ELEMENTS, MOST_IN_GRID, widest_tile
 
+FEW_ROWS, FEW_WARPS = 512, 8  # rows that one program takes, if there are few elements, and with how many warps
+ALONE = (2048, 8)  # elements and warps of a tile where nothing is summed
 # Columns of a tile: 8 for every thread of one warp, or of two. With fewer a thread the bias would be laid out otherwise
 # than x, and the compiler would compute everything twice, once in either way.
 NARROW, WIDE = 256, 512
@@ -132,9 +135,13 @@ def backward(
         return dx, dbias
     dy_rows, x_rows = as_rows(dy), None if x is None else as_rows(x)
     rows = dy_rows.shape[0]
-    way = walk(columns, dy, 1 if x is None else 2)
+    tensors = 1 if x is None else 2
+    way = walk(rows, columns, dy, tensors) if need_dbias else apart(columns)
     blocks = triton.cdiv(columns, way.block)
-    programs = min(triton.cdiv(rows, way.rows), max(1, program_count(dy.device, way.programs) // blocks))
+    programs = MOST_IN_GRID
+    if need_dbias:
+        programs = max(1, program_count(dy.device, way.programs) // blocks)
+    programs = min(triton.cdiv(rows, way.rows), programs)
     shares = dbias
     if need_dbias and programs > 1:
         wide = torch.promote_types(dy.dtype, torch.float32)
@@ -152,12 +159,20 @@ def backward(
     return dx, dbias
 
 
-def walk(columns: int, dy: Tensor, tensors: int) -> Walk:
-    """How programs walk rows of so many columns, of which so many tensors are copied."""
+def apart(columns: int) -> Walk:
+    """How every tile gets a program of its own, where nothing is summed."""
+    shape = widest_tile(columns, *ALONE)
+    return Walk(shape.rows, shape.block, shape.warps, 1, 1)
+
+
+def walk(rows: int, columns: int, dy: Tensor, tensors: int) -> Walk:
+    """How programs walk so many rows of so many columns, of which so many tensors are copied."""
+    if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:  # one program has all of them, and its sum is no share
+        return Walk(triton.next_power_of_2(rows), 32 if rows <= 128 else 16, FEW_WARPS, 1, 1)
     narrow, wide = (triton.cdiv(columns, width) * width for width in (NARROW, WIDE))
     block = min(NARROW if narrow < wide else WIDE, triton.next_power_of_2(columns))
     num_warps = max(1, block // NARROW)
-    rows = min(TALLEST, num_warps * ELEMENTS_PER_WARP // block)
-    tile_bytes = rows * block * dy.element_size()
+    tile_rows = min(TALLEST, num_warps * ELEMENTS_PER_WARP // block)
+    tile_bytes = tile_rows * block * dy.element_size()
     programs = BYTES_AT_ONCE // tile_bytes
-    return Walk(rows, block, num_warps, programs, stages(programs * tensors * tile_bytes, dy.device))
+    return Walk(tile_rows, block, num_warps, programs, stages(programs * tensors * tile_bytes, dy.device))

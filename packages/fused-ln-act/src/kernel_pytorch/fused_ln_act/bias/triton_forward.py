@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.triton_activations import activate
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout
-from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device, warps
-from kernel_pytorch.fused_ln_act.triton_tiles import TILE, place, tile_count, tile_shape
+from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device
+from kernel_pytorch.fused_ln_act.triton_tiles import FEW_ELEMENTS, Tile, place, widest_tile
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _bias_forward_kernel(
 
     x, residual: (T, N) with unit stride in N. bias: (N). seed: (). y: (T, N) contiguous.
     """
-    row, column, mask = place(tl.program_id(0), rows, columns, ROWS, BLOCK, LONG_OFFSETS)
+    row, column, mask = place(rows, columns, ROWS, BLOCK, LONG_OFFSETS)
     wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
     y = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     if HAS_BIAS:
@@ -66,13 +66,19 @@ def forward(
     x_rows = as_rows(x)
     residual_rows = None if residual is None else as_rows(residual)
     walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
-    shape = tile_shape(columns)
+    shape = tile_of(rows, columns, x)
     with on_device(x):
-        _bias_forward_kernel[(tile_count(rows, columns, shape),)](
+        _bias_forward_kernel[shape.grid(rows, columns)](
             x_rows, bias if bias is None else bias.contiguous(), residual_rows, seed if dropout_p > 0.0 else None, y,
             rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
             HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACTIVATION=activation, DROPOUT_P=dropout_p,
-            ROWS=shape[0], BLOCK=shape[1], LONG_OFFSETS=exceeds_int32(*walked),
-            POLICY=eviction_policy(x, bytes_of(*walked)), num_warps=warps(TILE),
+            LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(x, bytes_of(*walked)), **shape.options,
         )  # fmt: skip
     return y
+
+
+def tile_of(rows: int, columns: int, x: Tensor) -> Tile:
+    """What one program computes: little of few elements; of many with 16 bits several rows, which share the bias."""
+    if rows * columns <= FEW_ELEMENTS:
+        return widest_tile(columns, 512, 4)
+    return widest_tile(columns, 8192, 8, widest=1024) if x.element_size() == 2 else widest_tile(columns, 1024, 4)

@@ -13,10 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device, warps
-from kernel_pytorch.fused_ln_act.triton_tiles import TILE, place, tile_count, tile_shape
+from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device
+from kernel_pytorch.fused_ln_act.triton_tiles import place, widest_tile
 
 from .triton_forward import activate_gate, as_halves, clamp_halves, slope_of_gate
+
+ELEMENTS, WARPS = 1024, 8  # of a tile
 
 
 @triton.jit
@@ -28,7 +30,7 @@ def _gated_backward_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
     """This program computes one tile. All tensors: (T, I) with unit stride in I."""
-    row, column, mask = place(tl.program_id(0), rows, columns, ROWS, BLOCK, LONG_OFFSETS)
+    row, column, mask = place(rows, columns, ROWS, BLOCK, LONG_OFFSETS)
     wide = tl.float64 if dy_ptr.dtype.element_ty == tl.float64 else tl.float32
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     gate_given = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
@@ -89,13 +91,12 @@ def backward(
     else:
         dgate_rows, dup_rows = dgate.view(-1, columns), dup.view(-1, columns)
     walked = (dy_rows, gate_rows, up_rows, dgate_rows, dup_rows)
-    shape = tile_shape(columns)
+    shape = widest_tile(columns, ELEMENTS, WARPS)
     with on_device(gate):
-        _gated_backward_kernel[(tile_count(rows, columns, shape),)](
+        _gated_backward_kernel[shape.grid(rows, columns)](
             *walked, rows, columns, *(t.stride(0) for t in walked),
             ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset,
             NEED_DGATE=need_dgate, NEED_DUP=need_dup or up is None,
-            ROWS=shape[0], BLOCK=shape[1], LONG_OFFSETS=exceeds_int32(*walked),
-            POLICY=eviction_policy(gate, bytes_of(*walked)), num_warps=warps(TILE),
+            LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(gate, bytes_of(*walked)), **shape.options,
         )  # fmt: skip
     return dgate, dup

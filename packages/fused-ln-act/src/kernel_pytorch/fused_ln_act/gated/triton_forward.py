@@ -12,8 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.triton_activations import activate, derivative, sigmoid, slope_of_silu
-from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device, warps
-from kernel_pytorch.fused_ln_act.triton_tiles import TILE, place, tile_count, tile_shape
+from kernel_pytorch.fused_ln_act.triton_rows import as_rows, bytes_of, eviction_policy, exceeds_int32, on_device
+from kernel_pytorch.fused_ln_act.triton_tiles import place, widest_tile
+
+ELEMENTS, WARPS = 1024, 4  # of a tile
 
 
 @triton.jit
@@ -53,7 +55,7 @@ def _gated_forward_kernel(
 
     gate, up: (T, I) with unit stride in I. y: (T, I) contiguous.
     """
-    row, column, mask = place(tl.program_id(0), rows, columns, ROWS, BLOCK, LONG_OFFSETS)
+    row, column, mask = place(rows, columns, ROWS, BLOCK, LONG_OFFSETS)
     wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
     gate = tl.load(gate_ptr + row * gate_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
     up = tl.load(up_ptr + row * up_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
@@ -96,12 +98,11 @@ def forward(
         return y
     gate_rows, up_rows = as_halves(gate, up)
     walked = (gate_rows, up_rows, y.view(-1, columns))
-    shape = tile_shape(columns)
+    shape = widest_tile(columns, ELEMENTS, WARPS)
     with on_device(gate):
-        _gated_forward_kernel[(tile_count(rows, columns, shape),)](
+        _gated_forward_kernel[shape.grid(rows, columns)](
             gate_rows, up_rows, y, rows, columns, gate_rows.stride(0), up_rows.stride(0),
             ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset,
-            ROWS=shape[0], BLOCK=shape[1], LONG_OFFSETS=exceeds_int32(*walked),
-            POLICY=eviction_policy(gate, bytes_of(*walked)), num_warps=warps(TILE),
+            LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(gate, bytes_of(*walked)), **shape.options,
         )  # fmt: skip
     return y

@@ -108,6 +108,8 @@ def _backward_kernel(
         else:
             x_hat *= rstd
         dz = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(wide)
+        if HAS_DH and STAGES == 1:  # else it is copied ahead, and takes registers where it is needed alone
+            dh = tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0)
         dz = dz_of(
             dz, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
             DROPOUT_P, HALF,
@@ -128,7 +130,9 @@ def _backward_kernel(
                 common = x_hat * (tl.sum(dz * x_hat, axis=1, keep_dims=True) / columns * rstd)
             dx = dz * rstd - common
             if HAS_DH:
-                dx += tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0).to(wide)
+                if STAGES > 1:
+                    dh = tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0)
+                dx += dh.to(wide)
             if NEED_DRESIDUAL:
                 tl.store(dresidual_ptr + row * columns + column, dx.to(dresidual_ptr.dtype.element_ty), mask=mask)
             if NEED_DX:
@@ -351,7 +355,7 @@ def _launch_one_block(
     """Fill the gradients: one launch, and one for the sums over rows where more than one program has a share."""
     dy, dh, h = views
     rows, columns = h.shape
-    way = walk(columns, h, flags["ACTIVATION"] != "identity", 2 if dh is None else 3)
+    way = walk(rows, columns, h, flags["ACTIVATION"] != "identity", 2 if dh is None else 3)
     programs = min(triton.cdiv(rows, way.rows), program_count(h.device, way.programs))
     shares = _new_shares(programs, needs_sums, constants[-1], columns) if programs > 1 else None
     _backward_kernel[(programs,)](

@@ -21,6 +21,7 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act.triton_activations import activate
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout
 from kernel_pytorch.fused_ln_act.triton_rows import (
+    BYTES_OF_WARP,
     LONG_BLOCK,
     LONG_WARPS,
     as_rows,
@@ -29,12 +30,14 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
     eviction_policy,
     exceeds_int32,
     on_device,
+    program_count,
     warps,
 )
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
 # Elements of a program: two rows, where they fit into the larger number, or as many short ones as make the smaller.
 SMALLEST_PROGRAM, LARGEST_PROGRAM = 2048, 4096
+FEW_ROWS_PER_MULTIPROCESSOR = 2
 
 
 @triton.jit
@@ -43,6 +46,18 @@ def add_dropped(x, residual, seed, row, column, columns, DROPOUT_P: tl.constexpr
     if DROPOUT_P > 0.0:
         x = dropout(x, seed, row, column, columns, DROPOUT_P)
     return (residual.to(x.dtype) + x).to(H_DTYPE).to(x.dtype)
+
+
+@triton.jit
+def load_parameters(weight_ptr, bias_ptr, column, mask, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Weight and bias of these columns; 0 for what is not there, and nobody uses."""
+    weight = 0.0
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + column, mask=mask, other=0.0)
+    return weight, bias
 
 
 @triton.jit
@@ -68,7 +83,7 @@ def _forward_kernel(
     rows, columns, x_stride, residual_stride,
     LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, EPS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """This program normalises ROWS whole rows.
 
@@ -87,9 +102,16 @@ def _forward_kernel(
     if DROPOUT_P > 0.0:
         seed = tl.load(seed_ptr)
 
-    h = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+    h = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
+    residual = 0.0
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + row * residual_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
+    # Of few rows all that is read is on its way before the first is looked at, for nobody else would hide that the
+    # parameters come late. Of many rows others do, and the registers are better used for more programs.
+    if FEW:
+        weight, bias = load_parameters(weight_ptr, bias_ptr, column, column_mask, HAS_WEIGHT, HAS_BIAS)
+    h = h.to(wide)
+    if HAS_RESIDUAL:
         H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
         h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
         tl.store(h_ptr + row * columns + column, h.to(H_DTYPE), mask=mask)
@@ -103,12 +125,8 @@ def _forward_kernel(
     rstd = tl.rsqrt(divide(squares, columns) + EPS)
     tl.store(rstd_ptr + row_index, rstd, mask=row_index < rows)
 
-    weight = 0.0
-    if HAS_WEIGHT:
-        weight = tl.load(weight_ptr + column, mask=column_mask, other=0.0)
-    bias = 0.0
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0)
+    if not FEW:
+        weight, bias = load_parameters(weight_ptr, bias_ptr, column, column_mask, HAS_WEIGHT, HAS_BIAS)
     y = finish(
         h * rstd[:, None], weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
         DROPOUT_P, y_ptr.dtype.element_ty.primitive_bitwidth == 16,
@@ -122,7 +140,7 @@ def _forward_long_kernel(
     rows, columns, x_stride, residual_stride,
     LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, EPS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """This program normalises one row, block by block: one walk for the statistics, one for the result."""
     row = tl.program_id(0)
@@ -175,12 +193,7 @@ def _forward_long_kernel(
         if HAS_RESIDUAL:
             residual = tl.load(residual_row + column, mask=mask, other=0.0, eviction_policy=POLICY)
             h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
-        weight = 0.0
-        if HAS_WEIGHT:
-            weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
-        bias = 0.0
-        if HAS_BIAS:
-            bias = tl.load(bias_ptr + column, mask=mask, other=0.0)
+        weight, bias = load_parameters(weight_ptr, bias_ptr, column, mask, HAS_WEIGHT, HAS_BIAS)
         y = finish(
             (h - mean) * rstd, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
             DROPOUT_P, y_ptr.dtype.element_ty.primitive_bitwidth == 16,
@@ -228,11 +241,9 @@ def forward(
     x_rows = as_rows(x)
     residual_rows = None if residual is None else as_rows(residual)
 
-    block = triton.next_power_of_2(columns)
     kernel = _forward_kernel
-    rows_per_program = max(1, min(LARGEST_PROGRAM // block, max(2, SMALLEST_PROGRAM // block)))
-    # With a residual there are two loads of each element, and enough under way with half as many elements.
-    num_warps = warps(rows_per_program * block, 32 if residual is None and x.element_size() == 2 else 16)
+    few = rows <= program_count(x.device, FEW_ROWS_PER_MULTIPROCESSOR)
+    rows_per_program, block, num_warps = shape_of(few, columns, x, residual is not None)
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
     walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
@@ -244,6 +255,19 @@ def forward(
             LAYER=norm == "layer", HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, EPS=eps,
             ROWS=rows_per_program, BLOCK=block, LONG_OFFSETS=exceeds_int32(*walked),
-            POLICY=eviction_policy(x, bytes_of(*walked)), num_warps=num_warps,
+            POLICY=eviction_policy(x, bytes_of(*walked)), FEW=few, num_warps=num_warps,
         )  # fmt: skip
     return y, h, statistics
+
+
+def shape_of(few: bool, columns: int, x: Tensor, has_residual: bool) -> tuple[int, int, int]:
+    """Rows and columns of a program, and its warps."""
+    block = triton.next_power_of_2(columns)
+    rows = max(1, min(LARGEST_PROGRAM // block, max(2, SMALLEST_PROGRAM // block)))
+    # With a residual there are two loads of each element, and enough under way with half as many elements.
+    num_warps = warps(rows * block, 16 if has_residual or x.element_size() > 2 else 32)
+    # Of few rows each gets a program of its own, if all warps share a row in either case: then they do so in the same
+    # way, and its sums do not depend on how many rows there are.
+    if few and block * x.element_size() >= num_warps * BYTES_OF_WARP:
+        rows = 1
+    return rows, block, num_warps
