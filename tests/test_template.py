@@ -119,27 +119,32 @@ def test_imports_are_in_order_again():
 
 @pytest.mark.parametrize("shared", SHARED, ids=lambda file: file.name)
 def test_what_packages_share_is_the_same_everywhere(shared):
-    """A file in template/shared/ is that of every package that has one of this name, but for the package's name."""
+    """A file in template/shared/ is that of every package that has one of this name, but for the package's name.
+
+    The package that the template makes is one of them.
+    """
     assert differing(shared, ROOT) == []
 
 
 def differing(shared: Path, root: Path) -> list[Path]:
     """The files of that name which are not the shared one."""
-    files = sorted(root.glob(f"packages/*/src/kernel_pytorch/*/{shared.name}"))
-    return [
-        file for file in files if file.read_text() != new.render(shared.read_text(), file.relative_to(root).parts[1])
-    ]
+    place = f"packages/*/src/kernel_pytorch/*/{shared.name}"
+    files = [*sorted(root.glob(place)), *sorted((root / "template").glob(place))]
+    return [file for file in files if file.read_text() != new.render(shared.read_text(), file.parents[3].name)]
 
 
 def test_a_copy_that_was_changed_is_found(tmp_path):
-    for name in ("one", "another"):
-        package = tmp_path / "packages" / name / "src" / "kernel_pytorch" / name
+    packages = []
+    for folder, name in (("packages", "one"), ("packages", "another"), ("template/packages", "my_technique")):
+        package = tmp_path / folder / name / "src" / "kernel_pytorch" / name
         package.mkdir(parents=True)
         (package / "file.py").write_text(f"kernel_pytorch.{name}\n")
+        packages.append(package)
     (tmp_path / "file.py").write_text("kernel_pytorch.my_technique\n")
     assert differing(tmp_path / "file.py", tmp_path) == []
-    (package / "file.py").write_text("kernel_pytorch.another # mended here alone\n")
-    assert differing(tmp_path / "file.py", tmp_path) == [package / "file.py"]
+    for package in packages[1:]:
+        (package / "file.py").write_text(f"kernel_pytorch.{package.name} # mended here alone\n")
+    assert differing(tmp_path / "file.py", tmp_path) == [package / "file.py" for package in packages[1:]]
 
 
 def test_shared_files_are_used():

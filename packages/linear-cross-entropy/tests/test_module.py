@@ -6,6 +6,13 @@ import torch
 from kernel_pytorch.linear_cross_entropy import CrossEntropyLoss, LinearCrossEntropy, linear_cross_entropy
 from kernel_pytorch.linear_cross_entropy.replacements import applies, build, restore
 
+HOOKS = [
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+]
+
 
 @pytest.mark.parametrize("level", [None, "reference", "triton"])
 @pytest.mark.parametrize("bias", [True, False])
@@ -104,3 +111,33 @@ def test_what_computes_something_else_is_refused():
 def test_a_cap_that_float32_cannot_divide_by_is_refused(softcap):
     with pytest.raises(ValueError, match=r"softcap: given .*; allowed is what float32 divides by"):
         LinearCrossEntropy(4, 9, softcap=softcap)
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_hooks_are_not_dropped(register):
+    for stock, ours in (
+        (torch.nn.CrossEntropyLoss(), build),
+        (torch.nn.Linear(4, 9), LinearCrossEntropy.from_torch),
+    ):
+        assert ours(stock) is not None
+        getattr(stock, register)(lambda *given: None)
+        reason = f"{type(stock).__name__} has hooks, which a drop-in would not call"
+        with pytest.raises(TypeError, match=f"module: {reason}"):
+            ours(stock)
+        assert stock.__class__ is torch.nn.Linear or applies(stock) == reason
+
+
+@pytest.mark.parametrize("parameter", ["weight", "bias"])
+def test_a_parameter_that_is_computed_is_not_taken_over(parameter):
+    """As a hypernetwork makes it."""
+    stock = torch.nn.Linear(4, 9)
+    computed = getattr(stock, parameter).detach()
+    delattr(stock, parameter)
+    setattr(stock, parameter, computed)
+    with pytest.raises(TypeError, match=f"module: the {parameter} of Linear is made of other tensors"):
+        LinearCrossEntropy.from_torch(stock)
+
+
+def test_weights_of_classes_are_not_dropped():
+    with pytest.raises(ValueError, match="weight: given Tensor; allowed is None"):
+        build(torch.nn.CrossEntropyLoss(weight=torch.ones(3)))

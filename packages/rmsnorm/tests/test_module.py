@@ -6,6 +6,13 @@ import torch
 from kernel_pytorch.rmsnorm import RMSNorm
 from kernel_pytorch.rmsnorm.replacements import applies, build, restore
 
+HOOKS = [
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+]
+
 
 @pytest.mark.parametrize("level", [None, "reference", "triton"])
 @pytest.mark.parametrize("shape", [8, (8,), (3, 8)])
@@ -54,3 +61,27 @@ def test_replacement_leaves_subclasses_alone():
 
     assert applies(torch.nn.RMSNorm(4)) is None
     assert "Other may compute something else" in applies(Other(4))
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_replacement_drops_no_hooks(register):
+    stock = torch.nn.RMSNorm(8)
+    getattr(stock, register)(lambda *given: None)
+    assert applies(stock) == "RMSNorm has hooks, which a drop-in would not call"
+    with pytest.raises(TypeError, match="module: RMSNorm has hooks, which a drop-in would not call"):
+        build(stock)
+
+
+def test_replacement_takes_over_no_weight_that_is_computed():
+    """As a hypernetwork makes it."""
+    stock = torch.nn.RMSNorm(8)
+    weight = stock.weight.detach()
+    del stock.weight
+    stock.weight = weight
+    assert applies(stock) == "the weight of RMSNorm is made of other tensors, and no torch.nn.Parameter"
+    with pytest.raises(TypeError, match="module: the weight of RMSNorm is made of other tensors"):
+        build(stock)
+
+
+def test_replacement_needs_no_weight():
+    assert applies(torch.nn.RMSNorm(8, elementwise_affine=False)) is None

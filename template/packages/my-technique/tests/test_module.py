@@ -7,6 +7,13 @@ from kernel_pytorch.my_technique import MyTechnique, my_technique
 from kernel_pytorch.my_technique.levels import LEVELS
 from kernel_pytorch.my_technique.replacements import applies, build, restore
 
+HOOKS = [
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+]
+
 
 @pytest.mark.parametrize("level", [None, *LEVELS])
 def test_equals_the_stock_module(level, device):
@@ -34,6 +41,15 @@ def test_replacement_leaves_alone_what_computes_something_else():
     assert applies(torch.nn.SiLU()) is None
     assert "Other may compute something else" in applies(Other())
     assert "it writes into its input" in applies(torch.nn.SiLU(inplace=True))
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_replacement_drops_no_hooks(register):
+    stock = torch.nn.SiLU()
+    getattr(stock, register)(lambda *given: None)
+    assert applies(stock) == "SiLU has hooks, which a drop-in would not call"
+    with pytest.raises(TypeError, match="module: SiLU has hooks, which a drop-in would not call"):
+        build(stock)
 
 
 def test_the_module_says_what_it_was_given():

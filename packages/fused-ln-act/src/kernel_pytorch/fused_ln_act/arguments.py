@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -90,6 +92,11 @@ def draw_seed(device: torch.device) -> Tensor:
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """The shape as messages print it."""
     return tuple(tensor.shape)
+
+
+def names_of(modules: Iterable[torch.nn.Module]) -> str:
+    """The classes of these as messages print them."""
+    return ", ".join(type(module).__name__ for module in modules) or "nothing"
 
 
 def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:

@@ -27,8 +27,3 @@ def check_plain(modules: Iterable[torch.nn.Module]) -> None:
     reason = why_not_plain(modules)
     if reason is not None:
         raise TypeError(f"module: {reason}")
-
-
-def names_of(modules: Iterable[torch.nn.Module]) -> str:
-    """The classes of these as messages print them."""
-    return ", ".join(type(module).__name__ for module in modules) or "nothing"

@@ -10,6 +10,7 @@ from torch import Tensor
 from .arguments import check_chunk, check_scalars
 from .functional import Reduction, cross_entropy, linear_cross_entropy
 from .levels import check_level
+from .stock import check_plain
 
 
 class LinearCrossEntropy(torch.nn.Linear):
@@ -65,11 +66,12 @@ class LinearCrossEntropy(torch.nn.Linear):
             **options: keyword arguments of the constructor, from `ignore_index` on.
 
         Raises:
-            TypeError: `module` is something else, or a subclass, which may compute something else; or an option is
-                what the module decides.
+            TypeError: `module` is something else, or a subclass, which may compute something else; it has hooks, or a
+                parameter that is computed; or an option is what the module decides.
         """
         if type(module) is not torch.nn.Linear:
             raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Linear, no subclass")
+        check_plain([module])
         for name in ("bias", "device", "dtype"):
             if name in options:
                 raise TypeError(f"{name}: given {options[name]}; it is that of the module, so leave it out")

@@ -11,12 +11,20 @@ from typing import Any
 import torch
 
 from .module import CrossEntropyLoss
+from .stock import check_plain, why_not_plain
 
 
 def build(module: torch.nn.Module) -> CrossEntropyLoss:
-    """A drop-in for `torch.nn.CrossEntropyLoss`."""
+    """A drop-in for `torch.nn.CrossEntropyLoss`.
+
+    Raises:
+        ValueError: `module` has weights of classes.
+        TypeError: it has hooks.
+    """
     assert isinstance(module, torch.nn.CrossEntropyLoss)
-    return CrossEntropyLoss(**_options(module)).train(module.training)
+    ours = CrossEntropyLoss(module.weight, **_options(module))
+    check_plain([module])
+    return ours.train(module.training)
 
 
 def restore(module: torch.nn.Module) -> torch.nn.CrossEntropyLoss:
@@ -31,7 +39,7 @@ def applies(module: torch.nn.Module) -> str | None:
         return f"{type(module).__name__} may compute something else than torch.nn.CrossEntropyLoss"
     if module.weight is not None:
         return "it has weights of classes"
-    return None
+    return why_not_plain([module])
 
 
 def replacements() -> list[dict[str, Any]]:

@@ -7,11 +7,17 @@ from typing import Any
 import torch
 
 from .module import RMSNorm
+from .stock import check_plain, why_not_plain
 
 
 def build(module: torch.nn.Module) -> RMSNorm:
-    """A drop-in for `torch.nn.RMSNorm` that shares its weight."""
+    """A drop-in for `torch.nn.RMSNorm` that shares its weight.
+
+    Raises:
+        TypeError: `module` has hooks, or its weight is computed.
+    """
     assert isinstance(module, torch.nn.RMSNorm)
+    check_plain([module])
     return _share(module, RMSNorm(module.normalized_shape, module.eps, elementwise_affine=False))
 
 
@@ -25,7 +31,7 @@ def applies(module: torch.nn.Module) -> str | None:
     """None, or why this very module is left alone: only of the stock class itself is it known what it computes."""
     if type(module) is not torch.nn.RMSNorm:
         return f"{type(module).__name__} may compute something else than torch.nn.RMSNorm"
-    return None
+    return why_not_plain([module])
 
 
 def replacements() -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.fused_ln_act.activations import module_of, name_of
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, names_of
 from kernel_pytorch.fused_ln_act.levels import check_level
-from kernel_pytorch.fused_ln_act.stock import check_plain, names_of
+from kernel_pytorch.fused_ln_act.stock import check_plain
 
 from .functional import gated_mlp, linear_act
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import module_of, name_of
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, check_tensor
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, check_tensor, names_of
 from kernel_pytorch.fused_ln_act.levels import check_level
-from kernel_pytorch.fused_ln_act.stock import check_plain, names_of
+from kernel_pytorch.fused_ln_act.stock import check_plain
 
 from .functional import add_layer_norm, layer_norm, layer_norm_act
 

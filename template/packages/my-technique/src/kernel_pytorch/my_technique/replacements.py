@@ -7,11 +7,17 @@ from typing import Any
 import torch
 
 from .module import MyTechnique
+from .stock import check_plain, why_not_plain
 
 
 def build(module: torch.nn.Module) -> MyTechnique:
-    """A drop-in for `torch.nn.SiLU`."""
+    """A drop-in for `torch.nn.SiLU`.
+
+    Raises:
+        TypeError: `module` has hooks.
+    """
     assert isinstance(module, torch.nn.SiLU)
+    check_plain([module])
     return MyTechnique().train(module.training)
 
 
@@ -27,7 +33,7 @@ def applies(module: torch.nn.Module) -> str | None:
         return f"{type(module).__name__} may compute something else than torch.nn.SiLU"
     if module.inplace:
         return "it writes into its input, which this package never does"
-    return None
+    return why_not_plain([module])
 
 
 def replacements() -> list[dict[str, Any]]:
