@@ -35,12 +35,13 @@ def test_no_data_is_no_obstacle(build):
     assert module(torch.randn(6, 8, device="meta")).shape == module.to_empty(device="cpu")(torch.zeros(6, 8)).shape
 
 
-def test_the_limit_of_a_compiler_says_what_to_do():
+@pytest.mark.parametrize("limit", ["recompile_limit", "accumulated_recompile_limit"])
+def test_the_limit_of_a_compiler_says_what_to_do(limit):
     x = torch.randn(2, 8)
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=1):
+    with torch._dynamo.config.patch({limit: 1}):
         bias_act(x, None, "relu", level="compile")
-        with pytest.raises(RuntimeError, match=r"'compile' of bias_act.*at most 1 times.*recompile_limit"):
+        with pytest.raises(RuntimeError, match=rf"'compile' of bias_act.*at most 1 times.*config\.{limit}, or forget"):
             bias_act(x, None, "identity", level="compile")
     torch._dynamo.reset()
 

@@ -235,3 +235,16 @@ def test_autocast_casts_as_a_linear_layer_does(level, device):
 def test_importing_imports_no_triton():
     program = "import sys, kernel_pytorch.linear_cross_entropy; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_limit_of_a_compiler_says_what_to_do():
+    hidden, weight, target = problem()
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        cross_entropy(hidden, target % 16, reduction="sum", level="compile")
+        with pytest.raises(RuntimeError, match=r"'compile' of cross_entropy.*at most 1 times.*config\.recompile_limit"):
+            cross_entropy(hidden, target % 16, reduction="none", level="compile")
+        linear_cross_entropy(hidden, weight, target, reduction="sum", level="compile")
+        with pytest.raises(RuntimeError, match=r"'compile' of linear_cross_entropy.*at most 1 times"):
+            linear_cross_entropy(hidden, weight, target, reduction="none", level="compile")
+    torch._dynamo.reset()

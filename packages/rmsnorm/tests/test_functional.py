@@ -173,3 +173,13 @@ def test_without_its_package_level_cuda_says_what_brings_it(monkeypatch):
     specification.loader.exec_module(module)
     reason = module.unavailable(torch.device("cpu"), torch.float32)
     assert "is not installed (in a checkout of kernel-pytorch: pip install ./packages/cuda-ops)" in reason
+
+
+def test_the_limit_of_a_compiler_says_what_to_do():
+    x = torch.randn(2, 8)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        rms_norm(x, casting="llama", level="compile")
+        with pytest.raises(RuntimeError, match=r"'compile' of rms_norm.*at most 1 times.*config\.recompile_limit"):
+            rms_norm(x, casting="none", level="compile")
+    torch._dynamo.reset()

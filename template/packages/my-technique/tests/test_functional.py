@@ -61,6 +61,15 @@ def test_the_module_refuses_what_the_function_refuses():
         MyTechnique(level="tritn")
 
 
+def test_the_limit_of_a_compiler_says_what_to_do():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        my_technique(X, beta=1.0, level="compile")
+        with pytest.raises(RuntimeError, match=r"'compile' of my_technique.*at most 1 times"):
+            my_technique(X.double(), beta=1.0, level="compile")
+    torch._dynamo.reset()
+
+
 def test_importing_imports_no_triton():
     program = "import sys, kernel_pytorch.my_technique; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import cuda_level
+from .compile_limit import limited
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
@@ -188,27 +188,7 @@ def resolve(group: Group, function: str, level: str | None, *tensors: Tensor | N
     package = group.reference.__name__.rpartition(".")[0]
     if name == "torchscript":
         return getattr(importlib.import_module(f"{package}.jit"), function)
-    return _limited(function, getattr(importlib.import_module(f"{package}.compiled"), function))
-
-
-def _limited(function: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile made of a function, whose error says what to do where PyTorch compiles no more of it."""
-
-    @functools.wraps(compiled)
-    def call(*arguments: Any) -> Any:
-        try:
-            return compiled(*arguments)
-        except Exception as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module imports all of Dynamo
-                raise
-            limit = torch._dynamo.config.recompile_limit
-            raise RuntimeError(
-                f"level 'compile' of {function} cannot run here: PyTorch compiles a function anew for every "
-                f"activation, dtype and rank, but at most {limit} times in a process; raise "
-                "torch._dynamo.config.recompile_limit, or forget what was compiled by torch._dynamo.reset()"
-            ) from error
-
-    return call
+    return limited(function, getattr(importlib.import_module(f"{package}.compiled"), function))
 
 
 def chosen(function: str, level: str | None, *tensors: Tensor | None) -> str:

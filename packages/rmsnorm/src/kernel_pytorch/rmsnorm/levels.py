@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import autograd, cuda_level, native, reference
+from .compile_limit import limited
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
@@ -112,6 +113,6 @@ def resolve(function: str, level: str | None, *tensors: Tensor | None) -> Callab
     if level == "reference" or torch.compiler.is_compiling():
         # The levels below are the reference under a compiler of their own; whoever traces now compiles it already.
         return getattr(reference, function)
-    return getattr(
-        importlib.import_module(f"{__package__}.{'jit' if level == 'torchscript' else 'compiled'}"), function
-    )
+    if level == "torchscript":
+        return getattr(importlib.import_module(f"{__package__}.jit"), function)
+    return limited(function, getattr(importlib.import_module(f"{__package__}.compiled"), function))

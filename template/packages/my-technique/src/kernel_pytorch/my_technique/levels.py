@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import native, reference
+from .compile_limit import limited
 
 LEVELS = ("reference", "native", "torchscript", "compile")
 MINIMUM_CAPABILITY = (8, 0)
@@ -85,4 +86,5 @@ def resolve(level: str | None, x: Tensor) -> Callable[..., Any]:
         # The levels below are the reference under a compiler of their own; whoever traces now compiles it already.
         return reference.my_technique
     module = importlib.import_module(f"{__package__}.{'jit' if level == 'torchscript' else 'compiled'}")
-    return module.my_technique
+    function = module.my_technique
+    return function if level == "torchscript" else limited("my_technique", function)
