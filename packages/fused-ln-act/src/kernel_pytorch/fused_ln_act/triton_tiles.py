@@ -39,7 +39,8 @@ class Tile(NamedTuple):
     def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
         """How many of these cover the rows; neighbours lie in one row. The second and third axis count along rows."""
         tiles = triton.cdiv(rows, self.rows)
-        return triton.cdiv(columns, self.block), min(tiles, MOST_IN_GRID), triton.cdiv(tiles, MOST_IN_GRID)
+        layers = triton.cdiv(tiles, MOST_IN_GRID)
+        return triton.cdiv(columns, self.block), triton.cdiv(tiles, layers), layers
 
 
 def widest_tile(columns: int, elements: int, warps: int, widest: int | None = None) -> Tile:
