@@ -206,7 +206,8 @@ OPERATIONS = [
 ]
 
 CONTRACTS = {
-    "_bias_forward_kernel": KernelContract(max_registers=128, min_load_bits=128, min_store_bits=128),
+    # Of few elements a thread takes four, and as few as two of the bias: more threads wait for memory, for less of it.
+    "_bias_forward_kernel": KernelContract(max_registers=128, min_load_bits=32, min_store_bits=64),
     # A few resident programs of few warps are what its pipeline is made for: every register may be used.
     "_bias_backward_kernel": KernelContract(max_spill_bytes=PARKED, min_load_bits=128, min_store_bits=128),
 }
