@@ -1,6 +1,11 @@
 """What the Triton kernels promise besides being right: launches, reproducibility, independence of rows, digits."""
 
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,6 +133,45 @@ def test_wide_offsets_compute_the_same(columns, device, monkeypatch):
     for module in (triton_forward, triton_backward):
         monkeypatch.setattr(module, "exceeds_int32", lambda *views: True)
     assert all(torch.equal(a, b) for a, b in zip(narrow, results(), strict=True))
+
+
+def reduction_layouts(*arguments):
+    """What the program of that name finds: kernel and case, its layouts of few rows, those of many."""
+    script = Path(__file__).parent / "reduction_layouts.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(script), *map(str, arguments)]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_few_rows_are_summed_in_the_order_of_many():
+    found = reduction_layouts(768)
+    assert len(found) == 8
+    for what, few, many in found:
+        assert few == many != [], what
+
+
+def test_where_warps_do_not_share_a_row_the_order_would_differ():
+    assert all(few == many for _, few, many in reduction_layouts(128))
+    assert any(few != many for _, few, many in reduction_layouts(128, 0)), "a program for each row, without looking"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there are no few rows elsewhere")
+@pytest.mark.parametrize("columns", [128, 768, 1600, 4096])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_few_rows_have_the_bits_of_many(device, name, columns):
+    function, tensors = make(name, device, columns, rows=4096)
+    inputs = 2 if name.startswith("add_") else 1
+
+    def results(rows):
+        given = [t.detach()[:rows].requires_grad_() for t in tensors[:inputs]] + tensors[inputs:]
+        y = function(*given)
+        outputs = [*y] if isinstance(y, tuple) else [y]
+        return [*outputs, *torch.autograd.grad(outputs, given[:inputs], [o.detach() for o in outputs])]
+
+    for many, few in zip(results(4096), results(64), strict=True):
+        assert torch.equal(many[:64], few)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,62 @@
+"""How the kernels of norms lay out the rows that they sum up, of few and of many, as compiled for 9.0: lines of JSON.
+
+    python reduction_layouts.py COLUMNS [BYTES_OF_WARP]
+
+A program of its own, because where Triton interprets its kernels nothing is compiled. BYTES_OF_WARP takes the place of
+that constant: with 0 few rows get programs of their own whether or not all warps share a row.
+"""
+
+import json
+import re
+import sys
+
+import torch
+
+from kernel_pytorch.fused_ln_act import triton_rows
+from kernel_pytorch.fused_ln_act.norm import triton_backward, triton_forward
+from kernel_pytorch.harness.static import launches
+
+ROWS = (3, 4000)  # few, and many, to what stands in for a GPU
+WITH_ROWS = ("_forward_kernel", "_backward_kernel")
+SUMMED = re.compile(r"\}\) : \(tensor<(\S+)x(?:f32|f64), (#\w+)>")  # the end of a tt.reduce
+
+
+def recorded(rows, columns, dtype, has_residual):
+    """The launches of one forward and backward."""
+    x, weight = torch.empty(rows, columns, dtype=dtype), torch.empty(columns, dtype=dtype)
+    residual, statistics = x if has_residual else None, torch.empty(2, rows)
+    found = []
+
+    def record(kernel, key, signature, device, constants, options, attributes, warmup):
+        found.append(launches.Launch(kernel, key, signature, device, constants, options, attributes, "", False, False))
+
+    with launches._in_place_of_compile(record):
+        triton_forward.forward(x, residual, weight, weight, None, 1e-5, 0.0, "layer", "gelu")
+        needs = (has_residual, True, False, True, True)
+        triton_backward.backward(x, residual, x, weight, weight, None, statistics, 0.0, "layer", "gelu", *needs)
+    return [launch for launch in found if launch.function.__name__ in WITH_ROWS]
+
+
+def layouts(launch):
+    """Of every sum over a row: which lanes and warps have which columns."""
+    code = launch.compile().asm["ttgir"]
+    named = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
+    sums = SUMMED.findall(code)
+    # Those of the backward over rows follow the loop; of one row there are none.
+    return [named[name] for _, name in sums][: 2 if launch.function.__name__ == "_forward_kernel" else 1]
+
+
+def main(columns, bytes_of_warp=triton_rows.BYTES_OF_WARP):
+    """Write what is found, by dtype and by what there is."""
+    launches.use_architecture(90)
+    triton_forward.BYTES_OF_WARP = triton_rows.BYTES_OF_WARP = bytes_of_warp
+    for dtype in (torch.bfloat16, torch.float32):
+        for has_residual in (False, True):
+            pairs = zip(*(recorded(rows, columns, dtype, has_residual) for rows in ROWS), strict=True)
+            for few, many in pairs:
+                what = f"{few.function.__name__} {dtype} {'with' if has_residual else 'without'} a residual"
+                sys.stdout.write(json.dumps([what, layouts(few), layouts(many)]) + "\n")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
