@@ -1,9 +1,9 @@
 """How the kernels of norms lay out the rows that they sum up, of few and of many, as compiled for 9.0: lines of JSON.
 
-    python reduction_layouts.py COLUMNS [BYTES_OF_WARP]
+    python reduction_layouts.py COLUMNS [unlooked]
 
-A program of its own, because where Triton interprets its kernels nothing is compiled. BYTES_OF_WARP takes the place of
-that constant: with 0 few rows get programs of their own whether or not all warps share a row.
+A program of its own, because where Triton interprets its kernels nothing is compiled. `unlooked`: few rows get programs
+of their own without a look at how they are shared.
 """
 
 import json
@@ -17,13 +17,14 @@ from kernel_pytorch.fused_ln_act.norm import triton_backward, triton_forward
 from kernel_pytorch.harness.static import launches
 
 ROWS = (3, 4000)  # few, and many, to what stands in for a GPU
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 WITH_ROWS = ("_forward_kernel", "_backward_kernel")
 SUMMED = re.compile(r"\}\) : \(tensor<(\S+)x(?:f32|f64), (#\w+)>")  # the end of a tt.reduce
 
 
-def recorded(rows, columns, dtype, has_residual):
+def recorded(rows, columns, dtype, of_parameters, has_residual):
     """The launches of one forward and backward."""
-    x, weight = torch.empty(rows, columns, dtype=dtype), torch.empty(columns, dtype=dtype)
+    x, weight = torch.empty(rows, columns, dtype=dtype), torch.empty(columns, dtype=of_parameters)
     residual, statistics = x if has_residual else None, torch.empty(2, rows)
     found = []
 
@@ -46,17 +47,18 @@ def layouts(launch):
     return [named[name] for _, name in sums][: 2 if launch.function.__name__ == "_forward_kernel" else 1]
 
 
-def main(columns, bytes_of_warp=triton_rows.BYTES_OF_WARP):
-    """Write what is found, by dtype and by what there is."""
+def main(columns, unlooked=""):
+    """Write what is found, by the dtypes of x and the parameters and by what there is."""
     launches.use_architecture(90)
-    triton_forward.BYTES_OF_WARP = triton_rows.BYTES_OF_WARP = bytes_of_warp
-    for dtype in (torch.bfloat16, torch.float32):
+    if unlooked:
+        triton_forward.are_shared_alike = triton_rows.are_shared_alike = lambda *arguments: True
+    for dtype, of_parameters in ((BFLOAT16, BFLOAT16), (FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, FLOAT32)):
         for has_residual in (False, True):
-            pairs = zip(*(recorded(rows, columns, dtype, has_residual) for rows in ROWS), strict=True)
+            pairs = zip(*(recorded(rows, columns, dtype, of_parameters, has_residual) for rows in ROWS), strict=True)
             for few, many in pairs:
-                what = f"{few.function.__name__} {dtype} {'with' if has_residual else 'without'} a residual"
+                what = f"{few.function.__name__} {dtype}, {of_parameters}, {'with' if has_residual else 'no'} residual"
                 sys.stdout.write(json.dumps([what, layouts(few), layouts(many)]) + "\n")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), *sys.argv[2:])

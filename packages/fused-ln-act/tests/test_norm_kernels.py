@@ -144,21 +144,23 @@ def reduction_layouts(*arguments):
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def test_few_rows_are_summed_in_the_order_of_many():
-    found = reduction_layouts(768)
-    assert len(found) == 8
+@pytest.mark.parametrize("columns", [768, 1000, 1001])  # whole; not known to be aligned in the second row; nor at all
+def test_few_rows_are_summed_in_the_order_of_many(columns):
+    found = reduction_layouts(columns)
+    assert len(found) == 16
     for what, few, many in found:
         assert few == many != [], what
 
 
-def test_where_warps_do_not_share_a_row_the_order_would_differ():
-    assert all(few == many for _, few, many in reduction_layouts(128))
-    assert any(few != many for _, few, many in reduction_layouts(128, 0)), "a program for each row, without looking"
+def test_without_a_look_few_rows_would_be_summed_in_another_order():
+    differing = [what for what, few, many in reduction_layouts(1000, "unlooked") if few != many]
+    assert any("_forward_kernel" in what for what in differing)
+    assert any("_backward_kernel" in what for what in differing)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there are no few rows elsewhere")
-@pytest.mark.parametrize("columns", [128, 768, 1600, 4096])
+@pytest.mark.parametrize("columns", [128, 768, 1000, 1001, 1600, 4096])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_few_rows_have_the_bits_of_many(device, name, columns):
     function, tensors = make(name, device, columns, rows=4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -177,8 +178,34 @@ class Walk(NamedTuple):
         return options if registers >= MOST_REGISTERS else options | {"maxnreg": registers}
 
 
-def walk(total: int, columns: int, h: Tensor, activated: bool, tensors: int) -> Walk:
-    """How programs walk so many whole rows of so many columns, of which so many tensors are copied."""
+def are_shared_alike(block: int, num_warps: int, views: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> bool:
+    """Whether a program of one row sums it up in the same order as a program of several.
+
+    It does where all warps share a row in either case, each thread with as many columns side by side. The compiler
+    gives it those that fill the widest access to any tensor of that shape. Of one row the parameters have its shape
+    too: so everything must have elements of one size, and what is read by rows be aligned as parameters are.
+
+    Args:
+        block: columns of a program.
+        num_warps: of a program.
+        views: `(T, N)`, what is read by rows.
+        parameters: `(N,)` or None.
+    """
+    sizes = {tensor.element_size() for tensor in (*views, *parameters) if tensor is not None}
+    aligned = all(v.shape[-1] % 16 == 0 and v.stride(0) % 16 == 0 and v.data_ptr() % 16 == 0 for v in views)
+    return len(sizes) == 1 and aligned and block * views[0].element_size() >= num_warps * BYTES_OF_WARP
+
+
+def walk(views: Sequence[Tensor], parameters: Sequence[Tensor | None], activated: bool) -> Walk:
+    """How programs walk whole rows.
+
+    Args:
+        views: `(T, N)`, what is copied, first that of the principal dtype.
+        parameters: `(N,)` or None.
+        activated: whether there is an activation.
+    """
+    h, tensors = views[0], len(views)
+    total, columns = h.shape
     block = triton.next_power_of_2(columns)
     row_bytes = block * h.element_size()
     largest = LARGEST_ACTIVATED_TILE if activated else LARGEST_TILE
@@ -189,9 +216,8 @@ def walk(total: int, columns: int, h: Tensor, activated: bool, tensors: int) -> 
     if activated:
         programs = min(programs, ACTIVATED_WARPS // num_warps)
     programs = max(1, programs)
-    # Of few rows each gets a program of its own, which has nothing to copy ahead. All warps share a row in either case,
-    # in the same way, so its sums do not depend on how many rows there are.
-    if row_bytes >= num_warps * BYTES_OF_WARP and total <= program_count(h.device, programs):
+    # Of few rows each gets a program of its own, which has nothing to copy ahead.
+    if total <= program_count(h.device, programs) and are_shared_alike(block, num_warps, views, parameters):
         return Walk(1, block, num_warps, programs, 1)
     return Walk(rows, block, num_warps, programs, stages(programs * tensors * rows * row_bytes, h.device))
 

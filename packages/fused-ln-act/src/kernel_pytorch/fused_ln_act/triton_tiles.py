@@ -17,9 +17,9 @@ MOST_IN_GRID = 65535  # programs, along its second and third axis
 def place(rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr):
     """Rows `(ROWS, 1)` and columns `(1, BLOCK)` of this program's tile, and which of them exist."""
     tile = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    row = tile * ROWS + tl.arange(0, ROWS)[:, None]
     if LONG_OFFSETS:
-        row = row.to(tl.int64)
+        tile = tile.to(tl.int64)
+    row = tile * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     return row, column, (row < rows) & (column < columns)
 

@@ -6,7 +6,8 @@
 
 No sum runs over a row, so a row may be cut anywhere: one program takes a narrow block of columns and a share of the
 rows, keeps its share of dbias in registers, and copies the next tiles into shared memory meanwhile. Narrow blocks make
-few shares of each column, so that adding them in a fixed order (`triton_rows.py`) moves next to nothing. The mask is
+few shares of each column, so that adding them in a fixed order (`triton_rows.py`) moves next to nothing. Of few rows
+one program takes all, and where no dbias is asked for every tile has a program of its own. The mask is
 drawn again from the seed. Without an activation x is not read, and was not saved.
 """
 
@@ -31,7 +32,8 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
 )
 from kernel_pytorch.fused_ln_act.triton_tiles import FEW_ELEMENTS, MOST_IN_GRID, widest_tile
 
-FEW_ROWS, FEW_WARPS = 512, 8  # rows that one program takes, if there are few elements, and with how many warps
+# Of so many rows, if there are few elements, one program takes all: its sum is the gradient, and no share.
+FEW_ROWS, FEW_TILE, FEW_WARPS, NARROWEST = 512, 4096, 8, 16
 ALONE = (2048, 8)  # elements and warps of a tile where nothing is summed
 # Columns of a tile: 8 for every thread of one warp, or of two. With fewer a thread the bias would be laid out otherwise
 # than x, and the compiler would compute everything twice, once in either way.
@@ -160,15 +162,16 @@ def backward(
 
 
 def apart(columns: int) -> Walk:
-    """How every tile gets a program of its own, where nothing is summed."""
+    """How every tile gets a program of its own, where no dbias is asked for; as far as a grid has so many."""
     shape = widest_tile(columns, *ALONE)
     return Walk(shape.rows, shape.block, shape.warps, 1, 1)
 
 
 def walk(rows: int, columns: int, dy: Tensor, tensors: int) -> Walk:
     """How programs walk so many rows of so many columns, of which so many tensors are copied."""
-    if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:  # one program has all of them, and its sum is no share
-        return Walk(triton.next_power_of_2(rows), 32 if rows <= 128 else 16, FEW_WARPS, 1, 1)
+    if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
+        tile_rows = triton.next_power_of_2(rows)
+        return Walk(tile_rows, max(NARROWEST, min(WIDE, FEW_TILE // tile_rows)), FEW_WARPS, 1, 1)
     narrow, wide = (triton.cdiv(columns, width) * width for width in (NARROW, WIDE))
     block = min(NARROW if narrow < wide else WIDE, triton.next_power_of_2(columns))
     num_warps = max(1, block // NARROW)

@@ -11,8 +11,8 @@ float64 input):
 
 A fixed number of programs walk the rows, each keeping its shares of dweight and dbias in registers while the next tiles
 are on their way into shared memory (`_backward_kernel`); a second kernel adds the shares in a fixed order, so the
-result is bitwise reproducible. Rows longer than a block take one kernel for dx (`_backward_long_kernel`) and one for
-the shares (`_parameter_shares_kernel`).
+result is bitwise reproducible. Of few rows each has a program of its own. Rows longer than a block take one kernel for
+dx (`_backward_long_kernel`) and one for the shares (`_parameter_shares_kernel`).
 """
 
 from __future__ import annotations
@@ -355,7 +355,8 @@ def _launch_one_block(
     """Fill the gradients: one launch, and one for the sums over rows where more than one program has a share."""
     dy, dh, h = views
     rows, columns = h.shape
-    way = walk(rows, columns, h, flags["ACTIVATION"] != "identity", 2 if dh is None else 3)
+    copied = [view for view in (h, dy, dh) if view is not None]
+    way = walk(copied, constants[:2], flags["ACTIVATION"] != "identity")
     programs = min(triton.cdiv(rows, way.rows), program_count(h.device, way.programs))
     shares = _new_shares(programs, needs_sums, constants[-1], columns) if programs > 1 else None
     _backward_kernel[(programs,)](

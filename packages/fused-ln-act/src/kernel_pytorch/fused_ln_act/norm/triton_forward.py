@@ -4,14 +4,16 @@ The input is seen as `(T, N)`: T rows of N columns. One launch for every combina
 activation. A row that fits in one block is read once and stays in registers (`_forward_kernel`): the mean first, then
 the mean of the centred squares, so that a mean far from zero costs no digits. A longer one is walked twice
 (`_forward_long_kernel`), the second time mostly out of the L2 cache; there each lane keeps the mean and the squares of
-its own columns by Welford's method, and Chan's formula joins the lanes. Block sizes depend on N alone, so the result of
-a row never depends on how many rows there are.
+its own columns by Welford's method, and Chan's formula joins the lanes. How a row is summed up does not depend on how
+many rows there are.
 
 Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962; Chan, Golub and LeVeque,
 "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -21,9 +23,9 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act.triton_activations import activate
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout
 from kernel_pytorch.fused_ln_act.triton_rows import (
-    BYTES_OF_WARP,
     LONG_BLOCK,
     LONG_WARPS,
+    are_shared_alike,
     as_rows,
     bytes_of,
     divide,
@@ -242,11 +244,11 @@ def forward(
     residual_rows = None if residual is None else as_rows(residual)
 
     kernel = _forward_kernel
+    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
     few = rows <= program_count(x.device, FEW_ROWS_PER_MULTIPROCESSOR)
-    rows_per_program, block, num_warps = shape_of(few, columns, x, residual is not None)
+    rows_per_program, block, num_warps = shape_of(few, walked[:-1], (weight, bias))
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
-    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
     with on_device(x):
         kernel[(triton.cdiv(rows, rows_per_program),)](
             x_rows, residual_rows, *(p if p is None else p.contiguous() for p in (weight, bias)),
@@ -255,19 +257,17 @@ def forward(
             LAYER=norm == "layer", HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, EPS=eps,
             ROWS=rows_per_program, BLOCK=block, LONG_OFFSETS=exceeds_int32(*walked),
-            POLICY=eviction_policy(x, bytes_of(*walked)), FEW=few, num_warps=num_warps,
+            POLICY=eviction_policy(x, bytes_of(*walked)), FEW=few and kernel is _forward_kernel, num_warps=num_warps,
         )  # fmt: skip
     return y, h, statistics
 
 
-def shape_of(few: bool, columns: int, x: Tensor, has_residual: bool) -> tuple[int, int, int]:
-    """Rows and columns of a program, and its warps."""
-    block = triton.next_power_of_2(columns)
+def shape_of(few: bool, views: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> tuple[int, int, int]:
+    """Rows and columns of a program, and its warps, for x and perhaps a residual, and whether there are few rows."""
+    block = triton.next_power_of_2(views[0].shape[-1])
     rows = max(1, min(LARGEST_PROGRAM // block, max(2, SMALLEST_PROGRAM // block)))
     # With a residual there are two loads of each element, and enough under way with half as many elements.
-    num_warps = warps(rows * block, 16 if has_residual or x.element_size() > 2 else 32)
-    # Of few rows each gets a program of its own, if all warps share a row in either case: then they do so in the same
-    # way, and its sums do not depend on how many rows there are.
-    if few and block * x.element_size() >= num_warps * BYTES_OF_WARP:
+    num_warps = warps(rows * block, 16 if len(views) > 1 or views[0].element_size() > 2 else 32)
+    if few and are_shared_alike(block, num_warps, views, parameters):
         rows = 1
     return rows, block, num_warps
