@@ -202,9 +202,9 @@ def test_what_is_saved(device):
 @pytest.mark.parametrize(
     ("name", "rows", "backward"),
     [
-        ("bias_act", 100, ["_bias_backward_kernel", "_add_shares_kernel"]),
-        ("bias_act", 5, ["_bias_backward_kernel"]),
-        ("bias_dropout_add", 100, ["_bias_backward_kernel", "_add_shares_kernel"]),
+        ("bias_act", 600, ["_bias_backward_kernel", "_add_shares_kernel"]),
+        ("bias_act", 100, ["_bias_backward_kernel"]),
+        ("bias_dropout_add", 600, ["_bias_backward_kernel", "_add_shares_kernel"]),
     ],
 )
 def test_launches(name, rows, backward, device):
