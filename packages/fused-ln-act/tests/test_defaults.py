@@ -1,5 +1,6 @@
 """The default level of every group, held against the committed measurements."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,12 @@ def group_of(operation):
     return operation.implementation("triton").target.split(".")[2]
 
 
+def computes_again(m):
+    """Whether memory was asked for, which takes time in the backward, and which native does not give."""
+    sizes = m.case.sizes
+    return m.direction == "backward" and (sizes.get("recompute", False) or not sizes.get("save", True))
+
+
 def why_not(group, capability, level="triton"):
     """Why the kernels of a group must not be the default on GPUs of a compute capability; empty if they may."""
     wanted = ".".join(map(str, capability))
@@ -35,6 +42,7 @@ def why_not(group, capability, level="triton"):
         }
         missing = cases - {(m.case.label, m.direction) for m in own if m.status == "measured"}
         reasons += [f"{operation.name}, {direction}, {label}: not measured" for label, direction in sorted(missing)]
+        own = [m for m in own if not computes_again(m)]
         slower = [m for m in own if "native" in m.comparisons and m.comparisons["native"].verdict == "SLOWER"]
         reasons += [f"{operation.name}, {m.direction}, {m.case.label}: slower than native" for m in slower]
     return reasons
@@ -95,6 +103,60 @@ def test_a_default_that_is_slower_is_found(monkeypatch):
     changed = [r.model_copy(update={"measurements": tuple(map(renamed, r.measurements))}) for r in MEASURED]
     monkeypatch.setitem(why_not.__globals__, "MEASURED", changed)
     assert any("slower than native" in reason for reason in why_not("gated", (9, 0)))
+
+
+def test_memory_that_is_asked_for_is_no_reason():
+    own = [m for r in MEASURED for m in r.measurements if m.implementation == "triton" and computes_again(m)]
+    assert {m.operation for m in own} == {"linear_act", "gated_mlp"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activation", "depth", "hidden", "columns", "default"),
+    [
+        (torch.bfloat16, "gelu", 8, 16, 24, "triton"),
+        (torch.float16, "gelu", 8, 16, 24, "triton"),
+        (torch.float32, "gelu", 8, 16, 24, "native"),  # no work for tensor cores
+        # Rows of 24 bytes, which the copy engine cannot move: of x, of h, of y.
+        (torch.bfloat16, "gelu", 12, 16, 24, "native"),
+        (torch.bfloat16, "gelu", 8, 12, 24, "native"),
+        (torch.bfloat16, "gelu", 8, 16, 12, "native"),
+    ],
+)
+def test_the_default_of_linear_layers(dtype, activation, depth, hidden, columns, default, monkeypatch):
+    functional, taken = as_on_a_card(monkeypatch)
+    x, down = torch.ones(2, depth, dtype=dtype), torch.ones(columns, hidden, dtype=dtype)
+    functional.gated_mlp(x, torch.ones(2 * hidden, depth, dtype=dtype), down, activation)
+    functional.linear_act(x, torch.ones(hidden, depth, dtype=dtype), None, activation)
+    assert taken == [default, default if columns == 24 else "triton"]
+
+
+def test_the_default_of_what_nothing_follows_or_lies_otherwise(monkeypatch):
+    functional, taken = as_on_a_card(monkeypatch)
+    x, weight = torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(16, 8, dtype=torch.bfloat16)
+    functional.linear_act(x, weight, None, "identity")
+    functional.linear_act(x, torch.ones(8, 16, dtype=torch.bfloat16).t(), None, "gelu")
+    functional.linear_act(torch.ones(2, 9, dtype=torch.bfloat16)[:, 1:], weight, None, "gelu")
+    assert taken == ["native"] * 3
+    functional.linear_act(x[0], weight, None, "gelu")
+    functional.linear_act(x, weight, None, "identity", level="triton")
+    assert taken[3:] == ["triton"] * 2
+
+
+def as_on_a_card(monkeypatch):
+    """The functions of linear layers as on a GPU of 9.0, where the tensors would be, and the levels that they take."""
+    functional, taken = importlib.import_module("kernel_pytorch.fused_ln_act.linear.functional"), []
+    card, plain = torch.device("cuda"), levels.default_level_of
+    monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(levels, "unavailable", lambda *_: None)
+    for module in (levels, functional):
+        monkeypatch.setattr(module, "default_level_of", lambda name, device, dtype, n: plain(name, card, dtype, n))
+
+    def resolve(group, function, level, *tensors):
+        taken.append(levels.chosen(function, level, *tensors))
+        return getattr(group.native, function)
+
+    monkeypatch.setattr(functional, "resolve", resolve)
+    return functional, taken
 
 
 def test_everywhere_else_the_default_is_native():

@@ -46,16 +46,17 @@ def test_the_forward_is_no_product_of_pytorch(level, device):
 
 
 @pytest.mark.parametrize(
-    ("activation", "save", "backward"),
+    ("activation", "save", "rows", "backward"),
     [
-        ("gelu", True, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
-        ("gelu", False, ["_linear_backward_kernel", "_add_shares_kernel"]),
-        ("relu", False, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
-        ("identity", True, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
+        ("gelu", True, 9, ["_linear_saved_backward_kernel"]),  # few rows, which one program sums up
+        ("gelu", True, 600, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
+        ("gelu", False, 9, ["_linear_backward_kernel", "_add_shares_kernel"]),
+        ("relu", False, 600, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
+        ("identity", True, 600, ["_linear_saved_backward_kernel", "_add_shares_kernel"]),
     ],
 )
-def test_launches(activation, save, backward, device):
-    arguments = layer(device=device)
+def test_launches(activation, save, rows, backward, device):
+    arguments = layer(rows, device=device)
     with count_launches() as launched:
         y = triton_level(*arguments, activation, save)
     assert launched == ["_linear_kernel"]
@@ -129,10 +130,23 @@ def test_every_configuration_fits_its_architecture(name):
     assert shared_bytes(too_large, 1) > SHARED_KIB[90] * 1024
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_every_tile_is_the_fastest_for_some_product(name):
+    for architecture, candidates in TABLES[name][0].tensor_cores.items():
+        lengths = [2**power for power in range(13)]
+        chosen = {
+            configurations.configuration(TABLES[name][0], architecture, 132, rows, columns, depth, 2, False, True)
+            for rows in lengths for columns in (1024, 4096, 14336) for depth in (1024, 14336)
+        }  # fmt: skip
+        assert chosen == set(candidates)
+
+
 @pytest.mark.parametrize(
     ("architecture", "rows", "itemsize", "exact", "regular", "expected"),
     [
-        (90, 8192, 2, False, True, configurations.LINEAR.tensor_cores[90][0]),
+        (90, 8192, 2, False, True, configurations.LINEAR.tensor_cores[90][1]),
+        (90, 512, 2, False, True, configurations.LINEAR.tensor_cores[90][2]),  # 96 tiles: one wave, half of the time
+        (90, 64, 2, False, True, configurations.LINEAR.tensor_cores[90][5]),
         (90, 1, 2, False, True, configurations.LINEAR.tensor_cores[90][-1]),
         (86, 8192, 2, False, True, configurations.LINEAR.tensor_cores[120][0]),
         (103, 8192, 2, False, True, configurations.LINEAR.tensor_cores[100][0]),
@@ -142,12 +156,29 @@ def test_every_configuration_fits_its_architecture(name):
     ],
 )
 def test_the_configuration_that_is_chosen(architecture, rows, itemsize, exact, regular, expected):
-    shape = (132, rows, 3072, itemsize)
+    shape = (132, rows, 3072, 768, itemsize)
     assert configurations.configuration(configurations.LINEAR, architecture, *shape, exact, regular) == expected
+
+
+def test_long_rows_of_x_take_larger_tiles():
+    """Whose epilogue is a small part of their time."""
+    short, long = (
+        configurations.configuration(configurations.LINEAR, 90, 132, 8192, 4096, depth, 2, False, True)
+        for depth in (1024, 14336)
+    )
+    assert short.columns < long.columns
+
+
+def test_a_wave_more_takes_a_wave_longer():
+    chosen = configurations.Configuration(128, 128, 64, 3, 8, speed=0.5, overhead=100)
+    one, two = (chosen.time(rows, 128, 1000, 132) for rows in (132 * 128, 132 * 128 + 1))
+    assert one == 128 * 128 * (1000 / 0.5 + 100)
+    assert two == 2 * one
 
 
 def test_tf32_takes_as_many_bytes():
     half, whole = (
-        configurations.configuration(configurations.LINEAR, 90, 132, 8192, 3072, size, False, True) for size in (2, 4)
+        configurations.configuration(configurations.LINEAR, 90, 132, 8192, 3072, 768, size, False, True)
+        for size in (2, 4)
     )
     assert half.depth * 2 == whole.depth * 4

@@ -10,6 +10,15 @@ threshold_of = triton.constexpr_function(threshold)
 
 
 @triton.jit
+def load_seed(seed_ptr, DROPOUT_P: tl.constexpr):
+    """The seed; without dropout 0, which nobody uses."""
+    seed = 0
+    if DROPOUT_P > 0.0:
+        seed = tl.load(seed_ptr)
+    return seed
+
+
+@triton.jit
 def dropout(x, seed, row, column, columns, P: tl.constexpr):
     """`x / (1 - P)` where the element at (row, column) of a tensor with so many columns is kept, else 0.
 

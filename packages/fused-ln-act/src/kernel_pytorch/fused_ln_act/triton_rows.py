@@ -23,6 +23,7 @@ LARGEST_ACTIVATED_TILE = 4096
 # registers, no more of them are resident at once.
 ACTIVATED_WARPS = 12
 BYTES_OF_WARP = 512  # that it loads in one access: 16 for each of its threads
+ELEMENTS_AT_ONCE = 8  # of a thread, up to which a row alone is not copied ahead
 STAGES = 3  # tiles under way: one is computed, two are copied
 # KiB that one program can have, by compute capability, and 99 elsewhere: CUDA C++ Programming Guide, technical
 # specifications.
@@ -39,6 +40,16 @@ def divide(x, y):
         return tl.div_rn(x, tl.cast(y, tl.float32))  # y may be the constant 1
     else:
         return x / y
+
+
+@triton.jit
+def product(x, y):
+    """`x * y`, rounded before it is added to anything.
+
+    Of two products whose sum is taken the compiler joins either with the addition, and which may depend on how many
+    rows a program has: the last bit of a row's sum would go by the number of rows.
+    """
+    return tl.fma(x, y, tl.zeros_like(x))
 
 
 @triton.jit
@@ -109,11 +120,14 @@ def exceeds_int32(*tensors: Tensor) -> bool:
 
     Masked lanes of the last block are included.
     """
-    return any(
-        max(sum((n - 1) * abs(stride) for n, stride in zip(t.shape, t.stride(), strict=True)), t.numel())
-        >= 2**31 - 2**17
-        for t in tensors
-    )
+    return any(_reach(tensor) >= 2**31 - 2**17 for tensor in tensors)
+
+
+def _reach(tensor: Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.numel()
+    offsets = ((n - 1) * abs(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return max(sum(offsets), tensor.numel())
 
 
 def eviction_policy(x: Tensor, traffic: int) -> str:
@@ -145,9 +159,13 @@ def warps(elements: int, each: int = 16) -> int:
 
 def program_count(device: torch.device, per_multiprocessor: int) -> int:
     """How many programs share the rows. It decides the order of the sum, so it depends on device and shape alone."""
-    if device.type != "cuda":
-        return INTERPRETER_PROGRAMS
-    return per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count
+    return INTERPRETER_PROGRAMS if device.type != "cuda" else per_multiprocessor * multiprocessors(device)
+
+
+@functools.lru_cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 class Walk(NamedTuple):
@@ -216,8 +234,10 @@ def walk(views: Sequence[Tensor], parameters: Sequence[Tensor | None], activated
     if activated:
         programs = min(programs, ACTIVATED_WARPS // num_warps)
     programs = max(1, programs)
-    # Of few rows each gets a program of its own, which has nothing to copy ahead.
-    if total <= program_count(h.device, programs) and are_shared_alike(block, num_warps, views, parameters):
+    # Of few rows each gets a program of its own, which has nothing to copy ahead. What has more elements a thread waits
+    # less for copies than for registers.
+    few = total <= program_count(h.device, programs) and are_shared_alike(block, num_warps, views, parameters)
+    if few and block <= 32 * num_warps * ELEMENTS_AT_ONCE:
         return Walk(1, block, num_warps, programs, 1)
     return Walk(rows, block, num_warps, programs, stages(programs * tensors * rows * row_bytes, h.device))
 

@@ -10,6 +10,8 @@ import triton.language as tl
 
 NARROWEST = 256  # columns: 512 bytes of a 16-bit dtype, four memory transactions
 FEW_ELEMENTS = 2**20  # of which an H200 takes longer to start and to wait than to move them
+FEW_ROWS = 512  # that one program sums up
+FEW_TILE, FEW_COLUMNS, FEW_WARPS = 4096, 16, 8  # elements that it has then, but at least so many columns
 MOST_IN_GRID = 65535  # programs, along its second and third axis
 
 
@@ -56,3 +58,17 @@ def widest_tile(columns: int, elements: int, warps: int, widest: int | None = No
     widths = [1 << power for power in range(min(NARROWEST, widest).bit_length() - 1, widest.bit_length())]
     block = min(widths, key=lambda width: (triton.cdiv(columns, width) * width, -width))
     return Tile(elements // block, block, warps)
+
+
+def tile_of_few(rows: int, columns: int, widest: int) -> Tile | None:
+    """The tile with which one program takes all rows, so that a sum over them is no share; None where that is slow.
+
+    Args:
+        rows: of the tensor.
+        columns: of the tensor.
+        widest: columns of a tile at most.
+    """
+    if rows > FEW_ROWS or rows * columns > FEW_ELEMENTS:
+        return None
+    tile_rows = triton.next_power_of_2(rows)
+    return Tile(tile_rows, max(FEW_COLUMNS, min(widest, FEW_TILE // tile_rows)), FEW_WARPS)

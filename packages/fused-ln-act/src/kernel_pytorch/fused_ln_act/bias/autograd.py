@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import derivative
-from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
+from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
 from kernel_pytorch.fused_ln_act.philox import dropout
 
 from .ops import launch_backward, launch_forward
@@ -104,8 +104,8 @@ library.impl("bias_act_backward", differentiable_backward, "Autograd")
 
 
 def _apply(*arguments: Any) -> Tensor:
-    """The function; while torch.compile or export traces: one operator."""
-    return (operators.bias_act if torch.compiler.is_compiling() else BiasActFunction.apply)(*arguments)
+    found: Tensor = apply(BiasActFunction, operators.bias_act, *arguments)
+    return found
 
 
 def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.triton_activations import derivative
-from kernel_pytorch.fused_ln_act.triton_dropout import dropout
+from kernel_pytorch.fused_ln_act.triton_dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.triton_rows import (
     Walk,
     add_shares,
@@ -30,10 +30,8 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
     program_count,
     stages,
 )
-from kernel_pytorch.fused_ln_act.triton_tiles import FEW_ELEMENTS, MOST_IN_GRID, widest_tile
+from kernel_pytorch.fused_ln_act.triton_tiles import MOST_IN_GRID, tile_of_few, widest_tile
 
-# Of so many rows, if there are few elements, one program takes all: its sum is the gradient, and no share.
-FEW_ROWS, FEW_TILE, FEW_WARPS, NARROWEST = 512, 4096, 8, 16
 ALONE = (2048, 8)  # elements and warps of a tile where nothing is summed
 # Columns of a tile: 8 for every thread of one warp, or of two. With fewer a thread the bias would be laid out otherwise
 # than x, and the compiler would compute everything twice, once in either way.
@@ -59,9 +57,7 @@ def _bias_backward_kernel(
     wide = tl.float64 if dy_ptr.dtype.element_ty == tl.float64 else tl.float32
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     column_mask = column < columns
-    seed = 0
-    if DROPOUT_P > 0.0:
-        seed = tl.load(seed_ptr)
+    seed = load_seed(seed_ptr, DROPOUT_P)
     bias = 0.0
     if HAS_BIAS and ACTIVATION != "identity":
         bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(wide)
@@ -169,9 +165,9 @@ def apart(columns: int) -> Walk:
 
 def walk(rows: int, columns: int, dy: Tensor, tensors: int) -> Walk:
     """How programs walk so many rows of so many columns, of which so many tensors are copied."""
-    if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
-        tile_rows = triton.next_power_of_2(rows)
-        return Walk(tile_rows, max(NARROWEST, min(WIDE, FEW_TILE // tile_rows)), FEW_WARPS, 1, 1)
+    whole = tile_of_few(rows, columns, WIDE)
+    if whole is not None:
+        return Walk(whole.rows, whole.block, whole.warps, 1, 1)
     narrow, wide = (triton.cdiv(columns, width) * width for width in (NARROW, WIDE))
     block = min(NARROW if narrow < wide else WIDE, triton.next_power_of_2(columns))
     num_warps = max(1, block // NARROW)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import activate, derivative
-from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
+from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
 
 from .ops import launch_backward, launch_forward
 from .reference import halves, widen_and_clamp
@@ -100,8 +100,8 @@ library.impl("gated_backward", differentiable_backward, "Autograd")
 
 
 def _apply(*arguments: Any) -> Tensor:
-    """The function; while torch.compile or export traces: one operator."""
-    return (operators.gated if torch.compiler.is_compiling() else GatedFunction.apply)(*arguments)
+    found: Tensor = apply(GatedFunction, operators.gated, *arguments)
+    return found
 
 
 def swiglu(gate: Tensor, up: Tensor | None, alpha: float, limit: float | None, offset: float) -> Tensor:

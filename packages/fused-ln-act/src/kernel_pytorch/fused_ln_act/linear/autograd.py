@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import activate, derivative
-from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
+from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library, wants_graph
 
 from .ops import (
     FROM_RESULT,
@@ -32,11 +32,6 @@ from .ops import (
 )
 
 operators = torch.ops.kernel_pytorch
-
-
-def wants_graph(*tensors: Tensor | None) -> bool:
-    """Whether what is computed of these is to be differentiated."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def linear_act_backward(
@@ -188,12 +183,15 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, 
     """`linear_act` of `reference.py` in one Triton kernel. While torch.compile or export traces: one operator."""
     # Without a backward nothing is written for it.
     save = save_preactivation and activation not in NOTHING_SAVED and wants_graph(x, weight, bias)
-    apply = operators.linear_act if torch.compiler.is_compiling() else LinearActFunction.apply
-    return apply(x, weight.to(x.dtype), bias, activation, save)[0]
+    found: tuple[Tensor, Tensor] = apply(
+        LinearActFunction, operators.linear_act, x, weight.to(x.dtype), bias, activation, save
+    )
+    return found[0]
 
 
 def gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> Tensor:
     """`gated_mlp` of `reference.py` in two Triton kernels, one for each product."""
     save = not recompute and wants_graph(x, w_gate_up, w_down)
-    apply = operators.gated_mlp if torch.compiler.is_compiling() else GatedMLPFunction.apply
-    return apply(x, w_gate_up.to(x.dtype), w_down.to(x.dtype), activation, save)[0]
+    weights = w_gate_up.to(x.dtype), w_down.to(x.dtype)
+    found: tuple[Tensor, Tensor] = apply(GatedMLPFunction, operators.gated_mlp, x, *weights, activation, save)
+    return found[0]

@@ -1,8 +1,8 @@
 """Shapes of the matrix kernels, by architecture: the one place where tiles, stages and warps are chosen.
 
-Nothing is tuned at a user's call. A table lists tiles from large to small; the first that gives every multiprocessor
-something to do is taken, else the last. Every entry walks K in steps of 16 columns, one after the other, so the choice
-decides about time and never about the result of a row.
+Nothing is tuned at a user's call. All multiprocessors begin a tile and end it together, a wave, and the last wave is
+rarely full: of the tiles in a table those are taken whose waves take the least time. Every entry walks K in steps of 16
+columns, one after the other, so the choice decides about time and never about the result of a row.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Configuration(NamedTuple):
         programs: on a multiprocessor at a time; with two, the epilogue of one overlaps the products of the other.
         flatten: whether the copies for the next tile start before the epilogue of this one.
         group: rows of tiles that are walked together, so that the weights they share stay in the L2 cache.
+        speed: of the elements of full waves, as a share of what the table's first tiles reach.
+        overhead: of a wave, before and behind the products, where nothing hides it: in columns of x.
     """
 
     rows: int
@@ -34,13 +36,21 @@ class Configuration(NamedTuple):
     programs: int = 1
     flatten: bool = False
     group: int = 8
+    speed: float = 1.0
+    overhead: int = 0
+
+    def time(self, rows: int, columns: int, depth: int, multiprocessors: int) -> float:
+        """That of all waves of `(rows, depth) @ (depth, columns)`, in units of their own."""
+        tiles = -(-rows // self.rows) * -(-columns // self.columns)
+        waves = -(-tiles // (multiprocessors * self.programs))
+        return waves * self.programs * self.rows * self.columns * (depth / self.speed + self.overhead)
 
 
 class Table(NamedTuple):
     """The configurations of one kernel.
 
     Attributes:
-        tensor_cores: by architecture, from large tiles to small.
+        tensor_cores: by architecture.
         exact: by bytes of an element, for operands that tensor cores would round, or have no instruction for.
     """
 
@@ -48,46 +58,62 @@ class Table(NamedTuple):
     exact: dict[int, Configuration]
 
 
-# For 16-bit operands; float32 rounded to tf32 takes half the depth, which is as many bytes. Measured on an H200; the
-# others follow from their shared memory: 163 KiB on sm_80, 227 KiB on sm_90 and sm_100, 99 KiB on sm_120.
+# For 16-bit operands; float32 rounded to tf32 takes half the depth, which is as many bytes. Measured on an H200, speeds
+# too, those of few rows by what reading the weights leaves of them; the others follow from their shared memory (163 KiB
+# on sm_80, 227 KiB on sm_90 and sm_100, 99 KiB on sm_120), and speeds from the operations that a tile does with a byte.
 LINEAR = Table(
     {
-        80: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 4, 4)),
+        80: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 4, 4, speed=0.55)),
         90: (
-            Configuration(128, 256, 64, 4, 8, parts=4, flatten=True),
-            Configuration(128, 128, 64, 3, 8, parts=2, programs=2),
-            Configuration(64, 128, 64, 4, 4),
-            Configuration(64, 64, 64, 4, 4),
+            Configuration(128, 256, 64, 4, 8, parts=4, flatten=True, overhead=250),
+            Configuration(128, 128, 64, 3, 8, parts=2, programs=2, speed=0.97),
+            Configuration(128, 128, 64, 4, 8, speed=0.66),
+            Configuration(64, 128, 128, 4, 4, speed=0.53),
+            Configuration(64, 64, 128, 4, 4, speed=0.36),
+            Configuration(64, 32, 256, 4, 4, speed=0.3),
+            Configuration(16, 64, 128, 4, 2, programs=2, speed=0.3),
+            Configuration(16, 32, 128, 8, 2, programs=2, speed=0.175, overhead=1000),
+            Configuration(16, 32, 256, 4, 2, programs=2, speed=0.17),
         ),
-        100: (Configuration(128, 128, 64, 4, 8), Configuration(64, 64, 64, 4, 4)),
-        120: (Configuration(128, 128, 32, 3, 8, parts=2), Configuration(64, 64, 32, 4, 4)),
+        100: (Configuration(128, 128, 64, 4, 8), Configuration(64, 64, 64, 4, 4, speed=0.55)),
+        120: (Configuration(128, 128, 32, 3, 8, parts=2), Configuration(64, 64, 32, 4, 4, speed=0.55)),
     },
     {4: Configuration(64, 64, 32, 2, 4), 8: Configuration(32, 32, 16, 2, 4)},
 )
 LINEAR_BACKWARD = Table(
     {
-        80: (Configuration(128, 128, 64, 3, 8, parts=2), Configuration(64, 64, 64, 3, 4)),
-        90: (Configuration(128, 128, 64, 3, 8, parts=2, programs=2), Configuration(64, 64, 64, 3, 4)),
-        100: (Configuration(128, 128, 64, 3, 8, parts=2), Configuration(64, 64, 64, 3, 4)),
-        120: (Configuration(128, 128, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4)),
+        80: (Configuration(128, 128, 64, 3, 8, parts=2), Configuration(64, 64, 64, 3, 4, speed=0.55)),
+        90: (Configuration(128, 128, 64, 3, 8, parts=2, programs=2), Configuration(64, 64, 64, 3, 4, speed=0.55)),
+        100: (Configuration(128, 128, 64, 3, 8, parts=2), Configuration(64, 64, 64, 3, 4, speed=0.55)),
+        120: (Configuration(128, 128, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4, speed=0.55)),
     },
     {4: Configuration(64, 64, 32, 2, 4), 8: Configuration(32, 32, 16, 2, 4)},
 )
 GATED = Table(
     {
-        80: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 64, 3, 8)),
-        90: (Configuration(128, 64, 64, 3, 8, programs=2), Configuration(64, 64, 64, 4, 4)),
-        100: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 3, 4)),
-        120: (Configuration(128, 64, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4)),
+        80: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 64, 3, 8, speed=0.7)),
+        90: (
+            Configuration(128, 64, 64, 3, 8, programs=2),
+            Configuration(64, 64, 64, 4, 4, programs=2, speed=0.87),
+            Configuration(64, 32, 128, 3, 4, programs=2, speed=0.62),
+            Configuration(64, 32, 256, 3, 4, speed=0.44),
+            Configuration(16, 64, 128, 3, 2, programs=2, speed=0.33),
+            Configuration(16, 32, 256, 3, 2, speed=0.2),
+        ),
+        100: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 3, 4, speed=0.7)),
+        120: (Configuration(128, 64, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4, speed=0.7)),
     },
     {4: Configuration(64, 64, 32, 2, 8), 8: Configuration(32, 32, 16, 2, 8)},
 )
 GATED_BACKWARD = Table(
     {
-        80: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 32, 3, 8)),
-        90: (Configuration(128, 64, 64, 3, 8, parts=2, programs=2), Configuration(64, 64, 64, 3, 4)),
-        100: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 64, 3, 4)),
-        120: (Configuration(128, 64, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4)),
+        80: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 32, 3, 8, speed=0.7)),
+        90: (
+            Configuration(128, 64, 64, 3, 8, parts=2, programs=2),
+            Configuration(64, 64, 64, 3, 4, speed=0.7),
+        ),
+        100: (Configuration(128, 64, 64, 3, 8), Configuration(64, 64, 64, 3, 4, speed=0.7)),
+        120: (Configuration(128, 64, 32, 3, 8, parts=2), Configuration(64, 64, 32, 3, 4, speed=0.7)),
     },
     {4: Configuration(64, 64, 32, 2, 8), 8: Configuration(32, 32, 16, 2, 4)},
 )
@@ -105,6 +131,7 @@ def configuration(
     multiprocessors: int,
     rows: int,
     columns: int,
+    depth: int,
     itemsize: int,
     exact: bool,
     regular: bool,
@@ -118,6 +145,7 @@ def configuration(
         multiprocessors: of the device.
         rows: of the result.
         columns: of the result.
+        depth: columns of x.
         itemsize: bytes of an element of x and weight.
         exact: whether tensor cores must not round operands: float32 without tf32, float64.
         regular: whether operands can be read 16 bytes at a time.
@@ -129,10 +157,8 @@ def configuration(
     if not regular:
         return IRREGULAR._replace(depth=IRREGULAR.depth * 2 // itemsize)
     candidates = table.tensor_cores[_of_equal_memory(architecture)]
-    for candidate in candidates:
-        if -(-rows // candidate.rows) * -(-columns // candidate.columns) >= multiprocessors:
-            break
-    return candidate._replace(depth=candidate.depth * 2 // itemsize)
+    fastest = min(candidates, key=lambda candidate: candidate.time(rows, columns, depth, multiprocessors))
+    return fastest._replace(depth=fastest.depth * 2 // itemsize)
 
 
 def _of_equal_memory(architecture: int) -> int:

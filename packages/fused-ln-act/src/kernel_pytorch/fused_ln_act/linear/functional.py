@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.arguments import check_activation, check_tensor, shape_of
-from kernel_pytorch.fused_ln_act.levels import Group, resolve
+from kernel_pytorch.fused_ln_act.levels import Group, default_level_of, resolve
 
 from . import autograd, native, reference
 
@@ -35,7 +35,8 @@ def linear_act(
         save_preactivation: whether level "triton" keeps `x @ weight.T + bias` for the backward, `(..., N)`, as eager
             PyTorch does; otherwise the backward computes it again, half as many operations more. What needs no
             pre-activation ("relu", "tanh", "sigmoid", "identity") saves none, and without gradients none is written.
-        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+        level: None for the default of this device, "native" for "identity" and for rows that are no multiples of
+            16 bytes; or "reference", "native", "torchscript", "compile", "triton".
 
     Returns:
         `(..., N)` in the dtype of x.
@@ -63,6 +64,9 @@ def linear_act(
     x, weight, *rest = _as_autocast(x, weight, bias)
     bias = rest[0]
     _check_alike(x, {"weight": weight, "bias": bias})
+    if level is None and activation == "identity":
+        level = "native"  # nothing follows the product
+    level = _without_odd_rows("linear_act", level, x, weight, weight.shape[0])
     run = resolve(GROUP, "linear_act", level, x, weight, bias)
     if x.dim() == 1:  # the kernels want rows
         return run(x[None], weight, bias, activation, save_preactivation)[0]
@@ -75,7 +79,7 @@ def gated_mlp(
     w_down: Tensor,
     activation: str = "silu",
     *,
-    recompute: bool = True,
+    recompute: bool = False,
     level: str | None = None,
 ) -> Tensor:
     """The gated feed-forward of a transformer: `h = activation(x @ w_gate.T) * (x @ w_up.T)`, `y = h @ w_down.T`.
@@ -89,8 +93,8 @@ def gated_mlp(
         w_down: `(N, I)` in the dtype of x.
         activation: as in `linear_act`; "silu" makes it SwiGLU, "gelu" GEGLU, "relu" ReGLU.
         recompute: whether the backward of level "triton" computes gate and up again, in the kernel that needs them, and
-            nothing but x and the weights is saved. Otherwise gate and up are, `(..., 2I)`; eager PyTorch saves
-            `(..., 4I)`.
+            nothing but x and the weights is saved: eight products instead of six. Otherwise gate and up are saved,
+            `(..., 2I)`; eager PyTorch saves `(..., 4I)`.
         level: as in `linear_act`.
 
     Returns:
@@ -114,6 +118,8 @@ def gated_mlp(
     _check_matrix("w_down", w_down, w_gate_up.shape[0] // 2, f"half the rows of w_gate_up, {shape_of(w_gate_up)}")
     x, w_gate_up, w_down = _as_autocast(x, w_gate_up, w_down)  # type: ignore[assignment]
     _check_alike(x, {"w_gate_up": w_gate_up, "w_down": w_down})
+    level = _without_odd_rows("gated_mlp", level, x, w_gate_up, w_down.shape[0])
+    level = _without_odd_rows("gated_mlp", level, x, w_down, w_down.shape[1])
     run = resolve(GROUP, "gated_mlp", level, x, w_gate_up, w_down)
     if x.dim() == 1:
         return run(x[None], w_gate_up, w_down, activation, recompute)[0]
@@ -136,6 +142,18 @@ def _check_alike(x: Tensor, others: dict[str, Tensor | None]) -> None:
             raise TypeError(f"{name}: dtype is {tensor.dtype}; it must be that of x, {x.dtype}")
         if tensor.device != x.device:
             raise ValueError(f"{name}: device is {tensor.device}; it must be that of x, {x.device}")
+
+
+def _without_odd_rows(function: str, level: str | None, x: Tensor, weight: Tensor, columns: int) -> str | None:
+    """The level, or "native" where the default would be "triton" and the copy engine cannot move rows of 16 bits.
+
+    Of x, of a weight, or of a result of so many columns. cuBLAS reads them faster than the kernels do by pointers.
+    """
+    if level is not None or default_level_of(function, x.device, x.dtype, 0) != "triton":
+        return level
+    matrices = [weight] if x.dim() == 1 else [x, weight]
+    moves = columns % 8 == 0 and all(m.stride(-1) == 1 and m.stride(-2) % 8 == 0 for m in matrices)
+    return None if moves else "native"
 
 
 def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

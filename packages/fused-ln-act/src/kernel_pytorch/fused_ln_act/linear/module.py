@@ -201,7 +201,7 @@ class GatedMLP(torch.nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        recompute: bool = True,
+        recompute: bool = False,
         level: str | None = None,
     ) -> None:
         super().__init__()

@@ -4,7 +4,8 @@ The gradient at the pre-activation, `dz = dy * activation'(z)`, and its sum over
 With z or y saved that is a pass over memory (`_linear_saved_backward_kernel`); where nothing was saved, z is computed
 again and dz is the epilogue of that product (`_linear_backward_kernel`). The gated kernels do the same for both halves
 of a gated MLP, and give h again, which the gradient of the second weight needs. The gradients of x and of the weights
-are plain products of dz, which `autograd.py` leaves to cuBLAS. Sums over rows are made by shares in a fixed order.
+are plain products of dz, which `autograd.py` leaves to cuBLAS. Sums over rows are made by shares in a fixed order, or
+of few rows by one program.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.triton_activations import activate, derivative
 from kernel_pytorch.fused_ln_act.triton_rows import add_shares, as_rows, exceeds_int32, on_device, program_count
+from kernel_pytorch.fused_ln_act.triton_tiles import Tile, tile_of_few
 
 from .configurations import GATED_BACKWARD, LINEAR_BACKWARD
 from .triton_forward import add_bias, multiply, multiply_gated
@@ -23,6 +25,7 @@ from .triton_matmul import Shape, halves, load_tile, store_tile, tile_at
 
 BLOCK = 128  # columns of a tile of the kernels that multiply nothing
 TILE_BYTES = 4096  # of such a tile of 16-bit or 32-bit numbers
+STAGES = 3  # of these tiles under way: one is computed, two are copied
 PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
@@ -139,18 +142,18 @@ def _gated_linear_backward_kernel(
 def _linear_saved_backward_kernel(
     dy_ptr, saved_ptr, dz_ptr, shares_ptr, rows, columns, dy_stride, saved_stride,
     ACTIVATION: tl.constexpr, NEED_DZ: tl.constexpr, NEED_DBIAS: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """This program walks down BLOCK columns of `dz = dy * activation'(z)`, from ROWS rows to the next of its own.
 
     dy: (M, N), saved: z, or y for relu, tanh and sigmoid, nothing for identity, (M, N), unit stride in N. dz: (M, N)
-    contiguous. shares: (programs, N), the sum over the rows of each.
+    contiguous. shares: (programs, N), the sum over the rows of each; of one program dbias itself.
     """
     HALF: tl.constexpr = dy_ptr.dtype.element_ty.primitive_bitwidth == 16
     program = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.zeros((ROWS, BLOCK), dtype=WIDE)
-    for first in tl.range(program * ROWS, rows, tl.num_programs(1) * ROWS, num_stages=3):
+    for first in tl.range(program * ROWS, rows, tl.num_programs(1) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)[:, None]
         if LONG_OFFSETS:
             row = row.to(tl.int64)
@@ -172,7 +175,8 @@ def _linear_saved_backward_kernel(
             total += gradient
     if NEED_DBIAS:
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(shares_ptr + program * columns + place, tl.sum(total, axis=0), mask=place < columns)
+        share = tl.sum(total, axis=0).to(shares_ptr.dtype.element_ty)
+        tl.store(shares_ptr + program * columns + place, share, mask=place < columns)
 
 
 @triton.jit
@@ -214,7 +218,7 @@ def linear_backward(
     need_dz: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient at the pre-activation and its sum over the rows: one launch, and a small one for the sum.
+    """The gradient at the pre-activation and its sum over the rows: one launch, and for the sum of many a small one.
 
     Args:
         dy: `(..., N)`, any strides.
@@ -244,7 +248,7 @@ def linear_backward(
         if saved is None and activation != "identity":
             shares = _recompute(incoming, x.reshape(-1, depth), weight, bias, outgoing, activation, need_dbias)
         else:
-            shares = _differentiate(incoming, saved, outgoing, activation, need_dbias)
+            shares = _differentiate(incoming, saved, outgoing, activation, dbias if need_dbias else None)
         if shares is not None:
             add_shares(shares[None], None, dbias)
     return dz, dbias
@@ -272,21 +276,25 @@ def _recompute(
 
 
 def _differentiate(
-    dy: Tensor, saved: Tensor | None, dz: Tensor | None, activation: str, need_dbias: bool
+    dy: Tensor, saved: Tensor | None, dz: Tensor | None, activation: str, dbias: Tensor | None
 ) -> Tensor | None:
-    """Compute dz from what was saved and return the shares of dbias, `(P, N)`."""
+    """Compute dz from what was saved, and dbias, of which more than one program return their shares, `(P, N)`."""
     rows, columns = dy.shape
     kept = None if saved is None else as_rows(saved)
     wide = torch.promote_types(dy.dtype, torch.float32)
-    tile_rows = TILE_BYTES // (BLOCK * dy.element_size())
-    across, down = triton.cdiv(columns, BLOCK), triton.cdiv(rows, tile_rows)
+    whole = None if dbias is None else tile_of_few(rows, columns, BLOCK)
+    tile = Tile(TILE_BYTES // (BLOCK * dy.element_size()), BLOCK, 4) if whole is None else whole
+    across, down = triton.cdiv(columns, tile.block), triton.cdiv(rows, tile.rows)
     programs = min(down, max(1, program_count(dy.device, PROGRAMS_PER_MULTIPROCESSOR) // across))
-    shares = torch.empty((programs, columns), dtype=wide, device=dy.device) if need_dbias else None
+    shares = None
+    if dbias is not None and programs > 1:
+        shares = torch.empty((programs, columns), dtype=wide, device=dy.device)
     _linear_saved_backward_kernel[(across, programs)](
-        dy, kept, dz, shares, rows, columns, dy.stride(0), 0 if kept is None else kept.stride(0),
-        ACTIVATION=activation, NEED_DZ=dz is not None, NEED_DBIAS=need_dbias, WIDE=_triton_dtype(wide),
-        ROWS=tile_rows, BLOCK=BLOCK, LONG_OFFSETS=exceeds_int32(*(t for t in (dy, kept, dz) if t is not None)),
-        num_warps=4,
+        dy, kept, dz, dbias if shares is None else shares, rows, columns,
+        dy.stride(0), 0 if kept is None else kept.stride(0),
+        ACTIVATION=activation, NEED_DZ=dz is not None, NEED_DBIAS=dbias is not None, WIDE=_triton_dtype(wide),
+        STAGES=STAGES if whole is None else 1,  # a tile that is the only one is not copied ahead
+        LONG_OFFSETS=exceeds_int32(*(t for t in (dy, kept, dz) if t is not None)), **tile.options,
     )  # fmt: skip
     return shares
 

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernel_pytorch.fused_ln_act.triton_rows import multiprocessors
+
 from .configurations import MULTIPROCESSORS_WITHOUT_GPU, Configuration, Table, configuration
 
 INTERPRETED_PROGRAMS = 3  # fewer than tiles, so that programs walk
@@ -85,9 +87,9 @@ class Shape:
     def __init__(self, table: Table, rows: int, columns: int, x: Tensor, tensors: list[Tensor], long: bool) -> None:
         precision, exact = precision_of(x.dtype)
         aligned = all(is_describable(t) for t in tensors)
-        self.descriptors = copy_engine() and not exact and aligned
+        self.descriptors = copy_engine(x.device) and not exact and aligned
         long = long and not self.descriptors
-        self.chosen = chosen = choose(table, x, rows, columns, exact, aligned and not long)
+        self.chosen = chosen = choose(table, x, (rows, columns, x.shape[-1]), exact, aligned and not long)
         tiles = triton.cdiv(rows, chosen.rows) * triton.cdiv(columns, chosen.columns)
         self.programs = min(tiles, program_limit(x.device, chosen.programs))
         self.constants: dict[str, Any] = {
@@ -112,10 +114,10 @@ class Shape:
         return TensorDescriptor.from_tensor(matrix, [self.chosen.rows, self.chosen.columns // self.chosen.parts])
 
 
-def choose(table: Table, x: Tensor, rows: int, columns: int, exact: bool, regular: bool) -> Configuration:
-    """The configuration for a result of this shape on the device of x, which is the current one."""
-    shape = (multiprocessors(x.device), rows, columns, x.element_size())
-    return configuration(table, architecture(), *shape, exact, regular)
+def choose(table: Table, x: Tensor, shape: tuple[int, int, int], exact: bool, regular: bool) -> Configuration:
+    """The configuration for a product of this shape on the device of x, which is the current one."""
+    place = architecture(x.device), multiprocessors_of(x.device)
+    return configuration(table, *place, *shape, x.element_size(), exact, regular)
 
 
 def precision_of(dtype: torch.dtype) -> tuple[str, bool]:
@@ -133,27 +135,28 @@ def is_describable(matrix: Tensor) -> bool:
     return aligned and column_stride == 1 and row_stride >= matrix.shape[1]
 
 
-def architecture() -> int | None:
-    """Compute capability of the current device as Triton writes it; None for the interpreter."""
-    if triton.knobs.runtime.interpret:
-        return None
+def architecture(device: torch.device) -> int | None:
+    """Compute capability of a device, which is the current one, as Triton writes it; None for the interpreter."""
+    return None if triton.knobs.runtime.interpret else _architecture(device)
+
+
+@functools.lru_cache
+def _architecture(device: torch.device) -> int:
     return int(triton.runtime.driver.active.get_current_target().arch)
 
 
-def copy_engine() -> bool:
+def copy_engine(device: torch.device) -> bool:
     """Whether there is one: the interpreter has one too."""
-    found = architecture()
+    found = architecture(device)
     return found is None or found >= DESCRIPTORS_FROM
 
 
 def program_limit(device: torch.device, per_multiprocessor: int) -> int:
     """How many programs run at a time."""
-    return INTERPRETED_PROGRAMS if architecture() is None else per_multiprocessor * multiprocessors(device)
+    interpreted = triton.knobs.runtime.interpret
+    return INTERPRETED_PROGRAMS if interpreted else per_multiprocessor * multiprocessors_of(device)
 
 
-@functools.lru_cache
-def multiprocessors(device: torch.device) -> int:
-    """Of the device."""
-    if device.type != "cuda":
-        return MULTIPROCESSORS_WITHOUT_GPU
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+def multiprocessors_of(device: torch.device) -> int:
+    """Of the device, or of the GPU that kernels are compiled for where there is none."""
+    return multiprocessors(device) if device.type == "cuda" else MULTIPROCESSORS_WITHOUT_GPU

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import derivative
-from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
+from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
 from kernel_pytorch.fused_ln_act.philox import dropout
 
 from .ops import launch_backward, launch_forward
@@ -169,8 +169,8 @@ library.impl("norm_act_backward", differentiable_backward, "Autograd")
 
 
 def _apply(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The function; while torch.compile or export traces: one operator."""
-    return (operators.norm_act if torch.compiler.is_compiling() else NormActFunction.apply)(*arguments)
+    found: tuple[Tensor, Tensor, Tensor] = apply(NormActFunction, operators.norm_act, *arguments)
+    return found
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.triton_activations import derivative
-from kernel_pytorch.fused_ln_act.triton_dropout import dropout
+from kernel_pytorch.fused_ln_act.triton_dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.triton_rows import (
     LONG_BLOCK,
     LONG_PROGRAMS_PER_MULTIPROCESSOR,
@@ -35,6 +35,7 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
     as_rows,
     exceeds_int32,
     on_device,
+    product,
     program_count,
     walk,
 )
@@ -56,7 +57,7 @@ def dz_of(
             z = z * weight
         if HAS_BIAS:
             z = z + bias
-        dy = dy * derivative(z, ACTIVATION, HALF)
+        dy = product(dy, derivative(z, ACTIVATION, HALF))
     return dy
 
 
@@ -78,9 +79,7 @@ def _backward_kernel(
     wide = statistics_ptr.dtype.element_ty
     column = tl.arange(0, BLOCK)[None, :]
     column_mask = column < columns
-    seed = 0
-    if DROPOUT_P > 0.0:
-        seed = tl.load(seed_ptr)
+    seed = load_seed(seed_ptr, DROPOUT_P)
     weight = 0.0
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + column, mask=column_mask, other=0.0).to(wide)
@@ -120,15 +119,15 @@ def _backward_kernel(
             dbias += dz
         if NEED_DX or NEED_DRESIDUAL:
             if HAS_WEIGHT:
-                dz = dz * weight
+                dz = product(dz, tl.broadcast_to(weight, dz.shape))
             # The constants of a row first: of each element two multiplications and additions in one remain.
             if LAYER:
                 # Both sums at once, so that the program waits for its warps half as often.
-                product, mean_g = tl.split(tl.sum(tl.join(dz * x_hat, dz), axis=1) / columns)
-                common = x_hat * (product[:, None] * rstd) + mean_g[:, None] * rstd
+                along, mean_g = tl.split(tl.sum(tl.join(product(dz, x_hat), dz), axis=1) / columns)
+                common = tl.fma(x_hat, -along[:, None] * rstd, -mean_g[:, None] * rstd)
             else:
-                common = x_hat * (tl.sum(dz * x_hat, axis=1, keep_dims=True) / columns * rstd)
-            dx = dz * rstd - common
+                common = x_hat * (-tl.sum(product(dz, x_hat), axis=1, keep_dims=True) / columns * rstd)
+            dx = tl.fma(dz, rstd, common)
             if HAS_DH:
                 if STAGES > 1:
                     dh = tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0)
@@ -187,9 +186,7 @@ def _backward_long_kernel(
     if LONG_OFFSETS:
         row = row.to(tl.int64)
     wide = statistics_ptr.dtype.element_ty
-    seed = 0
-    if DROPOUT_P > 0.0:
-        seed = tl.load(seed_ptr)
+    seed = load_seed(seed_ptr, DROPOUT_P)
     mean = 0.0
     rstd_ptr = statistics_ptr
     if LAYER:
@@ -244,9 +241,7 @@ def _parameter_shares_kernel(
     wide = statistics_ptr.dtype.element_ty
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column_mask = column < columns
-    seed = 0
-    if DROPOUT_P > 0.0:
-        seed = tl.load(seed_ptr)
+    seed = load_seed(seed_ptr, DROPOUT_P)
     weight = 0.0
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + column, mask=column_mask, other=0.0).to(wide)

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.triton_activations import activate
-from kernel_pytorch.fused_ln_act.triton_dropout import dropout
+from kernel_pytorch.fused_ln_act.triton_dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.triton_rows import (
     LONG_BLOCK,
     LONG_WARPS,
@@ -32,6 +32,7 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
     eviction_policy,
     exceeds_int32,
     on_device,
+    product,
     program_count,
     warps,
 )
@@ -100,9 +101,7 @@ def _forward_kernel(
     column_mask = column < columns
     mask = (row < rows) & column_mask
     wide = statistics_ptr.dtype.element_ty
-    seed = 0
-    if DROPOUT_P > 0.0:
-        seed = tl.load(seed_ptr)
+    seed = load_seed(seed_ptr, DROPOUT_P)
 
     h = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
     residual = 0.0
@@ -123,7 +122,7 @@ def _forward_kernel(
         tl.store(statistics_ptr + row_index, mean, mask=row_index < rows)
         rstd_ptr += rows
         h = h - mean[:, None]
-    squares = tl.sum(tl.where(mask, h * h, 0.0), axis=1)
+    squares = tl.sum(tl.where(mask, product(h, h), 0.0), axis=1)
     rstd = tl.rsqrt(divide(squares, columns) + EPS)
     tl.store(rstd_ptr + row_index, rstd, mask=row_index < rows)
 
@@ -154,9 +153,7 @@ def _forward_long_kernel(
         residual_row += row * residual_stride
     wide = statistics_ptr.dtype.element_ty
     H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
-    seed = 0
-    if DROPOUT_P > 0.0:
-        seed = tl.load(seed_ptr)
+    seed = load_seed(seed_ptr, DROPOUT_P)
 
     means = tl.zeros([BLOCK], dtype=wide)
     squares = tl.zeros([BLOCK], dtype=wide)

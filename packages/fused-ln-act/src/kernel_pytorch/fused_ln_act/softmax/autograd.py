@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
+from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
 
 from .ops import launch_backward, launch_forward
 
@@ -78,5 +78,5 @@ library.impl("softmax_backward", differentiable_backward, "Autograd")
 
 def softmax(x: Tensor, scale: float, mask: Tensor | None) -> Tensor:
     """`softmax` of `reference.py` in one Triton kernel. While torch.compile or export traces: one operator."""
-    apply = operators.softmax if torch.compiler.is_compiling() else SoftmaxFunction.apply
-    return apply(x, mask, scale)
+    found: Tensor = apply(SoftmaxFunction, operators.softmax, x, mask, scale)
+    return found
