@@ -2,7 +2,8 @@
 //
 //     kernels/1_naive.cuh       one thread a row
 //     kernels/2_block.cuh       one block a row: neighbours read neighbours; any length and alignment; backward too
-//     kernels/3_vectorized.cuh  16 bytes an access, the row stays in registers; backward too
+//     kernels/3_vectorized.cuh  16 bytes an access, the row stays in registers; backward too, in turns of two vectors where
+//                               there is an activation (kernels/activated_rows.cuh)
 //     kernels/4_ring.cuh        rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on);
 //                               backward too
 
@@ -183,7 +184,12 @@ cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream
   } else {
     error = with_kind(typed, b.norm, [&](auto kind) {
       return with_vectors<2>(layout.each, [&](auto count) {
-        backward_vectorized<T, count, kind><<<static_cast<unsigned>(p.parts), block_of(layout), 0, stream>>>(p);
+        const auto kernel = backward_vectorized<T, count, kind>;
+        constexpr int kBytes = kBackwardBytes<T, count, kind>, kMostWarps = kMostBackwardThreads<count, kind> / kWarp;
+        const cudaError_t refused = allow_shared(kernel, kMostWarps * kBytes);
+        if (refused != cudaSuccess) return refused;
+        const int bytes = layout.threads * layout.rows / kWarp * kBytes;
+        kernel<<<static_cast<unsigned>(p.parts), block_of(layout), bytes, stream>>>(p);
         return launched();
       });
     });

@@ -1,9 +1,10 @@
 // Version 3: accesses of 16 bytes, and the row stays in registers, packed: it is read once. All of a thread's vectors are on
 // their way before the first is looked at; rows end on a vector, so a thread holds a vector whole or not at all; several
-// short rows make a block.
+// short rows make a block. The backward of activations, dropout and parameters of other types is in activated_rows.cuh.
 #pragma once
 
 #include "kernel_pytorch/cuda/sum_shares.cuh"
+#include "activated_rows.cuh"
 #include "row_parts.cuh"
 #include "statistics.cuh"
 
@@ -16,12 +17,18 @@ constexpr int kMostThreads = 512;
 template <int kVectors, Kind kKind>
 constexpr int kForwardBlocks = kVectors == 1 && kKind == Kind::kPlain ? 3 : 2;
 
-// The backward holds the shares of both parameters too, and g where there is an activation.
+// The backward holds the shares of both parameters too, and g of two vectors where there is an activation.
 template <int kVectors, Kind kKind>
 constexpr int kMostBackwardThreads = kVectors == 1 ? kFewThreads : kKind == Kind::kPlain ? 512 : 256;
 template <int kVectors, Kind kKind>
 constexpr int kBackwardBlocks = kVectors == 1 ? (kKind == Kind::kPlain ? 6 : kKind == Kind::kTyped ? 5 : 4)
                                               : (kKind == Kind::kTyped ? 2 : 1);
+
+// Of dynamic shared memory, a warp.
+template <typename T, int kVectors, Kind kKind>
+constexpr int kBackwardBytes = ActivatedRows<T, kVectors, kKind>::kBytes;
+template <typename T, int kVectors>
+constexpr int kBackwardBytes<T, kVectors, Kind::kPlain> = 0;
 
 // The vectors of a tensor that a thread has. Beside float32 it may be narrower, where not all have one type.
 template <Kind kKind, typename T, int kVectors, int N>
@@ -133,12 +140,11 @@ struct IncomingRow {
   }
 };
 
-// The gradients of the rows of one share, whose next row is on its way while one is at work.
-template <typename T, int kVectors, Kind kKind>
+// The gradients of the rows of one share, plain ones, whose next row is on its way while one is at work.
+template <typename T, int kVectors>
 __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team<false>& team,
                                               ParameterShares<kVectors, kVectorLength<T>>& shares) {
   constexpr int N = kVectorLength<T>;
-  constexpr bool kPlain = kKind == Kind::kPlain;
   const int first = team.first(), stride = team.stride();
   const bool needs_rows = p.dx.data != nullptr || p.dresidual.data != nullptr, centred = p.mean != nullptr;
   const T* const dh = needs_rows ? p.dh : nullptr;
@@ -147,8 +153,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
   int64_t row = part + threadIdx.y * p.parts;
   IncomingRow<T, kVectors> next = {};
   next.load(p, row, first, stride);
-  constexpr Held kHeld = kPlain || kVectors == 1 ? Held::kAll : Held::kNone;  // beside g there is no room for more
-  Parameters<T, kVectors, kKind, kHeld, !kPlain> parameters(p.weight, p.bias, first, stride, p.columns);
+  Parameters<T, kVectors, Kind::kPlain, Held::kAll, false> parameters(p.weight, p.bias, first, stride, p.columns);
   for (int turn = 0; turn < turns; ++turn, row += step) {
     IncomingRow<T, kVectors> now = next;
     const int columns = row < p.rows ? p.columns : 0;
@@ -160,7 +165,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
       if (dh != nullptr && column < columns) load_packed(dh + offset + column, added[v]);
     }
     if (turn + 1 < turns) next.load(p, row + step, first, stride);
-    const DropoutRow dropout = dropout_row(kPlain ? DeviceDropout{} : p.dropout, row, p.columns);
+    constexpr DropoutRow kNoDropout = {};
     parameters.forget();
     float g[kVectors][N];
     float2 sums = {0.0f, 0.0f};
@@ -172,7 +177,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
       unpack(now.h[v], x_hat);
       unpack(now.dy[v], g[v]);
       normalize<T>(now.mean, now.rstd, x_hat);
-      make_g<kKind>(p, parameters, dropout, column, v, x_hat, g[v], shares, sums);
+      make_g<Kind::kPlain>(p, parameters, kNoDropout, column, v, x_hat, g[v], shares, sums);
     }
     if (!needs_rows) continue;
     sums = team.reduce(sums);
@@ -190,7 +195,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
 #pragma unroll
         for (int i = 0; i < N; ++i) g[v][i] += h[i];
       }
-      store_row<kKind>(p, dropout, offset, column, g[v]);
+      store_row<Kind::kPlain>(p, kNoDropout, offset, column, g[v]);
     }
   }
 }
@@ -203,7 +208,14 @@ __global__ void __launch_bounds__(kMostBackwardThreads<kVectors, kKind>, kBackwa
   __shared__ float sums[kVectors == 1 ? kFewThreads * N : 1];
   Team<false> team(scratch);
   ParameterShares<kVectors, N> shares;
-  backward_rows<T, kVectors, kKind>(p, team, shares);
+  if constexpr (kKind == Kind::kPlain) {
+    backward_rows<T, kVectors>(p, team, shares);
+  } else {
+    using Rows = ActivatedRows<T, kVectors, kKind>;
+    extern __shared__ __align__(kRingAlignment) uint4 aside[];
+    __shared__ typename Rows::Scratch of_rows;
+    Rows(p, team, aside, of_rows).run(shares);
+  }
   const auto store = [&](float* target, float(&share)[kVectors][N]) {
     if (target == nullptr) return;
     if constexpr (kVectors == 1) {

@@ -75,17 +75,23 @@ __device__ __forceinline__ void finish(const ForwardPointers<T>& p, const Dropou
   }
 }
 
-// From dy to dz, the gradient of what is activated. `kRoundedSums`: it is known that all gradients have 16 bits.
+// From dy, dropped, to dz, the gradient of what is activated. `kRoundedSums`: it is known that all gradients have 16 bits.
 template <bool kRoundedSums, typename T, int N>
-__device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, const DropoutRow& dropout, int column,
-                                                const float (&z)[N], float (&dy)[N]) {
-  if (dropout.drops && !p.adds) drop<N>(dropout, column, dy);
-  if (p.activation == Activation::kIdentity) return;
+__device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, const float (&z)[N], float (&dy)[N]) {
   if (kRoundedSums || (kRounded<T> && p.rounded)) {
     multiply_by_slope<true, N>(p.activation, z, dy);
   } else {
     multiply_by_slope<false, N>(p.activation, z, dy);
   }
+}
+
+// The same from dy as it came.
+template <bool kRoundedSums, typename T, int N>
+__device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, const DropoutRow& dropout, int column,
+                                                const float (&z)[N], float (&dy)[N]) {
+  if (dropout.drops && !p.adds) drop<N>(dropout, column, dy);
+  if (p.activation == Activation::kIdentity) return;
+  undo_activation<kRoundedSums, T, N>(p, z, dy);
 }
 
 // The gradient of h, dh added, to those of x and the residual.

@@ -155,6 +155,27 @@ struct ParameterShares {
   float bias[kVectors][N] = {};
 };
 
+// Of one vector, from dz: what it adds to the gradients of the parameters.
+template <int kVectors, int N>
+__device__ __forceinline__ void add_to_shares(const float (&x_hat)[N], const float (&dz)[N], int v,
+                                              ParameterShares<kVectors, N>& shares) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    shares.weight[v][i] = fmaf(dz[i], x_hat[i], shares.weight[v][i]);
+    shares.bias[v][i] += dz[i];
+  }
+}
+
+// And from g, to the sums of its row.
+template <int N>
+__device__ __forceinline__ void add_to_sums(const float (&x_hat)[N], const float (&g)[N], float& of_g, float& of_product) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    of_g += g[i];
+    of_product = fmaf(g[i], x_hat[i], of_product);
+  }
+}
+
 // g of one vector, in the place of dy, from x_hat; its sum, and that of g * x_hat, are added to `sums`.
 template <Kind kKind, typename T, typename Parameters, int kVectors, int N>
 __device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Parameters& parameters, const DropoutRow& dropout,
@@ -167,17 +188,9 @@ __device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Param
     parameters.scale_and_shift(v, column, z);
     undo_activation<kKind != Kind::kAny && kRounded<T>>(p, dropout, column, z, g);
   }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    shares.weight[v][i] = fmaf(g[i], x_hat[i], shares.weight[v][i]);
-    shares.bias[v][i] += g[i];
-  }
+  add_to_shares(x_hat, g, v, shares);
   parameters.scale(v, column, g);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    sums.x += g[i];
-    sums.y = fmaf(g[i], x_hat[i], sums.y);
-  }
+  add_to_sums(x_hat, g, sums.x, sums.y);
 }
 
 // From g and h to the gradient of h, without dh: rstd (g - mean(g) - x_hat mean(g x_hat)), by two multiplications and

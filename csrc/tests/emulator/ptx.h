@@ -56,12 +56,16 @@ inline void ld_shared_v4_b32(unsigned& x, unsigned& y, unsigned& z, unsigned& w,
   const uint4 words = in_shared<uint4>(number);
   x = words.x, y = words.y, z = words.z, w = words.w;
 }
+inline void st_shared_b32(uint32_t number, float x) { in_shared<float>(number) = x; }
 inline void st_shared_v4_b32(uint32_t number, unsigned x, unsigned y, unsigned z, unsigned w) {
   in_shared<uint4>(number) = {x, y, z, w};
 }
 
 inline void cp_async_cg_shared_global(uint32_t target, const void* source, int bytes) {
   copy_later(target, aligned(static_cast<const char*>(source), 16), bytes);
+}
+inline void cp_async_cg_shared_global_L2_cache_hint(uint32_t target, uint64_t source, int bytes, uint64_t) {
+  cp_async_cg_shared_global(target, reinterpret_cast<const void*>(source), bytes);
 }
 inline void cp_async_cg_shared_global_L2_cache_hint(uint32_t target, uint64_t source, uint64_t) {
   cp_async_cg_shared_global(target, reinterpret_cast<const void*>(source), 16);

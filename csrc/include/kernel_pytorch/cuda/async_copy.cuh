@@ -20,6 +20,14 @@ __device__ __forceinline__ void copy_16_bytes_once(uint32_t target, const void* 
                : "memory");
 }
 
+// The same, or zeros where there is nothing to copy; then nothing need be at `source`.
+__device__ __forceinline__ void copy_16_bytes_once(uint32_t target, const void* source, bool there) {
+  const int size = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(target),
+               "l"(__cvta_generic_to_global(source)), "r"(size), "l"(once_policy())
+               : "memory");
+}
+
 // What this thread has asked for since the last call is one group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -55,6 +55,13 @@ bool has_shared(Kernel kernel, int bytes) {
   return bytes + static_cast<int64_t>(attributes.sharedSizeBytes) <= most;
 }
 
+// Lets a kernel that declares at most 16 KiB of shared memory have so many bytes more: above 48 KiB together it must be told.
+template <typename Kernel>
+cudaError_t allow_shared(Kernel kernel, int bytes) {
+  if (bytes <= 32 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
 // A grid's first dimension ends at 2^31 - 1.
 inline bool fits_grid(int64_t blocks) { return blocks < (int64_t{1} << 31); }
 

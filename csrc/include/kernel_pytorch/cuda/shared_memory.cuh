@@ -12,6 +12,20 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The same address, kept in a register: what comes out of an exchange the compiler cannot make anew. All lanes of a warp take
+// part.
+__device__ __forceinline__ uint32_t held_address(uint32_t address) { return __shfl_xor_sync(0xffffffffu, address, 0); }
+
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared_float(uint32_t address, float value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared_16_bytes(uint32_t address) {
   uint4 words;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
