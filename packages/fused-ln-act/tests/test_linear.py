@@ -84,17 +84,17 @@ def descriptors(monkeypatch):
 @pytest.mark.parametrize("shape", [(40, 48, 80), (33, 16, 8)])
 def test_descriptors_and_pointers_give_the_same(shape, descriptors, monkeypatch, device):
     x, weight, bias = layer(*shape, device, torch.float16)
-    results, used = [], []
+    results, used = {}, []
     for engine in (True, False):
         if device.type == "cpu":  # a GPU may have none
             monkeypatch.setattr(triton_matmul, "copy_engine", lambda device, engine=engine: engine)
         for save in (True, False):
             y = triton_level(x, weight, bias, "gelu", save)
-            results.append([y, *torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y))])
+            results[engine, save] = [y, *torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y))]
         used.append(len(descriptors))
     assert device.type != "cpu" or used[1] == used[0] > 0
-    for other in results[1:]:
-        for a, b in zip(other, results[0], strict=True):
+    for save in (True, False):
+        for a, b in zip(results[True, save], results[False, save], strict=True):
             torch.testing.assert_close(a, b)
 
 
