@@ -157,6 +157,18 @@ def test_widths_and_tensor_cores_are_promised_at_the_bench_cases():
     assert rules(contract, compiled(arch="sm_80", arguments={"x": "*bf16"})) == [], "sm_80 promised nothing"
 
 
+def test_a_contract_can_be_of_some_constants():
+    plain, few = KernelContract(max_registers=9), KernelContract(max_registers=20)
+    technique = Technique("t", "t", "", [], "t", contracts={"k": plain, "k<* ROWS=16 *>": few})
+    kernels = [
+        compiled(registers=15, constants={"HALF": True, "ROWS": rows, "COLUMNS": columns})
+        for rows, columns in ((16, 160), (160, 16), (1, 16))
+    ]
+    assert [v.configuration.count("ROWS=160") for v in violations(technique, kernels)] == [1, 0]
+    unused = violations(technique, kernels[1:])[-1]
+    assert (unused.kernel, unused.rule) == ("k<* ROWS=16 *>", "launches")
+
+
 def test_a_bound_can_be_raised():
     contract = KernelContract(max_spill_bytes=8, allow_tf32=True, max_registers=200)
     assert rules(contract, compiled(spill_bytes=8, tf32=3, registers=200)) == []

@@ -67,8 +67,9 @@ def violations(technique: Technique, found: Iterable[Compiled], *, complete: boo
 
 
 def _contracts(technique: Technique, compiled: Compiled) -> list[str]:
-    """Names of the contracts that speak of a kernel: patterns of its template arguments first, then its bare name."""
-    instantiation = f"{compiled.kernel}<{compiled.constants.get('template', '')}>"
+    """Names of the contracts that speak of a kernel: patterns of its constants first, then its bare name."""
+    constants = " ".join(f"{name}={value}" for name, value in compiled.constants.items())
+    instantiation = f"{compiled.kernel}<{compiled.constants.get('template', constants)}>"
     patterns = [key for key in technique.contracts if "<" in key and fnmatchcase(instantiation, key)]
     return patterns + [key for key in technique.contracts if key == compiled.kernel]
 

@@ -65,7 +65,7 @@ LINEAR = Table(
     {
         80: (Configuration(128, 128, 64, 3, 8), Configuration(64, 64, 64, 4, 4, speed=0.55)),
         90: (
-            Configuration(128, 256, 64, 4, 8, parts=4, flatten=True, overhead=250),
+            Configuration(128, 256, 64, 4, 8, parts=4, flatten=True, overhead=110),
             Configuration(128, 128, 64, 3, 8, parts=2, programs=2, speed=0.97),
             Configuration(128, 128, 64, 4, 8, speed=0.66),
             Configuration(64, 128, 128, 4, 4, speed=0.53),

@@ -231,16 +231,21 @@ OPERATIONS = [
 
 TENSOR_CORES = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma"}
 
+# Tiles of 16 rows are less than wgmma multiplies.
+FEW_ROWS = TENSOR_CORES | {"sm_90": "mma"}
+
+
+def _product(spilled: int = PARKED, instructions: dict[str, str] = TENSOR_CORES) -> KernelContract:
+    return KernelContract(spilled, min_load_bits=128, min_store_bits=128, matrix_instructions=instructions)
+
+
 CONTRACTS = {
-    **{
-        name: KernelContract(PARKED, min_load_bits=128, min_store_bits=128, matrix_instructions=TENSOR_CORES)
-        for name in (
-            "_linear_kernel",
-            "_linear_backward_kernel",
-            "_gated_linear_kernel",
-            "_gated_linear_backward_kernel",
-        )
-    },
+    "_linear_kernel<* ROWS=16 *>": _product(instructions=FEW_ROWS),
+    "_gated_linear_kernel<* ROWS=16 *>": _product(instructions=FEW_ROWS),
+    "_linear_kernel": _product(),
+    "_linear_backward_kernel": _product(),
+    "_gated_linear_kernel": _product(48),  # two tiles, and both are stored
+    "_gated_linear_backward_kernel": _product(),
     "_linear_saved_backward_kernel": KernelContract(min_load_bits=128, min_store_bits=128),
     "_gated_linear_saved_backward_kernel": KernelContract(min_load_bits=128, min_store_bits=128),
 }

@@ -265,7 +265,7 @@ OPERATIONS = [
 ]
 
 CONTRACTS = {
-    "_forward_kernel": KernelContract(max_registers=128, min_load_bits=128, min_store_bits=128),
+    "_forward_kernel": KernelContract(max_spill_bytes=PARKED, max_registers=128, min_load_bits=128, min_store_bits=128),
     "_forward_long_kernel": KernelContract(max_spill_bytes=PARKED, max_registers=128),
     # One resident program of at most 16 warps is what its pipeline is made for: every register may be used.
     "_backward_kernel": KernelContract(max_spill_bytes=PARKED, min_load_bits=128, min_store_bits=128),
