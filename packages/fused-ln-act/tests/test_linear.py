@@ -307,6 +307,7 @@ def test_the_module_is_the_sequence(level, device):
     assert back[0].weight is stock[0].weight
     torch.testing.assert_close(back(x), stock(x), rtol=0, atol=0)
     assert "activation='gelu_tanh'" in repr(ours)
+    assert "save_preactivation=False" in repr(LinearAct(8, 3, "gelu", save_preactivation=False))
 
 
 def test_the_module_refuses_what_it_does_not_know():

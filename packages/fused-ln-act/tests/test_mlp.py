@@ -297,6 +297,20 @@ def test_gated_mlp_refuses_what_it_does_not_know():
     assert GatedMLP.from_torch(LlamaMLP(act_fn=torch.nn.Softplus()), activation="gelu").activation == "gelu"
 
 
+def test_what_was_frozen_goes_back_frozen():
+    stock = LlamaMLP()
+    ours = GatedMLP.from_torch(stock).requires_grad_(False)
+    assert not any(p.requires_grad for p in ours.to_torch().parameters())
+    assert all(p.requires_grad for p in ours.requires_grad_(True).to_torch().parameters())
+
+
+def test_a_module_shows_what_was_asked_for():
+    ours = GatedMLP(8, 16)
+    assert "recompute" not in repr(ours)
+    ours.recompute = True
+    assert "activation='silu', recompute=True" in repr(ours)
+
+
 def feed_forward(*between, device=None):
     return torch.nn.Sequential(
         torch.nn.Linear(16, 24, device=device), torch.nn.GELU(), *between, torch.nn.Linear(24, 12, device=device)

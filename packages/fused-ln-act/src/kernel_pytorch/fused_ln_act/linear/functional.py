@@ -152,8 +152,8 @@ def _without_odd_rows(function: str, level: str | None, x: Tensor, weight: Tenso
     if level is not None or default_level_of(function, x.device, x.dtype, 0) != "triton":
         return level
     matrices = [weight] if x.dim() == 1 else [x, weight]
-    moves = columns % 8 == 0 and all(m.stride(-1) == 1 and m.stride(-2) % 8 == 0 for m in matrices)
-    return None if moves else "native"
+    moves = all(m.stride(-1) == 1 and m.stride(-2) % 8 == 0 and m.storage_offset() % 8 == 0 for m in matrices)
+    return None if moves and columns % 8 == 0 else "native"
 
 
 def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -94,8 +94,9 @@ class LinearAct(torch.nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        """As the stock module, with the activation, and the level where one was asked for."""
-        return f"{super().extra_repr()}, activation={self.activation!r}" + _shown(self.level)
+        """As the stock module, with the activation, and what else was asked for."""
+        again = "" if self.save_preactivation else ", save_preactivation=False"
+        return f"{super().extra_repr()}, activation={self.activation!r}{again}" + _shown(self.level)
 
 
 class MLP(torch.nn.Module):
@@ -276,13 +277,16 @@ class GatedMLP(torch.nn.Module):
         return gated_mlp(x, *weights, self.activation, recompute=self.recompute, level=self.level)
 
     def extra_repr(self) -> str:
-        """The activation, and the level where one was asked for."""
-        return f"activation={self.activation!r}" + _shown(self.level)
+        """The activation, and what else was asked for."""
+        return f"activation={self.activation!r}{', recompute=True' if self.recompute else ''}" + _shown(self.level)
 
     def _share_halves(self) -> None:
         """Let the module that was taken over see these very weights, wherever they are by now."""
         stock: Any = self._taken_over[0]
-        stock.gate_proj.weight.data, stock.up_proj.weight.data = self.gate_up_proj.weight.detach().chunk(2)
+        packed = self.gate_up_proj.weight
+        stock.gate_proj.weight.data, stock.up_proj.weight.data = packed.detach().chunk(2)
+        for layer in (stock.gate_proj, stock.up_proj):
+            layer.weight.requires_grad_(packed.requires_grad)
         stock.down_proj = self.down_proj
 
 
