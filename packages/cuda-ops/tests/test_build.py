@@ -205,12 +205,12 @@ def test_a_card_that_was_not_verified_is_nobodys_default(monkeypatch):
     """Where the kernels could run, and where not even that."""
     card = torch.device("cuda")
     monkeypatch.setattr(levels, "LIBRARY", Library(LIBRARY.file, "", "nvcc", ("sm_90a",), (), False, "", {}))
-    monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(levels, "compute_capability", lambda device: (9, 0))
     assert levels.unavailable("cuda", card, torch.float32) is None
     monkeypatch.setattr(levels, "VERIFIED", frozenset())
     assert levels.default_level(card, torch.float32, 1) == "native"
     monkeypatch.setattr(levels, "VERIFIED", frozenset({(9, 0)}))
     assert levels.default_level(card, torch.float32, 1) == "cuda"
-    monkeypatch.setattr(levels, "_capability", lambda device: (10, 0))
+    monkeypatch.setattr(levels, "compute_capability", lambda device: (10, 0))
     assert "compute capability is 10.0" in levels.unavailable("cuda", card, torch.float32)
     assert levels.default_level(card, torch.float32, 1) == "native"

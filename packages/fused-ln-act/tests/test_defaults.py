@@ -61,7 +61,7 @@ def test_kernels_are_the_default_only_where_every_case_was_measured_and_none_slo
 def test_what_cannot_run_is_no_default(missing, default, monkeypatch):
     """As on a GPU where the CUDA kernels of softmax are the fastest, with cuda-ops and without."""
     monkeypatch.setitem(levels.CUDA_IS_FASTEST, "softmax", frozenset({(9, 0)}))
-    monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(levels, "compute_capability", lambda device: (9, 0))
     monkeypatch.setattr(levels, "unavailable", lambda level, *_: "not installed" if level in missing else None)
     assert levels.default_level_of("softmax", torch.device("cuda"), torch.float32, 0) == default
     assert levels.default_level(torch.device("cuda"), torch.float32, 0) == "native"  # what all operations agree on
@@ -147,7 +147,7 @@ def as_on_a_card(monkeypatch):
     """The functions of linear layers as on a GPU of 9.0, where the tensors would be, and the levels that they take."""
     functional, taken = importlib.import_module("kernel_pytorch.fused_ln_act.linear.functional"), []
     card, plain = torch.device("cuda"), levels.default_level_of
-    monkeypatch.setattr(levels, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(levels, "compute_capability", lambda device: (9, 0))
     monkeypatch.setattr(levels, "unavailable", lambda *_: None)
     for module in (levels, functional):
         monkeypatch.setattr(module, "default_level_of", lambda name, device, dtype, n: plain(name, card, dtype, n))

@@ -17,7 +17,7 @@ def default(file, m, monkeypatch):
     environment = load(file).machine.environment
     if environment.compute_capability is not None:
         capability = tuple(map(int, environment.compute_capability.split(".")))
-        monkeypatch.setattr(levels, "_capability", lambda device: capability)
+        monkeypatch.setattr(levels, "compute_capability", lambda device: capability)
     elements = torch.Size(m.case.sizes["shape"]).numel()
     device, dtype = torch.device(environment.device_type), getattr(torch, m.case.dtype)
     return levels.default_level_of(m.operation, device, dtype, elements)

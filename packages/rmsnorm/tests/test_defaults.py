@@ -16,7 +16,7 @@ def default(file, m, monkeypatch):
     environment = load(file).machine.environment
     if environment.compute_capability is not None:
         capability = tuple(map(int, environment.compute_capability.split(".")))
-        monkeypatch.setattr(levels, "_capability", lambda device: capability)
+        monkeypatch.setattr(levels, "compute_capability", lambda device: capability)
     elements = torch.Size(m.case.sizes["shape"]).numel()
     return levels.default_level(torch.device(environment.device_type), getattr(torch, m.case.dtype), elements)
 

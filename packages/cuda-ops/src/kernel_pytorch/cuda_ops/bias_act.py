@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import rows_sharding
 from .activations import FLOPS, activate
+from .differentiable import differentiable
 from .operators import below_autograd, call, operators, register
 
 
@@ -97,7 +98,8 @@ def _backward_flops(dy: Any, x: Any, bias: Any, activation: str, *_: Any, **__: 
     return torch.Size(dy).numel() * (FLOPS[activation][1] + 1 + 2 * (bias is not None))
 
 
-register("bias_act", _fake, BiasActFunction.apply, _forward_flops, rows_sharding.bias_act)
+run_bias_act = differentiable(BiasActFunction)
+register("bias_act", _fake, run_bias_act, _forward_flops, rows_sharding.bias_act)
 register(
     "bias_act_backward", _fake_backward, _differentiable_backward, _backward_flops, rows_sharding.bias_act_backward
 )
@@ -118,4 +120,4 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
         TypeError: an argument is not of its kind.
     """
-    return call("bias_act", operators.bias_act.default, BiasActFunction.apply, x, bias, activation)
+    return call("bias_act", operators.bias_act.default, run_bias_act, x, bias, activation)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import rows_sharding
+from .differentiable import differentiable
 from .operators import DTYPE_NAMES, below_autograd, call, operators, register
 from .philox import dropout
 
@@ -92,7 +93,8 @@ def _backward_flops(dy: Any, bias: Any, seed: Any, p: float, *_: Any, **__: Any)
     return torch.Size(dy).numel() * ((bias is not None) + (p > 0.0))
 
 
-register("bias_dropout_add", _fake, BiasDropoutAddFunction.apply, _forward_flops, rows_sharding.bias_dropout_add)
+run_bias_dropout_add = differentiable(BiasDropoutAddFunction)
+register("bias_dropout_add", _fake, run_bias_dropout_add, _forward_flops, rows_sharding.bias_dropout_add)
 register(
     "bias_dropout_add_backward",
     _fake_backward,
@@ -123,4 +125,4 @@ def bias_dropout_add(
         ValueError: a number is not finite.
     """
     arguments = (x, bias, residual, seed, p)
-    return call("bias_dropout_add", operators.bias_dropout_add.default, BiasDropoutAddFunction.apply, *arguments)
+    return call("bias_dropout_add", operators.bias_dropout_add.default, run_bias_dropout_add, *arguments)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .arguments import check_tensor
+from .differentiable import differentiable, wants_graph
 from .operators import below_autograd, call, operators, per_element, register
 from .sharding import Shardings, row_placements
 
@@ -64,20 +65,16 @@ def backward_formula(
     return gradient.to(logits.dtype)
 
 
-def _wants_graph(dloss: Tensor, logits: Tensor) -> bool:
-    return torch.is_grad_enabled() and (dloss.requires_grad or logits.requires_grad)
-
-
 def _differentiable_backward(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
     """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernel."""
-    if _wants_graph(dloss, logits):
+    if wants_graph(dloss, logits):
         return backward_formula(dloss, logits, target, *scalars)
     return below_autograd(operators.cross_entropy_backward.default, dloss, lse, logits, target, *scalars)
 
 
 def _no_gradient(*arguments: Any) -> None:
     """In place there is nothing left to differentiate with."""
-    if _wants_graph(arguments[0], arguments[2]):
+    if wants_graph(arguments[0], arguments[2]):
         raise RuntimeError("cross_entropy_backward_ has no gradient: it overwrites what it is computed of")
     below_autograd(operators.cross_entropy_backward_.default, *arguments)
 
@@ -89,7 +86,7 @@ def _can_be_overwritten(dloss: Tensor, logits: Tensor) -> bool:
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and type(logits) in (Tensor, torch.nn.Parameter)
-        and not _wants_graph(dloss, logits)
+        and not wants_graph(dloss, logits)
     )
 
 
@@ -126,12 +123,15 @@ class CrossEntropyFunction(torch.autograd.Function):
         return (_differentiable_backward(dloss, lse, logits, target, *scalars), *none)
 
 
+_run = differentiable(CrossEntropyFunction)
+
+
 def _out_of_place(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    return CrossEntropyFunction.apply(logits, target, *scalars[:4], False)
+    return _run(logits, target, *scalars[:4], False)
 
 
 def _in_place(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    return CrossEntropyFunction.apply(logits, target, *scalars[:4], True)
+    return _run(logits, target, *scalars[:4], True)
 
 
 # Sharding: rows may lie anywhere, words are whole.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import rows_sharding
 from .activations import FLOPS, activate
+from .differentiable import differentiable
 from .operators import below_autograd, call, operators, register
 
 
@@ -128,7 +129,8 @@ def _backward_flops(dy: Any, gate: Any, up: Any, activation: str, *_: Any, **__:
     return torch.Size(dy).numel() * (sum(FLOPS[activation]) + 3)
 
 
-register("gated", _fake, GatedFunction.apply, _forward_flops, rows_sharding.gated)
+run_gated = differentiable(GatedFunction)
+register("gated", _fake, run_gated, _forward_flops, rows_sharding.gated)
 register("gated_backward", _fake_backward, _differentiable_backward, _backward_flops, rows_sharding.gated_backward)
 
 
@@ -153,7 +155,7 @@ def swiglu(
         TypeError: an argument is not of its kind.
         ValueError: a number is not finite.
     """
-    return call("swiglu", operators.gated.default, GatedFunction.apply, gate, up, "silu", alpha, limit, offset)
+    return call("swiglu", operators.gated.default, run_gated, gate, up, "silu", alpha, limit, offset)
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none", limit: float | None = None) -> Tensor:
@@ -161,9 +163,9 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none", lim
     activation = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
     if activation is None:
         raise RuntimeError(f"geglu: approximate: given {approximate!r}; allowed are 'none', 'tanh'")
-    return call("geglu", operators.gated.default, GatedFunction.apply, gate, up, activation, 1.0, limit, 0.0)
+    return call("geglu", operators.gated.default, run_gated, gate, up, activation, 1.0, limit, 0.0)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, limit: float | None = None) -> Tensor:
     """Gate by ReLU; otherwise as `swiglu`."""
-    return call("reglu", operators.gated.default, GatedFunction.apply, gate, up, "relu", 1.0, limit, 0.0)
+    return call("reglu", operators.gated.default, run_gated, gate, up, "relu", 1.0, limit, 0.0)

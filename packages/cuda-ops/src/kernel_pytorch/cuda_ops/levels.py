@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .capability import compute_capability
 from .library import INSTALL, LIBRARY
 
 LEVELS = ("reference", "native", "compile", "cuda")
@@ -21,7 +22,7 @@ def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> st
     """The level that stands for the operation: the compiled one where it was verified, on CPUs everywhere."""
     if unavailable("cuda", device, dtype) is not None:
         return "native"
-    return "cuda" if device.type == "cpu" or _capability(device) in VERIFIED else "native"
+    return "cuda" if device.type == "cpu" or compute_capability(device) in VERIFIED else "native"
 
 
 def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, elements: int) -> str:
@@ -41,7 +42,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
         return f"dtype is {dtype}; the CUDA kernels take {_names(CUDA_DTYPES)}"
     if not LIBRARY.archs:
         return f"the library was built without CUDA; get nvcc ({NVCC}) and install it again, {INSTALL}"
-    capability = _capability(device)
+    capability = compute_capability(device)
     if capability < MINIMUM_CAPABILITY or not LIBRARY.runs_on(capability):
         return (
             f"compute capability is {capability[0]}.{capability[1]}; the library was built for"
@@ -61,11 +62,6 @@ def describe(level: str, device: torch.device) -> str:
         compiled = f"for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}" if LIBRARY.archs else "not compiled"
         return f"{twin}; CUDA code {compiled}, {verified}"
     return f"compiled for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}; {verified}"
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
-    return properties.major, properties.minor
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

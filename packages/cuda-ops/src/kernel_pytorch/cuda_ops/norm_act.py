@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import rows_sharding
 from .activations import FLOPS, activate
+from .differentiable import differentiable
 from .operators import DTYPE_NAMES, below_autograd, call, operators, register
 from .philox import dropout
 
@@ -238,7 +239,8 @@ def _backward_flops(
     return torch.Size(h).numel() * (each + (dh is not None) + (bias is not None) + (dropout_p > 0.0))
 
 
-register("norm_act", _fake, NormActFunction.apply, _forward_flops, rows_sharding.norm_act)
+run_norm_act = differentiable(NormActFunction)
+register("norm_act", _fake, run_norm_act, _forward_flops, rows_sharding.norm_act)
 register(
     "norm_act_backward", _fake_backward, _differentiable_backward, _backward_flops, rows_sharding.norm_act_backward
 )
@@ -246,7 +248,7 @@ register(
 
 def _norm_act(function: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     operator = operators.norm_act.default
-    found: tuple[Tensor, Tensor, Tensor] = call(function, operator, NormActFunction.apply, *arguments)
+    found: tuple[Tensor, Tensor, Tensor] = call(function, operator, run_norm_act, *arguments)
     return found
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from . import library  # noqa: F401  (loading it defines the operators)
 from .after_import import after_import
@@ -39,7 +38,7 @@ def register(
     Args:
         name: of the operator.
         fake: what it allocates: same shapes, dtypes and strides.
-        gradient: a differentiable function of the same arguments, `Function.apply` of an autograd function.
+        gradient: a differentiable function of the same arguments, which `differentiable` makes of an autograd function.
         flops: of the shapes of the arguments, as `torch.utils.flop_counter.register_flop_formula` wants it.
         sharding: where its tensors may lie; None for replicated tensors alone.
     """
@@ -83,12 +82,12 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator by the shortest way: past its autograd function where there is no gradient to take.
+    """Call an operator by the shortest way: past the dispatcher to its autograd function.
 
     Args:
         function: that the user called, whose name errors begin with.
         operator: that it calls.
-        gradient: a differentiable function of the same arguments.
+        gradient: as in `register`.
         arguments: of the operator.
 
     Raises:
@@ -98,14 +97,9 @@ def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments:
     """
     if torch.compiler.is_compiling():
         return operator(*arguments)
-    wants_gradient = check(function, operator, arguments)
+    check(function, operator, arguments)
     try:
-        if wants_gradient and torch.is_grad_enabled():
-            return gradient(*arguments)
-        # Transforms and tangents have no rules here, which the autograd function says; below it they would be lost.
-        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-            return gradient(*arguments)
-        return below_autograd(operator, *arguments)
+        return gradient(*arguments)
     except Exception as error:
         better = explained(function, operator, arguments, error)
         if better is None:

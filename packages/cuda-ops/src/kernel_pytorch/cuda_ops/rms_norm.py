@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .differentiable import differentiable
 from .operators import below_autograd, call, operators, per_element, register
 from .sharding import Shardings, row_placements
 
@@ -198,13 +199,15 @@ def _sharding_backward(
         yield outputs, [rows, None if dh is None else rows, rows, of_weight, rows]
 
 
-register("rms_norm", _fake, RMSNormFunction.apply, per_element(4), _sharding)
-register("add_rms_norm", _fake_add, AddRMSNormFunction.apply, per_element(5), _sharding_add)
+run_rms_norm = differentiable(RMSNormFunction)
+register("rms_norm", _fake, run_rms_norm, per_element(4), _sharding)
+run_add_rms_norm = differentiable(AddRMSNormFunction)
+register("add_rms_norm", _fake_add, run_add_rms_norm, per_element(5), _sharding_add)
 register("rms_norm_backward", _fake_backward, _differentiable_backward, per_element(11), _sharding_backward)
 
 
 def _rms_norm(function: str, *arguments: Any) -> Tensor:
-    y: Tensor = call(function, operators.rms_norm.default, RMSNormFunction.apply, *arguments)[0]
+    y: Tensor = call(function, operators.rms_norm.default, run_rms_norm, *arguments)[0]
     return y
 
 
@@ -256,7 +259,7 @@ def add_rms_norm(
         RuntimeError, TypeError, ValueError: as `rms_norm`.
     """
     arguments = (x, residual, weight, eps, offset, casting)
-    y, h, _ = call("add_rms_norm", operators.add_rms_norm.default, AddRMSNormFunction.apply, *arguments)
+    y, h, _ = call("add_rms_norm", operators.add_rms_norm.default, run_add_rms_norm, *arguments)
     return y, h
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import rows_sharding
+from .differentiable import differentiable
 from .operators import below_autograd, call, operators, register
 
 
@@ -85,7 +86,8 @@ def _backward_flops(dy: Any, *_: Any, **__: Any) -> int:
     return 5 * torch.Size(dy).numel()
 
 
-register("softmax", _fake, SoftmaxFunction.apply, _forward_flops, rows_sharding.softmax)
+run_softmax = differentiable(SoftmaxFunction)
+register("softmax", _fake, run_softmax, _forward_flops, rows_sharding.softmax)
 register("softmax_backward", _fake_backward, _differentiable_backward, _backward_flops, rows_sharding.softmax_backward)
 
 
@@ -106,4 +108,4 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor
         TypeError: an argument is not of its kind.
         ValueError: a number is not finite.
     """
-    return call("softmax", operators.softmax.default, SoftmaxFunction.apply, x, mask, scale)
+    return call("softmax", operators.softmax.default, run_softmax, x, mask, scale)

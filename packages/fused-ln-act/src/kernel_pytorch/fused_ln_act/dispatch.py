@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 library = torch.library.Library("kernel_pytorch", "FRAGMENT")
 
@@ -44,36 +43,3 @@ def below_autograd(
         return launcher(*tensors, *scalars)
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*tensors, *scalars)
-
-
-def wants_graph(*values: Any) -> bool:
-    """Whether what is computed of these, of which some are tensors, is to be differentiated."""
-    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func is at work, vmap for example, or forward-mode differentiation.
-
-    Kernels of one's own have no rules for those.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-def apply(function: type[torch.autograd.Function], operator: Any, *arguments: Any) -> Any:
-    """Run a function on all of its arguments, with little beside it: that takes longer than a small kernel.
-
-    Args:
-        function: whose `forward` is a static method.
-        operator: the same function, registered: while torch.compile or export traces, one node of the graph.
-        arguments: of `forward`, by position.
-    """
-    if torch.compiler.is_compiling():
-        return operator(*arguments)
-    if is_transformed():
-        return function.apply(*arguments)  # which says what it does not support
-    if not wants_graph(*arguments):
-        return function.forward(*arguments)
-    # `Function.apply` looks at the signature of `forward` in every call, to fill in arguments that are not given.
-    return super(torch.autograd.Function, function).apply(*arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor
 
 from . import cuda_level
+from .capability import compute_capability
 from .compile_limit import limited
-from .dispatch import is_transformed
+from .differentiable import is_transformed
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
@@ -109,7 +109,7 @@ def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, e
     if device.type == "cpu" and compiled and cuda_level.cuda_ops is not None and dtype in TWIN_IS_FASTEST[group]:
         return "cuda"
     if device.type == "cuda":
-        capability = _capability(device)
+        capability = compute_capability(device)
         if compiled and capability in CUDA_IS_FASTEST[group] and unavailable("cuda", device, dtype) is None:
             return "cuda"
         if HAS_TRITON and capability in TRITON_IS_FASTEST[group] and dtype in TRITON_DTYPES.get(group, (dtype,)):
@@ -127,7 +127,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if not HAS_TRITON:
         return "triton is not installed (pip install triton)"
     if device.type == "cuda":
-        capability = _capability(device)
+        capability = compute_capability(device)
         if capability < MINIMUM_CAPABILITY:
             return f"compute capability is {capability[0]}.{capability[1]}; Triton kernels need 8.0"
         return None
@@ -143,22 +143,6 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
 def describe(level: str, device: torch.device) -> str:
     """What is worth knowing of a level that runs there, for tables."""
     return cuda_level.describe(device) if level == "cuda" else ""
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    # Which is the current device may change.
-    known = not torch.compiler.is_compiling() and device.index is not None
-    return _known_capability(device) if known else _read_capability(device)
-
-
-def _read_capability(device: torch.device) -> tuple[int, int]:
-    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
-    return properties.major, properties.minor
-
-
-@functools.lru_cache
-def _known_capability(device: torch.device) -> tuple[int, int]:
-    return _read_capability(device)
 
 
 def check_level(level: str | None) -> None:
@@ -207,6 +191,7 @@ def chosen(function: str, level: str | None, *tensors: Tensor | None) -> str:
         given = [tensor for tensor in tensors if tensor is not None]
         if level in KERNELS and (is_transformed() or any(unavailable(level, t.device, t.dtype) for t in given)):
             level = "native"
+        return level
     if level == "cuda" and function not in COMPILED:
         raise ValueError(f"level: 'cuda' of {function} does not exist yet; it has {', '.join(map(repr, LEVELS[:-1]))}")
     for tensor in tensors:

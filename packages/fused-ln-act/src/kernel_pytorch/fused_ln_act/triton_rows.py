@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .integers import cdiv, next_power_of_2
+
 LONG_BLOCK = 4096  # columns of one block of a row that is walked
 LONG_WARPS = 16  # 8 elements a thread: statistics, masks and derivatives of 16 would not fit in its registers
 # Bytes of the principal input in a tile of whole rows: two of them, within these bounds. Smaller ones leave the copies
@@ -90,9 +92,9 @@ def add_shares(shares: Tensor, first: Tensor | None, second: Tensor | None) -> N
     """
     kinds, programs, columns = shares.shape
     outputs = (first if first is not None else second, second if second is not None else first)
-    rows = min(256, triton.next_power_of_2(programs))
+    rows = min(256, next_power_of_2(programs))
     block = 4096 // rows
-    _add_shares_kernel[(triton.cdiv(columns, block), kinds)](
+    _add_shares_kernel[(cdiv(columns, block), kinds)](
         shares, *outputs, programs, columns, HAS_FIRST=first is not None, ROWS=rows, BLOCK=block, num_warps=8
     )
 
@@ -224,7 +226,7 @@ def walk(views: Sequence[Tensor], parameters: Sequence[Tensor | None], activated
     """
     h, tensors = views[0], len(views)
     total, columns = h.shape
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     row_bytes = block * h.element_size()
     largest = LARGEST_ACTIVATED_TILE if activated else LARGEST_TILE
     rows = max(1, min(max(2 * row_bytes, SMALLEST_TILE), largest) // row_bytes)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from .integers import cdiv, next_power_of_2
+
 NARROWEST = 256  # columns: 512 bytes of a 16-bit dtype, four memory transactions
 FEW_ELEMENTS = 2**20  # of which an H200 takes longer to start and to wait than to move them
 FEW_ROWS = 512  # that one program sums up
@@ -40,9 +42,9 @@ class Tile(NamedTuple):
 
     def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
         """How many of these cover the rows; neighbours lie in one row. The second and third axis count along rows."""
-        tiles = triton.cdiv(rows, self.rows)
-        layers = triton.cdiv(tiles, MOST_IN_GRID)
-        return triton.cdiv(columns, self.block), triton.cdiv(tiles, layers), layers
+        tiles = cdiv(rows, self.rows)
+        layers = cdiv(tiles, MOST_IN_GRID)
+        return cdiv(columns, self.block), cdiv(tiles, layers), layers
 
 
 def widest_tile(columns: int, elements: int, warps: int, widest: int | None = None) -> Tile:
@@ -54,9 +56,9 @@ def widest_tile(columns: int, elements: int, warps: int, widest: int | None = No
         warps: of a program.
         widest: no more columns than these; None for those of the whole tile.
     """
-    widest = min(widest or elements, triton.next_power_of_2(columns))
+    widest = min(widest or elements, next_power_of_2(columns))
     widths = [1 << power for power in range(min(NARROWEST, widest).bit_length() - 1, widest.bit_length())]
-    block = min(widths, key=lambda width: (triton.cdiv(columns, width) * width, -width))
+    block = min(widths, key=lambda width: (cdiv(columns, width) * width, -width))
     return Tile(elements // block, block, warps)
 
 
@@ -70,5 +72,5 @@ def tile_of_few(rows: int, columns: int, widest: int) -> Tile | None:
     """
     if rows > FEW_ROWS or rows * columns > FEW_ELEMENTS:
         return None
-    tile_rows = triton.next_power_of_2(rows)
+    tile_rows = next_power_of_2(rows)
     return Tile(tile_rows, max(FEW_COLUMNS, min(widest, FEW_TILE // tile_rows)), FEW_WARPS)

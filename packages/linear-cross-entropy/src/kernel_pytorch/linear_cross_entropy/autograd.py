@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import flops
 from .chunks import counted, wide_dtype
+from .differentiable import differentiable, wants_graph
 from .ops import (
     below_autograd,
     is_plain,
@@ -28,11 +29,6 @@ from .ops import (
 )
 
 operators = torch.ops.kernel_pytorch
-
-
-def wants_graph(*tensors: Tensor | None) -> bool:
-    """Whether what is computed of these is to be differentiated."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def logits_formula(
@@ -180,14 +176,17 @@ class CrossEntropyFunction(torch.autograd.Function):
         return (logits_backward(*arguments), *none)
 
 
-def _apply_logits_out_of_place(logits: Tensor, target: Tensor, *scalars: Any) -> Any:
-    return CrossEntropyFunction.apply(logits, target, *scalars, False)
+run_linear, run_logits = differentiable(LinearCrossEntropyFunction), differentiable(CrossEntropyFunction)
+
+
+def _run_logits_out_of_place(logits: Tensor, target: Tensor, *scalars: Any) -> Any:
+    return run_logits(logits, target, *scalars, False)
 
 
 flops.register_when_counted()
-library.impl("linear_cross_entropy", LinearCrossEntropyFunction.apply, "Autograd")
+library.impl("linear_cross_entropy", run_linear, "Autograd")
 library.impl("linear_cross_entropy_backward", linear_backward, "Autograd")
-library.impl("cross_entropy", _apply_logits_out_of_place, "Autograd")
+library.impl("cross_entropy", _run_logits_out_of_place, "Autograd")
 library.impl("cross_entropy_backward", logits_backward, "Autograd")
 
 
@@ -214,11 +213,11 @@ def apply_linear(
     level: str,
 ) -> Tensor:
     """`linear_cross_entropy` of `reference.py` by the operator. While torch.compile or export traces: one node."""
-    apply = operators.linear_cross_entropy if torch.compiler.is_compiling() else LinearCrossEntropyFunction.apply
+    run = operators.linear_cross_entropy if torch.compiler.is_compiling() else run_linear
     weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     target = target.expand(hidden.shape[:-1])
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    loss = apply(hidden, weight, target, bias, *scalars, chunk, level)[0]
+    loss = run(hidden, weight, target, bias, *scalars, chunk, level)[0]
     return reduce(loss, target, weight.shape[0], ignore_index, reduction)
 
 
@@ -239,7 +238,7 @@ def apply_logits(
     if torch.compiler.is_compiling():  # which decides itself about memory
         loss = operators.cross_entropy(logits, target, *scalars)[0]
     else:
-        loss = CrossEntropyFunction.apply(logits, target, *scalars, inplace)[0]
+        loss = run_logits(logits, target, *scalars, inplace)[0]
     return reduce(loss, target, logits.shape[-1], ignore_index, reduction)
 
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from . import autograd, cuda_level, native, reference
+from .capability import compute_capability
 from .compile_limit import limited
+from .differentiable import is_transformed
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
@@ -48,7 +50,7 @@ def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, e
     It goes by the device and the dtype alone. Levels round differently, and the loss of a token must not depend on how
     many tokens there are.
     """
-    if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST[operation]:
+    if device.type == "cuda" and HAS_TRITON and compute_capability(device) in TRITON_IS_FASTEST[operation]:
         return "triton"
     if device.type == "cpu" and cuda_level.cuda_ops is not None and dtype in TWIN_IS_FASTEST[operation]:
         return "cuda"
@@ -64,7 +66,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if not HAS_TRITON:
         return "triton is not installed (pip install triton)"
     if device.type == "cuda":
-        capability = _capability(device)
+        capability = compute_capability(device)
         if capability < MINIMUM_CAPABILITY:
             return f"compute capability is {capability[0]}.{capability[1]}; Triton kernels need 8.0"
         return None
@@ -80,16 +82,6 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
 def describe(level: str, device: torch.device) -> str:
     """What is worth knowing of a level that runs there, for tables."""
     return cuda_level.describe(device) if level == "cuda" else ""
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
-    return properties.major, properties.minor
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func is at work, vmap for example: kernels of one's own have no rules for those."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def check_level(level: str | None) -> None:

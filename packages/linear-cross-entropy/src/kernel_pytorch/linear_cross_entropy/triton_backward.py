@@ -22,6 +22,7 @@ from torch import Tensor
 from .chunks import WORDS, incoming, words_at_a_time
 from .chunks import backward as backward_by_chunks
 from .configurations import GRADIENT
+from .integers import cdiv
 from .triton_math import load_targets, logits_gradient, on_device
 from .triton_matmul import Shape, add_bias, halves, multiply, store_tile, tile_at
 
@@ -113,7 +114,7 @@ def _launch(
     shape = Shape(GRADIENT, tokens, width, hidden, weight, gradient)
     shares = None
     if need_dbias:
-        down = triton.cdiv(tokens, shape.chosen.rows)
+        down = cdiv(tokens, shape.chosen.rows)
         shares = torch.empty((down, width), dtype=lse.dtype, device=hidden.device)
     if tokens > 0:
         _gradient_kernel[(shape.programs,)](
@@ -171,7 +172,7 @@ def backward(
     bias = None if bias is None else bias.contiguous()
     half = hidden.dtype.itemsize == 2 and not triton.knobs.runtime.interpret
     # Rows of a multiple of 128 words, so that every chunk can be stored in vectors, or by the copy engine.
-    buffer = torch.empty((tokens, triton.cdiv(step, WORDS) * WORDS), dtype=hidden.dtype, device=hidden.device)
+    buffer = torch.empty((tokens, cdiv(step, WORDS) * WORDS), dtype=hidden.dtype, device=hidden.device)
 
     def logits_gradient_of(first: int, last: int) -> tuple[Tensor, Tensor | None]:
         gradient, own_bias = buffer[:, : last - first], None if bias is None else bias[first:last]

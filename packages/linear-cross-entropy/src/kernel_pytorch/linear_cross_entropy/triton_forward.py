@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .chunks import wide_dtype
 from .configurations import FORWARD
+from .integers import cdiv
 from .triton_math import Shares, add_exponentials, capped, load_targets, log_of_sum, on_device
 from .triton_matmul import Shape, add_bias, halves, multiply, tile_at
 
@@ -118,7 +119,7 @@ def forward(
     target = target.contiguous()
     with on_device(hidden):
         shape = Shape(FORWARD, tokens, words, hidden, weight)
-        parts = triton.cdiv(words, shape.chosen.columns)
+        parts = cdiv(words, shape.chosen.columns)
         shares = Shares(parts, tokens, wide, hidden.device, label_smoothing > 0.0)
         _forward_kernel[(shape.programs,)](
             shape.operand(hidden, shape.chosen.rows), shape.operand(weight, shape.chosen.columns),

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .chunks import wide_dtype
+from .integers import cdiv, next_power_of_2
 from .triton_math import (
     Shares,
     add_exponentials,
@@ -111,15 +112,15 @@ def forward(
     wide = wide_dtype(logits.dtype)
     logits, target = _with_unit_stride(logits), target.contiguous()
     rows, block = _tile(words)
-    parts = triton.cdiv(words, block * BLOCKS)
+    parts = cdiv(words, block * BLOCKS)
     shares = Shares(parts, tokens, wide, logits.device, label_smoothing > 0.0)
     if tokens == 0:
         return torch.empty_like(shares.picked), torch.empty_like(shares.picked)
     with on_device(logits):
-        _logits_forward_kernel[(triton.cdiv(tokens, rows), parts)](
+        _logits_forward_kernel[(cdiv(tokens, rows), parts)](
             logits, target, shares.lse, shares.total, shares.picked, tokens, words, logits.stride(0), ignore_index,
             SOFTCAP=softcap, SMOOTHED=label_smoothing > 0.0, WIDE=triton_dtype(wide), HALF=logits.dtype.itemsize == 2,
-            ROWS=rows, BLOCK=block, BLOCKS=min(BLOCKS, triton.cdiv(words, block)), num_warps=_warps(rows * block),
+            ROWS=rows, BLOCK=block, BLOCKS=min(BLOCKS, cdiv(words, block)), num_warps=_warps(rows * block),
         )  # fmt: skip
         return shares.join(target, words, ignore_index, label_smoothing, z_loss)
 
@@ -152,7 +153,7 @@ def backward(
     source, place = _with_unit_stride(logits), _with_unit_stride(result)
     rows, block = _tile(words)
     with on_device(logits):
-        _logits_backward_kernel[(triton.cdiv(tokens, rows), triton.cdiv(words, block))](
+        _logits_backward_kernel[(cdiv(tokens, rows), cdiv(words, block))](
             source, target.contiguous(), lse.contiguous(), dloss.contiguous(), place,
             tokens, words, source.stride(0), place.stride(0), ignore_index,
             LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, SOFTCAP=softcap, WIDE=triton_dtype(lse.dtype),
@@ -168,7 +169,7 @@ def _with_unit_stride(matrix: Tensor) -> Tensor:
 
 def _tile(words: int) -> tuple[int, int]:
     """Rows and words of a tile."""
-    block = min(BLOCK_LIMIT, triton.next_power_of_2(words))
+    block = min(BLOCK_LIMIT, next_power_of_2(words))
     return max(1, SMALLEST_TILE // block), block
 
 

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from .integers import cdiv
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 JOINED_TOKENS, JOINED_SHARES = 32, 64  # of a tile of the join
 
@@ -156,7 +158,7 @@ class Shares:
         """`(loss, lse)`, both `(T,)`: one launch."""
         loss, lse = torch.empty_like(self.picked), torch.empty_like(self.picked)
         parts, tokens = self.lse.shape
-        _join_kernel[(triton.cdiv(tokens, JOINED_TOKENS),)](
+        _join_kernel[(cdiv(tokens, JOINED_TOKENS),)](
             self.lse, self.total, self.picked, target, loss, lse, tokens, parts, words, ignore_index,
             LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, TOKENS=JOINED_TOKENS, SHARES=JOINED_SHARES, num_warps=4,
         )  # fmt: skip

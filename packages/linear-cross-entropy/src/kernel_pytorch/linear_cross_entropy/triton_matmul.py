@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .configurations import Configuration, Table, configuration
+from .integers import cdiv
 from .triton_math import exceeds_int32, triton_dtype
 
 MULTIPROCESSORS_WITHOUT_GPU = 132  # an H100, where kernels are compiled and not run
@@ -120,7 +121,7 @@ class Shape:
         long = long and not self.descriptors
         itemsize = hidden.element_size()
         self.chosen: Configuration = configuration(table, architecture(), itemsize, exact, aligned and not long)
-        tiles = triton.cdiv(rows, self.chosen.rows) * triton.cdiv(columns, self.chosen.columns)
+        tiles = cdiv(rows, self.chosen.rows) * cdiv(columns, self.chosen.columns)
         self.programs = min(tiles, program_limit(hidden.device, self.chosen.programs))
         self.constants: dict[str, Any] = {
             "PRECISION": precision, "WIDE": triton_dtype(torch.promote_types(hidden.dtype, torch.float32)),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import flops
+from .differentiable import differentiable
 from .ops import below_autograd, launch_add_forward, launch_backward, launch_forward, library
 
 operators = torch.ops.kernel_pytorch
@@ -132,8 +133,9 @@ class AddRMSNormFunction(torch.autograd.Function):
 
 
 flops.register_when_counted()
-library.impl("rms_norm", RMSNormFunction.apply, "Autograd")
-library.impl("add_rms_norm", AddRMSNormFunction.apply, "Autograd")
+run_rms_norm, run_add_rms_norm = differentiable(RMSNormFunction), differentiable(AddRMSNormFunction)
+library.impl("rms_norm", run_rms_norm, "Autograd")
+library.impl("add_rms_norm", run_add_rms_norm, "Autograd")
 library.impl("rms_norm_backward", differentiable_backward, "Autograd")
 
 
@@ -142,16 +144,16 @@ library.impl("rms_norm_backward", differentiable_backward, "Autograd")
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Tensor:
     """`rms_norm` of `reference.py` in one Triton kernel. While torch.compile or export traces: one operator."""
-    apply = operators.rms_norm if torch.compiler.is_compiling() else RMSNormFunction.apply
-    return apply(x, weight, eps, offset, casting)[0]
+    run = operators.rms_norm if torch.compiler.is_compiling() else run_rms_norm
+    return run(x, weight, eps, offset, casting)[0]
 
 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
 ) -> tuple[Tensor, Tensor]:
     """`add_rms_norm` of `reference.py` in one Triton kernel."""
-    apply = operators.add_rms_norm if torch.compiler.is_compiling() else AddRMSNormFunction.apply
-    y, h, _ = apply(x, residual, weight, eps, offset, casting)
+    run = operators.add_rms_norm if torch.compiler.is_compiling() else run_add_rms_norm
+    y, h, _ = run(x, residual, weight, eps, offset, casting)
     return y, h
 
 

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .integers import cdiv, next_power_of_2
 from .triton_forward import LONG_BLOCK, exceeds_int32, on_device, token_head_rows, warps
 
 BLOCK_LIMIT = 8192  # columns of h, dy, weight and dweight that one program holds in registers
@@ -204,13 +205,13 @@ def backward(
         return dx, dweight.zero_()
     weight = None if weight is None else weight.contiguous()
     views = [token_head_rows(t, heads) for t in (dy, dy if dh is None else dh, h)]
-    launch = _launch_one_block if triton.next_power_of_2(h.shape[-1]) <= BLOCK_LIMIT else _launch_long_rows
+    launch = _launch_one_block if next_power_of_2(h.shape[-1]) <= BLOCK_LIMIT else _launch_long_rows
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": dh is not None, "OFFSET": offset}
     flags["LONG_OFFSETS"] = exceeds_int32(*views) or exceeds_int32(dx)
     with on_device(h):
         shares = launch(views, weight, rstd, dx, dweight, need_dx, need_dweight, flags)
         if need_dweight and shares is not dweight:
-            _add_shares_kernel[(triton.cdiv(dweight.numel(), 16),)](
+            _add_shares_kernel[(cdiv(dweight.numel(), 16),)](
                 shares, dweight, shares.shape[0], dweight.numel(), ROWS=256, BLOCK=16, num_warps=8
             )
     return dx, dweight
@@ -228,12 +229,12 @@ def _launch_one_block(
 ) -> Tensor:
     """Compute dx and return the shares of dweight, `(P, H, N)`, or dweight itself if it is one: one launch."""
     tokens, heads, columns = views[0].shape
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     row_bytes = block * views[2].element_size()
     rows = max(1, min(max(2 * row_bytes, SMALLEST_TILE), LARGEST_TILE) // row_bytes)
     tile_bytes = rows * row_bytes
     walkers = program_count(dx.device, max(1, LARGEST_TILE // tile_bytes))
-    programs = min(triton.cdiv(tokens, rows), max(1, walkers // heads))
+    programs = min(cdiv(tokens, rows), max(1, walkers // heads))
     shares = dweight
     if need_dweight and programs > 1:
         shares = torch.empty((programs, heads, columns), dtype=rstd.dtype, device=dx.device)
@@ -268,7 +269,7 @@ def _launch_long_rows(
         )  # fmt: skip
     if not need_dweight:
         return dweight
-    blocks = triton.cdiv(columns, LONG_BLOCK)
+    blocks = cdiv(columns, LONG_BLOCK)
     walkers = program_count(dx.device, LONG_PROGRAMS_PER_MULTIPROCESSOR)
     programs = min(tokens, max(1, walkers // (heads * blocks)))
     shares = torch.empty((programs, heads, columns), dtype=rstd.dtype, device=dx.device)

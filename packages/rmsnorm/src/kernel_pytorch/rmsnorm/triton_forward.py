@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .integers import cdiv, next_power_of_2
 from .ops import result_dtype
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
@@ -172,12 +173,12 @@ def forward(
     x_rows = token_head_rows(x, heads)
     residual_rows = x_rows if residual is None else token_head_rows(residual, heads)
 
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     kernel, rows_per_program = (_forward_kernel, max(1, 1024 // block))
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program = _forward_long_kernel, LONG_BLOCK, 1
     with on_device(x):
-        kernel[(triton.cdiv(rows, rows_per_program),)](
+        kernel[(cdiv(rows, rows_per_program),)](
             x_rows, residual_rows, weight if weight is None else weight.contiguous(), y, h, rstd,
             rows, heads, columns, *x_rows.stride()[:2], *residual_rows.stride()[:2],
             HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None, HAS_HEADS=heads > 1,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.cuda_ops.arguments import check_tensor
+from kernel_pytorch.cuda_ops.differentiable import differentiable
 from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, register
 from kernel_pytorch.cuda_ops.sharding import Shardings
 
@@ -111,7 +112,8 @@ def _sharding(placements: Any, q: Any, k: Any, v: Any, *scalars: Any) -> Shardin
         yield [shard, shard], [shard] * 3
 
 
-register("flash_attention", _fake, FlashAttentionFunction.apply, _flops, _sharding)
+run_flash_attention = differentiable(FlashAttentionFunction)
+register("flash_attention", _fake, run_flash_attention, _flops, _sharding)
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False) -> Tensor:
@@ -141,4 +143,4 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
         check_tensor("flash_attention", "q", q)
         scale = max(q.shape[-1] if q.dim() else 1, 1) ** -0.5
     arguments = (q, k, v, scale, causal)
-    return call("flash_attention", operators.flash_attention.default, FlashAttentionFunction.apply, *arguments)[0]
+    return call("flash_attention", operators.flash_attention.default, run_flash_attention, *arguments)[0]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.cuda_ops.differentiable import differentiable
 from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, register
 from kernel_pytorch.cuda_ops.rotary_embedding.operator import token_placements
 from kernel_pytorch.cuda_ops.rotary_embedding.reference import rotary_embedding
@@ -157,7 +158,8 @@ def _sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest:
         yield outputs, [*incoming, heads, heads, whole, whole, tables, tables, heads, heads]
 
 
-register("qk_norm_rope", _fake, QKNormRopeFunction.apply, _flops(7, 0), _sharding)
+run_qk_norm_rope = differentiable(QKNormRopeFunction)
+register("qk_norm_rope", _fake, run_qk_norm_rope, _flops(7, 0), _sharding)
 register("qk_norm_rope_backward", _fake_backward, _differentiable_backward, _flops(14, 2), _sharding_backward)
 
 
@@ -197,5 +199,5 @@ def qk_norm_rope(
         ValueError: a number is not finite, or eps negative.
     """
     arguments = (q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
-    q_out, k_out, _, _ = call("qk_norm_rope", operators.qk_norm_rope.default, QKNormRopeFunction.apply, *arguments)
+    q_out, k_out, _, _ = call("qk_norm_rope", operators.qk_norm_rope.default, run_qk_norm_rope, *arguments)
     return q_out, k_out

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.cuda_ops.differentiable import differentiable
 from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, per_element, register
 from kernel_pytorch.cuda_ops.sharding import Shardings
 
@@ -69,11 +70,12 @@ def _sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Sha
 
 
 # Three products and sums for each of two columns: 3 an element.
-register("rotary_embedding", _fake, RotaryEmbeddingFunction.apply, per_element(3), _sharding)
+run_rotary_embedding = differentiable(RotaryEmbeddingFunction)
+register("rotary_embedding", _fake, run_rotary_embedding, per_element(3), _sharding)
 
 
 def _call(*arguments: Any) -> Tensor:
-    y: Tensor = call("rotary_embedding", operators.rotary_embedding.default, RotaryEmbeddingFunction.apply, *arguments)
+    y: Tensor = call("rotary_embedding", operators.rotary_embedding.default, run_rotary_embedding, *arguments)
     return y
 
 

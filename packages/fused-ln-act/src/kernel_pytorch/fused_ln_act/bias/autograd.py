@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import derivative
-from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
+from kernel_pytorch.fused_ln_act.differentiable import differentiable
+from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
 from kernel_pytorch.fused_ln_act.philox import dropout
 
 from .ops import launch_backward, launch_forward
@@ -96,7 +97,8 @@ class BiasActFunction(torch.autograd.Function):
         return dx.to(x_dtype) if need_dx else None, dbias if need_dbias else None, dresidual, None, None, None
 
 
-library.impl("bias_act", BiasActFunction.apply, "Autograd")
+run_bias_act = differentiable(BiasActFunction)
+library.impl("bias_act", run_bias_act, "Autograd")
 library.impl("bias_act_backward", differentiable_backward, "Autograd")
 
 
@@ -104,7 +106,8 @@ library.impl("bias_act_backward", differentiable_backward, "Autograd")
 
 
 def _apply(*arguments: Any) -> Tensor:
-    found: Tensor = apply(BiasActFunction, operators.bias_act, *arguments)
+    run = operators.bias_act if torch.compiler.is_compiling() else run_bias_act
+    found: Tensor = run(*arguments)
     return found
 
 

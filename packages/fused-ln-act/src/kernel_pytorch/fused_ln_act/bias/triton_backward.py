@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.integers import cdiv, next_power_of_2
 from kernel_pytorch.fused_ln_act.triton_activations import derivative
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.triton_rows import (
@@ -135,11 +136,11 @@ def backward(
     rows = dy_rows.shape[0]
     tensors = 1 if x is None else 2
     way = walk(rows, columns, dy, tensors) if need_dbias else apart(columns)
-    blocks = triton.cdiv(columns, way.block)
+    blocks = cdiv(columns, way.block)
     programs = MOST_IN_GRID
     if need_dbias:
         programs = max(1, program_count(dy.device, way.programs) // blocks)
-    programs = min(triton.cdiv(rows, way.rows), programs)
+    programs = min(cdiv(rows, way.rows), programs)
     shares = dbias
     if need_dbias and programs > 1:
         wide = torch.promote_types(dy.dtype, torch.float32)
@@ -168,8 +169,8 @@ def walk(rows: int, columns: int, dy: Tensor, tensors: int) -> Walk:
     whole = tile_of_few(rows, columns, WIDE)
     if whole is not None:
         return Walk(whole.rows, whole.block, whole.warps, 1, 1)
-    narrow, wide = (triton.cdiv(columns, width) * width for width in (NARROW, WIDE))
-    block = min(NARROW if narrow < wide else WIDE, triton.next_power_of_2(columns))
+    narrow, wide = (cdiv(columns, width) * width for width in (NARROW, WIDE))
+    block = min(NARROW if narrow < wide else WIDE, next_power_of_2(columns))
     num_warps = max(1, block // NARROW)
     tile_rows = min(TALLEST, num_warps * ELEMENTS_PER_WARP // block)
     tile_bytes = tile_rows * block * dy.element_size()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import activate, derivative
-from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
+from kernel_pytorch.fused_ln_act.differentiable import differentiable
+from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
 
 from .ops import launch_backward, launch_forward
 from .reference import halves, widen_and_clamp
@@ -92,7 +93,8 @@ class GatedFunction(torch.autograd.Function):
         return dgate if need_dgate else None, dup if need_dup else None, None, None, None, None
 
 
-library.impl("gated", GatedFunction.apply, "Autograd")
+run_gated = differentiable(GatedFunction)
+library.impl("gated", run_gated, "Autograd")
 library.impl("gated_backward", differentiable_backward, "Autograd")
 
 
@@ -100,7 +102,8 @@ library.impl("gated_backward", differentiable_backward, "Autograd")
 
 
 def _apply(*arguments: Any) -> Tensor:
-    found: Tensor = apply(GatedFunction, operators.gated, *arguments)
+    run = operators.gated if torch.compiler.is_compiling() else run_gated
+    found: Tensor = run(*arguments)
     return found
 
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import activate, derivative
-from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library, wants_graph
+from kernel_pytorch.fused_ln_act.differentiable import differentiable, wants_graph
+from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
 
 from .ops import (
     FROM_RESULT,
@@ -170,9 +171,11 @@ class GatedMLPFunction(torch.autograd.Function):
         )
 
 
-library.impl("linear_act", LinearActFunction.apply, "Autograd")
+run_linear_act = differentiable(LinearActFunction)
+library.impl("linear_act", run_linear_act, "Autograd")
 library.impl("linear_act_backward", linear_act_backward, "Autograd")
-library.impl("gated_mlp", GatedMLPFunction.apply, "Autograd")
+run_gated_mlp = differentiable(GatedMLPFunction)
+library.impl("gated_mlp", run_gated_mlp, "Autograd")
 library.impl("gated_mlp_backward", gated_mlp_backward, "Autograd")
 
 
@@ -183,9 +186,8 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, 
     """`linear_act` of `reference.py` in one Triton kernel. While torch.compile or export traces: one operator."""
     # Without a backward nothing is written for it.
     save = save_preactivation and activation not in NOTHING_SAVED and wants_graph(x, weight, bias)
-    found: tuple[Tensor, Tensor] = apply(
-        LinearActFunction, operators.linear_act, x, weight.to(x.dtype), bias, activation, save
-    )
+    run = operators.linear_act if torch.compiler.is_compiling() else run_linear_act
+    found: tuple[Tensor, Tensor] = run(x, weight.to(x.dtype), bias, activation, save)
     return found[0]
 
 
@@ -193,5 +195,6 @@ def gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, rec
     """`gated_mlp` of `reference.py` in two Triton kernels, one for each product."""
     save = not recompute and wants_graph(x, w_gate_up, w_down)
     weights = w_gate_up.to(x.dtype), w_down.to(x.dtype)
-    found: tuple[Tensor, Tensor] = apply(GatedMLPFunction, operators.gated_mlp, x, *weights, activation, save)
+    run = operators.gated_mlp if torch.compiler.is_compiling() else run_gated_mlp
+    found: tuple[Tensor, Tensor] = run(x, *weights, activation, save)
     return found[0]

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.integers import cdiv
 from kernel_pytorch.fused_ln_act.triton_activations import activate, derivative
 from kernel_pytorch.fused_ln_act.triton_rows import add_shares, as_rows, exceeds_int32, on_device, program_count
 from kernel_pytorch.fused_ln_act.triton_tiles import Tile, tile_of_few
@@ -263,7 +264,7 @@ def _recompute(
     shape = Shape(LINEAR_BACKWARD, rows, columns, x, tensors, exceeds_int32(*tensors))
     shares = None
     if need_dbias:
-        down = triton.cdiv(rows, shape.chosen.rows)
+        down = cdiv(rows, shape.chosen.rows)
         shares = torch.empty((down, columns), dtype=torch.promote_types(dy.dtype, torch.float32), device=dy.device)
     _linear_backward_kernel[(shape.programs,)](
         shape.operand(x, shape.chosen.rows), shape.operand(weight, shape.chosen.columns),
@@ -284,7 +285,7 @@ def _differentiate(
     wide = torch.promote_types(dy.dtype, torch.float32)
     whole = None if dbias is None else tile_of_few(rows, columns, BLOCK)
     tile = Tile(TILE_BYTES // (BLOCK * dy.element_size()), BLOCK, 4) if whole is None else whole
-    across, down = triton.cdiv(columns, tile.block), triton.cdiv(rows, tile.rows)
+    across, down = cdiv(columns, tile.block), cdiv(rows, tile.rows)
     programs = min(down, max(1, program_count(dy.device, PROGRAMS_PER_MULTIPROCESSOR) // across))
     shares = None
     if dbias is not None and programs > 1:
@@ -338,7 +339,7 @@ def gated_linear_backward(
         else:
             kept = as_rows(saved)
             tile_rows = TILE_BYTES // (BLOCK * dh.element_size())
-            grid = triton.cdiv(rows, tile_rows), triton.cdiv(columns, BLOCK)
+            grid = cdiv(rows, tile_rows), cdiv(columns, BLOCK)
             _gated_linear_saved_backward_kernel[grid](
                 incoming, kept, h, dz, rows, columns, incoming.stride(0), kept.stride(0),
                 ACTIVATION=activation, NEED_H=need_h, NEED_DZ=need_dz,

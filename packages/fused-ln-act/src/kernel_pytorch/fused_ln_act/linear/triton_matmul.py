@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernel_pytorch.fused_ln_act.integers import cdiv
 from kernel_pytorch.fused_ln_act.triton_rows import multiprocessors
 
 from .configurations import MULTIPROCESSORS_WITHOUT_GPU, Configuration, Table, configuration
@@ -90,7 +91,7 @@ class Shape:
         self.descriptors = copy_engine(x.device) and not exact and aligned
         long = long and not self.descriptors
         self.chosen = chosen = choose(table, x, (rows, columns, x.shape[-1]), exact, aligned and not long)
-        tiles = triton.cdiv(rows, chosen.rows) * triton.cdiv(columns, chosen.columns)
+        tiles = cdiv(rows, chosen.rows) * cdiv(columns, chosen.columns)
         self.programs = min(tiles, program_limit(x.device, chosen.programs))
         self.constants: dict[str, Any] = {
             "PRECISION": precision, "WIDE": tl.float64 if x.dtype == torch.float64 else tl.float32,

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import derivative
-from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
+from kernel_pytorch.fused_ln_act.differentiable import differentiable
+from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
 from kernel_pytorch.fused_ln_act.philox import dropout
 
 from .ops import launch_backward, launch_forward
@@ -161,7 +162,8 @@ class NormActFunction(torch.autograd.Function):
         )
 
 
-library.impl("norm_act", NormActFunction.apply, "Autograd")
+run_norm_act = differentiable(NormActFunction)
+library.impl("norm_act", run_norm_act, "Autograd")
 library.impl("norm_act_backward", differentiable_backward, "Autograd")
 
 
@@ -169,7 +171,8 @@ library.impl("norm_act_backward", differentiable_backward, "Autograd")
 
 
 def _apply(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = apply(NormActFunction, operators.norm_act, *arguments)
+    run = operators.norm_act if torch.compiler.is_compiling() else run_norm_act
+    found: tuple[Tensor, Tensor, Tensor] = run(*arguments)
     return found
 
 

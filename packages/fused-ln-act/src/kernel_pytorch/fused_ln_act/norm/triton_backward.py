@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.integers import cdiv, next_power_of_2
 from kernel_pytorch.fused_ln_act.triton_activations import derivative
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.triton_rows import (
@@ -336,7 +337,7 @@ def backward(
     flags["LONG_OFFSETS"] = exceeds_int32(*(v for v in views if v is not None))
     needs_rows = {"NEED_DX": need_dx, "NEED_DRESIDUAL": need_dresidual}
     needs_sums = {"NEED_DWEIGHT": need_dweight, "NEED_DBIAS": need_dbias}
-    launch = _launch_one_block if triton.next_power_of_2(columns) <= BLOCK_LIMIT else _launch_long_rows
+    launch = _launch_one_block if next_power_of_2(columns) <= BLOCK_LIMIT else _launch_long_rows
     with on_device(h):
         launch(views, constants, (dx, dresidual), (dweight, dbias), flags, needs_rows, needs_sums)
     return dx, dresidual, dweight, dbias
@@ -352,7 +353,7 @@ def _launch_one_block(
     rows, columns = h.shape
     copied = [view for view in (h, dy, dh) if view is not None]
     way = walk(copied, constants[:2], flags["ACTIVATION"] != "identity")
-    programs = min(triton.cdiv(rows, way.rows), program_count(h.device, way.programs))
+    programs = min(cdiv(rows, way.rows), program_count(h.device, way.programs))
     shares = _new_shares(programs, needs_sums, constants[-1], columns) if programs > 1 else None
     _backward_kernel[(programs,)](
         dy, dh, h, *constants, *gradients, *(sums if shares is None else (shares[0], shares[-1])),
@@ -380,7 +381,7 @@ def _launch_long_rows(
         )  # fmt: skip
     if not any(needs_sums.values()):
         return
-    blocks = triton.cdiv(columns, LONG_BLOCK)
+    blocks = cdiv(columns, LONG_BLOCK)
     walkers = program_count(h.device, LONG_PROGRAMS_PER_MULTIPROCESSOR)
     programs = min(rows, max(1, walkers // blocks))
     shares = _new_shares(programs, needs_sums, constants[-1], columns)

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.integers import cdiv, next_power_of_2
 from kernel_pytorch.fused_ln_act.triton_activations import activate
 from kernel_pytorch.fused_ln_act.triton_dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.triton_rows import (
@@ -247,7 +248,7 @@ def forward(
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
     with on_device(x):
-        kernel[(triton.cdiv(rows, rows_per_program),)](
+        kernel[(cdiv(rows, rows_per_program),)](
             x_rows, residual_rows, *(p if p is None else p.contiguous() for p in (weight, bias)),
             seed if dropout_p > 0.0 else None, y, None if residual is None else h, statistics,
             rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
@@ -261,7 +262,7 @@ def forward(
 
 def shape_of(few: bool, views: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> tuple[int, int, int]:
     """Rows and columns of a program, and its warps, for x and perhaps a residual, and whether there are few rows."""
-    block = triton.next_power_of_2(views[0].shape[-1])
+    block = next_power_of_2(views[0].shape[-1])
     rows = max(1, min(LARGEST_PROGRAM // block, max(2, SMALLEST_PROGRAM // block)))
     # With a residual there are two loads of each element, and enough under way with half as many elements.
     num_warps = warps(rows * block, 16 if len(views) > 1 or views[0].element_size() > 2 else 32)

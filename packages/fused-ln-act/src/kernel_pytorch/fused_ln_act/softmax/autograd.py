@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.dispatch import apply, below_autograd, library
+from kernel_pytorch.fused_ln_act.differentiable import differentiable
+from kernel_pytorch.fused_ln_act.dispatch import below_autograd, library
 
 from .ops import launch_backward, launch_forward
 
@@ -69,7 +70,8 @@ class SoftmaxFunction(torch.autograd.Function):
         return dx.to(ctx.dtype) if need_dx else None, dmask if need_dmask else None, None
 
 
-library.impl("softmax", SoftmaxFunction.apply, "Autograd")
+run_softmax = differentiable(SoftmaxFunction)
+library.impl("softmax", run_softmax, "Autograd")
 library.impl("softmax_backward", differentiable_backward, "Autograd")
 
 
@@ -78,5 +80,6 @@ library.impl("softmax_backward", differentiable_backward, "Autograd")
 
 def softmax(x: Tensor, scale: float, mask: Tensor | None) -> Tensor:
     """`softmax` of `reference.py` in one Triton kernel. While torch.compile or export traces: one operator."""
-    found: Tensor = apply(SoftmaxFunction, operators.softmax, x, mask, scale)
+    run = operators.softmax if torch.compiler.is_compiling() else run_softmax
+    found: Tensor = run(x, mask, scale)
     return found

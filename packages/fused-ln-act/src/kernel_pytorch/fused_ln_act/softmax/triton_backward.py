@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.integers import cdiv, next_power_of_2
 from kernel_pytorch.fused_ln_act.triton_rows import (
     LONG_BLOCK,
     as_rows,
@@ -181,12 +182,12 @@ def backward(
     )
     walked = [dy_rows, y_rows, *([dx.view(-1, columns)] if need_dx else [])]
     long_offsets = exceeds_int32(*walked)
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     kernel, rows_per_program = (_softmax_backward_kernel, max(1, 1024 // block))
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program = _softmax_backward_long_kernel, LONG_BLOCK, 1
     with on_device(y):
-        kernel[(triton.cdiv(rows, rows_per_program),)](
+        kernel[(cdiv(rows, rows_per_program),)](
             dy_rows, y_rows, dx, products, rows, columns, dy_rows.stride(0), y_rows.stride(0),
             SCALE=scale, NEED_DX=need_dx, NEED_PRODUCTS=need_dmask, ROWS=rows_per_program, BLOCK=block,
             LONG_OFFSETS=long_offsets, POLICY=eviction_policy(y, bytes_of(*walked)),
@@ -212,11 +213,11 @@ def _sum_mask_gradient(
     sizes, keeps = zip(*groups, strict=True)
     outputs = dmask.numel()
     terms = y.numel() // outputs
-    block = min(256, triton.next_power_of_2(outputs))
-    _mask_gradient_kernel[(triton.cdiv(outputs, block),)](
+    block = min(256, next_power_of_2(outputs))
+    _mask_gradient_kernel[(cdiv(outputs, block),)](
         dy, y, products, dmask, outputs, terms, shape[-1], *sizes, dy.stride(0), y.stride(0),
         KEEP_0=keeps[0], KEEP_1=keeps[1], KEEP_2=keeps[2], KEEP_COLUMNS=given[-1] == shape[-1],
-        ROWS=min(2048 // block, triton.next_power_of_2(terms)), BLOCK=block, LONG_OFFSETS=long_offsets, num_warps=8,
+        ROWS=min(2048 // block, next_power_of_2(terms)), BLOCK=block, LONG_OFFSETS=long_offsets, num_warps=8,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act.integers import cdiv, next_power_of_2
 from kernel_pytorch.fused_ln_act.triton_rows import (
     LONG_BLOCK,
     as_rows,
@@ -174,12 +175,12 @@ def forward(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     x_rows = as_rows(x)
     view = mask_view(mask, x.shape)
     walked = (x_rows, y.view(-1, columns))
-    block = triton.next_power_of_2(columns)
+    block = next_power_of_2(columns)
     kernel, rows_per_program = (_softmax_forward_kernel, max(1, 1024 // block))
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program = _softmax_forward_long_kernel, LONG_BLOCK, 1
     with on_device(x):
-        kernel[(triton.cdiv(rows, rows_per_program),)](
+        kernel[(cdiv(rows, rows_per_program),)](
             x_rows, view.data, y, rows, columns, x_rows.stride(0), *view.sizes, *view.strides,
             HAS_MASK=mask is not None, BOOLEAN=mask is not None and mask.dtype == torch.bool, SCALE=scale,
             ROWS=rows_per_program, BLOCK=block,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import native, reference
+from .capability import compute_capability
 from .compile_limit import limited
 
 LEVELS = ("reference", "native", "torchscript", "compile")
@@ -31,7 +32,7 @@ def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> st
     It goes by the device alone. Levels round differently, and the result of a row must not depend on how many rows
     there are.
     """
-    if device.type == "cuda" and HAS_TRITON and _capability(device) in TRITON_IS_FASTEST:
+    if device.type == "cuda" and HAS_TRITON and compute_capability(device) in TRITON_IS_FASTEST:
         return "triton"
     return "native"
 
@@ -43,7 +44,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if not HAS_TRITON:
         return "triton is not installed (pip install triton)"
     if device.type == "cuda":
-        capability = _capability(device)
+        capability = compute_capability(device)
         if capability < MINIMUM_CAPABILITY:
             return f"compute capability is {capability[0]}.{capability[1]}; Triton kernels need 8.0"
         return None
@@ -54,11 +55,6 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if dtype == torch.bfloat16:
         return "Triton's interpreter computes bfloat16 wrongly"
     return None
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    properties = torch.cuda.get_device_properties(device)  # unlike get_device_capability, Dynamo folds this
-    return properties.major, properties.minor
 
 
 def check_level(level: str | None) -> None:
