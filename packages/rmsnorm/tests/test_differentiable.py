@@ -89,3 +89,34 @@ def test_transforms_are_refused_as_apply_refuses_them():
         transformed(forward_ad.make_dual(x, torch.ones(4)))
     assert seen == [True, True]
     assert torch.equal(torch.func.grad(lambda x: run(x, 3.0).sum())(x), torch.full((4,), 3.0))
+
+
+def test_what_outlives_a_transform_is_an_ordinary_tensor():
+    outlived = []
+
+    def keep(x):
+        outlived.append(x.exp())
+        return outlived[0].sum()
+
+    x = torch.arange(4.0)
+    torch.func.grad(keep)(x)
+    offset = torch.zeros(4, requires_grad=True)
+    for apply in (Affine.apply, run):
+        y = apply(outlived[0], 3.0)
+        assert not y.requires_grad
+        assert torch.equal(y, 3.0 * x.exp() + 1.0)
+        (y + offset).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_trace_holds_one_node(requires_grad):
+    x = torch.arange(4.0, requires_grad=requires_grad)
+    traced = torch.jit.trace(lambda x: run(x, 3.0), (x,), check_trace=False)
+    assert [node.kind() for node in traced.graph.nodes() if node.outputsSize()].count("prim::PythonOp") == 1
+    assert not traced.graph.findNode("aten::mul")
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(TypeError, match="missing a required argument: 'factor'"):
+        run(torch.arange(4.0))

@@ -17,7 +17,7 @@ def differentiable(function: type[torch.autograd.Function]) -> Callable[..., Any
     `Function.apply` looks at the signature of `forward` in every call, to fill in arguments that are not given.
 
     Args:
-        function: whose `forward` and `setup_context` are two static methods.
+        function: whose `forward` and `setup_context` are two static methods. What `forward` returns is no argument.
 
     Returns:
         A function of the arguments of `forward`, by position, to register for the dispatch key "Autograd" too.
@@ -28,12 +28,17 @@ def differentiable(function: type[torch.autograd.Function]) -> Callable[..., Any
     with_graph = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def run(*arguments: Any) -> Any:
-        if _has_transform():
-            return function.apply(*arguments)  # which says what it does not support
+        if len(arguments) < required or _has_transform() or torch._C._get_tracing_state() is not None:
+            return function.apply(*arguments)  # which says what it does not support, and is one node of a trace
+        arguments = tuple(_alive(a) if isinstance(a, Tensor) else a for a in arguments)
         arguments += defaults[len(arguments) - required :]
         return with_graph(*arguments) if wants_graph(*arguments) else function.forward(*arguments)
 
     return run
+
+
+# A tensor that outlives the transform of torch.func that it was made in is wrapped for it still.
+_alive = torch._C._functorch.unwrap_if_dead
 
 
 def wants_graph(*values: Any) -> bool:
