@@ -48,7 +48,7 @@ def _places(operator: Any) -> tuple[tuple[tuple[int, str, bool], ...], tuple[tup
     )
 
 
-def check(function: str, operator: Any, arguments: Sequence[Any]) -> None:
+def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
     """Check tensors for being tensors and numbers for being finite, eps for not being negative too.
 
     Args:
@@ -56,19 +56,26 @@ def check(function: str, operator: Any, arguments: Sequence[Any]) -> None:
         operator: that will be.
         arguments: of the operator.
 
+    Returns:
+        Whether one of the tensors wants a gradient.
+
     Raises:
         TypeError: an argument is not of its kind.
         ValueError: a number is not allowed.
     """
     tensors, scalars = _places(operator)
+    wants_gradient = False
     for place, name, optional in tensors:
         given = arguments[place]
-        if not isinstance(given, Tensor) and (given is not None or not optional):
+        if isinstance(given, Tensor):
+            wants_gradient = wants_gradient or given.requires_grad
+        elif given is not None or not optional:
             raise TypeError(_not_of_kind(function, name, given, "Optional[Tensor]" if optional else "Tensor"))
     for place, name, least in scalars:
         given = arguments[place]
         if type(given) is not float or not least <= given <= LARGEST:
             _check_number(function, name, given, least)
+    return wants_gradient
 
 
 def check_tensor(function: str, name: str, given: Tensor) -> None:

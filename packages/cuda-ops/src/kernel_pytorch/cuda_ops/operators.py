@@ -13,6 +13,7 @@ from torch import Tensor
 from . import library  # noqa: F401  (loading it defines the operators)
 from .after_import import after_import
 from .arguments import check, explained
+from .differentiable import is_transformed
 from .sharding import Rule, add_rule
 
 NAMESPACE = "kernel_pytorch_cuda"
@@ -82,7 +83,7 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator by the shortest way: past the dispatcher to its autograd function.
+    """Call an operator by the shortest way: past its autograd function where there is no gradient to take.
 
     Args:
         function: that the user called, whose name errors begin with.
@@ -97,9 +98,13 @@ def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments:
     """
     if torch.compiler.is_compiling():
         return operator(*arguments)
-    check(function, operator, arguments)
+    wants_gradient = check(function, operator, arguments)
     try:
-        return gradient(*arguments)
+        # `gradient` asks all of this too, but takes microseconds for it. Of transforms and tangents it says that there
+        # is no rule for them, and below it they would be lost.
+        if (wants_gradient and torch.is_grad_enabled()) or is_transformed():
+            return gradient(*arguments)
+        return below_autograd(operator, *arguments)
     except Exception as error:
         better = explained(function, operator, arguments, error)
         if better is None:
