@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_pytorch.harness.adversaries import packed_view
-from kernel_pytorch.harness.oracle import Run, in_float64, judge, run, unit_in_the_last_place
+from kernel_pytorch.harness.oracle import (
+    Judgement,
+    Run,
+    confirm,
+    in_float64,
+    judge,
+    run,
+    summands_by_shape,
+    unit_in_the_last_place,
+)
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 BITS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
@@ -215,3 +224,52 @@ def test_a_copy_has_the_layout_of_the_argument_and_its_gaps():
     run(function, ["x"], [argument], [incoming])
     assert seen[0] == ((7, 1), 0, True)
     assert argument.as_strided((4, 7), (7, 1))[:, 3:].isnan().all()
+
+
+def one_by_one(terms, dtype=torch.float32):
+    """Rows added in their order, every partial sum rounded to a dtype."""
+    total = torch.zeros(terms.shape[1], dtype=dtype)
+    for row in terms.to(dtype):
+        total = total + row
+    return total.to(terms.dtype)
+
+
+SUMS = {
+    "in the reference's order": lambda terms: terms.sum(0),
+    "one by one": one_by_one,
+    "one by one, from the end": lambda terms: one_by_one(terms.flip(0)),
+    "without one row": lambda terms: terms[1:].sum(0),
+    "one row twice": lambda terms: terms.sum(0) + terms[-1],
+    "partial sums in bfloat16": lambda terms: one_by_one(terms, torch.bfloat16),
+    "partial sums in float16": lambda terms: one_by_one(terms, torch.float16),
+}
+
+
+@pytest.mark.parametrize("rows", [8, 384, 4096, 32768])
+@pytest.mark.parametrize("add", SUMS)
+def test_the_order_of_a_sum_over_rows_is_free_and_its_terms_and_precision_are_not(add, rows):
+    terms = torch.randn(rows, 384, generator=torch.Generator().manual_seed(rows))
+    reference, exact = terms.sum(0), terms.double().sum(0)
+    x = torch.zeros(rows, 384)
+    runs = [Run((x,), {"weight": each}) for each in (SUMS[add](terms), reference)]
+    summands = summands_by_shape([x], {"x": x, "weight": reference})
+    assert summands == {"weight": rows}
+    found = judge(*runs, Run((x.double(),), {"weight": exact}), 2.0, summands)
+    right = add in list(SUMS)[:3]
+    assert [j.passed for j in found] == [True, right], found[1]
+
+
+def test_terms_are_counted_where_an_argument_is_broadcast():
+    output, three = torch.zeros(5, 3, 4), torch.zeros(3, 4)
+    arguments = {"x": output, "heads": three, "one": torch.zeros(1, 4), "other": torch.zeros(3), "eps": 1e-6}
+    assert summands_by_shape([output], arguments) == {"heads": 5, "one": 15}
+
+
+def test_a_miss_counts_if_fresh_inputs_miss_too():
+    miss, worse, right = (Judgement("output", ratio <= 1.0, error_over_budget=ratio) for ratio in (1.1, 1.5, 0.9))
+    nan = Judgement("gradient of x", False, error_over_budget=math.inf)
+    assert confirm([miss], lambda: [right]) == [right]
+    assert confirm([miss], lambda: [worse]) == [miss]
+    assert confirm([miss], lambda: [nan]) == [miss], "another quantity says nothing of this one"
+    assert confirm([nan], lambda: pytest.fail("no other inputs make NaN right")) == [nan]
+    assert confirm([right], lambda: pytest.fail("nothing to confirm")) == [right]

@@ -12,6 +12,8 @@ from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.jobs import jobs
 from kernel_pytorch.harness.noise import Reading
+from kernel_pytorch.harness.report import cells, reasons
+from kernel_pytorch.harness.results import Results
 from kernel_pytorch.harness.technique import Direction
 
 CPU = torch.device("cpu")
@@ -79,13 +81,38 @@ def test_what_crashed_before_is_not_run_again(measured, toy, monkeypatch):
     assert announced == ["reference", "compile", "cuda", "timing"]
 
 
-def test_a_wrong_level_is_not_timed(measured, toy, monkeypatch):
-    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
+def test_a_wrong_level_of_ours_is_not_timed(measured, toy, monkeypatch):
+    monkeypatch.setattr(toy, "unavailable", lambda level, device, dtype: None)
+    monkeypatch.setattr(toy, "cuda", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
     found = measured()
-    assert found["native"].status == "wrong"
-    assert found["native"].reason.startswith("output is off by")
-    assert found["native"].samples == ()
-    assert set(found["reference"].comparisons) == {"compile"}
+    assert found["cuda"].status == "wrong"
+    assert found["cuda"].reason.startswith("output is off by")
+    assert found["cuda"].samples == ()
+
+
+def test_a_level_of_pytorch_over_its_budget_is_timed_and_shown_as_what_it_is(measured, toy, monkeypatch, machine):
+    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.00001)
+    found = measured()
+    native = found["native"]
+    assert (native.status, len(native.samples)) == ("measured", FEWEST_ROUNDS)
+    assert native.error_over_budget > 1.0
+    assert "native" in found["reference"].comparisons
+    shown = f"{native.error_over_budget:.1f}x of the budget"
+    assert cells(native, None)[-1] == shown
+    about = {"technique": "toy", "created": "", "quick": True, "machine": machine, "sources": {}}
+    notes = reasons(Results(**about, measurements=tuple(found.values())))
+    assert sum(f": error {shown}: output is off by" in note for note in notes) == 1
+
+
+def test_a_miss_that_fresh_inputs_do_not_repeat_is_none(measured, toy, monkeypatch):
+    monkeypatch.setattr(toy, "unavailable", lambda level, device, dtype: None)
+    first = timing.standard(toy.gate, timing.Trial(toy.gate.bench_grid.cases("cpu")[0], timing.RANDOM), CPU)
+
+    def unlucky(x, weight, factor):
+        return toy.native(x, weight, factor) * (1.00001 if torch.equal(x, first.arguments[0]) else 1.0)
+
+    monkeypatch.setattr(toy, "cuda", unlucky)
+    assert measured()["cuda"].status == "measured"
 
 
 def test_a_wrong_gradient_matters_only_where_gradients_are_timed(measured, toy, monkeypatch):

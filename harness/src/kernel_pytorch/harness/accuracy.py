@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.real_input import RealInputUnavailable, real_activations
 from kernel_pytorch.harness.results import Accuracy
 from kernel_pytorch.harness.technique import Implementation, Operation, Technique
-from kernel_pytorch.harness.verification import Standard, examine, standard_for
+from kernel_pytorch.harness.verification import FRESH, Standard, examine, standard_for
 
 TOKENS = 512
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,16 +44,30 @@ def measure_accuracy(
         return (), f"not measured here: {error}"
     found: list[Accuracy] = []
     for operation in real:
-        assert operation.real_input is not None
         for dtype in DTYPES:
-            arguments = [a.to(device) if isinstance(a, Tensor) else a for a in operation.real_input(activations, dtype)]
-            against = standard_for(operation, arguments, device)
+            against = _standard(operation, activations, dtype, device)
+            against = replace(against, fresh=functools.partial(_fresh, operation, activations, dtype, device))
             for implementation in operation.implementations:
                 if wanted is None or implementation.name in wanted:
                     found += _accuracy(technique, operation, implementation, dtype, against, device)
     tokens, channels = activations.shape
     what = f"{tokens} x {channels} hidden states of all-MiniLM-L6-v2 reading the docstrings of Python's library"
     return tuple(found), what
+
+
+def _standard(
+    operation: Operation, activations: Tensor, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> Standard:
+    assert operation.real_input is not None
+    arguments = [a.to(device) if isinstance(a, Tensor) else a for a in operation.real_input(activations, dtype)]
+    return standard_for(operation, arguments, device, seed)
+
+
+def _fresh(operation: Operation, activations: Tensor, dtype: torch.dtype, device: torch.device) -> Standard:
+    """The same activations, each row scaled a little: other numbers, with the same outliers."""
+    generator = torch.Generator(device).manual_seed(FRESH)
+    scale = 0.75 + 0.5 * torch.rand(len(activations), 1, generator=generator, device=device)
+    return _standard(operation, activations * scale, dtype, device, FRESH)
 
 
 def _accuracy(

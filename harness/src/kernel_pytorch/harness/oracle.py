@@ -8,12 +8,22 @@ where the reference runs in the candidate's own dtype and the maximum is taken o
 PyTorch in the same precision, up to a factor of two. Of an output that is a mean it is taken over what it is the mean
 of: one number's own error is luck. NaN fails, and so does infinity where the truth is representable;
 a truth beyond the largest number of the dtype counts as that number, and infinity of its sign is as good.
+
+A gradient that is a sum over n rows may be added in any order, so `error_of_sum` is allowed too where that is more.
+Added one by one, partial sum k of terms with standard deviation s has the size s * sqrt(k) and is rounded by at most
+eps/2 of it, evenly distributed: the standard deviation of the result is eps/2 / sqrt(3) * s * n / sqrt(2), and
+s * sqrt(n) is the rms of the gradients, because the incoming gradients are random. That is eps * sqrt(n) * rms / 5; the
+largest of a million elements is five times as far off, which twice half of eps * sqrt(n) * rms covers. Accumulation is
+expected in float32 at least, so eps is never that of a 16-bit dtype; a dropped term is 1 / (eps * n) times the budget.
+
+The error of a single element is noise: a miss that another seed does not repeat is none (`confirm`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +126,22 @@ def random_like(outputs: Sequence[Tensor], generator: torch.Generator) -> list[T
     return [torch.randn(o.shape, generator=generator, device=generator.device).to(o.dtype) for o in outputs]
 
 
-def judge(candidate: Run, reference: Run, truth: Run, budget_factor: float = 2.0) -> list[Judgement]:
-    """Hold a candidate against the truth, with the budget that the reference's own error gives."""
+def judge(
+    candidate: Run,
+    reference: Run,
+    truth: Run,
+    budget_factor: float = 2.0,
+    summands: Mapping[str, int] | None = None,
+) -> list[Judgement]:
+    """Check a candidate against the truth, with the budget that the reference's own error gives.
+
+    Args:
+        candidate: what is judged.
+        reference: the definition in the candidate's dtype.
+        truth: the definition in float64.
+        budget_factor: how many times the reference's own error is allowed.
+        summands: by argument, how many terms its gradient is the sum of, where it is one.
+    """
     judgements = [
         Judgement(name, False, error_over_budget=float("inf"), message="was written into") for name in candidate.written
     ]
@@ -126,9 +150,51 @@ def judge(candidate: Run, reference: Run, truth: Run, budget_factor: float = 2.0
         return [*judgements, Judgement("outputs", False, error_over_budget=float("inf"), message=message)]
     ours, theirs, exact = candidate.quantities(), reference.quantities(), truth.quantities()
     of_terms = dict(zip(theirs, map(_largest_error, reference.terms, truth.terms), strict=False))  # outputs come first
+    for name, count in (summands or {}).items():
+        gradient, exact_gradient = reference.gradients.get(name), truth.gradients.get(name)
+        if gradient is not None and exact_gradient is not None:
+            of_terms[f"gradient of {name}"] = error_of_sum(exact_gradient, gradient.dtype, count)
     return judgements + [
         _judge(name, ours[name], theirs[name], exact[name], budget_factor, of_terms.get(name, 0.0)) for name in theirs
     ]
+
+
+def confirm(judgements: Sequence[Judgement], again: Callable[[], Sequence[Judgement]]) -> list[Judgement]:
+    """Replace each miss by the judgement on fresh inputs if those do not repeat it; NaN, a wrong shape and such stand.
+
+    Args:
+        judgements: what came out.
+        again: judges the same on inputs of another seed; called only where something missed its budget.
+    """
+    if not any(map(_is_miss, judgements)):
+        return list(judgements)
+    fresh = {j.quantity: j for j in again()}
+    return [fresh[j.quantity] if _is_miss(j) and fresh.get(j.quantity, j).passed else j for j in judgements]
+
+
+def _is_miss(judgement: Judgement) -> bool:
+    return not judgement.passed and math.isfinite(judgement.error_over_budget)
+
+
+def summands_by_shape(outputs: Sequence[Tensor], arguments: Mapping[str, Any]) -> dict[str, int]:
+    """How many rows the gradient of each argument is summed over, where it is broadcast to an output."""
+    found: dict[str, int] = {}
+    for name, argument in arguments.items():
+        for output in outputs:
+            if isinstance(argument, Tensor) and 0 < argument.numel() < output.numel():
+                sizes = zip(reversed(argument.shape), reversed(output.shape), strict=False)
+                if argument.dim() <= output.dim() and all(mine in (1, whole) for mine, whole in sizes):
+                    found[name] = max(found.get(name, 1), output.numel() // argument.numel())
+    return found
+
+
+def error_of_sum(truth: Tensor, dtype: torch.dtype, summands: int) -> float:
+    """How far careful summation in any order may be off: half of eps * sqrt(n) * rms; see the top of this file."""
+    if summands < 2 or not truth.numel():
+        return 0.0
+    eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    finite = truth[truth.isfinite()]
+    return 0.5 * eps * (summands / max(1, finite.numel())) ** 0.5 * finite.norm().item()
 
 
 def unit_in_the_last_place(truth: Tensor, dtype: torch.dtype) -> Tensor:

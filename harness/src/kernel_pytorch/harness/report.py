@@ -86,8 +86,15 @@ def cells(measurement: Measurement, best: str | None) -> list[str]:
         speedup(m.comparisons.get("reference")),
         speedup(m.comparisons.get("native")),
         "is it" if m.implementation == best else speedup(m.comparisons.get(best or "")),
-        f"{m.relative_error:.1e}" if m.relative_error is not None else "",
+        _error(m),
     ]
+
+
+def _error(m: Measurement) -> str:
+    """The relative error, or how far it is over its budget: PyTorch's own levels are timed all the same."""
+    if m.error_over_budget is not None and m.error_over_budget > 1.0:
+        return f"{m.error_over_budget:.1f}x of the budget"
+    return f"{m.relative_error:.1e}" if m.relative_error is not None else ""
 
 
 def reasons(results: Results) -> list[str]:
@@ -96,6 +103,9 @@ def reasons(results: Results) -> list[str]:
     for m in results.measurements:
         if m.status == "unavailable":
             found[f"{m.implementation} {NOT_MEASURED}: {m.reason}"] = None
+        elif m.status == "measured" and m.error_over_budget is not None and m.error_over_budget > 1.0:
+            over = f"error {m.error_over_budget:.1f}x of the budget"
+            found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {over}: {m.reason}"] = None
         elif m.status != "measured":
             found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {m.status}: {m.reason}"] = None
     for a in results.accuracy:

@@ -257,6 +257,8 @@ class Operation:
         averaged: `arguments -> arguments` that give, element by element, what the given ones give the mean of; or None
             where they give no mean. A mean may err as far as what it is of: the reference's own error of one number
             is luck, and no measure.
+        summands: `arguments -> {name: count}`: how many terms the gradient of an argument is the sum of, where that is
+            more than the shapes of a broadcast argument and the outputs tell: the rows of a matrix product.
         real_input: `(activations, dtype) -> arguments`: positional arguments made of a `(tokens, channels)` float32
             tensor of real activations, or None where real activations mean nothing.
     """
@@ -271,6 +273,7 @@ class Operation:
     spared: tuple[Spared, ...] = ()
     constants: tuple[str, ...] = ()
     averaged: Callable[[tuple[Any, ...]], tuple[Any, ...] | None] = lambda arguments: None
+    summands: Callable[[tuple[Any, ...]], Mapping[str, int]] = lambda arguments: {}
     real_input: Callable[[torch.Tensor, torch.dtype], tuple[Any, ...]] | None = None
 
     def __post_init__(self) -> None:

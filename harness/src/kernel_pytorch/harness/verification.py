@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,12 +19,23 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.launches import is_counted, judge_launches
-from kernel_pytorch.harness.oracle import Judgement, Run, in_float64, judge, random_like, run
+from kernel_pytorch.harness.oracle import (
+    Judgement,
+    Run,
+    confirm,
+    in_float64,
+    judge,
+    random_like,
+    run,
+    summands_by_shape,
+)
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
 from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
 
 RANDOM = "random"
+FRESH = 1000
+"""Added to a seed, it gives the inputs that must confirm a miss."""
 
 _last_compiled: tuple[str, str] | None = None
 
@@ -115,19 +127,32 @@ def make_arguments(operation: Operation, trial: Trial, device: torch.device, see
 
 @dataclass(frozen=True)
 class Standard:
-    """What implementations of one trial are held against: arguments, incoming gradients, reference and truth."""
+    """What implementations of one trial are checked against.
+
+    Attributes:
+        names: of the arguments.
+        arguments: what is given.
+        output_gradients: what comes in.
+        reference: the definition in the arguments' dtype.
+        truth: the definition in float64.
+        summands: by argument, how many terms its gradient is the sum of, where it is one.
+        fresh: makes the same of other random numbers, which must confirm a miss; None where there are no others.
+    """
 
     names: list[str]
     arguments: list[object]
     output_gradients: list[Tensor]
     reference: Run
     truth: Run
+    summands: Mapping[str, int] = field(default_factory=dict)
+    fresh: Callable[[], Standard] | None = None
 
 
 def standard(operation: Operation, trial: Trial, device: torch.device, seed: int = 0) -> Standard:
     """Run the reference, in the trial's dtype and in float64."""
     arguments = make_arguments(operation, trial, device, seed)
-    return standard_for(operation, arguments, device, seed, trial.adversary)
+    found = standard_for(operation, arguments, device, seed, trial.adversary)
+    return replace(found, fresh=functools.cache(lambda: standard(operation, trial, device, seed + FRESH)))
 
 
 def standard_for(
@@ -155,11 +180,23 @@ def standard_for(
     if terms is not None:
         reference = replace(reference, terms=run(function, names, terms).outputs)
         truth = replace(truth, terms=run(function, names, in_float64(terms)).outputs)
-    return Standard(names, arguments, incoming, reference, truth)
+    summands = summands_by_shape(reference.outputs, dict(zip(names, arguments, strict=True)))
+    summands |= operation.summands(tuple(arguments))
+    return Standard(names, arguments, incoming, reference, truth, summands)
 
 
 def examine(implementation: Implementation, against: Standard, *, backward: bool = True) -> tuple[Judgement, ...]:
-    """Run one implementation and judge it; one that raises is wrong, and the others go on."""
+    """Run one implementation and judge it; one that raises is wrong, and the others go on.
+
+    A miss counts only if fresh inputs miss too.
+    """
+    found, fresh = _examine_once(implementation, against, backward), against.fresh
+    if fresh is None:
+        return found
+    return tuple(confirm(found, lambda: _examine_once(implementation, fresh(), backward)))
+
+
+def _examine_once(implementation: Implementation, against: Standard, backward: bool) -> tuple[Judgement, ...]:
     incoming = against.output_gradients if backward else None
     try:
         candidate = run(implementation.load(), against.names, against.arguments, incoming)
@@ -169,7 +206,7 @@ def examine(implementation: Implementation, against: Standard, *, backward: bool
     reference, truth = against.reference, against.truth
     if not backward:
         reference, truth = reference.without_gradients(), truth.without_gradients()
-    return tuple(judge(candidate, reference, truth, implementation.budget_factor))
+    return tuple(judge(candidate, reference, truth, implementation.budget_factor, against.summands))
 
 
 def not_offered(implementation: Implementation, judgements: tuple[Judgement, ...]) -> str:

@@ -101,7 +101,7 @@ class Workload:
             names = [name for name, is_wanted in zip(against.names, wanted, strict=True) if is_wanted]
             candidate = Run((), dict.fromkeys(reference.gradients) | dict(zip(names, results, strict=True)))
             reference, truth = Run((), reference.gradients), Run((), truth.gradients)
-        return tuple(judge(candidate, reference, truth, implementation.budget_factor))
+        return tuple(judge(candidate, reference, truth, implementation.budget_factor, against.summands))
 
 
 def _is_float(argument: object) -> bool:

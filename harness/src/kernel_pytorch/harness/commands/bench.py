@@ -35,7 +35,7 @@ from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import DIRECTIONS
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.report import wrong_on_real_input
-from kernel_pytorch.harness.results import Results, ResultsError, load
+from kernel_pytorch.harness.results import Measurement, Results, ResultsError, load
 from kernel_pytorch.harness.technique import Direction, Level, Technique
 
 CASE_TIMEOUT = 600.0
@@ -111,15 +111,19 @@ def bench_command(
             results = _measure(selected, ceilings, where, plan, worker, target, resume=resume)
             show(results)
             _save(results, target)
-            refused |= any(
-                m.status in ("wrong", "rejected", "crashed") and m.level != Level.PEER.value
-                for m in results.measurements
-            )
+            refused |= any(map(_fails, results.measurements))
             refused |= wrong_on_real_input(results)
             if not results.complete:
                 raise typer.Exit(130)
     if refused:
         raise typer.Exit(1)
+
+
+def _fails(m: Measurement) -> bool:
+    """Whether the run has failed by this: a wrong level of ours, or one that could not be measured."""
+    if m.status == "wrong":
+        return m.level in (Level.TRITON.value, Level.CUDA.value)
+    return m.status in ("rejected", "crashed") and m.level != Level.PEER.value
 
 
 def _machine(file: Path | None, device: torch.device, *, quick: bool) -> Machine:

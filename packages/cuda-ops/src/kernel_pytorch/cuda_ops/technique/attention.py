@@ -54,6 +54,12 @@ def flash_attention_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, 
     return x, x.roll(1, 1), x.roll(2, 1), 32**-0.5, False
 
 
+def _summands(arguments: tuple[Any, ...]) -> dict[str, int]:
+    """Gradients of keys and values add up what comes from all queries of their group of heads."""
+    q, k = arguments[:2]
+    return dict.fromkeys(("k", "v"), q.shape[1] // k.shape[1] * q.shape[2])
+
+
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 
 flash_attention_tests = grid(
@@ -145,6 +151,7 @@ operations = [
         bench_grid=flash_attention_bench,
         adversarial=("q", "k", "v"),
         spared=SPARED,
+        summands=_summands,
         real_input=flash_attention_real,
     ),
 ]

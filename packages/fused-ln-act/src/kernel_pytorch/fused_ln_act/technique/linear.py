@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -182,6 +183,12 @@ gated_mlp_tests = grid(
 
 BENCH = (BF16,)
 
+
+def _rows_of(*weights: str) -> Callable[[tuple[Any, ...]], dict[str, int]]:
+    """The gradients of these weights are sums over the rows of x."""
+    return lambda arguments: dict.fromkeys(weights, arguments[0].numel() // max(1, arguments[0].shape[-1]))
+
+
 linear_act_bench = grid(
     point("BERT-base, 64 tokens", shape=(64, 768), out=3072),
     point("BERT-base, 16 x 512", shape=(8192, 768), out=3072, devices=CUDA),
@@ -215,6 +222,7 @@ OPERATIONS = [
         test_grid=linear_act_tests,
         bench_grid=linear_act_bench,
         adversarial=("x",),
+        summands=_rows_of("weight", "bias"),
         real_input=linear_act_real,
     ),
     Operation(
@@ -225,6 +233,7 @@ OPERATIONS = [
         test_grid=gated_mlp_tests,
         bench_grid=gated_mlp_bench,
         adversarial=("x",),
+        summands=_rows_of("w_gate_up", "w_down"),
         real_input=gated_mlp_real,
     ),
 ]
