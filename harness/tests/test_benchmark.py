@@ -40,8 +40,8 @@ def cases(results):
     return list(dict.fromkeys((m.case.name, m.direction) for m in results.measurements))
 
 
-def test_quick_is_the_first_two_cases_in_both_directions(toy):
-    found = jobs(toy.technique, CPU, quick=True)
+def test_a_short_run_is_the_first_cases_in_both_directions(toy):
+    found = jobs(toy.technique, CPU, first=2)
     assert [(job.case.name, job.direction.value) for job in found] == [
         (case, direction) for case in ("small", "larger") for direction in ("forward", "backward")
     ]
@@ -98,7 +98,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(toy, machine):
 
 def test_a_run_goes_on_only_if_it_would_be_the_same(toy, machine):
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(2))
-    assert why_not_resumed(first, machine, Plan()) == "it was a quick run"
+    assert why_not_resumed(first, machine, Plan()) == "it was a short run"
     for update, reason in [
         ({"device_name": "Another CPU"}, "it was measured on Another CPU"),
         ({"torch": "2.0.0", "triton": None}, "it was measured with torch 2.0.0 and triton None"),

@@ -10,11 +10,10 @@ memory; those are rewritten, and nothing else.
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +90,7 @@ def build(folder: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> di
         steps.append(
             ([compiler, *options, *includes, *before, "-x", "c++", "-c", str(source), "-o", str(target)], target)
         )
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        list(pool.map(lambda step: library.compile_object(work / "csrc", *step), steps))
+    library.compile_all(work / "csrc", steps, functools.partial(print, flush=True))
     folder.mkdir(parents=True, exist_ok=True)
     objects = [str(target) for _, target in steps]
     output = ["-o", str(folder / library.LIBRARY)]

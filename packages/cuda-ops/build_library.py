@@ -13,6 +13,7 @@ Needs nothing but the standard library, a C++17 compiler and the headers of an i
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib.util
 import json
@@ -23,8 +24,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,16 @@ NO_COMPILER = (
 )
 
 
+SAY_EVERY = 8.0  # seconds between two lines about progress
+
+
 class BuildError(RuntimeError):
     """A compiler was there and failed; the message holds its command and what it printed."""
 
 
-def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> dict[str, Any]:
+def build(
+    package: Path, csrc: Path, work: Path, *, sanitize: bool = False, say: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
     """Compile, unless the library that is there was compiled of the same things, and write it and its record.
 
     Args:
@@ -74,6 +81,7 @@ def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> d
         csrc: the sources.
         work: for object files.
         sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer, for CPU code alone.
+        say: called with a line about progress, now and then.
 
     Returns:
         The record: `problem` (why there is no library, or None), `compiler`, `nvcc`, `archs`, `instruction_sets`,
@@ -104,8 +112,7 @@ def build(package: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> d
     work = work / "-".join(["sanitized" if sanitize else "objects", *archs])
     work.mkdir(parents=True, exist_ok=True)
     steps = list(_compilations(csrc, work, torch, compiler, nvcc if archs else None, archs, options))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda step: compile_object(csrc, *step), steps))
+    compile_all(csrc, steps, say)
     objects = [str(target) for _, target in steps]
     linked = work / f"{os.getpid()}-{LIBRARY}"  # several may build at a time
     link = [
@@ -285,6 +292,25 @@ def _cuda_libraries(nvcc: str) -> list[Path]:
     ]
 
 
+def compile_all(csrc: Path, steps: Sequence[tuple[list[str], Path]], say: Callable[[str], None]) -> None:
+    """Run all compilations, as many at a time as there are cores, and say every few seconds how far they are."""
+    said = time.monotonic()
+    say(f"compiling cuda-ops: {len(steps)} files, some minutes the first time")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pending = {pool.submit(compile_object, csrc, *step) for step in steps}
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=1.0)
+                for each in done:
+                    each.result()
+                if time.monotonic() - said >= SAY_EVERY:
+                    said = time.monotonic()
+                    say(f"compiling cuda-ops: {len(steps) - len(pending)} of {len(steps)} files")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def compile_object(csrc: Path, command: list[str], target: Path) -> None:
     """Run a command, unless the object that is there was made by it of the same sources."""
     folder = Path(command[-3]).parent
@@ -341,7 +367,8 @@ def main() -> None:
     parser.add_argument("--sanitize", action="store_true", help="with address and undefined-behaviour sanitizers")
     arguments = parser.parse_args()
     try:
-        print(summary(build(arguments.output, root / "csrc", root / "build", sanitize=arguments.sanitize)))
+        say = functools.partial(print, flush=True)
+        print(summary(build(arguments.output, root / "csrc", root / "build", sanitize=arguments.sanitize, say=say)))
     except BuildError as error:
         sys.exit(str(error))
 

@@ -13,7 +13,7 @@ import torch
 from kernel_pytorch.harness.accuracy import measure_accuracy
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
-from kernel_pytorch.harness.jobs import DIRECTIONS, Job, JobKey, find_job, jobs
+from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import Accuracy, Measurement, Results, WholeCost
@@ -34,10 +34,11 @@ class Plan:
 
     Attributes:
         levels: names of the implementations, or None for all. The reference and native always run: they are baselines.
-        quick: fewer cases and rounds.
+        quick: fewer rounds, only the first cases of each operation, no accuracy on real activations.
         directions: passes to time.
         whole_cost: measure host time, memory, compilation and launches too, on the first case of each operation.
         operations: names of the operations to measure, or None for all.
+        cases: of a quick run, how many cases of each operation.
     """
 
     levels: tuple[str, ...] | None = None
@@ -45,6 +46,7 @@ class Plan:
     directions: tuple[Direction, ...] = DIRECTIONS
     whole_cost: bool = False
     operations: tuple[str, ...] | None = None
+    cases: int = QUICK_CASES
 
     @property
     def wanted(self) -> set[str] | None:
@@ -62,7 +64,7 @@ class Plan:
 
     def jobs(self, technique: Technique, device: torch.device) -> list[Job]:
         """The jobs of one technique."""
-        every = jobs(technique, device, quick=self.quick, directions=self.directions)
+        every = jobs(technique, device, first=self.cases if self.quick else None, directions=self.directions)
         return [job for job in every if self.operations is None or job.operation.name in self.operations]
 
 
@@ -122,10 +124,13 @@ def benchmark(
             if not {i.name for i in chosen(job, plan.wanted)} <= held:
                 measured[job.key] = _measure(job, machine, device, plan.with_levels(held), worker)
             on_progress(results(complete=False))
-        on_job(ACCURACY)
-        found, what = _accuracy(technique, device, plan, worker)
-        real_input = what if found or not accuracy else real_input
-        accuracy = _renewed(technique, accuracy, found)
+        if plan.quick:
+            real_input = real_input or "not measured here: a short run; --full measures it"
+        else:
+            on_job(ACCURACY)
+            found, what = _accuracy(technique, device, plan, worker)
+            real_input = what if found or not accuracy else real_input
+            accuracy = _renewed(technique, accuracy, found)
         if plan.whole_cost:
             costs = _renewed(technique, costs, _costs(technique, device, plan, worker, on_job))
     except KeyboardInterrupt:
@@ -141,7 +146,7 @@ def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | No
     if (before.torch, before.triton) != (now.torch, now.triton):
         return f"it was measured with torch {before.torch} and triton {before.triton}"
     if previous.quick != plan.quick:
-        return "it was a quick run" if previous.quick else "it was not a quick run"
+        return "it was a short run" if previous.quick else "it was a full run"
     return None
 
 

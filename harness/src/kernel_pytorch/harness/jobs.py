@@ -12,6 +12,7 @@ from kernel_pytorch.harness.technique import Case, Direction, Operation, Techniq
 
 DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
 
+SHORT_CASES = 1
 QUICK_CASES = 2
 
 JobKey = tuple[str, str, str, str]
@@ -42,14 +43,14 @@ def jobs(
     technique: Technique,
     device: torch.device,
     *,
-    quick: bool = False,
+    first: int | None = None,
     directions: tuple[Direction, ...] = DIRECTIONS,
 ) -> list[Job]:
-    """What a benchmark of this technique measures on that device; `quick` keeps the first two cases of an operation."""
+    """What a benchmark of this technique measures on that device; `first` keeps so many cases of each operation."""
     found = []
     for operation in technique.operations:
         cases = operation.bench_grid.cases(device.type)
-        for case in cases[:QUICK_CASES] if quick else cases:
+        for case in cases[:first]:
             found += [Job(technique, operation, case, direction) for direction in directions]
     return found
 

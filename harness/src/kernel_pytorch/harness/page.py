@@ -39,7 +39,7 @@ def markdown(results: Results) -> str:
         f"Measured on {environment.device_name} with torch {environment.torch}"
         + (f", triton {environment.triton}" if environment.triton else "")
         + f", {environment.torch_threads} CPU threads, on {results.created[:10]}."
-        + (" A quick run: fewer cases and rounds." if results.quick else "")
+        + (" A short run: fewer cases and rounds." if results.quick else "")
         + (" An unfinished run: what is not in these tables was not measured." if not results.complete else "")
         + f" {LEGEND}",
         "",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import torch
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.benchmark import Plan, benchmark, by_job, of_present_sources, why_not_resumed
@@ -26,13 +27,15 @@ from kernel_pytorch.harness.commands.common import (
     load_peers,
     messages,
     output,
+    steps,
     warn_broken,
     warn_if_busy,
 )
 from kernel_pytorch.harness.commands.report import draw, show
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Worker
-from kernel_pytorch.harness.jobs import DIRECTIONS
+from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, SHORT_CASES
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.report import wrong_on_real_input
 from kernel_pytorch.harness.results import Measurement, Results, ResultsError, load
@@ -40,11 +43,20 @@ from kernel_pytorch.harness.technique import Direction, Level, Technique
 
 CASE_TIMEOUT = 600.0
 
+NOT_WRITTEN = (
+    "A short run: its tables are printed and not written. --json FILE or --out FOLDER writes them; --full measures"
+    " every case and writes results/<device>/."
+)
+NOT_WRITTEN_PART = "A part of a full run: its tables are printed; --json FILE or --out FOLDER writes them."
+
 
 def bench_command(
     technique: TechniqueArgument = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two cases per operation and fewer rounds: a first look.")
+        bool, typer.Option("--quick", help="Only the first operation of each technique: a first look.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every case and every round, written into results/<device>/.")
     ] = False,
     level: LevelOption = None,
     operation: OperationOption = None,
@@ -64,9 +76,12 @@ def bench_command(
     ] = False,
     json: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the results to this file (one technique) or folder instead of results/."),
+        typer.Option("--json", help="Write the results to this file (one technique) or folder."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder that holds one folder per device.")] = Path("results"),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the results into <out>/<device>/. With --full: results, if omitted."),
+    ] = None,
     machine: Annotated[
         Path | None,
         typer.Option("--machine", help="Use this record of `kernel-pytorch machine --json` instead of measuring."),
@@ -80,12 +95,15 @@ def bench_command(
 ) -> None:
     """Time every level on shapes of published models, implementations interleaved, inputs cold, outputs checked.
 
-    A full run writes <out>/<device>/<technique>.json, beside it plots of each operation. A partial one (--quick,
-    --level, --operation, --direction) writes a file only where --json says, so that it never replaces a full one. A
-    case that crashes or hangs costs itself alone. What stands is kept after every case: Ctrl-C loses nothing, --resume
-    goes on.
-    Exit code: 0; 1 if a level was wrong, crashed, or was faster than this machine can be; 2 for a name that does not
-    exist; 130 after Ctrl-C.
+    Without options it is a short run: one case of each operation, fewer rounds, the cheapest technique first. Its
+    tables are printed; it is written only where --json or --out says. --quick measures two cases of the first operation
+    of each technique. --full measures every case, and the accuracy on real activations, and writes
+    results/<device>/<technique>.json with plots beside it; a part of it (--level, --operation, --direction) is written
+    only where --json or --out says. A short run never replaces a full one. What was measured is kept after every case
+    of a run that is written: Ctrl-C loses nothing, --resume continues. A case that crashes is isolated from the others.
+    PyTorch's own levels and other libraries are timed although they miss the error budget, and shown with their error.
+    Exit code: 0; 1 if a level of ours is wrong, or anything crashed or was faster than this machine can be; 2 for a
+    name or an option that does not exist or cannot be obeyed; 130 after Ctrl-C.
     """
     where = parse_device(device)
     prepare = load_peers(peers)
@@ -96,19 +114,27 @@ def bench_command(
     if not techniques:
         messages.print("No technique is installed, so there is nothing to measure.")
         raise typer.Exit(1)
+    _check_options(quick=quick, full=full, json=json, out=out)
     wanted, of = (None if names is None else tuple(names) for names in (levels, operations))
-    plan = Plan(wanted, quick, tuple(direction or DIRECTIONS), whole_cost, of)
-    partial = quick or any(choice is not None for choice in (levels, operations, direction))
+    cases = QUICK_CASES if quick else SHORT_CASES
+    plan = Plan(wanted, not full, tuple(direction or DIRECTIONS), whole_cost, of, cases)
+    plans = {t.name: replace(plan, operations=_first(t)) if quick and of is None else plan for t in techniques}
+    if out is None and full and levels is operations is direction is None:
+        out = Path("results")
+    known = None if machine is None else _read_machine(machine)
+    slug = describe_environment(where).slug if known is None else known.slug
+    targets = {t.name: _target(json, out, slug, t, one=len(techniques) == 1) for t in techniques}
+    for target in targets.values():
+        _check_target(target, full=full)
     warn_if_busy()
-    check_writable(json)
-    if partial and json is None:
-        messages.print("A partial run: its figures are printed and not kept; --json FILE keeps them.")
-    ceilings = _machine(machine, where, quick=quick)
+    if json is None and out is None:
+        messages.print(NOT_WRITTEN if not full else NOT_WRITTEN_PART, **PLAIN)
+    ceilings = known or _measure_machine(where, quick=not full)
     refused = False
     with Worker(timeout, prepare) as worker:
-        for selected in techniques:
-            target = _target(json, out, ceilings, selected, partial=partial, one=len(techniques) == 1)
-            results = _measure(selected, ceilings, where, plan, worker, target, resume=resume)
+        for selected in sorted(techniques, key=lambda t: _cost(t, where, plans[t.name])):
+            target = targets[selected.name]
+            results = _measure(selected, ceilings, where, plans[selected.name], worker, target, resume=resume)
             show(results)
             _save(results, target)
             refused |= any(map(_fails, results.measurements))
@@ -119,6 +145,38 @@ def bench_command(
         raise typer.Exit(1)
 
 
+def _first(technique: Technique) -> tuple[str, ...]:
+    return (technique.operations[0].name,)
+
+
+def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
+    """Bytes and FLOPs of all jobs: the first table is to come soon."""
+    costs = [job.operation.cost(job.case, job.direction) for job in plan.jobs(technique, device)]
+    return sum(cost.bytes + cost.flops for cost in costs)
+
+
+def _check_options(*, quick: bool, full: bool, json: Path | None, out: Path | None) -> None:
+    """End with one line where options contradict each other."""
+    for given, first, second in ((quick and full, "--quick", "--full"), (json and out, "--json", "--out")):
+        if given:
+            _stop(f"{first} and {second}: give one of them")
+
+
+def _check_target(target: Path | None, *, full: bool) -> None:
+    """End with one line, before anything is measured, if results could not or must not be written there."""
+    check_writable(target)
+    if target is None or full or not target.is_file():
+        return
+    with contextlib.suppress(ResultsError):
+        if not load(target).quick:
+            _stop(f"{target} holds a full run, which only --full replaces; give another --json or --out")
+
+
+def _stop(message: str) -> NoReturn:
+    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
+    raise typer.Exit(2) from None
+
+
 def _fails(m: Measurement) -> bool:
     """Whether the run has failed by this: a wrong level of ours, or one that could not be measured."""
     if m.status == "wrong":
@@ -126,18 +184,16 @@ def _fails(m: Measurement) -> bool:
     return m.status in ("rejected", "crashed") and m.level != Level.PEER.value
 
 
-def _machine(file: Path | None, device: torch.device, *, quick: bool) -> Machine:
-    """The record in the file, or a new one."""
-    if file is not None:
-        try:
-            return Machine.model_validate_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            reason = escape(str(error).splitlines()[0])
-            messages.print(f"kernel-pytorch: {file} is no record of a machine: {reason}", **PLAIN)
-            raise typer.Exit(2) from None
-    with messages.status("measuring what this machine can do") as status:
-        announce = "measuring the machine: {}".format
-        return measure_machine(device, quick=quick, on_step=lambda step: status.update(announce(step)))
+def _read_machine(file: Path) -> Machine:
+    try:
+        return Machine.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        _stop(f"{file} is no record of a machine: {str(error).splitlines()[0]}")
+
+
+def _measure_machine(device: torch.device, *, quick: bool) -> Machine:
+    with steps("measuring the machine") as step:
+        return measure_machine(device, quick=quick, on_step=step)
 
 
 def _measure(
@@ -156,15 +212,9 @@ def _measure(
         if target is not None:
             results.save(_unfinished(target))
 
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=messages, transient=True) as progress, warnings.catch_warnings():
+    total = len(plan.jobs(technique, device)) + (not plan.quick)
+    with steps(technique.name, total) as on_job, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-        task = progress.add_task(technique.name, total=len(plan.jobs(technique, device)) + 1)
-        started = iter([0])
-
-        def on_job(label: str) -> None:
-            progress.update(task, description=label, advance=next(started, 1))
-
         return benchmark(
             technique, machine, device, plan, worker=worker, previous=previous, on_job=on_job, on_progress=keep
         )
@@ -195,19 +245,17 @@ def _unfinished(target: Path) -> Path:
     return target.with_suffix(".partial.json")
 
 
-def _target(
-    json: Path | None, out: Path, machine: Machine, technique: Technique, *, partial: bool, one: bool
-) -> Path | None:
-    """Where this technique's results go; None where nobody asked for a file of a partial run."""
+def _target(json: Path | None, out: Path | None, slug: str, technique: Technique, *, one: bool) -> Path | None:
+    """Where this technique's results go; None where nobody asked for a file."""
     if json is not None:
         return json if one and json.suffix == ".json" else json / f"{technique.name}.json"
-    return None if partial else out / machine.slug / f"{technique.name}.json"
+    return None if out is None else out / slug / f"{technique.name}.json"
 
 
 def _save(results: Results, target: Path | None) -> None:
     if target is None:
-        state = "a partial run" if results.complete else "interrupted"
-        output.print(f"{state}: not written; give --json to keep it")
+        if not results.complete:
+            output.print("interrupted: not written", **PLAIN)
         return
     if not results.complete:
         results.save(_unfinished(target))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
 from kernel_pytorch.harness.noise import CpuReader
@@ -23,6 +27,9 @@ output = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ el
 messages = Console(stderr=True)
 # How sentences are printed: one line each, whatever the width, so that they can be searched for.
 PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True}
+
+LINE_EVERY = 5.0
+"""Seconds between two lines about progress where there is no terminal."""
 
 BUSY = 0.7
 """Processes that want a core, per core, from which on a warning is due."""
@@ -93,6 +100,38 @@ def _check_names(what: str, given: list[str] | None, known: Iterable[str]) -> li
         if name not in allowed:
             raise UnknownNameError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
     return given or None
+
+
+@contextlib.contextmanager
+def steps(name: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """Show progress on standard error: a bar in a terminal; elsewhere a line, at most one every few seconds.
+
+    Args:
+        name: of what takes long.
+        total: how many steps there are, if that is known.
+
+    Yields:
+        What is called with the name of each step, before it begins.
+    """
+    begin = last = time.monotonic()
+    count = itertools.count()
+    if messages.is_terminal:
+        of_all = () if total is None else (BarColumn(20), MofNCompleteColumn())
+        columns = (TextColumn(name), *of_all, TimeElapsedColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=messages, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda step: bar.update(task, description=escape(step), completed=next(count))
+        return
+
+    def line(step: str) -> None:
+        nonlocal last
+        number, now = next(count) + 1, time.monotonic()
+        if number == 1 or now - last >= LINE_EVERY:
+            last = now
+            of_all = "" if total is None else f" {number} of {total},"
+            messages.print(escape(f"{name}:{of_all} {now - begin:.0f} s: {step}"), **PLAIN)
+
+    yield line
 
 
 def warn_broken(discovery: Discovery) -> None:

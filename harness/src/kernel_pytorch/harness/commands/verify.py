@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kernel_pytorch.harness.availability import parse_device
@@ -24,6 +23,7 @@ from kernel_pytorch.harness.commands.common import (
     load_peers,
     messages,
     output,
+    steps,
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import discover
@@ -69,14 +69,14 @@ def verify_command(
         raise typer.Exit(1)
     check_writable(json)
     found: list[Verification] = []
-    with Workers(processes, timeout, prepare) as workers, _progress() as progress, warnings.catch_warnings():
+    every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
+    total = sum(len(task.implementations) for task in every)
+    with Workers(processes, timeout, prepare) as workers, steps("verify", total) as done, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-        every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
-        bar = progress.add_task("verifying", total=sum(len(task.implementations) for task in every))
         for selected in techniques:
             for verification in verify(selected, where, levels=levels, exhaustive=exhaustive, workers=workers):
                 found.append(verification)
-                progress.update(bar, advance=1, description=f"{verification.operation} {verification.implementation}")
+                done(f"{verification.operation} {verification.implementation}")
     reports = [report(t, [v for v in found if v.technique == t.name], where) for t in techniques]
     output.print(table(reports))
     for line in [line for r in reports for line in r.spared]:
@@ -93,11 +93,6 @@ def verify_command(
             r.save(json if one_file else json / f"{r.technique}{VERIFICATION_SUFFIX}")
     if failures or broken:
         raise typer.Exit(1)
-
-
-def _progress() -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=messages, transient=True)
 
 
 def table(reports: list[VerificationReport]) -> Table:
