@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 OUTLIER = 1e4
+OFFSET = 1e3
+COMMON_OFFSET = "common offset"
 
 
 def outlier_channels(x: Tensor) -> Tensor:
@@ -54,13 +56,52 @@ def packed_view(x: Tensor) -> Tensor:
     return buffer[..., : x.shape[-1]]
 
 
+def common_offset(x: Tensor) -> Tensor:
+    """Add 1,000 to the first row, take 1,000 from the second, and so on: only the differences in a row matter."""
+    return (x.double() + _offsets(x)).to(x.dtype)
+
+
+def without_offset(x: Tensor) -> Tensor:
+    """Undo `common_offset`: exact, so that what depends on differences alone has the same truth for both."""
+    return (x.double() - _offsets(x)).to(x.dtype)
+
+
+def _offsets(x: Tensor) -> Tensor:
+    rows = torch.arange(x.shape[:-1].numel(), device=x.device).view(*x.shape[:-1], 1)
+    return OFFSET * (1 - 2 * (rows % 2)).double()
+
+
+def not_a_number(x: Tensor) -> Tensor:
+    """One NaN in every third row: the maximum of most instructions drops it."""
+    return _plant(x, {1: float("nan")}, 3)
+
+
+def infinities(x: Tensor) -> Tensor:
+    """Infinity in every fourth row, minus infinity in every fourth: differences of them are no numbers."""
+    return _plant(x, {1: float("inf"), 2: float("-inf")}, 4)
+
+
+def _plant(x: Tensor, values: dict[int, float], period: int) -> Tensor:
+    """Write values into rows by their number modulo the period, each row at another column."""
+    x = x.clone()
+    rows = x.view(-1, x.shape[-1])
+    for first, value in values.items():
+        row = torch.arange(first, rows.shape[0], period, device=x.device)
+        rows[row, 5 * row % rows.shape[1]] = value
+    return x
+
+
 ADVERSARIES: dict[str, Callable[[Tensor], Tensor]] = {
     "outlier channels": outlier_channels,
     "large mean": large_mean,
     "zero rows": zero_rows,
     "denormals": denormals,
     "magnitude 1e-6": tiny,
+    COMMON_OFFSET: common_offset,
+    "NaN": not_a_number,
+    "infinities": infinities,
     "strided view": strided_view,
     "packed view": packed_view,
 }
 LAYOUTS = ("strided view", "packed view")
+NOT_FINITE = ("NaN", "infinities")

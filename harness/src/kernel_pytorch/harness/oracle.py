@@ -9,6 +9,10 @@ PyTorch in the same precision, up to a factor of two. Of an output that is a mea
 of: one number's own error is luck. NaN fails, and so does infinity where the truth is representable;
 a truth beyond the largest number of the dtype counts as that number, and infinity of its sign is as good.
 
+Where the truth is NaN or infinite, and the reference in the candidate's own dtype is the same, the candidate must be
+too: what is no number has to be passed on. Where the two differ, one of them overflowed, and NaN of the truth asks
+nothing.
+
 A gradient that is a sum over n rows may be added in any order, so `error_of_sum` is allowed too where that is more.
 Added one by one, partial sum k of terms with standard deviation s has the size s * sqrt(k) and is rounded by at most
 eps/2 of it, evenly distributed: the standard deviation of the result is eps/2 / sqrt(3) * s * n / sqrt(2), and
@@ -233,6 +237,8 @@ def _judge(
     if candidate.numel() == 0:
         return Judgement(name, True)
 
+    if message := _numbers_instead(candidate, reference, truth):
+        return failed(message)
     largest_number = torch.finfo(candidate.dtype).max
     defined = ~truth.isnan()
     ours, theirs, exact = (t[defined].double() for t in (candidate, reference, truth))
@@ -259,6 +265,18 @@ def _judge(
             f"{int((errors > budget).sum())} of {errors.numel()} elements)"
         )
     return Judgement(name, not message, relative, reference_relative, ratio.item(), message)
+
+
+def _numbers_instead(candidate: Tensor, reference: Tensor, truth: Tensor) -> str:
+    """What is wrong where truth and reference agree on NaN or on an infinity; empty if nothing is."""
+    lost = truth.isnan() & reference.isnan() & ~candidate.isnan()
+    if lost.any():
+        return f"has {int(lost.sum())} numbers where the truth is NaN (the first is {candidate[lost][0].item():.6g})"
+    lost = truth.isinf() & (reference == truth) & (candidate != truth)
+    if lost.any():
+        first = f"got {candidate[lost][0].item():.6g}, truth {truth[lost][0].item():.6g}"
+        return f"is not infinite in {int(lost.sum())} elements where the truth is ({first})"
+    return ""
 
 
 def _copy(argument: Any) -> Any:

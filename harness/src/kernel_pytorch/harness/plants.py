@@ -71,6 +71,7 @@ def failures_of(
         test_grid=dataclasses.replace(declared.test_grid, points=kept),
         adversarial=declared.adversarial if adversarial else (),
         spared=declared.spared if adversarial else (),
+        shift_invariant=declared.shift_invariant if adversarial else (),
     )
     found = list(verify(dataclasses.replace(technique, operations=[changed]), CPU, levels=[planted.name]))
     if all(v.unavailable is not None for v in found):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES, LAYOUTS
+from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, LAYOUTS
 from kernel_pytorch.harness.contracts import KernelContract
 
 
@@ -253,6 +253,8 @@ class Operation:
         bench_grid: shapes of named published models.
         adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
         spared: which of them are not planted with which adversary, and why.
+        shift_invariant: names of the adversarial arguments of which only the differences in a row matter, as in a
+            softmax: they get a common offset, and may lose no digits to it.
         constants: names of the floating-point arguments that have no gradient, at any level: positions and the like.
         averaged: `arguments -> arguments` that give, element by element, what the given ones give the mean of; or None
             where they give no mean. A mean may err as far as what it is of: the reference's own error of one number
@@ -271,6 +273,7 @@ class Operation:
     bench_grid: Grid
     adversarial: tuple[str, ...] = ()
     spared: tuple[Spared, ...] = ()
+    shift_invariant: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     averaged: Callable[[tuple[Any, ...]], tuple[Any, ...] | None] = lambda arguments: None
     summands: Callable[[tuple[Any, ...]], Mapping[str, int]] = lambda arguments: {}
@@ -290,6 +293,9 @@ class Operation:
         if strangers := {name for each in self.spared for name in each.arguments} - set(self.adversarial):
             among = ", ".join(self.adversarial) or "none"
             raise ValueError(f"{self.name}: spared names {', '.join(sorted(strangers))}; adversarial are {among}")
+        if strangers := set(self.shift_invariant) - set(self.adversarial):
+            among, named = ", ".join(self.adversarial) or "none", ", ".join(sorted(strangers))
+            raise ValueError(f"{self.name}: shift_invariant names {named}; adversarial are {among}")
 
     @property
     def reference(self) -> Implementation:
@@ -305,8 +311,9 @@ class Operation:
 
     def planted_in(self, adversary: str, dtype: torch.dtype, device: str) -> tuple[str, ...]:
         """Names of the arguments that get this adversary there; none if all of them are spared it."""
+        candidates = self.shift_invariant if adversary == COMMON_OFFSET else self.adversarial
         spared = {name for each in self.spared if each.covers(adversary, dtype, device) for name in each.arguments}
-        return tuple(name for name in self.adversarial if name not in spared)
+        return tuple(name for name in candidates if name not in spared)
 
     def signature(self) -> list[str]:
         """Names of the positional arguments, read off the reference."""

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES, LAYOUTS
+from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, LAYOUTS, without_offset
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
@@ -166,6 +166,7 @@ def standard_for(
     """Run the reference on given arguments, in their dtype and in float64.
 
     Incoming gradients that are not given are random, in the layout of the arguments where the adversary is about that.
+    With a common offset the budget is that of the same differences without it: the reference may lose no digits either.
     """
     names, function = operation.signature(), operation.reference.load()
     if incoming is None:
@@ -174,15 +175,24 @@ def standard_for(
         incoming = random_like(outputs, generator)
         if adversary in LAYOUTS:
             incoming = [ADVERSARIES[adversary](g) for g in incoming]
-    reference = run(function, names, arguments, incoming)
+    centred = _without_offset(operation, names, arguments) if adversary == COMMON_OFFSET else arguments
+    reference = run(function, names, centred, incoming)
     truth = run(function, names, in_float64(arguments), in_float64(incoming))
     terms = operation.averaged(tuple(arguments))
     if terms is not None:
-        reference = replace(reference, terms=run(function, names, terms).outputs)
+        reference = replace(reference, terms=run(function, names, operation.averaged(tuple(centred))).outputs)
         truth = replace(truth, terms=run(function, names, in_float64(terms)).outputs)
     summands = summands_by_shape(reference.outputs, dict(zip(names, arguments, strict=True)))
     summands |= operation.summands(tuple(arguments))
     return Standard(names, arguments, incoming, reference, truth, summands)
+
+
+def _without_offset(operation: Operation, names: list[str], arguments: list[object]) -> list[object]:
+    """The arguments before `common_offset`, as far as their dtype held the differences."""
+    return [
+        without_offset(a) if name in operation.shift_invariant and isinstance(a, Tensor) else a
+        for name, a in zip(names, arguments, strict=True)
+    ]
 
 
 def examine(implementation: Implementation, against: Standard, *, backward: bool = True) -> tuple[Judgement, ...]:

@@ -320,6 +320,7 @@ technique = Technique(
             test_grid=cross_entropy_tests,
             bench_grid=cross_entropy_bench,
             adversarial=("logits",),
+            shift_invariant=("logits",),
             averaged=losses_of_mean,
             real_input=cross_entropy_real,
         ),

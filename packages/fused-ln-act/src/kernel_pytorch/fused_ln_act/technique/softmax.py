@@ -144,6 +144,7 @@ OPERATIONS = [
         test_grid=softmax_tests,
         bench_grid=softmax_bench,
         adversarial=("x",),
+        shift_invariant=("x",),
         real_input=softmax_real,
     ),
 ]
