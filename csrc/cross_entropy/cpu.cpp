@@ -46,6 +46,13 @@ Compute largest_lane(Vector<Compute> values) {
   return found;
 }
 
+// A number of the row to sum the others relative to: of large logits their differences would be lost in the sum.
+template <bool kCapped, typename T, typename Compute>
+Compute pivot_of(const T* logits, Compute softcap) {
+  const Compute first = cap<kCapped>(load(logits, Part{1}), softcap).z[0];
+  return __builtin_isfinite(first) ? first : Compute{0};
+}
+
 // The maximum of `count` capped logits; a NaN among them is left to the sum.
 template <bool kCapped, typename T, typename Compute>
 Compute block_maximum(const T* logits, int64_t count, Compute softcap) {
@@ -71,7 +78,8 @@ void forward_row(const Forward& f, int64_t row) {
   const T* logits = static_cast<const T*>(f.logits.data) + row_offset(row, f.columns);
   const bool smoothed = f.options.label_smoothing > 0.0;
   Compute most = static_cast<Compute>(-__builtin_inf());
-  double sum = 0.0, total = 0.0;
+  const Compute pivot = pivot_of<kCapped>(logits, softcap);
+  double sum = 0.0, total = 0.0;  // total: of the logits less the pivot
   for (int64_t first = 0; first < f.columns; first += kBlock) {
     const T* block = logits + first;
     const int64_t count = smaller(f.columns - first, kBlock);
@@ -88,19 +96,23 @@ void forward_row(const Forward& f, int64_t row) {
     });
     if (smoothed) {
       total += sum_row<Compute>(count, [&](int64_t column, auto lanes) {
-        return keep_lanes(cap<kCapped>(load(block + column, lanes), softcap).z, lanes);
+        return keep_lanes(cap<kCapped>(load(block + column, lanes), softcap).z - pivot, lanes);
       });
     }
   }
-  const bool infinite = most == static_cast<Compute>(__builtin_inf());
-  const double lse = infinite ? __builtin_inf() : (sum == 0.0 ? 0.0 : static_cast<double>(most)) + __builtin_log(sum);
-  static_cast<Compute*>(f.lse.data)[row] = static_cast<Compute>(lse);
+  const double log_sum = __builtin_log(sum), lse = static_cast<double>(most) + log_sum;
+  Compute* const normalizer = static_cast<Compute*>(f.normalizer.data) + 2 * row;
+  normalizer[0] = most;
+  normalizer[1] = static_cast<Compute>(log_sum);
   double loss = 0.0;
   const int64_t target = f.target[row];
   if (counts(target, f.columns, f.options)) {
     const double picked = cap<kCapped>(load(logits + target, Part{1}), softcap).z[0];
-    loss = lse - (1.0 - f.options.label_smoothing) * picked;
-    if (smoothed) loss -= f.options.label_smoothing * (total / static_cast<double>(f.columns));
+    loss = log_sum - (1.0 - f.options.label_smoothing) * (picked - most);
+    if (smoothed) {
+      const double mean = static_cast<double>(pivot) + total / static_cast<double>(f.columns);
+      loss -= f.options.label_smoothing * (mean - most);
+    }
     if (f.options.z_loss > 0.0) loss += f.options.z_loss * lse * lse;
   }
   static_cast<Compute*>(f.loss.data)[row] = static_cast<Compute>(loss);
@@ -115,16 +127,18 @@ void backward_row(const Backward& b, int64_t row) {
   T* dlogits = static_cast<T*>(b.dlogits.data) + offset;
   const Compute dloss = static_cast<const Compute*>(b.dloss.data)[row];
   const int64_t target = b.target[row];
-  if (!counts(target, b.columns, b.options) || dloss == Compute{0}) {
+  if (!counts(target, b.columns, b.options)) {
     std::memset(dlogits, 0, static_cast<size_t>(b.columns) * sizeof(T));
     return;
   }
-  const Compute lse = static_cast<const Compute*>(b.lse.data)[row];
-  const Compute factor = static_cast<Compute>(1.0 + 2.0 * b.options.z_loss * static_cast<double>(lse));
+  const Compute* const normalizer = static_cast<const Compute*>(b.normalizer.data) + 2 * row;
+  const Compute most = normalizer[0], log_sum = normalizer[1];
+  const double lse = static_cast<double>(most) + static_cast<double>(log_sum);
+  const Compute factor = static_cast<Compute>(1.0 + 2.0 * b.options.z_loss * lse);
   const Compute shared = static_cast<Compute>(b.options.label_smoothing / static_cast<double>(b.columns));
   const auto gradient = [&](Vector<Compute> values, Compute extra) {
     const Capped<Compute> capped = cap<kCapped>(values, softcap);
-    const Vector<Compute> at_logits = (exp_of_negative(capped.z - lse) * factor - shared - extra) * dloss;
+    const Vector<Compute> at_logits = (exp_of_negative(capped.z - most - log_sum) * factor - shared - extra) * dloss;
     if constexpr (kCapped) return Vector<Compute>(at_logits * capped.slope);
     return at_logits;
   };

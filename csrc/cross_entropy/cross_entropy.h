@@ -1,9 +1,13 @@
 // Cross entropy of logits, forward and backward: what the operator hands to whoever computes it.
 //
 //     z = logits, or softcap * tanh(logits / softcap)
-//     lse = log(sum(exp(z)))
-//     loss = lse - (1 - s) z[target] - s mean(z) + z_loss lse^2
-//     dlogits = dloss * ((1 + 2 z_loss lse) exp(z - lse) - s / V - (1 - s) [target]) * (1 - (z / softcap)^2)
+//     most = max(z),  log_sum = log(sum(exp(z - most))),  lse = most + log_sum
+//     loss = log_sum - (1 - s) (z[target] - most) - s (mean(z) - most) + z_loss lse^2
+//     dlogits = dloss * ((1 + 2 z_loss lse) exp(z - most - log_sum) - s / V - (1 - s) [target]) * (1 - (z / softcap)^2)
+//
+// most and log_sum stay apart, and logits are taken from most, never from lse: where they are large, that has no digits
+// left of its logarithm. NaN and infinity among the logits make the loss NaN: the maximum passes over NaN, the sum keeps
+// it.
 //
 // s is the label smoothing (Szegedy et al., 2016, https://arxiv.org/abs/1512.00567), z_loss keeps lse near zero (Chowdhery
 // et al., 2022, https://arxiv.org/abs/2204.02311), the cap bounds logits (Gemma Team, 2024,
@@ -11,8 +15,7 @@
 // https://arxiv.org/abs/1805.02867).
 //
 // All tensors are contiguous, targets int64. A token whose target is `ignore_index` or no word has no loss and no
-// gradient, whatever its logits are; neither has one whose dloss is zero. loss, lse and dloss are float32, or float64 if
-// the logits are.
+// gradient, whatever its logits are. loss, normalizer and dloss are float32, or float64 if the logits are.
 #pragma once
 
 #include "kernel_pytorch/cpu/isa.h"
@@ -33,7 +36,7 @@ struct Forward {
   Input logits;
   const int64_t* target;
   Output loss;
-  Output lse;
+  Output normalizer;  // (rows, 2): most, log_sum
   int64_t rows;
   int64_t columns;
   Options options;
@@ -41,7 +44,7 @@ struct Forward {
 
 struct Backward {
   Input dloss;
-  Input lse;
+  Input normalizer;
   Input logits;
   const int64_t* target;
   Output dlogits;  // may be the logits

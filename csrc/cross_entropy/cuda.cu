@@ -28,7 +28,7 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   p.logits = static_cast<const T*>(f.logits.data);
   p.target = f.target;
   p.loss = static_cast<float*>(f.loss.data);
-  p.lse = static_cast<float*>(f.lse.data);
+  p.normalizer = static_cast<float*>(f.normalizer.data);
   p.rows = f.rows;
   p.columns = f.columns;
   p.ignore_index = f.options.ignore_index;
@@ -54,7 +54,7 @@ template <typename T, bool kCapped>
 cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   BackwardPointers<T> p = {};
   p.dloss = static_cast<const float*>(b.dloss.data);
-  p.lse = static_cast<const float*>(b.lse.data);
+  p.normalizer = static_cast<const float*>(b.normalizer.data);
   p.logits = static_cast<const T*>(b.logits.data);
   p.target = b.target;
   p.dlogits = static_cast<T*>(b.dlogits.data);

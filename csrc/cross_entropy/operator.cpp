@@ -29,6 +29,13 @@ Options options_of(const char* name, int64_t ignore_index, double label_smoothin
   return {ignore_index, label_smoothing, z_loss, softcap};
 }
 
+// most and log_sum of each row, side by side.
+std::vector<int64_t> normalizer_sizes(const Tensor& target) {
+  std::vector<int64_t> found = sizes(target);
+  found.push_back(2);
+  return found;
+}
+
 std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tensor& target_given, int64_t ignore_index,
                                          double label_smoothing, double z_loss, double softcap, int64_t version) {
   const char* const name = "cross_entropy";
@@ -38,13 +45,13 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tenso
   const Tensor target = targets_of(name, target_given, logits);
   const DType compute = compute_type({dtype_of("logits", logits)});
   const Tensor loss = empty(logits, sizes(target), compute);
-  const Tensor lse = empty(logits, sizes(target), compute);
+  const Tensor normalizer = empty(logits, normalizer_sizes(target), compute);
 
   Forward forward{};
   forward.logits = input("logits", logits);
   forward.target = static_cast<const int64_t*>(data_of("target", target));
   forward.loss = output(loss);
-  forward.lse = output(lse);
+  forward.normalizer = output(normalizer);
   forward.rows = rows.rows;
   forward.columns = rows.columns;
   forward.options = options_of(name, ignore_index, label_smoothing, z_loss, softcap);
@@ -54,26 +61,26 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tenso
     const auto kernel = KP_BEST(forward);
     for_rows(rows.rows, rows.columns, [&](int64_t begin, int64_t end) { kernel(forward, begin, end); });
   }
-  return {loss, lse};
+  return {loss, normalizer};
 }
 
 // The gradient of logits into a contiguous tensor, which may be the logits themselves.
-void write_gradient(const char* name, const Tensor& dloss_given, const Tensor& lse_given, const Tensor& logits,
+void write_gradient(const char* name, const Tensor& dloss_given, const Tensor& normalizer_given, const Tensor& logits,
                     const Tensor& target_given, const Options& options, const Tensor& dlogits) {
   const Rows rows = rows_of("logits", logits);
   const Tensor target = targets_of(name, target_given, logits);
   const DType compute = compute_type({dtype_of("logits", logits)});
-  const Tensor dloss = as_contiguous(dloss_given), lse = as_contiguous(lse_given);
+  const Tensor dloss = as_contiguous(dloss_given), normalizer = as_contiguous(normalizer_given);
   check(sizes(dloss) == sizes(target) && dtype_of("dloss", dloss) == compute, name,
         ": dloss: shape is ", shape(dloss), "; it must be that of target, in the dtype of the loss");
-  check(sizes(lse) == sizes(target) && dtype_of("lse", lse) == compute, name, ": lse: shape is ", shape(lse),
-        "; it must be that of target, in the dtype of the loss");
+  check(sizes(normalizer) == normalizer_sizes(target) && dtype_of("normalizer", normalizer) == compute, name,
+        ": normalizer: shape is ", shape(normalizer), "; it must be that of target and 2, in the dtype of the loss");
   check_beside("dloss", dloss, logits);
-  check_beside("lse", lse, logits);
+  check_beside("normalizer", normalizer, logits);
 
   Backward backward{};
   backward.dloss = input("dloss", dloss);
-  backward.lse = input("lse", lse);
+  backward.normalizer = input("normalizer", normalizer);
   backward.logits = input("logits", logits);
   backward.target = static_cast<const int64_t*>(data_of("target", target));
   backward.dlogits = output(dlogits);
@@ -88,24 +95,24 @@ void write_gradient(const char* name, const Tensor& dloss_given, const Tensor& l
   }
 }
 
-Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& lse, const Tensor& logits_given, const Tensor& target,
+Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& normalizer, const Tensor& logits_given, const Tensor& target,
                               int64_t ignore_index, double label_smoothing, double z_loss, double softcap) {
   const char* const name = "cross_entropy_backward";
   check_floating("logits", logits_given);
   const Tensor logits = as_contiguous(logits_given);
   const Options options = options_of(name, ignore_index, label_smoothing, z_loss, softcap);
   const Tensor dlogits = empty(logits, sizes(logits), dtype_of("logits", logits));
-  write_gradient(name, dloss, lse, logits, target, options, dlogits);
+  write_gradient(name, dloss, normalizer, logits, target, options, dlogits);
   return dlogits;
 }
 
-void cross_entropy_backward_(const Tensor& dloss, const Tensor& lse, Tensor logits, const Tensor& target,
+void cross_entropy_backward_(const Tensor& dloss, const Tensor& normalizer, Tensor logits, const Tensor& target,
                              int64_t ignore_index, double label_smoothing, double z_loss, double softcap) {
   const char* const name = "cross_entropy_backward_";
   check_floating("logits", logits);
   check(logits.is_contiguous(), name, ": logits: must be contiguous to be written over");
   const Options options = options_of(name, ignore_index, label_smoothing, z_loss, softcap);
-  write_gradient(name, dloss, lse, logits, target, options, logits);
+  write_gradient(name, dloss, normalizer, logits, target, options, logits);
 }
 
 }  // namespace
@@ -113,12 +120,12 @@ void cross_entropy_backward_(const Tensor& dloss, const Tensor& lse, Tensor logi
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
       "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, float z_loss,"
-      " float softcap, int version=0) -> (Tensor loss, Tensor lse)");
+      " float softcap, int version=0) -> (Tensor loss, Tensor normalizer)");
   library.def(
-      "cross_entropy_backward(Tensor dloss, Tensor lse, Tensor logits, Tensor target, SymInt ignore_index,"
+      "cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target, SymInt ignore_index,"
       " float label_smoothing, float z_loss, float softcap) -> Tensor");
   library.def(
-      "cross_entropy_backward_(Tensor dloss, Tensor lse, Tensor(a!) logits, Tensor target, SymInt ignore_index,"
+      "cross_entropy_backward_(Tensor dloss, Tensor normalizer, Tensor(a!) logits, Tensor target, SymInt ignore_index,"
       " float label_smoothing, float z_loss, float softcap) -> ()");
 }
 

@@ -18,11 +18,12 @@ __global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPoin
     most = fmaxf(most, cap<kCapped>(widen(logits[column]), p.softcap));
   }
   const float shift = most == -INFINITY ? 0.0f : most;
+  const float pivot = pivot_of<kCapped>(logits, p.softcap);
   float sum = 0.0f, total = 0.0f;
   for (int64_t column = 0; column < p.columns; ++column) {
     const float z = cap<kCapped>(widen(logits[column]), p.softcap);
     sum += expf(z - shift);
-    total += z;
+    total += z - pivot;
   }
   write_loss<kCapped>(p, row, {most, sum}, total);
 }

@@ -16,12 +16,13 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   __shared__ float totals[kMaxWarps];
   const int64_t row = blockIdx.x;
   const T* const logits = p.logits + row_offset(row, p.columns);
+  const float pivot = pivot_of<kCapped>(logits, p.softcap);
   OnlineSum softmax;
   float total = 0.0f;
   for (int64_t column = threadIdx.x; column < p.columns; column += kBlockThreads) {
     const float z = cap<kCapped>(widen(logits[column]), p.softcap);
     softmax.add(z);
-    total += z;
+    total += z - pivot;
   }
   softmax = reduce_online(softmax, scratch);
   total = reduce_block(total, Add{}, totals);

@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const Forwa
   __shared__ float totals[kMaxWarps];
   const int64_t row = blockIdx.x;
   const T* const logits = p.logits + row_offset(row, p.columns);
+  const float pivot = pivot_of<kCapped>(logits, p.softcap);
   OnlineSum softmax;
   float total = 0.0f;
   for (int64_t first = threadIdx.x * N; first < p.columns; first += kUnrolled * kVectorThreads * N) {
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const Forwa
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         z[i] = cap<kCapped>(z[i], p.softcap);
-        total += z[i];
+        total += z[i] - pivot;
       }
       softmax.add_all<kRounded<T>>(z);
     }

@@ -16,7 +16,7 @@ struct ForwardPointers {
   const T* logits;
   const int64_t* target;
   float* loss;
-  float* lse;
+  float* normalizer;
   int64_t rows;
   int64_t columns;
   int64_t ignore_index;
@@ -28,7 +28,7 @@ struct ForwardPointers {
 template <typename T>
 struct BackwardPointers {
   const float* dloss;
-  const float* lse;
+  const float* normalizer;
   const T* logits;
   const int64_t* target;
   T* dlogits;
@@ -50,19 +50,28 @@ __device__ __forceinline__ bool has_loss(const Pointers& p, int64_t target) {
   return target != p.ignore_index && target >= 0 && target < p.columns;
 }
 
-// The loss of a row, whose capped logits add up to `total`. Logits are taken from their maximum, not from lse: where they
-// are large, that has no digits left of its logarithm.
+// A number of a row to sum the others relative to: of large logits their differences would be lost in the sum.
+template <bool kCapped, typename T>
+__device__ __forceinline__ float pivot_of(const T* logits, float softcap) {
+  const float first = cap<kCapped>(widen(logits[0]), softcap);
+  return fabsf(first) < INFINITY ? first : 0.0f;
+}
+
+// The loss of a row, whose capped logits less `pivot_of` it add up to `total`.
 template <bool kCapped, typename T>
 __device__ __forceinline__ void write_loss(const ForwardPointers<T>& p, int64_t row, OnlineSum softmax, float total) {
-  const float lse = softmax.log_sum_exp();
-  p.lse[row] = lse;
+  const float log_sum = logf(softmax.sum), lse = softmax.most + log_sum;
+  p.normalizer[2 * row] = softmax.most;
+  p.normalizer[2 * row + 1] = log_sum;
   const int64_t target = p.target[row];
   float loss = 0.0f;
   if (has_loss(p, target)) {
-    const float picked = cap<kCapped>(widen(p.logits[row_offset(row, p.columns) + target]), p.softcap);
-    loss = (1.0f - p.label_smoothing) * (softmax.most - picked) + logf(softmax.sum);
+    const T* const logits = p.logits + row_offset(row, p.columns);
+    const float picked = cap<kCapped>(widen(logits[target]), p.softcap);
+    loss = (1.0f - p.label_smoothing) * (softmax.most - picked) + log_sum;
     if (p.label_smoothing > 0.0f) {
-      loss += p.label_smoothing * (softmax.most - total / static_cast<float>(p.columns));
+      const float pivot = pivot_of<kCapped>(logits, p.softcap);
+      loss += p.label_smoothing * ((softmax.most - pivot) - total / static_cast<float>(p.columns));
     }
     if (p.z_loss > 0.0f) loss += p.z_loss * lse * lse;
   }
@@ -72,7 +81,8 @@ __device__ __forceinline__ void write_loss(const ForwardPointers<T>& p, int64_t 
 // What the gradient of a row is made of, the same for all its logits.
 struct RowGradient {
   float dloss;
-  float lse;
+  float most;
+  float log_sum;
   float factor;  // of the softmax
   float shared;  // taken off every logit
   float own;     // taken off the target's too
@@ -84,12 +94,13 @@ template <typename T>
 __device__ __forceinline__ RowGradient row_gradient(const BackwardPointers<T>& p, int64_t row) {
   RowGradient g;
   g.dloss = p.dloss[row];
-  g.lse = p.lse[row];
-  g.factor = 1.0f + 2.0f * p.z_loss * g.lse;
+  g.most = p.normalizer[2 * row];
+  g.log_sum = p.normalizer[2 * row + 1];
+  g.factor = 1.0f + 2.0f * p.z_loss * (g.most + g.log_sum);
   g.shared = p.label_smoothing / static_cast<float>(p.columns);
   g.own = 1.0f - p.label_smoothing;
   g.target = p.target[row];
-  g.nothing = !has_loss(p, g.target) || g.dloss == 0.0f;
+  g.nothing = !has_loss(p, g.target);
   return g;
 }
 
@@ -99,7 +110,7 @@ __device__ __forceinline__ float gradient_of(const RowGradient& g, float logit, 
   if (g.nothing) return 0.0f;
   const float squashed = kCapped ? tanhf(logit / softcap) : 0.0f;
   const float z = kCapped ? softcap * squashed : logit;
-  float gradient = (exponential<kHalf>(z - g.lse) * g.factor - g.shared) - (column == g.target ? g.own : 0.0f);
+  float gradient = (exponential<kHalf>((z - g.most) - g.log_sum) * g.factor - g.shared) - (column == g.target ? g.own : 0.0f);
   if (kCapped) gradient *= 1.0f - squashed * squashed;
   return gradient * g.dloss;
 }

@@ -167,9 +167,11 @@ def test_opcheck(scalars, device):
     logits, target = torch.randn(4, 3, 8, device=device, requires_grad=True), torch.randint(8, (4, 3), device=device)
     torch.library.opcheck(operators.cross_entropy.default, (logits, target, *scalars))
     torch.library.opcheck(operators.cross_entropy.default, (logits.transpose(0, 1), target.t(), *scalars))
-    dloss, lse = torch.randn(4, 3, device=device), torch.randn(4, 3, device=device)
-    torch.library.opcheck(operators.cross_entropy_backward.default, (dloss, lse, logits, target, *scalars))
-    torch.library.opcheck(operators.cross_entropy_backward_.default, (dloss, lse, logits.detach(), target, *scalars))
+    dloss, normalizer = torch.randn(4, 3, device=device), torch.randn(4, 3, 2, device=device)
+    torch.library.opcheck(operators.cross_entropy_backward.default, (dloss, normalizer, logits, target, *scalars))
+    torch.library.opcheck(
+        operators.cross_entropy_backward_.default, (dloss, normalizer, logits.detach(), target, *scalars)
+    )
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -208,10 +210,10 @@ def test_bad_input_is_named():
         with pytest.raises(RuntimeError, match=message):
             operators.cross_entropy(*arguments)
     with pytest.raises(RuntimeError, match=r"cross_entropy_backward: dloss: shape is \(3,\)"):
-        operators.cross_entropy_backward(torch.ones(3), torch.ones(4), logits, target, *PLAIN)
+        operators.cross_entropy_backward(torch.ones(3), torch.ones(4, 2), logits, target, *PLAIN)
     with pytest.raises(RuntimeError, match="must be contiguous to be written over"):
         operators.cross_entropy_backward_(
-            torch.ones(8), torch.ones(8), torch.randn(4, 8).t(), torch.zeros(8).long(), *PLAIN
+            torch.ones(8), torch.ones(8, 2), torch.randn(4, 8).t(), torch.zeros(8).long(), *PLAIN
         )
     with pytest.raises(ValueError, match="reduction: given 'median'; allowed are 'mean', 'sum', 'none'"):
         cross_entropy(logits, target, reduction="median")

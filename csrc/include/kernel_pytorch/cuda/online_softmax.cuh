@@ -34,8 +34,6 @@ struct OnlineSum {
     for (int i = 0; i < N; ++i) sum += exponential<kHalf>(z[i] - base);
     most = next;
   }
-
-  __device__ __forceinline__ float log_sum_exp() const { return most + logf(sum); }
 };
 
 // What a sum under `most` is under `base`, which is no smaller.

@@ -5,7 +5,8 @@
 
 Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, https://arxiv.org/abs/1805.02867; the sources
 of smoothing, z-loss and cap stand in csrc/cross_entropy/cross_entropy.h. Everything is computed in float32 (float64 for
-float64), and one number a token is saved beside the logits.
+float64). Beside the logits two numbers a token are saved: the largest, and the logarithm of the sum of exponentials
+relative to it. Their sum, lse, has fewer digits the larger the logits are.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _fake(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
     wide = _compute_dtype(logits.dtype)
-    return logits.new_empty(target.shape, dtype=wide), logits.new_empty(target.shape, dtype=wide)
+    return logits.new_empty(target.shape, dtype=wide), logits.new_empty((*target.shape, 2), dtype=wide)
 
 
-def _fake_backward(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
+def _fake_backward(dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
     return logits.new_empty(logits.shape)
 
 
-def _fake_backward_(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> None:
+def _fake_backward_(dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> None:
     return None
 
 
@@ -52,7 +53,8 @@ def backward_formula(
     softcap: float,
 ) -> Tensor:
     """The gradient of logits in PyTorch that autograd can follow."""
-    z = logits.to(_compute_dtype(logits.dtype))
+    counts = _counted(target, logits.shape[-1], ignore_index)
+    z = logits.to(_compute_dtype(logits.dtype)).masked_fill(~counts[..., None], 0.0)  # NaN would stay NaN, times zero
     z = softcap * torch.tanh(z / softcap) if softcap > 0.0 else z
     words = z.shape[-1]
     gradient = torch.softmax(z, -1)
@@ -60,16 +62,18 @@ def backward_formula(
         gradient = gradient * (1.0 + 2.0 * z_loss * torch.logsumexp(z, -1, keepdim=True))
     at_target = torch.arange(words, device=z.device) == target[..., None]
     gradient = gradient - (1.0 - label_smoothing) * at_target - label_smoothing / words
-    gradient = gradient * torch.where(_counted(target, words, ignore_index), dloss, 0.0)[..., None]
+    gradient = gradient * torch.where(counts, dloss, 0.0)[..., None]
     gradient = gradient * (1.0 - (z / softcap).square()) if softcap > 0.0 else gradient
     return gradient.to(logits.dtype)
 
 
-def _differentiable_backward(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
+def _differentiable_backward(
+    dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any
+) -> Tensor:
     """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernel."""
     if wants_graph(dloss, logits):
         return backward_formula(dloss, logits, target, *scalars)
-    return below_autograd(operators.cross_entropy_backward.default, dloss, lse, logits, target, *scalars)
+    return below_autograd(operators.cross_entropy_backward.default, dloss, normalizer, logits, target, *scalars)
 
 
 def _no_gradient(*arguments: Any) -> None:
@@ -91,7 +95,7 @@ def _can_be_overwritten(dloss: Tensor, logits: Tensor) -> bool:
 
 
 class CrossEntropyFunction(torch.autograd.Function):
-    """`(logits, target, scalars, inplace) -> (loss, lse)`; lse carries no gradient."""
+    """`(logits, target, scalars, inplace) -> (loss, normalizer)`; normalizer carries no gradient."""
 
     @staticmethod
     def forward(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
@@ -100,11 +104,11 @@ class CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save the inputs and one number a token."""
+        """Save the inputs and two numbers a token."""
         logits, target, *ctx.scalars, ctx.inplace = inputs
-        _, lse = output
-        ctx.save_for_backward(lse, logits, target)
-        ctx.mark_non_differentiable(lse)
+        _, normalizer = output
+        ctx.save_for_backward(normalizer, logits, target)
+        ctx.mark_non_differentiable(normalizer)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -113,14 +117,14 @@ class CrossEntropyFunction(torch.autograd.Function):
         none = (None,) * (len(ctx.needs_input_grad) - 1)
         if dloss is None:
             return (None, *none)
-        lse, logits, target = ctx.saved_tensors
+        normalizer, logits, target = ctx.saved_tensors
         scalars = ctx.scalars[:4]
         if ctx.inplace and _can_be_overwritten(dloss, logits):
             over = logits.detach()
-            below_autograd(operators.cross_entropy_backward_.default, dloss, lse, over, target, *scalars)
+            below_autograd(operators.cross_entropy_backward_.default, dloss, normalizer, over, target, *scalars)
             torch.autograd.graph.increment_version(logits)
             return (over, *none)
-        return (_differentiable_backward(dloss, lse, logits, target, *scalars), *none)
+        return (_differentiable_backward(dloss, normalizer, logits, target, *scalars), *none)
 
 
 _run = differentiable(CrossEntropyFunction)
@@ -142,12 +146,14 @@ def _sharding(placements: Any, logits: Any, target: Any, *scalars: Any) -> Shard
         yield [rows, rows], [rows, rows]
 
 
-def _sharding_backward(placements: Any, dloss: Any, lse: Any, logits: Any, target: Any, *scalars: Any) -> Shardings:
+def _sharding_backward(
+    placements: Any, dloss: Any, normalizer: Any, logits: Any, target: Any, *scalars: Any
+) -> Shardings:
     for rows, _ in row_placements(placements, logits.ndim):
         yield [rows], [rows] * 4
 
 
-def _flops_backward(dloss: Any, lse: Any, logits: Any, *arguments: Any, **keywords: Any) -> int:
+def _flops_backward(dloss: Any, normalizer: Any, logits: Any, *arguments: Any, **keywords: Any) -> int:
     return 6 * torch.Size(logits).numel()
 
 

@@ -4,7 +4,7 @@ The operators are attached to autograd here: called directly, `torch.ops.kernel_
 functions do. Where gradients are to be differentiated again (`create_graph=True`) they are computed by plain PyTorch
 that autograd can follow, and that holds all logits.
 
-Saved for the backward, beside the inputs: one number a token.
+Saved for the backward, beside the inputs: two numbers a token.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def logits_formula(
     softcap: float,
 ) -> Tensor:
     """The gradient of logits `(..., V)`, wide, in differentiable PyTorch."""
-    z = softcap * torch.tanh(logits / softcap) if softcap > 0.0 else logits
-    words = z.shape[-1]
+    words = logits.shape[-1]
     counts = counted(target, words, ignore_index)
+    logits = logits.masked_fill(~counts[..., None], 0.0)  # NaN would stay NaN, times zero
+    z = softcap * torch.tanh(logits / softcap) if softcap > 0.0 else logits
     at_target = torch.arange(words, device=z.device) == target[..., None]
     gradient = torch.softmax(z, -1)
     if z_loss > 0.0:
@@ -55,7 +56,7 @@ def logits_formula(
 
 def linear_backward(
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -73,7 +74,7 @@ def linear_backward(
     """The backward operator with gradients of its own: the formula where a graph is wanted, else chunk by chunk."""
     scalars = ignore_index, label_smoothing, z_loss, softcap
     if not wants_graph(dloss, hidden, weight, bias):
-        tensors, needed = (dloss, lse, hidden, weight, target, bias), (need_dhidden, need_dweight, need_dbias)
+        tensors, needed = (dloss, normalizer, hidden, weight, target, bias), (need_dhidden, need_dweight, need_dbias)
         operator = operators.linear_cross_entropy_backward
         return below_autograd(operator, launch_linear_backward, tensors, *scalars, chunk, level, *needed)
     wide = wide_dtype(hidden.dtype)
@@ -92,7 +93,7 @@ def linear_backward(
 
 def logits_backward(
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -104,13 +105,13 @@ def logits_backward(
     """The same for logits."""
     scalars = ignore_index, label_smoothing, z_loss, softcap
     if not wants_graph(dloss, logits):
-        tensors = dloss, lse, logits, target
+        tensors = dloss, normalizer, logits, target
         return below_autograd(operators.cross_entropy_backward, launch_logits_backward, tensors, *scalars, level)
     return logits_formula(dloss, logits.to(wide_dtype(logits.dtype)), target, *scalars).to(logits.dtype)
 
 
 class LinearCrossEntropyFunction(torch.autograd.Function):
-    """`(hidden, weight, target, bias, ...) -> (loss, lse)`; lse carries no gradient."""
+    """`(hidden, weight, target, bias, ...) -> (loss, normalizer)`; normalizer carries no gradient."""
 
     @staticmethod
     def forward(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *scalars: Any) -> Any:
@@ -120,11 +121,11 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save the inputs and one number a token."""
+        """Save the inputs and two numbers a token."""
         hidden, weight, target, bias, *ctx.scalars = inputs
-        _, lse = output
-        ctx.save_for_backward(lse, hidden, weight, target, bias)
-        ctx.mark_non_differentiable(lse)
+        _, normalizer = output
+        ctx.save_for_backward(normalizer, hidden, weight, target, bias)
+        ctx.mark_non_differentiable(normalizer)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -146,7 +147,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
 
 
 class CrossEntropyFunction(torch.autograd.Function):
-    """`(logits, target, ..., inplace) -> (loss, lse)`; lse carries no gradient."""
+    """`(logits, target, ..., inplace) -> (loss, normalizer)`; normalizer carries no gradient."""
 
     @staticmethod
     def forward(logits: Tensor, target: Tensor, *scalars: Any) -> Any:
@@ -155,11 +156,11 @@ class CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save the inputs and one number a token."""
+        """Save the inputs and two numbers a token."""
         logits, target, *ctx.scalars, ctx.inplace = inputs
-        _, lse = output
-        ctx.save_for_backward(lse, logits, target)
-        ctx.mark_non_differentiable(lse)
+        _, normalizer = output
+        ctx.save_for_backward(normalizer, logits, target)
+        ctx.mark_non_differentiable(normalizer)
         ctx.set_materialize_grads(False)
 
     @staticmethod

@@ -30,7 +30,7 @@ def linear_flops(hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
     return _logits(hidden, weight) * (2 * weight[1] + FORWARD)
 
 
-def linear_backward_flops(dloss: Any, lse: Any, hidden: Any, weight: Any, *rest: Any, **__: Any) -> int:
+def linear_backward_flops(dloss: Any, normalizer: Any, hidden: Any, weight: Any, *rest: Any, **__: Any) -> int:
     """The product again, and one for each of the two gradients that are products."""
     need_dhidden, need_dweight, _ = rest[-3:]
     return _logits(hidden, weight) * (2 * weight[1] * (1 + need_dhidden + need_dweight) + BACKWARD)
@@ -41,7 +41,7 @@ def logits_flops(logits: Any, *_: Any, **__: Any) -> int:
     return FORWARD * torch.Size(logits).numel()
 
 
-def logits_backward_flops(dloss: Any, lse: Any, logits: Any, *_: Any, **__: Any) -> int:
+def logits_backward_flops(dloss: Any, normalizer: Any, logits: Any, *_: Any, **__: Any) -> int:
     """What is made of each logit."""
     return BACKWARD * torch.Size(logits).numel()
 

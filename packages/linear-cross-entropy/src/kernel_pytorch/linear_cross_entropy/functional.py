@@ -93,8 +93,8 @@ def cross_entropy(
 ) -> Tensor:
     """Cross entropy of logits that are there, computed in float32.
 
-    Differentiable in logits, any number of times except at level "compile" (once). Level "triton" saves one number a
-    token beside the logits.
+    Differentiable in logits, any number of times except at level "compile" (once). Level "triton" saves two numbers
+    a token beside the logits.
 
     Args:
         logits: `(..., V)`, float16, bfloat16, float32 or float64, any strides. The words are the last dimension, where

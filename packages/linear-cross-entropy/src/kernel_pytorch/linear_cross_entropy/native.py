@@ -1,15 +1,15 @@
 """What PyTorch itself offers best: its matrix products, a part of the vocabulary at a time.
 
-The forward keeps one number a token, the logarithm of the sum of exponentials; the backward computes the logits of each
-part again. That is a third more products than computing the gradients in the forward, as Liger-Kernel does, and it is
-done here for three reasons. Nothing is held between the passes, instead of the gradients of hidden and weight. A
-float32 copy of the weight's gradient, which those have to be added up in, is not needed (see `chunks.py`). And the
-incoming gradient is known when gradients are rounded, so any reduction, weights of tokens, and loss scaling in float16
-work.
+The forward keeps two numbers a token, its largest logit and the logarithm of the sum of exponentials relative to that;
+the backward computes the logits of each part again. That is a third more products than computing the gradients in the
+forward, as Liger-Kernel does, and it is done here for three reasons. Nothing is held between the passes, instead of the
+gradients of hidden and weight. A float32 copy of the weight's gradient, which those have to be added up in, is not
+needed (see `chunks.py`). And the incoming gradient is known when gradients are rounded, so any reduction, weights of
+tokens, and loss scaling in float16 work.
 
 `cross_entropy` is PyTorch's own, in float32, on a GPU; on a CPU that adds the exponentials of a row one after the
-other, and 50,000 of them are off by more than everything else together, so there it is `torch.logsumexp`. Only for
-`inplace` it has a backward of its own, which writes where the logits stand.
+other, and 50,000 of them are off by more than everything else together, so there they are added by `torch.sum`. Only
+for `inplace` it has a backward of its own, which writes where the logits stand.
 """
 
 from __future__ import annotations
@@ -50,20 +50,23 @@ def cross_entropy(
     reduction: str,
     inplace: bool,
 ) -> Tensor:
-    """`cross_entropy` of `reference.py` through `F.cross_entropy`, on a CPU through `torch.logsumexp`."""
+    """`cross_entropy` of `reference.py` through `F.cross_entropy`, on a CPU through the sum of exponentials."""
     if inplace and not torch.compiler.is_compiling():
         scalars = ignore_index, label_smoothing, z_loss, softcap
         return autograd.apply_logits(logits, target, *scalars, reduction, True, "native")
     z = logits.to(wide_dtype(logits.dtype))
-    if softcap > 0.0:
-        z = softcap * torch.tanh(z / softcap)
     target = target.to(torch.int64).expand(z.shape[:-1])
     counts = counted(target, z.shape[-1], ignore_index)
     if z.device.type == "cpu":
-        found = z.gather(-1, _column(target, z.shape[-1])).squeeze(-1)
-        loss = torch.logsumexp(z, -1) - (1.0 - label_smoothing) * found
+        z = z.masked_fill(~counts[..., None], 0.0)  # else the gradient would be zero times what may be NaN
+    if softcap > 0.0:
+        z = softcap * torch.tanh(z / softcap)
+    if z.device.type == "cpu":
+        relative = z - z.detach().amax(-1, keepdim=True)
+        found = relative.gather(-1, _column(target, z.shape[-1])).squeeze(-1)
+        loss = relative.exp().sum(-1).log() - (1.0 - label_smoothing) * found
         if label_smoothing > 0.0:
-            loss = loss - label_smoothing * z.mean(-1)
+            loss = loss - label_smoothing * relative.mean(-1)
         loss = loss.masked_fill(~counts, 0.0)
     else:
         # A GPU answers to a target that is no word by an assertion that ends the process.
@@ -94,14 +97,14 @@ def forward_linear(
     softcap: float,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """`(loss, lse)`, both `(T,)`: one walk over the vocabulary."""
+    """`(loss, normalizer)`, `(T,)` and `(T, 2)`: one walk over the vocabulary."""
     tokens, words = hidden.shape[0], weight.shape[0]
     wide = wide_dtype(hidden.dtype)
     step = words_at_a_time(tokens, words, wide.itemsize, chunk)
     half = multiplies_half(hidden)
     data = operand(hidden, half)
-    lse = hidden.new_full((tokens,), float("-inf"), dtype=wide)
-    picked, total = (hidden.new_zeros((tokens,), dtype=wide) for _ in range(2))
+    largest = hidden.new_full((tokens,), float("-inf"), dtype=wide)
+    picked, total, logits_sum = (hidden.new_zeros((tokens,), dtype=wide) for _ in range(3))
     for first in range(0, words, step):
         z = capped_(_logits(data, weight, bias, first, step, half), softcap)[0]
         place = target - first
@@ -109,19 +112,23 @@ def forward_linear(
         found = z.gather(1, _column(place, z.shape[1]))[:, 0]
         picked = torch.where(inside, found, picked)
         if label_smoothing > 0.0:
-            total += z.sum(1)
-        lse = torch.logaddexp(lse, z.logsumexp(1))
-    loss = lse - (1.0 - label_smoothing) * picked
+            logits_sum += z.sum(1)
+        new = torch.maximum(largest, z.amax(1))
+        base = new.masked_fill(new == float("-inf"), 0.0)  # nothing but -inf so far: a difference would be no number
+        total = total * (largest - base).exp() + z.sub_(base[:, None]).exp_().sum(1)
+        largest = new
+    log_sum = total.log()
+    loss = log_sum - (1.0 - label_smoothing) * (picked - largest)
     if label_smoothing > 0.0:
-        loss -= label_smoothing / words * total
+        loss -= label_smoothing * (logits_sum / words - largest)
     if z_loss > 0.0:
-        loss += z_loss * lse.square()
-    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), lse
+        loss += z_loss * (largest + log_sum).square()
+    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), torch.stack((largest, log_sum), 1)
 
 
 def backward_linear(
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -137,14 +144,16 @@ def backward_linear(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of hidden, weight and bias; what is not needed is `(0,)`."""
     words = weight.shape[0]
-    step = words_at_a_time(hidden.shape[0], words, lse.dtype.itemsize, chunk)
+    step = words_at_a_time(hidden.shape[0], words, normalizer.dtype.itemsize, chunk)
     half = multiplies_half(hidden)
     data = operand(hidden, half)
+    counts = counted(target, words, ignore_index)
     dloss, scale = incoming(dloss, target, words, ignore_index, half and hidden.dtype == torch.float16)
 
     def logits_gradient(first: int, last: int) -> tuple[Tensor, Tensor | None]:
         logits = _logits(data, weight, bias, first, last - first, half)
-        gradient = logits_gradient_(logits, target - first, lse, dloss, words, label_smoothing, z_loss, softcap)
+        rows = target - first, normalizer, dloss, counts
+        gradient = logits_gradient_(logits, *rows, words, label_smoothing, z_loss, softcap)
         over_tokens = gradient.sum(0) if need_dbias else None
         return gradient.to(hidden.dtype) if half else gradient, over_tokens
 
@@ -155,26 +164,28 @@ def backward_linear(
 def forward_logits(
     logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """`(loss, lse)`, both `(T,)`, of logits `(T, V)`, some rows at a time."""
+    """`(loss, normalizer)`, `(T,)` and `(T, 2)`, of logits `(T, V)`, some rows at a time."""
     words, wide = logits.shape[1], wide_dtype(logits.dtype)
-    loss, lse = (logits.new_empty(logits.shape[:1], dtype=wide) for _ in range(2))
+    loss, normalizer = (logits.new_empty((logits.shape[0], *more), dtype=wide) for more in ((), (2,)))
     for rows in _row_chunks(logits):
         z = capped_(logits[rows].to(wide, copy=softcap > 0.0), softcap)[0]
-        lse[rows] = z.logsumexp(1)
-        found = z.gather(1, _column(target[rows], words))[:, 0]
-        loss[rows] = lse[rows] - (1.0 - label_smoothing) * found
+        largest = z.amax(1)
+        z = z - largest[:, None]
+        log_sum = z.logsumexp(1)
+        loss[rows] = log_sum - (1.0 - label_smoothing) * z.gather(1, _column(target[rows], words))[:, 0]
         if label_smoothing > 0.0:
             loss[rows] -= label_smoothing * z.mean(1)
+        normalizer[rows] = torch.stack((largest, log_sum), 1)
     if z_loss > 0.0:
-        loss += z_loss * lse.square()
-    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), lse
+        loss += z_loss * normalizer.sum(1).square()
+    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), normalizer
 
 
 def backward_logits(
     dloss: Tensor,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
@@ -183,10 +194,11 @@ def backward_logits(
 ) -> None:
     """Write the gradient of logits `(T, V)` into `result`, which may be the logits themselves, some rows at a time."""
     words = logits.shape[1]
+    counts = counted(target, words, ignore_index)
     dloss, _ = incoming(dloss, target, words, ignore_index, False)
     for rows in _row_chunks(logits):
         result[rows] = logits_gradient_(
-            logits[rows].to(lse.dtype, copy=True), target[rows], lse[rows], dloss[rows],
+            logits[rows].to(normalizer.dtype, copy=True), target[rows], normalizer[rows], dloss[rows], counts[rows],
             words, label_smoothing, z_loss, softcap,
         )  # fmt: skip
 
@@ -194,8 +206,9 @@ def backward_logits(
 def logits_gradient_(
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     dloss: Tensor,
+    counts: Tensor,
     words: int,
     label_smoothing: float,
     z_loss: float,
@@ -203,9 +216,9 @@ def logits_gradient_(
 ) -> Tensor:
     """The gradient of logits `(T, B)`, wide, written over them; targets count from their first column."""
     z, squashed = capped_(logits, softcap)
-    gradient = z.sub_(lse[:, None]).exp_()
+    gradient = z.sub_(normalizer[:, :1]).sub_(normalizer[:, 1:]).exp_()
     if z_loss > 0.0:
-        gradient.mul_((1.0 + 2.0 * z_loss * lse)[:, None])
+        gradient.mul_(1.0 + 2.0 * z_loss * normalizer.sum(1, keepdim=True))
     if label_smoothing > 0.0:
         gradient.sub_(label_smoothing / words)
     inside = (target >= 0) & (target < gradient.shape[1])
@@ -216,7 +229,7 @@ def logits_gradient_(
     if squashed is not None:
         gradient.mul_(squashed.square_().neg_().add_(1.0))
     # What a token that does not count computes may be NaN, times zero.
-    return gradient.masked_fill_((dloss == 0.0)[:, None], 0.0)
+    return gradient.masked_fill_(~counts[:, None], 0.0)
 
 
 def capped_(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:

@@ -1,6 +1,8 @@
 """The operators `torch.ops.kernel_pytorch.{linear_cross_entropy, cross_entropy}`, their backwards, and `check_target`.
 
-They return the loss of each token; what is made of those is left to PyTorch's operators. Registering them is what lets
+They return the loss of each token, and for the backward `normalizer`, `(..., 2)`: its largest logit, and the logarithm
+of the sum of exponentials relative to that. (Their sum is the logarithm of the sum of exponentials, which has fewer
+digits the larger the logits are.) What is made of losses is left to PyTorch's operators. Registering them is what lets
 torch.compile, export, checkpointing and DTensor see one node instead of Python, at level "native" too, which would
 otherwise be a graph of chunks. The implementations import Triton when they are called, never before: a fresh process
 whose first call is compiled with `fullgraph=True` works, and importing this package does not import Triton.
@@ -24,16 +26,19 @@ library = torch.library.Library("kernel_pytorch", "FRAGMENT")
 _SCALARS = "SymInt ignore_index, float label_smoothing, float z_loss, float softcap"
 library.define(
     f"linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, {_SCALARS}, SymInt chunk,"
-    " str level) -> (Tensor loss, Tensor lse)"
+    " str level) -> (Tensor loss, Tensor normalizer)"
 )
 library.define(
-    "linear_cross_entropy_backward(Tensor dloss, Tensor lse, Tensor hidden, Tensor weight, Tensor target, Tensor? bias,"
-    f" {_SCALARS}, SymInt chunk, str level, bool need_dhidden, bool need_dweight, bool need_dbias)"
+    "linear_cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor hidden, Tensor weight, Tensor target,"
+    f" Tensor? bias, {_SCALARS}, SymInt chunk, str level, bool need_dhidden, bool need_dweight, bool need_dbias)"
     " -> (Tensor dhidden, Tensor dweight, Tensor dbias)"
 )
-library.define(f"cross_entropy(Tensor logits, Tensor target, {_SCALARS}, str level) -> (Tensor loss, Tensor lse)")
 library.define(
-    f"cross_entropy_backward(Tensor dloss, Tensor lse, Tensor logits, Tensor target, {_SCALARS}, str level) -> Tensor"
+    f"cross_entropy(Tensor logits, Tensor target, {_SCALARS}, str level) -> (Tensor loss, Tensor normalizer)"
+)
+library.define(
+    "cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target,"
+    f" {_SCALARS}, str level) -> Tensor"
 )
 library.define("check_target(Tensor target, SymInt words, SymInt ignore_index) -> Tensor")
 
@@ -68,9 +73,10 @@ def _without_autocast(x: Tensor) -> torch.autocast:
 
 
 def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers of each row in the shape of the target, and no views, which nobody could change in place."""
-    loss, lse = (torch.ops.aten._unsafe_view(of_rows, target.shape) for of_rows in found)
-    return loss, lse
+    """Numbers of each row in the shape of the target, and no views, which nobody could change in place."""
+    loss, normalizer = found
+    view = torch.ops.aten._unsafe_view
+    return view(loss, target.shape), view(normalizer, (*target.shape, 2))
 
 
 def launch_linear(
@@ -85,7 +91,7 @@ def launch_linear(
     chunk: int,
     level: str,
 ) -> tuple[Tensor, Tensor]:
-    """`(loss, lse)` of each token."""
+    """`(loss, normalizer)` of each token."""
     _check(hidden, target, level)
     _check_parameters(hidden, weight, bias)
     rows, scalars = hidden.reshape(-1, hidden.shape[-1]), (ignore_index, label_smoothing, z_loss, softcap)
@@ -103,7 +109,7 @@ def launch_linear(
 
 def launch_linear_backward(
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -122,8 +128,8 @@ def launch_linear_backward(
     _check(hidden, target, level)
     _check_parameters(hidden, weight, bias)
     arguments = (
-        dloss.reshape(-1), lse.reshape(-1), hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1), bias,
-        ignore_index, label_smoothing, z_loss, softcap, chunk, need_dhidden, need_dweight,
+        dloss.reshape(-1), normalizer.reshape(-1, 2), hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1),
+        bias, ignore_index, label_smoothing, z_loss, softcap, chunk, need_dhidden, need_dweight,
         need_dbias and bias is not None,
     )  # fmt: skip
     with _without_autocast(hidden):
@@ -147,7 +153,7 @@ def launch_logits(
     softcap: float,
     level: str,
 ) -> tuple[Tensor, Tensor]:
-    """`(loss, lse)` of each token."""
+    """`(loss, normalizer)` of each token."""
     _check(logits, target, level)
     rows, scalars = logits.reshape(-1, logits.shape[-1]), (ignore_index, label_smoothing, z_loss, softcap)
     with _without_autocast(logits):
@@ -164,7 +170,7 @@ def launch_logits(
 
 def launch_logits_backward(
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -181,7 +187,7 @@ def launch_logits_backward(
         return result
     rows = logits.reshape(-1, logits.shape[-1])
     in_rows = rows if inplace else result.view(rows.shape)
-    arguments = dloss.reshape(-1), rows, target.reshape(-1), lse.reshape(-1)
+    arguments = dloss.reshape(-1), rows, target.reshape(-1), normalizer.reshape(-1, 2)
     scalars = ignore_index, label_smoothing, z_loss, softcap
     with _without_autocast(logits):
         if level == "triton":
@@ -239,7 +245,7 @@ def _(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *scal
 @torch.library.register_fake("kernel_pytorch::linear_cross_entropy_backward", lib=library)
 def _(
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -268,7 +274,7 @@ def _(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.register_fake("kernel_pytorch::cross_entropy_backward", lib=library)
-def _(dloss: Tensor, lse: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
+def _(dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
     return logits.new_empty(logits.shape)
 
 
@@ -278,8 +284,8 @@ def _(target: Tensor, words: int, ignore_index: int) -> Tensor:
 
 
 def _fake_losses(rows: Tensor) -> tuple[Tensor, Tensor]:
-    loss, lse = (rows.new_empty(rows.shape[:-1], dtype=wide_dtype(rows.dtype)) for _ in range(2))
-    return loss, lse
+    wide, tokens = wide_dtype(rows.dtype), rows.shape[:-1]
+    return rows.new_empty(tokens, dtype=wide), rows.new_empty((*tokens, 2), dtype=wide)
 
 
 sharding.register_when_distributed()

@@ -1,7 +1,7 @@
 """Cross entropy for language models, defined.
 
     z = logits, or softcap * tanh(logits / softcap)              V of them for each token
-    lse = log(sum(exp(z)))
+    lse = log(sum(exp(z))) = max(z) + log(sum(exp(z - max(z))))
     loss = lse - (1 - s) * z[target] - s * mean(z) + z_loss * lse^2
 
 `s` is the label smoothing of Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016,
@@ -10,8 +10,13 @@ keeps the normaliser near one, Chowdhery et al., "PaLM", 2022, https://arxiv.org
 loss that is returned. The soft cap keeps logits in (-softcap, softcap), Gemma Team, "Gemma 2", 2024,
 https://arxiv.org/abs/2408.00118.
 
-A token whose target is `ignore_index` has no loss and no gradient. "mean" divides by the number of the others, and by
-one where there are none: if all are ignored, the loss is zero and so are the gradients, where PyTorch's own gives NaN.
+Without the z-loss only differences of logits matter. So everything is computed of `z - max(z)`: where logits are large,
+lse has no digits left of its logarithm, and neither has `exp(z - lse)`, which the gradient is made of. A logit that is
+NaN or infinity makes the loss NaN, as in PyTorch; minus infinity is a word that is ruled out.
+
+A token whose target is `ignore_index` has no loss and no gradient, whatever its logits are. "mean" divides by the
+number of the others, and by one where there are none: if all are ignored, the loss is zero and so are the gradients,
+where PyTorch's own gives NaN.
 A target that is no word (negative, or V and more) is ignored here; the public functions raise IndexError where they
 check.
 
@@ -90,19 +95,22 @@ def cross_entropy(
     Returns:
         As `linear_cross_entropy`.
     """
-    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    words = logits.shape[-1]
+    target = target.to(torch.int64).expand(logits.shape[:-1])
+    counts = (target != ignore_index) & (target >= 0) & (target < words)
+    # Zeros where nothing counts: of NaN the gradient would be zero times NaN.
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(~counts.unsqueeze(-1), 0.0)
     if softcap > 0.0:
         z = softcap * torch.tanh(z / softcap)
-    words = z.shape[-1]
-    target = target.to(torch.int64).expand(z.shape[:-1])
-    counts = (target != ignore_index) & (target >= 0) & (target < words)
-    lse = torch.logsumexp(z, -1)
+    largest = z.detach().amax(-1, keepdim=True)
+    z = z - largest
+    log_sum = torch.logsumexp(z, -1)
     picked = z.gather(-1, target.clamp(0, words - 1).unsqueeze(-1)).squeeze(-1)
-    loss = lse - (1.0 - label_smoothing) * picked
+    loss = log_sum - (1.0 - label_smoothing) * picked
     if label_smoothing > 0.0:
         loss = loss - label_smoothing * z.mean(-1)
     if z_loss > 0.0:
-        loss = loss + z_loss * lse.square()
+        loss = loss + z_loss * (largest.squeeze(-1) + log_sum).square()
     loss = loss.masked_fill(~counts, 0.0)
     if reduction == "none":
         return loss

@@ -1,10 +1,10 @@
 """Sharding rules of the operators, for DTensor: data and sequence parallelism.
 
 Tokens are independent: hidden states, logits and targets may be sharded over every dimension of tokens, with replicated
-parameters, and nothing is sent. Losses are sharded like the tokens, and each rank holds its own tokens' part of the
-gradients of weight and bias. A weight that is sharded over the vocabulary, or over the hidden dimension, is gathered
-first, by DTensor, and so are logits sharded over the vocabulary: the sum of exponentials would have to be sent between
-ranks, which these operators do not do.
+parameters, and nothing is sent. Losses, and what is kept for the backward, are sharded like the tokens, and each rank
+holds its own tokens' part of the gradients of weight and bias. A weight that is sharded over the vocabulary, or over
+the hidden dimension, is gathered first, by DTensor, and so are logits sharded over the vocabulary: the sum of
+exponentials would have to be sent between ranks, which these operators do not do.
 
 Importing `torch.distributed.tensor` takes half a second, which importing this package must not; so the rules are
 registered when somebody else imports it, before there is a DTensor.
@@ -79,7 +79,7 @@ def rules(tensor: ModuleType) -> Rules:
         ]
 
     def linear_cross_entropy_backward(
-        dloss: Any, lse: Any, hidden: Any, weight: Any, target: Any, bias: Any, *scalars: Any
+        dloss: Any, normalizer: Any, hidden: Any, weight: Any, target: Any, bias: Any, *scalars: Any
     ) -> Shardings:
         need_dhidden, need_dweight, need_dbias = scalars[-3:]
         found = []
@@ -98,7 +98,7 @@ def rules(tensor: ModuleType) -> Rules:
         none = [None] * len(scalars)
         return [([tokens] * 2, [tokens, tokens, *none]) for tokens, _ in of_tokens(logits.ndim - 1)]
 
-    def cross_entropy_backward(dloss: Any, lse: Any, logits: Any, target: Any, *scalars: Any) -> Shardings:
+    def cross_entropy_backward(dloss: Any, normalizer: Any, logits: Any, target: Any, *scalars: Any) -> Shardings:
         none = [None] * len(scalars)
         return [([tokens], [tokens] * 4 + none) for tokens, _ in of_tokens(logits.ndim - 1)]
 

@@ -29,7 +29,8 @@ from .triton_matmul import Shape, add_bias, halves, multiply, store_tile, tile_a
 
 @triton.jit
 def _finish(
-    tile, bias_ptr, gradient, shares_ptr, row, column, tokens, width, gradient_stride, target, lse, dloss, words, first,
+    tile, bias_ptr, gradient, shares_ptr, row, column, tokens, width, gradient_stride, target, largest, log_sum, dloss,
+    words, first,
     LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     NEED_DBIAS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILE_ROWS: tl.constexpr,
     PARTS: tl.constexpr, DESCRIPTORS: tl.constexpr, LONG_OFFSETS: tl.constexpr,
@@ -37,16 +38,17 @@ def _finish(
     """The epilogue of a tile, part after part."""
     if PARTS > 1:
         left, right = halves(tile, ROWS, COLUMNS)
-        _finish(left, bias_ptr, gradient, shares_ptr, row, column, tokens, width, gradient_stride, target, lse, dloss,
-                words, first, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HAS_BIAS, NEED_DBIAS, HALF, ROWS, COLUMNS // 2,
-                TILE_ROWS, PARTS // 2, DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
-        _finish(right, bias_ptr, gradient, shares_ptr, row, column + COLUMNS // 2, tokens, width, gradient_stride,
-                target, lse, dloss, words, first, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HAS_BIAS, NEED_DBIAS, HALF, ROWS,
+        _finish(left, bias_ptr, gradient, shares_ptr, row, column, tokens, width, gradient_stride, target, largest,
+                log_sum, dloss, words, first, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HAS_BIAS, NEED_DBIAS, HALF, ROWS,
                 COLUMNS // 2, TILE_ROWS, PARTS // 2, DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
+        _finish(right, bias_ptr, gradient, shares_ptr, row, column + COLUMNS // 2, tokens, width, gradient_stride,
+                target, largest, log_sum, dloss, words, first, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HAS_BIAS, NEED_DBIAS,
+                HALF, ROWS, COLUMNS // 2, TILE_ROWS, PARTS // 2, DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
     else:
         logits = add_bias(tile, bias_ptr, column, width, COLUMNS, HAS_BIAS)
         word = first + column + tl.arange(0, COLUMNS)[None, :]
-        found = logits_gradient(logits, word, target, lse, dloss, words, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HALF)
+        found = logits_gradient(logits, word, target, largest, log_sum, dloss, words, LABEL_SMOOTHING, Z_LOSS, SOFTCAP,
+                                HALF)  # fmt: skip
         # Beyond the last word there is room up to the next row, and whole vectors are stored.
         store_tile(gradient, found, row, column, tokens, gradient_stride, gradient_stride, ROWS, COLUMNS, DESCRIPTORS,
                    LONG_OFFSETS)  # fmt: skip
@@ -59,7 +61,7 @@ def _finish(
 
 @triton.jit
 def _gradient_kernel(
-    hidden, weight, bias_ptr, target_ptr, lse_ptr, dloss_ptr, gradient, shares_ptr, tokens, width, depth,
+    hidden, weight, bias_ptr, target_ptr, normalizer_ptr, dloss_ptr, gradient, shares_ptr, tokens, width, depth,
     hidden_row_stride, hidden_column_stride, weight_row_stride, weight_column_stride, gradient_stride,
     words, first, ignore_index,
     LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -70,7 +72,8 @@ def _gradient_kernel(
     """This program computes every num_programs-th tile of the gradient of the logits of `width` words from `first` on.
 
     hidden: (T, H), weight: (width, H), gradient: (T, width) with unit stride in its rows, as descriptors or pointers.
-    bias: (width). target, lse, dloss: (T). shares: (rows of tiles, width), the sum over the tokens of each.
+    bias: (width). target, dloss: (T). normalizer: (T, 2). shares: (rows of tiles, width), the sum over the tokens of
+    each.
     """
     tiles = tl.cdiv(tokens, ROWS) * tl.cdiv(width, COLUMNS)
     for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=False):
@@ -82,17 +85,18 @@ def _gradient_kernel(
         token = row + tl.arange(0, ROWS)
         exists = token < tokens
         target = load_targets(target_ptr, token, exists, words, ignore_index)
-        lse = tl.load(lse_ptr + token, mask=exists, other=0.0)
+        largest = tl.load(normalizer_ptr + 2 * token, mask=exists, other=0.0)
+        log_sum = tl.load(normalizer_ptr + 2 * token + 1, mask=exists, other=0.0)
         dloss = tl.load(dloss_ptr + token, mask=exists, other=0.0)
-        _finish(tile, bias_ptr, gradient, shares_ptr, row, column, tokens, width, gradient_stride, target, lse, dloss,
-                words, first, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HAS_BIAS, NEED_DBIAS, HALF, ROWS, COLUMNS, ROWS, PARTS,
-                DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
+        _finish(tile, bias_ptr, gradient, shares_ptr, row, column, tokens, width, gradient_stride, target, largest,
+                log_sum, dloss, words, first, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HAS_BIAS, NEED_DBIAS, HALF, ROWS,
+                COLUMNS, ROWS, PARTS, DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
 
 
 def _launch(
     gradient: Tensor,
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -115,11 +119,11 @@ def _launch(
     shares = None
     if need_dbias:
         down = cdiv(tokens, shape.chosen.rows)
-        shares = torch.empty((down, width), dtype=lse.dtype, device=hidden.device)
+        shares = torch.empty((down, width), dtype=normalizer.dtype, device=hidden.device)
     if tokens > 0:
         _gradient_kernel[(shape.programs,)](
             shape.operand(hidden, shape.chosen.rows), shape.operand(weight, shape.chosen.columns), bias,
-            target, lse, dloss, shape.result(gradient), shares,
+            target, normalizer, dloss, shape.result(gradient), shares,
             tokens, width, hidden.shape[1], *hidden.stride(), *weight.stride(), gradient.stride(0),
             words, first, ignore_index,
             LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, SOFTCAP=softcap, HAS_BIAS=bias is not None,
@@ -130,7 +134,7 @@ def _launch(
 
 def backward(
     dloss: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -148,7 +152,7 @@ def backward(
 
     Args:
         dloss: `(T,)`, any strides.
-        lse: `(T,)`, as the forward returned it.
+        normalizer: `(T, 2)`, as the forward returned it.
         hidden: `(T, H)`, any strides.
         weight: `(V, H)` in the dtype of hidden, any strides.
         target: `(T,)`.
@@ -168,7 +172,7 @@ def backward(
     tokens, words = hidden.shape[0], weight.shape[0]
     step = words_at_a_time(tokens, words, hidden.dtype.itemsize, chunk)
     dloss, scale = incoming(dloss, target, words, ignore_index, hidden.dtype == torch.float16)
-    dloss, lse, target = dloss.to(lse.dtype).contiguous(), lse.contiguous(), target.contiguous()
+    dloss, normalizer, target = dloss.to(normalizer.dtype).contiguous(), normalizer.contiguous(), target.contiguous()
     bias = None if bias is None else bias.contiguous()
     half = hidden.dtype.itemsize == 2 and not triton.knobs.runtime.interpret
     # Rows of a multiple of 128 words, so that every chunk can be stored in vectors, or by the copy engine.
@@ -177,7 +181,7 @@ def backward(
     def logits_gradient_of(first: int, last: int) -> tuple[Tensor, Tensor | None]:
         gradient, own_bias = buffer[:, : last - first], None if bias is None else bias[first:last]
         scalars = words, first, ignore_index, label_smoothing, z_loss, softcap
-        sums = _launch(gradient, dloss, lse, hidden, weight[first:last], target, own_bias, *scalars, need_dbias)
+        sums = _launch(gradient, dloss, normalizer, hidden, weight[first:last], target, own_bias, *scalars, need_dbias)
         return gradient, sums
 
     needed = need_dhidden, need_dweight, need_dbias

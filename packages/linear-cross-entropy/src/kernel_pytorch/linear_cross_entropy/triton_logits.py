@@ -20,8 +20,8 @@ from .triton_math import (
     Shares,
     add_exponentials,
     capped,
+    finite_or_zero,
     load_targets,
-    log_of_sum,
     logits_gradient,
     on_device,
     triton_dtype,
@@ -34,13 +34,14 @@ BLOCKS = 4  # tiles that a program of the forward takes one after another
 
 @triton.jit
 def _logits_forward_kernel(
-    logits_ptr, target_ptr, lse_shares_ptr, sum_shares_ptr, picked_ptr, tokens, words, row_stride, ignore_index,
+    logits_ptr, target_ptr, largest_ptr, exponentials_ptr, sum_shares_ptr, picked_ptr, tokens, words, row_stride,
+    ignore_index,
     SOFTCAP: tl.constexpr, SMOOTHED: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """This program takes BLOCKS blocks of ROWS rows.
 
-    logits: (T, V) with unit stride in V. lse_shares, sum_shares: (S, T). picked: (T).
+    logits: (T, V) with unit stride in V. largest, exponentials, sum_shares: (S, T). picked: (T).
     """
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = token < tokens
@@ -49,34 +50,36 @@ def _logits_forward_kernel(
     largest = tl.full((ROWS,), float("-inf"), WIDE)
     total = tl.zeros((ROWS,), WIDE)
     logits_sum = tl.zeros((ROWS,), WIDE)
+    target = load_targets(target_ptr, token, exists, words, ignore_index)
+    at_target = logits_ptr + token.to(tl.int64) * row_stride + target
+    picked = capped(tl.load(at_target, mask=target >= 0, other=0.0).to(WIDE), SOFTCAP, HALF)
     for block in range(BLOCKS):
         word = (part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)[None, :]
         mask = exists[:, None] & (word < words)
         z = capped(tl.load(rows + word, mask=mask, other=0.0).to(WIDE), SOFTCAP, HALF)
         if SMOOTHED:
-            logits_sum += tl.sum(tl.where(mask, z, 0.0), axis=1)
+            # Relative to one of them: of large logits their differences would be lost in the sum.
+            logits_sum += tl.sum(tl.where(mask, z - finite_or_zero(picked)[:, None], 0.0), axis=1)
         largest, total = add_exponentials(tl.where(mask, z, float("-inf")), largest, total)
     place = part.to(tl.int64) * tokens + token
-    tl.store(lse_shares_ptr + place, log_of_sum(largest, total), mask=exists)
+    tl.store(largest_ptr + place, largest, mask=exists)
+    tl.store(exponentials_ptr + place, total, mask=exists)
     if SMOOTHED:
         tl.store(sum_shares_ptr + place, logits_sum, mask=exists)
     if part == 0:
-        target = load_targets(target_ptr, token, exists, words, ignore_index)
-        counts = target >= 0
-        at_target = logits_ptr + token.to(tl.int64) * row_stride + target
-        picked = capped(tl.load(at_target, mask=counts, other=0.0).to(WIDE), SOFTCAP, HALF)
-        tl.store(picked_ptr + token, picked, mask=counts)
+        tl.store(picked_ptr + token, picked, mask=target >= 0)
 
 
 @triton.jit
 def _logits_backward_kernel(
-    logits_ptr, target_ptr, lse_ptr, dloss_ptr, gradient_ptr, tokens, words, row_stride, gradient_stride, ignore_index,
+    logits_ptr, target_ptr, normalizer_ptr, dloss_ptr, gradient_ptr, tokens, words, row_stride, gradient_stride,
+    ignore_index,
     LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """This program computes a block of ROWS rows of the gradient, which may stand where the logits do.
 
-    logits, gradient: (T, V) with unit stride in V. lse, dloss: (T).
+    logits, gradient: (T, V) with unit stride in V. normalizer: (T, 2). dloss: (T).
     """
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = token < tokens
@@ -85,9 +88,12 @@ def _logits_backward_kernel(
     row = token.to(tl.int64)[:, None]
     logits = tl.load(logits_ptr + row * row_stride + word, mask=mask, other=0.0).to(WIDE)
     target = load_targets(target_ptr, token, exists, words, ignore_index)
-    lse = tl.load(lse_ptr + token, mask=exists, other=0.0)
+    largest = tl.load(normalizer_ptr + 2 * token, mask=exists, other=0.0)
+    log_sum = tl.load(normalizer_ptr + 2 * token + 1, mask=exists, other=0.0)
     dloss = tl.load(dloss_ptr + token, mask=target >= 0, other=0.0).to(WIDE)
-    gradient = logits_gradient(logits, word, target, lse, dloss, words, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HALF)
+    gradient = logits_gradient(
+        logits, word, target, largest, log_sum, dloss, words, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, HALF
+    )
     place = gradient_ptr + row * gradient_stride + word
     tl.store(place, gradient.to(gradient_ptr.dtype.element_ty), mask=mask)
 
@@ -106,7 +112,7 @@ def forward(
         softcap: as in `reference.py`.
 
     Returns:
-        `(loss, lse)`, both `(T,)`, wide.
+        `(loss, normalizer)`, `(T,)` and `(T, 2)`, wide.
     """
     tokens, words = logits.shape
     wide = wide_dtype(logits.dtype)
@@ -115,21 +121,22 @@ def forward(
     parts = cdiv(words, block * BLOCKS)
     shares = Shares(parts, tokens, wide, logits.device, label_smoothing > 0.0)
     if tokens == 0:
-        return torch.empty_like(shares.picked), torch.empty_like(shares.picked)
+        return torch.empty_like(shares.picked), shares.picked.new_empty((0, 2))
     with on_device(logits):
         _logits_forward_kernel[(cdiv(tokens, rows), parts)](
-            logits, target, shares.lse, shares.total, shares.picked, tokens, words, logits.stride(0), ignore_index,
+            logits, target, shares.largest, shares.exponentials, shares.total, shares.picked, tokens, words,
+            logits.stride(0), ignore_index,
             SOFTCAP=softcap, SMOOTHED=label_smoothing > 0.0, WIDE=triton_dtype(wide), HALF=logits.dtype.itemsize == 2,
             ROWS=rows, BLOCK=block, BLOCKS=min(BLOCKS, cdiv(words, block)), num_warps=_warps(rows * block),
         )  # fmt: skip
-        return shares.join(target, words, ignore_index, label_smoothing, z_loss)
+        return shares.join(target, words, ignore_index, label_smoothing, z_loss, relative=True)
 
 
 def backward(
     dloss: Tensor,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    normalizer: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
@@ -142,7 +149,7 @@ def backward(
         dloss: `(T,)`, any strides.
         logits: `(T, V)`, any strides.
         target: `(T,)`.
-        lse: `(T,)`, as the forward returned it.
+        normalizer: `(T, 2)`, as the forward returned it.
         ignore_index: as in `reference.py`.
         label_smoothing: as in `reference.py`.
         z_loss: as in `reference.py`.
@@ -154,9 +161,9 @@ def backward(
     rows, block = _tile(words)
     with on_device(logits):
         _logits_backward_kernel[(cdiv(tokens, rows), cdiv(words, block))](
-            source, target.contiguous(), lse.contiguous(), dloss.contiguous(), place,
+            source, target.contiguous(), normalizer.contiguous(), dloss.contiguous(), place,
             tokens, words, source.stride(0), place.stride(0), ignore_index,
-            LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, SOFTCAP=softcap, WIDE=triton_dtype(lse.dtype),
+            LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, SOFTCAP=softcap, WIDE=triton_dtype(normalizer.dtype),
             HALF=logits.dtype.itemsize == 2, ROWS=rows, BLOCK=block, num_warps=_warps(rows * block),
         )  # fmt: skip
     if place is not result:

@@ -54,7 +54,10 @@ def capped(logits, SOFTCAP: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def add_exponentials(z, largest, total):
-    """Take a tile of logits into the largest of each row so far, and the sum of exponentials relative to that."""
+    """Take a tile of logits into the largest of each row so far, and the sum of exponentials relative to that.
+
+    The maximum passes over NaN; the sum keeps it.
+    """
     new = tl.maximum(largest, tl.max(z, axis=1))
     base = tl.where(new == float("-inf"), 0.0, new)  # nothing but -inf so far: a difference would be no number
     total = total * tl.exp(largest - base) + tl.sum(tl.exp(z - base[:, None]), axis=1)
@@ -62,10 +65,9 @@ def add_exponentials(z, largest, total):
 
 
 @triton.jit
-def log_of_sum(largest, total):
-    """The logarithm of the sum that `add_exponentials` has made."""
-    nothing = largest == float("-inf")
-    return tl.where(nothing, largest, largest + tl.log(tl.where(nothing, 1.0, total)))
+def finite_or_zero(x):
+    """A number as it is, and zero for infinity and NaN, whose differences would be no numbers."""
+    return tl.where(tl.abs(x) < float("inf"), x, 0.0)
 
 
 @triton.jit
@@ -78,20 +80,21 @@ def load_targets(target_ptr, token, mask, words, ignore_index):
 
 @triton.jit
 def logits_gradient(
-    logits, word, target, lse, dloss, words,
+    logits, word, target, largest, log_sum, dloss, words,
     LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SOFTCAP: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of logits: `(softmax * (1 + 2 z_loss lse) - smoothed target) * dloss * cap'`.
 
-    word: (1, B) counted as targets are. target, lse, dloss: (R,); dloss is zero where a token does not count.
+    word: (1, B) counted as targets are. target, largest, log_sum, dloss: (R,); the target of a token that does not
+    count is -1.
     """
     if SOFTCAP > 0.0:
         squashed = tanh(logits * (1.0 / SOFTCAP), HALF)
-        gradient = tl.exp(SOFTCAP * squashed - lse[:, None])
+        gradient = tl.exp(SOFTCAP * squashed - largest[:, None] - log_sum[:, None])
     else:
-        gradient = tl.exp(logits - lse[:, None])
+        gradient = tl.exp(logits - largest[:, None] - log_sum[:, None])
     if Z_LOSS > 0.0:
-        gradient = gradient * (1.0 + (2.0 * Z_LOSS) * lse)[:, None]
+        gradient = gradient * (1.0 + (2.0 * Z_LOSS) * (largest + log_sum))[:, None]
     if LABEL_SMOOTHING > 0.0:
         # `words` may be a constant: a scalar of 1 is one.
         gradient = gradient - tl.full((), LABEL_SMOOTHING, logits.dtype) / words
@@ -99,20 +102,23 @@ def logits_gradient(
     if SOFTCAP > 0.0:
         gradient = gradient * (1.0 - squashed * squashed)
     # What a token that does not count computes may be NaN, times zero.
-    return tl.where((dloss != 0.0)[:, None], gradient * dloss[:, None], 0.0)
+    return tl.where((target >= 0)[:, None], gradient * dloss[:, None], 0.0)
 
 
 @triton.jit
 def _join_kernel(
-    lse_shares_ptr, sum_shares_ptr, picked_ptr, target_ptr, loss_ptr, lse_ptr, tokens, shares, words, ignore_index,
-    LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, TOKENS: tl.constexpr, SHARES: tl.constexpr,
+    largest_ptr, exponentials_ptr, sum_shares_ptr, picked_ptr, target_ptr, loss_ptr, normalizer_ptr, tokens, shares,
+    words, ignore_index,
+    LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, RELATIVE: tl.constexpr,
+    TOKENS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """This program joins the shares of TOKENS tokens, always in the same order, and makes their losses.
 
-    lse_shares, sum_shares: (S, T), of parts of the vocabulary: logarithms of sums of exponentials, and sums of logits.
-    picked: (T), the logit of the target where there is one. loss, lse: (T).
+    largest, exponentials, sum_shares: (S, T), of parts of the vocabulary: maxima, sums of exponentials relative to
+    them, and sums of logits, with RELATIVE less `finite_or_zero(picked)` each. picked: (T), the logit of the target
+    where there is one. loss: (T). normalizer: (T, 2).
     """
-    wide = lse_ptr.dtype.element_ty
+    wide = loss_ptr.dtype.element_ty
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     exists = token < tokens
     largest = tl.full((TOKENS,), float("-inf"), wide)
@@ -122,47 +128,58 @@ def _join_kernel(
         share = first + tl.arange(0, SHARES)[None, :]
         place = share.to(tl.int64) * tokens + token[:, None]
         mask = exists[:, None] & (share < shares)
-        part = tl.load(lse_shares_ptr + place, mask=mask, other=float("-inf"))
-        largest, total = add_exponentials(part, largest, total)
+        maxima = tl.load(largest_ptr + place, mask=mask, other=float("-inf"))
+        sums = tl.load(exponentials_ptr + place, mask=mask, other=0.0)
+        new = tl.maximum(largest, tl.max(maxima, axis=1))
+        base = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp(largest - base) + tl.sum(sums * tl.exp(maxima - base[:, None]), axis=1)
+        largest = new
         if LABEL_SMOOTHING > 0.0:
             logits += tl.sum(tl.load(sum_shares_ptr + place, mask=mask, other=0.0), axis=1)
-    lse = tl.where(exists, log_of_sum(largest, total), 0.0)
+    log_sum = tl.log(tl.where(total == 0.0, 1.0, total))  # of nothing but -inf the differences are NaN anyway
     target = load_targets(target_ptr, token, exists, words, ignore_index)
     picked = tl.load(picked_ptr + token, mask=exists & (target >= 0), other=0.0)
-    loss = lse - (1.0 - LABEL_SMOOTHING) * picked
+    loss = log_sum - (1.0 - LABEL_SMOOTHING) * (picked - largest)
     if LABEL_SMOOTHING > 0.0:
-        loss -= LABEL_SMOOTHING * (logits / words)
+        if RELATIVE:
+            loss -= LABEL_SMOOTHING * (logits / words + (finite_or_zero(picked) - largest))
+        else:
+            loss -= LABEL_SMOOTHING * (logits / words - largest)
     if Z_LOSS > 0.0:
-        loss += Z_LOSS * (lse * lse)
+        loss += Z_LOSS * ((largest + log_sum) * (largest + log_sum))
     tl.store(loss_ptr + token, tl.where(target >= 0, loss, 0.0), mask=exists)
-    tl.store(lse_ptr + token, lse, mask=exists)
+    tl.store(normalizer_ptr + 2 * token, largest, mask=exists)
+    tl.store(normalizer_ptr + 2 * token + 1, log_sum, mask=exists)
 
 
 class Shares:
     """What the programs of a forward write, each for its part of the vocabulary, and the join of it.
 
     Attributes:
-        lse: `(S, T)`, logarithms of sums of exponentials.
+        largest: `(S, T)`, the largest logits.
+        exponentials: `(S, T)`, sums of exponentials relative to those.
         total: `(S, T)`, sums of logits; None where the labels are not smoothed.
         picked: `(T,)`, logits of the targets; nothing for tokens that do not count.
     """
 
     def __init__(self, parts: int, tokens: int, wide: torch.dtype, device: torch.device, smoothed: bool) -> None:
-        self.lse = torch.empty((parts, tokens), dtype=wide, device=device)
-        self.total = torch.empty_like(self.lse) if smoothed else None
+        self.largest = torch.empty((parts, tokens), dtype=wide, device=device)
+        self.exponentials = torch.empty_like(self.largest)
+        self.total = torch.empty_like(self.largest) if smoothed else None
         self.picked = torch.empty((tokens,), dtype=wide, device=device)
 
     def join(
-        self, target: Tensor, words: int, ignore_index: int, label_smoothing: float, z_loss: float
+        self, target: Tensor, words: int, ignore_index: int, label_smoothing: float, z_loss: float, relative: bool
     ) -> tuple[Tensor, Tensor]:
-        """`(loss, lse)`, both `(T,)`: one launch."""
-        loss, lse = torch.empty_like(self.picked), torch.empty_like(self.picked)
-        parts, tokens = self.lse.shape
+        """`(loss, normalizer)`, `(T,)` and `(T, 2)`: one launch. `relative`: what `total` is, as the kernel says."""
+        loss, normalizer = torch.empty_like(self.picked), self.picked.new_empty((*self.picked.shape, 2))
+        parts, tokens = self.largest.shape
         _join_kernel[(cdiv(tokens, JOINED_TOKENS),)](
-            self.lse, self.total, self.picked, target, loss, lse, tokens, parts, words, ignore_index,
-            LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, TOKENS=JOINED_TOKENS, SHARES=JOINED_SHARES, num_warps=4,
+            self.largest, self.exponentials, self.total, self.picked, target, loss, normalizer, tokens, parts, words,
+            ignore_index, LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, RELATIVE=relative, TOKENS=JOINED_TOKENS,
+            SHARES=JOINED_SHARES, num_warps=4,
         )  # fmt: skip
-        return loss, lse
+        return loss, normalizer
 
 
 def triton_dtype(dtype: torch.dtype) -> tl.dtype:
