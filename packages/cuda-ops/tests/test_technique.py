@@ -13,13 +13,14 @@ from kernel_pytorch.cuda_ops import LIBRARY, levels
 from kernel_pytorch.cuda_ops.technique import attention, kernels, technique
 from kernel_pytorch.harness.pytest_plugin import verification_trials
 from kernel_pytorch.harness.technique import Level
-from kernel_pytorch.harness.verification import RANDOM, examine, standard, trials
+from kernel_pytorch.harness.verification import IMITATED, RANDOM, REAL, examine, standard, trials
 
 
 def trial(parameter):
-    """The parameter, marked: what compiles anew for every layout takes long, and is PyTorch's."""
+    """The parameter, marked: what compiles anew for every layout takes long, and is PyTorch's; emulated, so does much."""
     _, implementation, tried = parameter.values
     slow = implementation.level is Level.COMPILE and tried.adversary != RANDOM
+    slow |= "KERNEL_PYTORCH_LIBRARY" in os.environ and tried.adversary in (IMITATED, REAL)
     return pytest.param(*parameter.values, id=parameter.id, marks=[pytest.mark.slow] if slow else [])
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kernel_pytorch.harness.availability import why_unavailable
-from kernel_pytorch.harness.real_input import RealInputUnavailable, real_activations
+from kernel_pytorch.harness.real_input import TOKENS, RealInputUnavailable, real_activations
 from kernel_pytorch.harness.results import Accuracy
 from kernel_pytorch.harness.technique import Implementation, Operation, Technique
-from kernel_pytorch.harness.verification import FRESH, Standard, examine, standard_for
+from kernel_pytorch.harness.verification import REAL, Standard, Trial, examine, of_activations, standard
 
-TOKENS = 512
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -39,35 +35,19 @@ def measure_accuracy(
     if not real:
         return (), "not measured here: real activations mean nothing to this technique"
     try:
-        activations = real_activations(tokens=TOKENS).to(device)
+        activations = real_activations(tokens=TOKENS)
     except RealInputUnavailable as error:
         return (), f"not measured here: {error}"
     found: list[Accuracy] = []
     for operation in real:
         for dtype in DTYPES:
-            against = _standard(operation, activations, dtype, device)
-            against = replace(against, fresh=functools.partial(_fresh, operation, activations, dtype, device))
+            against = standard(operation, Trial(of_activations(dtype), REAL), device)
             for implementation in operation.implementations:
                 if wanted is None or implementation.name in wanted:
                     found += _accuracy(technique, operation, implementation, dtype, against, device)
     tokens, channels = activations.shape
     what = f"{tokens} x {channels} hidden states of all-MiniLM-L6-v2 reading the docstrings of Python's library"
     return tuple(found), what
-
-
-def _standard(
-    operation: Operation, activations: Tensor, dtype: torch.dtype, device: torch.device, seed: int = 0
-) -> Standard:
-    assert operation.real_input is not None
-    arguments = [a.to(device) if isinstance(a, Tensor) else a for a in operation.real_input(activations, dtype)]
-    return standard_for(operation, arguments, device, seed)
-
-
-def _fresh(operation: Operation, activations: Tensor, dtype: torch.dtype, device: torch.device) -> Standard:
-    """The same activations, each row scaled a little: other numbers, with the same outliers."""
-    generator = torch.Generator(device).manual_seed(FRESH)
-    scale = 0.75 + 0.5 * torch.rand(len(activations), 1, generator=generator, device=device)
-    return _standard(operation, activations * scale, dtype, device, FRESH)
 
 
 def _accuracy(

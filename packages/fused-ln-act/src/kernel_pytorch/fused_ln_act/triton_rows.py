@@ -32,7 +32,8 @@ STAGES = 3  # tiles under way: one is computed, two are copied
 SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
 REGISTERS, MOST_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
 LONG_PROGRAMS_PER_MULTIPROCESSOR = 4
-INTERPRETER_PROGRAMS = 4  # the interpreter runs programs one after the other
+# The interpreter runs programs one after the other. Fewer would make chains of sums as long as no GPU has them.
+INTERPRETER_PROGRAMS = 16
 
 
 @triton.jit
@@ -52,6 +53,18 @@ def product(x, y):
     rows a program has: the last bit of a row's sum would go by the number of rows.
     """
     return tl.fma(x, y, tl.zeros_like(x))
+
+
+@triton.jit
+def sum_of_rows(x, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of the rows of `x`, (ROWS, BLOCK), of which no part is a long chain: that would lose digits of float32.
+
+    `tl.sum` says nothing of its order. Compiled it adds what a thread holds, then threads and warps in a tree; the
+    interpreter adds row by row. A thread holds every 64th row or oftener, so that the first step moves nothing.
+    """
+    if ROWS > 64:
+        x = tl.sum(tl.reshape(x, [ROWS // 64, 64, BLOCK]), axis=0)
+    return tl.sum(x, axis=0)
 
 
 @triton.jit

@@ -34,7 +34,8 @@ STAGES = 3  # tiles under way: one is computed, two are copied
 # specifications).
 SHARED_MEMORY = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
 LONG_PROGRAMS_PER_MULTIPROCESSOR = 4
-INTERPRETER_PROGRAMS = 4  # the interpreter runs programs one after the other
+# The interpreter runs programs one after the other. Fewer would make chains of sums as long as no GPU has them.
+INTERPRETER_PROGRAMS = 16
 
 
 @triton.jit
