@@ -68,6 +68,7 @@ std::tuple<Tensor, Tensor> bias_act_backward(const Tensor& dy_given, const Optio
                                              bool need_dbias) {
   const char* const name = "bias_act_backward";
   const Rows rows = rows_of("dy", dy_given);
+  check_cuda_size(name, "dy", dy_given, rows);
   check_backward(name, dy_given, x_given, bias_given, activation);
   need_dbias = need_dbias && bias_given.has_value();
   const DType type = x_given.has_value() ? dtype_of("x", *x_given) : dtype_of("dy", dy_given);

@@ -54,6 +54,7 @@ std::tuple<Tensor, Tensor> bias_dropout_add_backward(const Tensor& dy_given, con
                                                      bool need_dx, bool need_dbias) {
   const char* const name = "bias_dropout_add_backward";
   const Rows rows = rows_of("dy", dy_given);
+  check_cuda_size(name, "dy", dy_given, rows);
   check_floating("dy", dy_given);
   check_parameter(name, "bias", bias, dy_given);
   const DType x_type = dtype_named(name, "x_dtype", x_dtype);

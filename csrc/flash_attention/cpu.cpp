@@ -69,16 +69,12 @@ void multiply(const Compute* a, int64_t a_stride, const Compute* b, int64_t b_st
 template <typename Compute>
 class Scratch {
  public:
-  explicit Scratch(int64_t depth) : depth_(padded<Compute>(depth)) {
-    const int64_t size = 2 * kTaskQueries * depth_ + 2 * kKeys * depth_ + kTaskQueries * (kKeys + 2);
-    data_ = static_cast<Compute*>(__builtin_malloc(static_cast<size_t>(size) * sizeof(Compute)));
-  }
-  ~Scratch() { __builtin_free(data_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+  explicit Scratch(int64_t depth)
+      : depth_(padded<Compute>(depth)),
+        data_(2 * kTaskQueries * depth_ + 2 * kKeys * depth_ + kTaskQueries * (kKeys + 2)) {}
 
   int64_t depth() const { return depth_; }
-  Compute* q() const { return data_; }                                      // (queries, depth), scaled
+  Compute* q() const { return data_.data(); }                               // (queries, depth), scaled
   Compute* o() const { return q() + kTaskQueries * depth_; }                // (queries, depth)
   Compute* k() const { return o() + kTaskQueries * depth_; }                // (depth, keys): transposed
   Compute* v() const { return k() + kKeys * depth_; }                       // (keys, depth)
@@ -87,8 +83,8 @@ class Scratch {
   Compute* sum() const { return maximum() + kTaskQueries; }                 // (queries,)
 
  private:
-  int64_t depth_;
-  Compute* data_;
+  const int64_t depth_;
+  const Buffer<Compute> data_;
 };
 
 // Rows `begin` to `end` of a `(rows, depth)` tensor, widened, times `factor`, zeros up to whole vectors.

@@ -73,15 +73,35 @@ cudaError_t run(const Forward& f, int64_t version, cudaStream_t stream) {
   return launch_shared_memory(p, f.batch * f.heads, stream);
 }
 
+// Attention of `count` batches from batch `first` on.
+Forward batches_of(const Forward& f, int64_t first, int64_t count) {
+  const int64_t rows = first * f.heads * f.queries, keys = first * f.kv_heads * f.keys;
+  const int64_t row_bytes = f.depth * size_of(f.q.dtype);
+  Forward part = f;
+  part.batch = count;
+  part.q.data = static_cast<const char*>(f.q.data) + rows * row_bytes;
+  part.k.data = static_cast<const char*>(f.k.data) + keys * row_bytes;
+  part.v.data = static_cast<const char*>(f.v.data) + keys * row_bytes;
+  part.o.data = static_cast<char*>(f.o.data) + rows * row_bytes;
+  part.lse.data = static_cast<char*>(f.lse.data) + rows * size_of(f.lse.dtype);
+  return part;
+}
+
 }  // namespace
 
 int launch_forward(const Forward& f, int64_t version, void* stream) {
   const int64_t batch_heads = f.batch * f.heads;
   if (batch_heads == 0 || f.queries == 0) return cudaSuccess;
-  if (batch_heads > 65535 || f.depth > kMaxDepth) return cudaErrorInvalidValue;
-  return with_type(f.q.dtype, [&](auto type) {
-    return run<typename decltype(type)::type>(f, version, static_cast<cudaStream_t>(stream));
-  });
+  if (f.heads > kMostHeads || f.depth > kMostDepth) return cudaErrorInvalidValue;
+  const int64_t together = kMostHeads / f.heads;  // batches of a launch
+  cudaError_t error = cudaSuccess;
+  for (int64_t batch = 0; batch < f.batch && error == cudaSuccess; batch += together) {
+    const Forward part = batches_of(f, batch, smaller(together, f.batch - batch));
+    error = with_type(f.q.dtype, [&](auto type) {
+      return run<typename decltype(type)::type>(part, version, static_cast<cudaStream_t>(stream));
+    });
+  }
+  return error;
 }
 
 }  // namespace flash_attention

@@ -46,6 +46,10 @@ KP_HOST_DEVICE constexpr int64_t kv_head_of(int64_t batch_head, int64_t heads, i
   return batch_head / heads * kv_heads + batch_head % heads / (heads / kv_heads);
 }
 
+// What CUDA kernels take: heads are a grid's second dimension, of one batch or of several that go together.
+constexpr int64_t kMostDepth = 256;
+constexpr int64_t kMostHeads = 65535;
+
 // Queries of a task of the twin.
 constexpr int64_t kTaskQueries = 32;
 

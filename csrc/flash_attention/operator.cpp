@@ -24,6 +24,9 @@ std::tuple<Tensor, Tensor> flash_attention(const Tensor& q_given, const Tensor& 
   check_floating("q", q_given);
   check(q_given.dim() == 4, name, ": q: shape is ", shape(q_given), "; it must be (batch, heads, queries, depth)");
   check(q_given.size(3) > 0, name, ": q: shape is ", shape(q_given), "; the last dimension must not be empty");
+  check(!q_given.is_cuda() || (q_given.size(3) <= kMostDepth && q_given.size(1) <= kMostHeads), name,
+        ": q: shape is ", shape(q_given), "; on CUDA at most ", kMostHeads, " heads of a depth of at most ", kMostDepth,
+        " are allowed");
   check_keys("k", k_given, q_given);
   check_keys("v", v_given, q_given);
   check(sizes(v_given) == sizes(k_given), name, ": v: shape is ", shape(v_given), "; it must be that of k, ",

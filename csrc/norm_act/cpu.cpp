@@ -11,21 +11,6 @@ namespace norm_act {
 
 namespace {
 
-// A row of what is computed in.
-template <typename Compute>
-class Row {
- public:
-  explicit Row(int64_t columns) : values_(static_cast<Compute*>(__builtin_malloc(bytes(columns)))) {}
-  ~Row() { __builtin_free(values_); }
-  Row(const Row&) = delete;
-  Row& operator=(const Row&) = delete;
-  Compute* data() const { return values_; }
-
- private:
-  static size_t bytes(int64_t columns) { return static_cast<size_t>(columns) * sizeof(Compute); }
-  Compute* values_;
-};
-
 // A parameter, widened; where there is none, what changes nothing: fewer kinds of kernels.
 template <typename Compute>
 class Parameter {
@@ -38,7 +23,7 @@ class Parameter {
 
  private:
   Widened<Compute> given_;
-  Row<Compute> filled_;
+  Buffer<Compute> filled_;
 };
 
 template <Activation A, typename T>
@@ -161,7 +146,7 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
   const Parameter<Compute> weights(b.weight, columns, 1), biases(b.bias, columns, 0);
   // Where little is done to an element, the shares are read and written less often; a mask is drawn for one row.
   constexpr int kTogether = A == Activation::kIdentity ? 4 : 1;
-  const Row<Compute> scratch(kTogether * columns);
+  const Buffer<Compute> scratch(kTogether * columns);
   DropoutRow<Compute> dropout(b.norm.dropout, columns);
   const auto share_at = [&](Output shares, int64_t part) {
     Compute* share = shares ? static_cast<Compute*>(shares.data) + row_offset(part, columns) : nullptr;

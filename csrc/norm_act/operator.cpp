@@ -45,6 +45,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_act(const Tensor& x_given, const Optiona
   const char* const name = "norm_act";
   const Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
+  check_cuda_size(name, "x", x_given, rows);
   check_like(name, "residual", residual_given, "x", x_given);
   check_parameter(name, "weight", weight_given, x_given);
   check_parameter(name, "bias", bias_given, x_given);
@@ -128,6 +129,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
     bool need_dx, bool need_dresidual, bool need_dweight, bool need_dbias, int64_t version) {
   const char* const name = "norm_act_backward";
   const Rows rows = rows_of("h", h_given);
+  check_cuda_size(name, "h", h_given, rows);
   check_backward(name, dy_given, dh_given, h_given, weight_given, bias_given, statistics_given, norm);
   const bool adds = !residual_dtype.empty();
   const DType x_type = dtype_named(name, "x_dtype", x_dtype);

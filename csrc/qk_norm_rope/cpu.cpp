@@ -90,7 +90,8 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
   const Widened<Compute> k_scale(b.sides[1].weight, b.columns, b.offset);
   const Compute* const scales[2] = {q_scale.data(), k_scale.data()};
   Angles<Compute> angles(b.rotation);
-  Compute* g = static_cast<Compute*>(__builtin_malloc(static_cast<size_t>(2 * b.columns) * sizeof(Compute)));
+  const Buffer<Compute> scratch(2 * b.columns);
+  Compute* g = scratch.data();
   for (int64_t part = begin; part < end; ++part) {
     const Range range = share_of(b.tokens, b.parts, part);
     Compute* own[2] = {nullptr, nullptr};
@@ -106,7 +107,6 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
       }
     }
   }
-  __builtin_free(g);
 }
 
 template <typename W>

@@ -30,6 +30,9 @@ Input optional_input(const char* name, const OptionalTensor& tensor) {
   return tensor.has_value() ? input(name, *tensor) : Input{};
 }
 
+// Rows of a weight whose gradient is summed on CUDA: those of the second dimension of a grid.
+constexpr int64_t kMostWeightRows = 65535;
+
 // Shares of the rows, whose sums for dweight are added in the end. On the CPU 16 rows each, so that no sum in float32 is
 // long, in memory that is no more than half of that of x; a share has all rows of the weight. On CUDA a share has one row
 // of the weight.
@@ -60,6 +63,7 @@ Normalized run_forward(const char* name, const Tensor& x_given, const OptionalTe
                        int64_t version) {
   const Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
+  check_cuda_size(name, "x", x_given, rows);
   check_casting(name, casting);
   Tensor x = as_contiguous(x_given);
   OptionalTensor weight = as_contiguous(weight_given);
@@ -127,9 +131,12 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& r
 
 void check_backward(const char* name, const Tensor& dy, const OptionalTensor& dh, const Tensor& h,
                     const OptionalTensor& weight, const Tensor& rstd) {
+  check_floating("h", h);
+  check_floating("dy", dy);
   check(sizes(dy) == sizes(h), name, ": dy: shape is ", shape(dy), "; it must be that of h, ", shape(h));
   check_beside("dy", dy, h);
   if (dh.has_value()) {
+    check_floating("dh", *dh);
     check(sizes(*dh) == sizes(h), name, ": dh: shape is ", shape(*dh), "; it must be that of h, ", shape(h));
     check_beside("dh", *dh, h);
   }
@@ -146,6 +153,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_given, const Optio
                                              bool need_dweight) {
   const char* const name = "rms_norm_backward";
   const Rows rows = rows_of("h", h_given);
+  check_cuda_size(name, "h", h_given, rows);
   Tensor h = as_contiguous(h_given);
   Tensor dy = as_contiguous(dy_given);
   OptionalTensor dh = as_contiguous(dh_given);
@@ -170,7 +178,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_given, const Optio
   backward.rstd = input("rstd", rstd);
   backward.rows = rows.rows;
   backward.columns = rows.columns;
-  backward.weight_rows = weight.has_value() && weight->dim() == 2 ? weight->size(0) : 1;
+  backward.weight_rows = weight.has_value() && weight->dim() == 2 ? larger(1, weight->size(0)) : 1;
   backward.parts = parts_of(h, rows, backward.weight_rows);
   backward.offset = offset;
   const int64_t weight_size = backward.weight_rows * rows.columns;
@@ -179,10 +187,14 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_given, const Optio
   const Tensor dx = empty(h, need_dx ? sizes(h) : std::vector<int64_t>{0}, type);
   const Tensor dweight =
       empty(h, need_dweight ? sizes(*weight) : std::vector<int64_t>{0}, direct ? weight_type : compute);
+  const bool sums = need_dweight && dweight.numel() > 0;
+  if (!need_dx && !sums) return {in_type(dx, h_type), in_type(dweight, weight_type)};
+  check(!sums || !h.is_cuda() || backward.weight_rows <= kMostWeightRows, name, ": weight: shape is ",
+        shape(dweight), "; on CUDA its gradient may have at most ", kMostWeightRows, " rows");
   const int64_t share_size = h.is_cuda() ? rows.columns : weight_size;
-  const Tensor shares = empty(h, {need_dweight ? backward.parts * share_size : 0}, compute);
+  const Tensor shares = empty(h, {sums ? backward.parts * share_size : 0}, compute);
   if (need_dx) backward.dx = output(dx);
-  if (need_dweight) {
+  if (sums) {
     backward.dweight = output(dweight);
     backward.shares = output(shares);
   }
@@ -193,7 +205,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_given, const Optio
     const auto sum = KP_BEST(add_shares);
     const int64_t elements = ceil_divide(rows.rows, backward.parts) * rows.columns;
     for_rows(backward.parts, elements, [&](int64_t begin, int64_t end) { kernel(backward, begin, end); });
-    if (need_dweight) {
+    if (sums) {
       for_rows(weight_size, backward.parts, [&](int64_t begin, int64_t end) { sum(backward, begin, end); });
     }
   }

@@ -54,17 +54,16 @@ void forward_rows(const Forward& f, int64_t begin, int64_t end) {
   using Compute = ComputeFor<T>;
   constexpr bool kInPlace = std::is_same_v<Y, Compute>;
   const Compute scale = static_cast<Compute>(f.scale);
-  void* scratch = kInPlace ? nullptr : __builtin_malloc(static_cast<size_t>(f.columns) * sizeof(Compute));
+  const Buffer<Compute> scratch(kInPlace ? 0 : f.columns);
   for (int64_t row = begin; row < end; ++row) {
     const int64_t offset = row_offset(row, f.columns);
     const M* mask = static_cast<const M*>(f.mask.data);
     if (mask != nullptr) mask += broadcast_offset(f.broadcast, row);
     Y* y = static_cast<Y*>(f.y.data) + offset;
-    Compute* scores = kInPlace ? reinterpret_cast<Compute*>(y) : static_cast<Compute*>(scratch);
+    Compute* scores = kInPlace ? reinterpret_cast<Compute*>(y) : scratch.data();
     const T* x = static_cast<const T*>(f.x.data) + offset;
     forward_row(x, mask, f.broadcast.column_step, y, scores, scale, f.columns);
   }
-  __builtin_free(scratch);
 }
 
 template <typename T>

@@ -46,6 +46,7 @@ Tensor softmax(const Tensor& x_given, const OptionalTensor& mask_given, double s
   const char* const name = "softmax";
   const Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
+  check_cuda_size(name, "x", x_given, rows);
   DType type = dtype_of("x", x_given);
   DType y_type = type;
   if (mask_given.has_value()) {
@@ -96,6 +97,7 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& dy_given, const Tensor
   const char* const name = "softmax_backward";
   const Rows rows = rows_of("y", y_given);
   check_floating("y", y_given);
+  check_cuda_size(name, "y", y_given, rows);
   check_beside("dy", dy_given, y_given);
   check_floating("dy", dy_given);
   check(sizes(dy_given) == sizes(y_given), name, ": dy: shape is ", shape(dy_given), "; it must be that of y, ",

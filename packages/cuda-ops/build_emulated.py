@@ -78,24 +78,22 @@ def build(folder: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> di
     torch, compiler = library.find_torch(), library.find_compiler()
     if torch is None or compiler is None:
         raise library.BuildError(library.NO_TORCH if torch is None else library.NO_COMPILER)
-    emulator = csrc / "tests" / "emulator"
-    sources = _write_translated(csrc, emulator, work / "csrc")
+    work = library.folder_for(work, "emulated-sanitized" if sanitize else "emulated", torch, compiler)
+    sources = _write_translated(csrc, csrc / "tests" / "emulator", work / "csrc")
     options = [*OPTIONS, *(CONTRACTED if _has_fma() else ()), *(library.SANITIZERS if sanitize else ())]
-    includes = [f"-I{work / 'csrc' / 'include'}", "-isystem", str(torch / "include")]
+    includes = ["-Icsrc/include", "-isystem", "torch/include"]
     includes += [f"-DTORCH_TARGET_VERSION={library.TARGET}", "-DKP_WITH_CUDA"]
     steps = []
     for source in sources:
         before = ["-include", "ptx.h"] if source.suffix == ".cu" else []
-        target = work / f"{source.parent.name}.{source.stem}.o"
-        steps.append(
-            ([compiler, *options, *includes, *before, "-x", "c++", "-c", str(source), "-o", str(target)], target)
-        )
-    library.compile_all(work / "csrc", steps, functools.partial(print, flush=True))
+        target = f"{source.parent.name}.{source.stem}.o"
+        files = ["-x", "c++", "-c", source.relative_to(work).as_posix(), "-o", target]
+        steps.append(([*compiler, *options, *includes, *before, *files], target))
+    library.compile_all(work, steps, functools.partial(print, flush=True))
     folder.mkdir(parents=True, exist_ok=True)
-    objects = [str(target) for _, target in steps]
-    output = ["-o", str(folder / library.LIBRARY)]
-    link = [compiler, "-shared", "-pthread", *(library.SANITIZERS if sanitize else ()), *output, *objects]
-    library.run([*link, f"-L{torch / 'lib'}", "-ltorch_cpu", "-ldl"])
+    output = ["-o", str(folder.resolve() / library.LIBRARY), *(target for _, target in steps)]
+    link = [*compiler, "-shared", "-pthread", *(library.SANITIZERS if sanitize else ()), *output]
+    library.run([*link, "-Ltorch/lib", "-ltorch_cpu", "-ldl"], work)
     record = {
         "problem": None,
         "compiler": library.version(compiler),
@@ -142,7 +140,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sanitize", action="store_true", help="with address and undefined-behaviour sanitizers")
     arguments = parser.parse_args()
-    work = root / "build" / ("emulated-sanitized" if arguments.sanitize else "emulated")
+    work = root / "build"
     try:
         print(library.summary(build(arguments.folder, root / "csrc", work, sanitize=arguments.sanitize)))
     except library.BuildError as error:

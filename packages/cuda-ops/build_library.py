@@ -5,7 +5,7 @@
 Needs nothing but the standard library, a C++17 compiler and the headers of an installed torch, whichever version from
 2.10 on and for whichever device: the code keeps to torch's stable ABI. What is read from the environment:
 
-    CXX                        the C++ compiler; else c++, g++ or clang++
+    CXX                        the C++ compiler, with a launcher or options where needed; else c++, g++ or clang++
     CUDA_HOME                  where bin/nvcc is; else PATH, else the nvidia-cuda-nvcc package
     KERNEL_PYTORCH_CUDA_ARCHS  like "sm_80,sm_90a"; empty for no CUDA; else those of ARCHS that nvcc knows
 """
@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,9 @@ COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 CPU = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1")
 
-AGAIN = "install this package again from its checkout: `pip install --force-reinstall --no-deps ./packages/cuda-ops`"
+# Without --no-cache-dir pip would take the wheel that it built before, without a library.
+COMMAND = "pip install --force-reinstall --no-deps --no-cache-dir ./packages/cuda-ops"
+AGAIN = f"install this package again from its checkout: `{COMMAND}`"
 NO_TORCH = f"torch was not found when it was installed; install torch first, then {AGAIN}"
 OLD_TORCH = "the torch found when it was installed has no stable ABI that is new enough; it needs torch 2.10 or later"
 NO_COMPILER = (
@@ -99,7 +102,7 @@ def build(
     record = {
         "problem": None,
         "compiler": version(compiler),
-        "nvcc": version(nvcc) if nvcc and archs else None,
+        "nvcc": version([nvcc]) if nvcc and archs else None,
         "archs": archs,
         "instruction_sets": list(instruction_sets()),
         "sanitized": sanitize,
@@ -109,29 +112,44 @@ def build(
     if (package / LIBRARY).is_file() and _read(package) == record:
         return record
     options = SANITIZERS if sanitize else ()
-    work = work / "-".join(["sanitized" if sanitize else "objects", *archs])
-    work.mkdir(parents=True, exist_ok=True)
-    steps = list(_compilations(csrc, work, torch, compiler, nvcc if archs else None, archs, options))
-    compile_all(csrc, steps, say)
-    objects = [str(target) for _, target in steps]
-    linked = work / f"{os.getpid()}-{LIBRARY}"  # several may build at a time
-    link = [
-        compiler,
-        "-shared",
-        *options,
-        "-o",
-        str(linked),
-        *objects,
-        f"-L{torch / 'lib'}",
-        "-ltorch_cpu",
-        "-ldl",
-    ]
-    link += [] if sanitize else ["-Wl,-z,defs"]
-    if archs and nvcc:
+    nvcc = nvcc if archs else None
+    work = folder_for(work, "sanitized" if sanitize else "objects", torch, compiler, nvcc, archs)
+    link_folder(work / "csrc", csrc)
+    steps = list(_compilations(work, compiler, nvcc, archs, options))
+    compile_all(work, steps, say)
+    linked = package.resolve() / f"{os.getpid()}-{LIBRARY}"  # several may build at a time
+    link = [*compiler, "-shared", *options, "-o", str(linked), *(target for _, target in steps)]
+    link += ["-Ltorch/lib", "-ltorch_cpu", "-ldl", *([] if sanitize else ["-Wl,-z,defs"])]
+    if nvcc is not None:
         link += [f"-L{folder}" for folder in _cuda_libraries(nvcc)] + ["-lcudart_static", "-lrt", "-lpthread"]
-    run(link)
+    run(link, work)
     os.replace(linked, package / LIBRARY)
     return write_record(package, record)
+
+
+def folder_for(
+    work: Path, kind: str, torch: Path, compiler: Sequence[str], nvcc: str | None = None, archs: Sequence[str] = ()
+) -> Path:
+    """The folder in which compilers run, one for each choice of settings, made if it is missing.
+
+    Compilers get names relative to it, through links to the sources and to torch: so no path of this machine comes into
+    the library, and none is there for a shell that nvcc runs to stumble over.
+    """
+    versions = [version([nvcc]) if nvcc else "", version(compiler), (torch / "version.py").read_text()]
+    settings = [str(torch), *compiler, nvcc, *versions, *archs]
+    folder = work / "-".join([kind, *archs, hashlib.sha256(repr(settings).encode()).hexdigest()[:8]])
+    folder.mkdir(parents=True, exist_ok=True)
+    link_folder(folder / "torch", torch)
+    return folder
+
+
+def link_folder(link: Path, target: Path) -> None:
+    """Make a link to a folder, or make it anew if it leads elsewhere."""
+    if link.is_symlink() and link.resolve() == target.resolve():
+        return
+    made = link.with_name(f"{os.getpid()}-{link.name}")  # several may build at a time
+    made.symlink_to(target.resolve(), target_is_directory=True)
+    os.replace(made, link)
 
 
 def summary(record: dict[str, Any]) -> str:
@@ -155,33 +173,37 @@ def _no_compiler() -> str:
 
 
 def _compilations(
-    csrc: Path, work: Path, torch: Path, compiler: str, nvcc: str | None, archs: Sequence[str], options: Sequence[str]
-) -> Iterator[tuple[list[str], Path]]:
-    """Every command that compiles a file, with the object that it makes; those that take longest first."""
-    include = f"-I{csrc / 'include'}"
+    work: Path, compiler: Sequence[str], nvcc: str | None, archs: Sequence[str], options: Sequence[str]
+) -> Iterator[tuple[list[str], str]]:
+    """Every command that compiles a file in `work`, with the object that it makes; those that take longest first."""
+    csrc = work / "csrc"
+    include = "-Icsrc/include"
+
+    def step(command: Sequence[str], source: Path, name: str) -> tuple[list[str], str]:
+        target = f"{source.parent.name}.{name}.o"
+        return [*command, include, "-c", source.relative_to(work).as_posix(), "-o", target], target
+
     if nvcc is not None:
+        program, *flags_of_host = _without_launcher(compiler)
         codes = [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in archs]
         flags = [
             "-O3",
             "-std=c++17",
             "-Xcompiler=-fPIC,-fvisibility=hidden",
             "--compress-mode=size",
-            f"-ccbin={compiler}",
+            f"-ccbin={program}",
+            *(f"-Xcompiler={flag}" for flag in flags_of_host),
             *codes,
         ]
         for source in [*sorted(csrc.glob("*/cuda.cu")), *sorted(csrc.glob("*.cu"))]:
-            target = work / f"{source.parent.name}.{source.stem}.o"
-            yield [nvcc, *flags, include, "-c", str(source), "-o", str(target)], target
-    with_torch = ["-isystem", str(torch / "include"), f"-DTORCH_TARGET_VERSION={TARGET}"]
+            yield step([nvcc, *flags], source, source.stem)
+    with_torch = ["-isystem", "torch/include", f"-DTORCH_TARGET_VERSION={TARGET}"]
     with_torch += ["-DKP_WITH_CUDA"] if nvcc is not None else []
     for source in [*sorted(csrc.glob("*/operator.cpp")), *sorted(csrc.glob("*.cpp"))]:
-        target = work / f"{source.parent.name}.{source.stem}.o"
-        yield [compiler, *COMMON, "-O2", *with_torch, *options, include, "-c", str(source), "-o", str(target)], target
+        yield step([*compiler, *COMMON, "-O2", *with_torch, *options], source, source.stem)
     for source in sorted(csrc.glob("*/cpu.cpp")):
         for name, flags in instruction_sets().items():
-            target = work / f"{source.parent.name}.{name}.o"
-            command = [compiler, *COMMON, *CPU, *flags, *options, f"-DKP_ISA={name}"]
-            yield [*command, include, "-c", str(source), "-o", str(target)], target
+            yield step([*compiler, *COMMON, *CPU, *flags, *options, f"-DKP_ISA={name}"], source, name)
 
 
 def instruction_sets() -> dict[str, tuple[str, ...]]:
@@ -198,10 +220,21 @@ def find_torch() -> Path | None:
     return next((folder for folder in candidates if folder.is_dir()), None)
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler, by its full path."""
+def find_compiler() -> list[str] | None:
+    """The command that runs the C++ compiler: its full path, behind a launcher and before options where CXX has them."""
     named = os.environ.get("CXX")
-    return next(filter(None, map(shutil.which, [named] if named else ["c++", "g++", "clang++"])), None)
+    candidates = [[named], shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]
+    for candidate in candidates:
+        words = [word if word.startswith("-") else shutil.which(word) for word in candidate]
+        if words and None not in words:
+            return [word for word in words if word is not None]
+    return None
+
+
+def _without_launcher(compiler: Sequence[str]) -> Sequence[str]:
+    """The compiler and its options: nvcc takes one program."""
+    programs = [place for place, word in enumerate(compiler) if not word.startswith("-")]
+    return compiler[programs[-1] :]
 
 
 def find_nvcc() -> str | None:
@@ -230,7 +263,11 @@ def wanted_archs(nvcc: str | None) -> list[str]:
             named = known | {arch for arch in ARCHS if arch.rstrip("a") in known}
             numbered = sorted((int(re.sub(r"\D", "", name)), name) for name in named)
             allowed = ", ".join(name for number, name in numbered if number >= OLDEST)
-            raise BuildError(f"{ASKED_ARCHS}: given {arch!r}; the kernels need sm_{OLDEST}, and {nvcc} knows {allowed}")
+            meant = f"sm_{arch}" if f"sm_{arch}" in named else None
+            hint = f" (did you mean {meant}?)" if meant else ""
+            raise BuildError(
+                f"{ASKED_ARCHS}: given {arch!r}{hint}; the kernels need sm_{OLDEST}, and {nvcc} knows {allowed}"
+            )
     return archs
 
 
@@ -292,12 +329,12 @@ def _cuda_libraries(nvcc: str) -> list[Path]:
     ]
 
 
-def compile_all(csrc: Path, steps: Sequence[tuple[list[str], Path]], say: Callable[[str], None]) -> None:
+def compile_all(work: Path, steps: Sequence[tuple[list[str], str]], say: Callable[[str], None]) -> None:
     """Run all compilations, as many at a time as there are cores, and say every few seconds how far they are."""
     said = time.monotonic()
     say(f"compiling cuda-ops: {len(steps)} files, some minutes the first time")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pending = {pool.submit(compile_object, csrc, *step) for step in steps}
+        pending = {pool.submit(compile_object, work, *step) for step in steps}
         try:
             while pending:
                 done, pending = wait(pending, timeout=1.0)
@@ -311,9 +348,9 @@ def compile_all(csrc: Path, steps: Sequence[tuple[list[str], Path]], say: Callab
             raise
 
 
-def compile_object(csrc: Path, command: list[str], target: Path) -> None:
-    """Run a command, unless the object that is there was made by it of the same sources."""
-    folder = Path(command[-3]).parent
+def compile_object(work: Path, command: list[str], name: str) -> None:
+    """Run a command in `work`, unless the object that is there was made by it of the same sources."""
+    csrc, folder, target = work / "csrc", (work / command[-3]).parent, work / name
     sources = [
         *sorted((csrc / "include").rglob("*")),
         *sorted(folder.glob("*") if folder == csrc else folder.rglob("*")),
@@ -325,23 +362,23 @@ def compile_object(csrc: Path, command: list[str], target: Path) -> None:
     key = target.with_suffix(".key")
     if target.is_file() and key.is_file() and key.read_text() == found.hexdigest():
         return
-    made = target.with_name(f"{os.getpid()}-{target.name}")  # several may build at a time
-    run([*command[:-1], str(made)])
+    made = f"{os.getpid()}-{name}"  # several may build at a time
+    run([*command[:-1], made], work)
     key.unlink(missing_ok=True)
-    os.replace(made, target)
+    os.replace(work / made, target)
     key.write_text(found.hexdigest())
 
 
-def run(command: Sequence[str]) -> None:
-    """Run a compiler; what it printed goes into the error, if there is one."""
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command: Sequence[str], work: Path) -> None:
+    """Run a compiler in a folder; what it printed goes into the error, if there is one."""
+    result = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
     if result.returncode:
         raise BuildError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
 
 
-def version(compiler: str) -> str:
+def version(compiler: Sequence[str]) -> str:
     """A compiler, in one line."""
-    lines = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()
     release = next((line for line in lines if "release" in line), None)
     return f"nvcc {release.split('release ')[1].split(',')[0]}" if release else lines[0]
 
@@ -354,8 +391,10 @@ def _read(package: Path) -> dict[str, Any] | None:
 
 
 def write_record(package: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Write the record beside the library."""
-    (package / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    """Write the record beside the library, at once: another build may read it."""
+    written = package / f"{os.getpid()}-{RECORD}"
+    written.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(written, package / RECORD)
     return record
 
 

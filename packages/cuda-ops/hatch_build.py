@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ class CustomBuildHook(BuildHookInterface):
         build_library = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(build_library)
         package = Path("src", "kernel_pytorch", "cuda_ops")
-        output = root / package if version == "editable" else root / "build" / "wheel"
+        # A folder of its own: another build, with other settings, may be under way.
+        self.output = None if version == "editable" else Path(tempfile.mkdtemp())
+        output = self.output or root / package
         record = build_library.build(output, root / "csrc", root / "build")
         self.app.display_info(build_library.summary(record))
         if version != "editable":
@@ -33,3 +37,8 @@ class CustomBuildHook(BuildHookInterface):
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what is in the wheel now."""
+        if self.output is not None:
+            shutil.rmtree(self.output)

@@ -15,7 +15,6 @@ constexpr int kWarps = 4;
 constexpr int kQueriesOfWarp = 4;
 constexpr int kBlockQueries = kWarps * kQueriesOfWarp;
 constexpr int kTileKeys = kWarp;
-constexpr int kMaxDepth = 256;
 
 // Floats of shared memory: queries, keys (a column more, so that 32 keys are in 32 banks), values.
 KP_HOST_DEVICE constexpr int shared_floats(int depth) {

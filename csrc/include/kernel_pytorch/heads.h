@@ -37,6 +37,11 @@ inline Heads heads_of(const char* name, const Tensor& given) {
   const int64_t last = given.dim() - 1;
   check(given.size(last) > 0 && given.size(last - 1) > 0, name, ": shape is ", shape(given),
         "; heads and columns must not be empty");
+  // CUDA kernels count heads and columns in 32 bits, and twice the columns.
+  constexpr int64_t kMostColumns = int64_t{1} << 29, kMostHeads = (int64_t{1} << 31) - 4096;
+  check(!given.is_cuda() || (given.size(last) <= kMostColumns && given.size(last - 1) <= kMostHeads), name,
+        ": shape is ", shape(given), "; on CUDA at most ", kMostHeads, " heads of at most ", kMostColumns,
+        " columns are allowed");
   int64_t stride = 0;
   const bool as_it_is = has_token_stride(given, &stride);
   const Tensor tensor = as_it_is ? given : torch::stable::contiguous(given);

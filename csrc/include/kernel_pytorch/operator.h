@@ -3,12 +3,25 @@
 // One binary serves every torch from 2.10 on, so nothing here is newer than that.
 #pragma once
 
+#include <torch/headeronly/util/shim_utils.h>
+
+// What a call of PyTorch that failed becomes. PyTorch's macro raises the text of the call and the path of its own header.
+#undef TORCH_ERROR_CODE_CHECK
+#define TORCH_ERROR_CODE_CHECK(call) { ::kernel_pytorch::check_torch((call), #call); }
+
+namespace kernel_pytorch {
+// Raise RuntimeError with PyTorch's message, where this version of PyTorch keeps it, unless the code is that of success.
+void check_torch(int32_t code, const char* call);
+}  // namespace kernel_pytorch
+
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <atomic>
+#include <exception>
 #include <initializer_list>
 #include <optional>
 #include <sstream>
@@ -151,6 +164,9 @@ inline OptionalTensor as_contiguous(const OptionalTensor& tensor) {
   return tensor.has_value() ? OptionalTensor(as_contiguous(*tensor)) : std::nullopt;
 }
 
+// Raise PyTorch's message, or one that begins as PyTorch's does where this version of PyTorch does not keep it.
+[[noreturn]] void fail_to_allocate(int64_t bytes, bool cuda);
+
 // A contiguous tensor on the device of another. Not through the dispatcher, on which a small operator would spend most of
 // its time.
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& size, DType dtype) {
@@ -161,12 +177,13 @@ inline Tensor empty(const Tensor& like, const std::vector<int64_t>& size, DType 
     stride *= larger(size[i], 1);
   }
   int32_t device_type = 0, device_index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle found = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(), strides.data(),
-                                                         static_cast<int32_t>(scalar_type(dtype)), device_type,
-                                                         device_index, &found));
+  const int32_t code =
+      aoti_torch_empty_strided(static_cast<int64_t>(size.size()), size.data(), strides.data(),
+                               static_cast<int32_t>(scalar_type(dtype)), device_type, device_index, &found);
+  if (code != TORCH_SUCCESS) fail_to_allocate(stride * size_of(dtype), like.is_cuda());
   return Tensor(found);
 }
 
@@ -197,14 +214,38 @@ inline Rows rows_of(const char* name, const Tensor& tensor) {
   return {tensor.numel() / columns, columns};
 }
 
+// Columns of a row that CUDA kernels take: they count them in 32 bits, and step beyond the end once.
+constexpr int64_t kMostCudaColumns = (int64_t{1} << 31) - 4096;
+
+// Rows that CUDA kernels take: those of the first dimension of a grid.
+constexpr int64_t kMostCudaRows = (int64_t{1} << 31) - 1;
+
+inline void check_cuda_size(const char* operator_name, const char* name, const Tensor& tensor, Rows rows) {
+  if (!tensor.is_cuda()) return;
+  check(rows.columns <= kMostCudaColumns, operator_name, ": ", name, ": shape is ", shape(tensor),
+        "; on CUDA the last dimension may be at most ", kMostCudaColumns);
+  check(rows.rows <= kMostCudaRows, operator_name, ": ", name, ": shape is ", shape(tensor), "; on CUDA at most ",
+        kMostCudaRows, " rows are allowed, the product of all dimensions but the last");
+}
+
 // Elements that are worth a thread of their own.
 constexpr int64_t kGrain = 32768;
 
-// `function(begin, end)` on ranges of rows, side by side.
+// `function(begin, end)` on ranges of rows, side by side. An exception of one of them is raised when all have ended:
+// nothing may leave the function that another thread runs.
 template <typename Function>
 void for_rows(int64_t rows, int64_t columns, const Function& function) {
   if (rows == 0) return;
-  torch::stable::parallel_for(0, rows, larger(1, kGrain / larger(columns, 1)), function);
+  std::atomic_flag failed = ATOMIC_FLAG_INIT;
+  std::exception_ptr failure;
+  torch::stable::parallel_for(0, rows, larger(1, kGrain / larger(columns, 1)), [&](int64_t begin, int64_t end) {
+    try {
+      function(begin, end);
+    } catch (...) {
+      if (!failed.test_and_set()) failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
 }
 
 // The same on ranges of tiles (index.h).

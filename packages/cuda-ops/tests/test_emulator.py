@@ -24,7 +24,7 @@ def run(source, folder, orders=ORDERS):
     program = folder / "program"
     files = [folder / "program.cpp", EMULATOR / "emulator.cpp", EMULATOR / "launch.cpp"]
     command = [
-        COMPILER,
+        *COMPILER,
         "-std=c++17",
         "-O1",
         "-pthread",

@@ -21,7 +21,7 @@ def run(source, csrc, folder):
     """The exit code of a program of csrc/tests, under UndefinedBehaviorSanitizer, and what it printed."""
     program = folder / source.stem
     options = ["-std=c++17", "-Wall", "-Wextra", "-fsanitize=undefined", "-fno-sanitize-recover=undefined"]
-    command = [COMPILER, *options, f"-I{csrc / 'include'}", f"-I{csrc}", str(source), "-o", str(program)]
+    command = [*COMPILER, *options, f"-I{csrc / 'include'}", f"-I{csrc}", str(source), "-o", str(program)]
     compiled = subprocess.run(command, capture_output=True, text=True, check=False)
     assert compiled.returncode == 0, compiled.stderr
     found = subprocess.run([program], capture_output=True, text=True, check=False)

@@ -1,6 +1,7 @@
 // Dropout of whole rows: the mask of philox.h, drawn for a vector of counters at a time.
 #pragma once
 
+#include "kernel_pytorch/cpu/buffer.h"
 #include "kernel_pytorch/cpu/vector.h"
 #include "kernel_pytorch/philox.h"
 
@@ -54,19 +55,16 @@ class DropoutRow {
  public:
   using Mask = typename VectorOf<Compute>::mask;
 
-  DropoutRow(const Dropout& dropout, int64_t columns) : quads_(ceil_divide(columns, kPhiloxWords)) {
+  DropoutRow(const Dropout& dropout, int64_t columns)
+      : quads_(ceil_divide(columns, kPhiloxWords)),
+        kept_(dropout ? ceil_divide(quads_, kCounters) * kCounters * kPhiloxWords : 0) {
     if (!dropout) return;
     seed_ = static_cast<uint64_t>(*dropout.seed);
     least_ = static_cast<int32_t>(dropout.threshold);
     scale_ = static_cast<Compute>(dropout.scale);
-    const int64_t words = ceil_divide(quads_, kCounters) * kCounters * kPhiloxWords;
-    kept_ = static_cast<Lane*>(__builtin_malloc(static_cast<size_t>(words) * sizeof(Lane)));
   }
-  ~DropoutRow() { __builtin_free(kept_); }
-  DropoutRow(const DropoutRow&) = delete;
-  DropoutRow& operator=(const DropoutRow&) = delete;
 
-  explicit operator bool() const { return kept_ != nullptr; }
+  explicit operator bool() const { return kept_.data() != nullptr; }
 
   // Lay out the masks of the columns from `begin`, a multiple of four, to `end` of a row.
   void draw(int64_t row, int64_t begin, int64_t end) {
@@ -74,14 +72,14 @@ class DropoutRow {
     Longs lane;
     for (int i = 0; i < kCounters; ++i) lane[i] = static_cast<uint64_t>(i);
     for (int64_t quad = begin / kPhiloxWords; quad < last; quad += kCounters) {
-      draw_vector(lane + static_cast<uint64_t>(row * quads_ + quad), kept_ + kPhiloxWords * quad);
+      draw_vector(lane + static_cast<uint64_t>(row * quads_ + quad), kept_.data() + kPhiloxWords * quad);
     }
   }
 
   // The vector at `column` of the row that was drawn last.
   Vector<Compute> apply(Vector<Compute> x, int64_t column) const {
     Mask kept;
-    std::memcpy(&kept, kept_ + column, sizeof kept);
+    std::memcpy(&kept, kept_.data() + column, sizeof kept);
     return kept ? x * scale_ : Vector<Compute>{};
   }
 
@@ -117,11 +115,11 @@ class DropoutRow {
     }
   }
 
-  int64_t quads_;
+  const int64_t quads_;
+  const Buffer<Lane> kept_;
   uint64_t seed_ = 0;
   int32_t least_ = 0;
   Compute scale_ = 1;
-  Lane* kept_ = nullptr;
 };
 
 }  // namespace

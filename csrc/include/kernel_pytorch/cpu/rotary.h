@@ -1,6 +1,7 @@
 // Rotating a head by vectors. For files that are compiled once for every instruction set (isa.h).
 #pragma once
 
+#include "kernel_pytorch/cpu/buffer.h"
 #include "kernel_pytorch/cpu/types.h"
 #include "kernel_pytorch/rotary.h"
 
@@ -28,12 +29,7 @@ inline Vector<double> swap_neighbours(Vector<double> values) {
 template <typename Compute>
 class Angles {
  public:
-  explicit Angles(const Rotation& rotation)
-      : rotation_(rotation),
-        numbers_(static_cast<Compute*>(__builtin_malloc(static_cast<size_t>(4 * rotation.pairs + 1) * sizeof(Compute)))) {}
-  ~Angles() { __builtin_free(numbers_); }
-  Angles(const Angles&) = delete;
-  Angles& operator=(const Angles&) = delete;
+  explicit Angles(const Rotation& rotation) : rotation_(rotation), numbers_(4 * rotation.pairs + 1) {}
 
   void move_to(int64_t token) {
     const int64_t offset = row_offset(token % rotation_.rows, rotation_.pairs);
@@ -49,8 +45,8 @@ class Angles {
   template <typename Value, typename Y>
   void rotate(int64_t columns, const Value& value, Y* y) const {
     const int64_t pairs = rotation_.pairs;
-    const Compute* cos = numbers_;
-    const Compute* sin = numbers_ + 2 * pairs;
+    const Compute* cos = numbers_.data();
+    const Compute* sin = cos + 2 * pairs;
     if (rotation_.interleaved) {
       for_vectors<Compute>(2 * pairs, [&](int64_t column, auto lanes) {
         const Vector<Compute> own = value(column, lanes);
@@ -73,8 +69,8 @@ class Angles {
   template <typename T>
   void lay_out(const T* cos, const T* sin) {
     const int64_t pairs = rotation_.pairs;
-    Compute* cosines = numbers_;
-    Compute* sines = numbers_ + 2 * pairs;
+    Compute* cosines = numbers_.data();
+    Compute* sines = cosines + 2 * pairs;
     const Compute sign = rotation_.transposed ? Compute{-1} : Compute{1};
     for_vectors<Compute>(pairs, [&](int64_t pair, auto lanes) {
       store(cosines + pair, load(cos + pair, lanes), lanes);
@@ -90,7 +86,7 @@ class Angles {
   }
 
   const Rotation rotation_;
-  Compute* numbers_;
+  const Buffer<Compute> numbers_;
 };
 
 }  // namespace

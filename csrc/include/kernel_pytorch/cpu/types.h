@@ -1,6 +1,7 @@
 // From dtypes at run time to element types at compile time, on the CPU.
 #pragma once
 
+#include "kernel_pytorch/cpu/buffer.h"
 #include "kernel_pytorch/cpu/vector.h"
 #include "kernel_pytorch/dtype.h"
 
@@ -43,35 +44,31 @@ inline void with_result_type(DType dtype, const Function& function) {
 template <typename Compute>
 class Widened {
  public:
-  Widened(Input tensor, int64_t size, double added) {
-    if (!tensor) return;
-    constexpr DType kOwn = std::is_same_v<Compute, double> ? DType::kFloat64 : DType::kFloat32;
-    if (tensor.dtype == kOwn && added == 0.0) {
-      values_ = static_cast<const Compute*>(tensor.data);
-      return;
-    }
-    copy_ = static_cast<Compute*>(__builtin_malloc(static_cast<size_t>(size) * sizeof(Compute)));
+  Widened(Input tensor, int64_t size, double added)
+      : values_(is_own(tensor, added) ? static_cast<const Compute*>(tensor.data) : nullptr),
+        copy_(!tensor || values_ != nullptr ? 0 : size) {
+    if (copy_.data() == nullptr) return;
     with_type(tensor.dtype, [&](auto type) {
       using T = typename decltype(type)::type;
       if constexpr (std::is_same_v<ComputeFor<T>, Compute>) {
         const T* source = static_cast<const T*>(tensor.data);
         const Vector<Compute> plus = broadcast(static_cast<Compute>(added));
         for_vectors<Compute>(size, [&](int64_t i, auto lanes) {
-          store(copy_ + i, load(source + i, lanes) + plus, lanes);
+          store(copy_.data() + i, load(source + i, lanes) + plus, lanes);
         });
       }
     });
-    values_ = copy_;
   }
-  ~Widened() { __builtin_free(copy_); }
-  Widened(const Widened&) = delete;
-  Widened& operator=(const Widened&) = delete;
 
-  const Compute* data() const { return values_; }
+  const Compute* data() const { return values_ != nullptr ? values_ : copy_.data(); }
 
  private:
-  const Compute* values_ = nullptr;
-  Compute* copy_ = nullptr;
+  static bool is_own(Input tensor, double added) {
+    return added == 0.0 && tensor.dtype == (std::is_same_v<Compute, double> ? DType::kFloat64 : DType::kFloat32);
+  }
+
+  const Compute* const values_;
+  const Buffer<Compute> copy_;
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ INSTRUCTION_SET = "KERNEL_PYTORCH_CPU_ISA"
 """Environment variable: the best instruction set that the CPU twin may use."""
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
 
-INSTALL = "in a checkout of kernel-pytorch: pip install --force-reinstall --no-deps ./packages/cuda-ops"
+INSTALL = "in a checkout of kernel-pytorch: pip install --force-reinstall --no-deps --no-cache-dir ./packages/cuda-ops"
 """What brings a library; the package is on no index."""
 
 
