@@ -58,10 +58,13 @@ void backward_tiles(const Backward& b, int64_t begin, int64_t end) {
       const Activated<Compute> activated = activate<A, Compute>(z, alpha);
       Vector<Compute> gate_gradient = incoming * (u + offset) * activated.slope;
       Vector<Compute> up_gradient = incoming * activated.value;
+      // As in PyTorch: clamped numbers have no gradient, and neither has NaN then; relu has none below zero, where zero
+      // times an infinite up would be NaN.
       if constexpr (kLimited) {
-        gate_gradient = given_gate > limits ? zero : gate_gradient;
-        up_gradient = absolute<Compute>(given_up) > limits ? zero : up_gradient;
+        gate_gradient = given_gate <= limits ? gate_gradient : zero;
+        up_gradient = absolute<Compute>(given_up) <= limits ? up_gradient : zero;
       }
+      if constexpr (A == Activation::kRelu) gate_gradient = given_gate <= zero ? zero : gate_gradient;
       if (dgate != nullptr) store(dgate + column, gate_gradient, lanes);
       if (dup != nullptr) store(dup + column, up_gradient, lanes);
     });

@@ -48,8 +48,12 @@ __global__ void __launch_bounds__(kThreads) backward_vectorized(const BackwardPo
   for (int i = 0; i < N; ++i) {
     const Activated activated = activate<A, kRounded<T>>(at_most(gate[i], s.limit), s.alpha);
     const float u = at_least(at_most(up[i], s.limit), -s.limit);
-    gate[i] = gate[i] > s.limit ? 0.0f : dy[i] * (u + s.offset) * activated.slope;
-    up[i] = fabsf(up[i]) > s.limit ? 0.0f : dy[i] * activated.value;
+    // Clamped numbers have no gradient, and NaN none where there is a limit, as in PyTorch. relu has none below zero, where
+    // zero times an infinite up would be NaN.
+    const bool unlimited = s.limit == INFINITY;
+    const bool has_gradient = (unlimited || gate[i] <= s.limit) && !(A == Activation::kRelu && gate[i] <= 0.0f);
+    gate[i] = has_gradient ? dy[i] * (u + s.offset) * activated.slope : 0.0f;
+    up[i] = unlimited || fabsf(up[i]) <= s.limit ? dy[i] * activated.value : 0.0f;
   }
   if (p.dgate != nullptr) store_elements<T, N>(p.dgate + at, place.count, gate);
   if (p.dup != nullptr) store_elements<T, N>(p.dup + at, place.count, up);

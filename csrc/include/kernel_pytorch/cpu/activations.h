@@ -41,7 +41,7 @@ KP_INLINE Activated<Compute> activate(Vector<Compute> z, Compute alpha = Compute
   } else if constexpr (A == Activation::kSilu) {
     return swish<Compute>(z, alpha);
   } else if constexpr (A == Activation::kRelu) {
-    return {at_least(z, Compute{0}), z > zero ? one : zero};
+    return {at_least(z, Compute{0}), z <= zero ? zero : one};  // of NaN one, as in PyTorch
   } else if constexpr (A == Activation::kReluSquared) {
     const Vector<Compute> r = at_least(z, Compute{0});
     return {r * r, r + r};

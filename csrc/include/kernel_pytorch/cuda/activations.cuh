@@ -46,14 +46,15 @@ __device__ __forceinline__ float at_least(float x, float limit) { return x < lim
 // Phi(-a) = e ratio. The ratio (Mills' times the density at zero) falls slowly from 1/2, and is a polynomial in
 // a / (1 + 0.35 a), the substitution of Hastings (Approximations for Digital Computers, 1955; Abramowitz and Stegun
 // 7.1.26). Its coefficients are fitted for the smallest largest relative error: 1e-5 up to 4.4, 8e-5 up to 13.4, where
-// bfloat16 alone is left. Relative, so nothing is lost in the tails.
+// bfloat16 alone is left. Relative, so nothing is lost in the tails. From 20 on e is zero, and the ratio that of 20: of
+// infinity it would be NaN, as it is of minus infinity, whose gelu is NaN in PyTorch (infinity times zero).
 __device__ __forceinline__ Activated gelu_rounded(float z) {
-  const float a = fabsf(z) > 20.0f ? 20.0f : fabsf(z);  // e is zero there; of infinity it is no number
+  const float a = fabsf(fminf(z, 20.0f));
   const float e = exp2_once(-0.72134752f * a * a);
   const float v = a * reciprocal_once(1.0f + 0.35f * a);
   float ratio = -0.005882052034941875f + v * (-0.0033635242181831795f + v * 0.0005465117877280249f);
   ratio = 0.49999678379646084f + v * (-0.3988568750021885f + v * (0.10991961169320379f + v * ratio));
-  const float slope = e * (0.39894228f * a - ratio);  // Phi(z) + z phi(z) = [z > 0] + sign(z) slope
+  const float slope = e * (0.39894228f * fabsf(z) - ratio);  // Phi(z) + z phi(z) = [z > 0] + sign(z) slope
   return {(z < 0.0f ? 0.0f : z) - a * (e * ratio), z > 0.0f ? 1.0f + slope : -slope};
 }
 
@@ -86,7 +87,7 @@ __device__ __forceinline__ Activated activate(float z, float alpha = 1.0f) {
   } else if constexpr (A == Activation::kSilu) {
     return swish<kHalf>(z, alpha);
   } else if constexpr (A == Activation::kRelu) {
-    return {at_least(z, 0.0f), z > 0.0f ? 1.0f : 0.0f};
+    return {at_least(z, 0.0f), z <= 0.0f ? 0.0f : 1.0f};  // of NaN one, as in PyTorch
   } else if constexpr (A == Activation::kReluSquared) {
     const float r = at_least(z, 0.0f);
     return {r * r, r + r};

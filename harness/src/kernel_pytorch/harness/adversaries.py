@@ -86,7 +86,7 @@ def _plant(x: Tensor, values: dict[int, float], period: int) -> Tensor:
     x = x.clone()
     rows = x.view(-1, x.shape[-1])
     for first, value in values.items():
-        row = torch.arange(first, rows.shape[0], period, device=x.device)
+        row = torch.arange(rows.shape[0], device=x.device)[first::period]
         rows[row, 5 * row % rows.shape[1]] = value
     return x
 

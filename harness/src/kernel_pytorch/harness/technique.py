@@ -31,6 +31,9 @@ class Level(enum.Enum):
     PEER = "peer"
 
 
+OUR_KERNELS = (Level.TRITON.value, Level.CUDA.value)
+
+
 class Direction(enum.Enum):
     """Which pass is run: the forward, the backward on a graph that stands already, or both."""
 
@@ -207,6 +210,9 @@ class Spared:
         reason: why the answers would say nothing; `kernel-pytorch verify` prints it.
         dtypes: in which they are spared; None for all.
         devices: kinds of device on which they are spared; None for all.
+        levels: names of implementations that are not held against these adversaries, because PyTorch's own operators,
+            which they are made of, differ from the definition there; None where the arguments are spared them at all
+            levels. Kernels of ours are never named: they pass on what the definition does.
     """
 
     arguments: tuple[str, ...]
@@ -214,8 +220,12 @@ class Spared:
     reason: str
     dtypes: tuple[torch.dtype, ...] | None = None
     devices: tuple[str, ...] | None = None
+    levels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        for level in self.levels or ():
+            if level in OUR_KERNELS:
+                raise ValueError(f"spared: levels names {level!r}; kernels of ours are spared nothing on their own")
         allowed = [name for name in ADVERSARIES if name not in LAYOUTS]
         for name in self.adversaries:
             if name not in allowed:
@@ -235,6 +245,7 @@ class Spared:
 
     def __str__(self) -> str:
         dtypes = "" if self.dtypes is None else f" in {', '.join(_short(dtype) for dtype in self.dtypes)}"
+        dtypes += "" if self.levels is None else f" at {', '.join(self.levels)}"
         devices = "" if self.devices is None else f" on {', '.join(self.devices)}"
         return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}{devices}: {self.reason}"
 
@@ -312,8 +323,18 @@ class Operation:
     def planted_in(self, adversary: str, dtype: torch.dtype, device: str) -> tuple[str, ...]:
         """Names of the arguments that get this adversary there; none if all of them are spared it."""
         candidates = self.shift_invariant if adversary == COMMON_OFFSET else self.adversarial
-        spared = {name for each in self.spared if each.covers(adversary, dtype, device) for name in each.arguments}
+        spared = {
+            name
+            for each in self.spared
+            if each.levels is None and each.covers(adversary, dtype, device)
+            for name in each.arguments
+        }
         return tuple(name for name in candidates if name not in spared)
+
+    def why_spared(self, implementation: str, adversary: str, dtype: torch.dtype, device: str) -> str | None:
+        """Why this implementation alone is not held against this adversary there, or None if it is."""
+        about = [e for e in self.spared if e.levels is not None and implementation in e.levels]
+        return next((e.reason for e in about if e.covers(adversary, dtype, device)), None)
 
     def signature(self) -> list[str]:
         """Names of the positional arguments, read off the reference."""

@@ -284,6 +284,7 @@ def verify_trial(
     """Run one implementation on one trial, forward and backward, and judge it."""
     about = (technique.name, operation.name, implementation.name, trial)
     reason = why_unavailable(technique, implementation, device, trial.case.dtype)
+    reason = reason or operation.why_spared(implementation.name, trial.adversary, trial.case.dtype, device.type)
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or standard(operation, trial, device)

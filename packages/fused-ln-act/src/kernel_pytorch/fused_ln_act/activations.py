@@ -7,7 +7,7 @@
 - relu_squared: So et al., "Primer", 2021, https://arxiv.org/abs/2109.08668.
 - relu, tanh, sigmoid, and identity.
 
-At zero the derivative of relu is 0, as PyTorch has it.
+At zero the derivative of relu is 0, at NaN it is 1, as PyTorch has it.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def derivative(x: Tensor, activation: str) -> Tensor:
         s = torch.sigmoid(x)
         return s + x * s * (1.0 - s)
     if activation == "relu":
-        return (x > 0).to(x.dtype)
+        return (~(x <= 0)).to(x.dtype)
     if activation == "relu_squared":
         return 2.0 * torch.relu(x)
     if activation == "quick_gelu":

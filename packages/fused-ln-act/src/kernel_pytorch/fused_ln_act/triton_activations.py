@@ -96,8 +96,11 @@ def tail_of_normal(x):
     (Approximations for Digital Computers, 1955; Abramowitz and Stegun 7.1.26). Its coefficients are fitted here, for
     the smallest largest relative error: 1e-5 up to 4.4, a quarter of that around 0.75, where the derivative is a
     difference, and 8e-5 up to 13.4, where bfloat16 alone is left. Relative, so nothing is lost in the tails.
+
+    From 20 on e is zero, and the ratio that of 20: of infinity it would be NaN, as it is of minus infinity, whose gelu
+    is NaN in PyTorch (`x * Phi(x)`, infinity times zero).
     """
-    a = tl.minimum(tl.abs(x), 20.0, propagate_nan=tl.PropagateNan.ALL)  # e is zero there; of infinity it is no number
+    a = tl.abs(tl.minimum(x, 20.0))
     e = exp2(-0.7213475204444817 * a * a)
     v = quotient(a, 1.0 + 0.35 * a)
     ratio = -0.005882052034941875 + v * (-0.0033635242181831795 + v * 0.0005465117877280249)
@@ -140,8 +143,9 @@ def derivative(x, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
     """The derivative of the activation of that name; HALF says that it, or its product, is rounded to 16 bits."""
     if ACTIVATION == "gelu":
         if HALF:
-            a, e, ratio = tail_of_normal(x)
-            difference = 0.3989422804014327 * a - ratio  # Phi(x) + x phi(x) = [x > 0] + sign(x) e difference
+            _, e, ratio = tail_of_normal(x)
+            # Phi(x) + x phi(x) = [x > 0] + sign(x) e difference, with x and not `a`: infinity times zero is NaN.
+            difference = 0.3989422804014327 * tl.abs(x) - ratio
             return tl.where(x > 0, 1.0, 0.0) + tl.where(x > 0, e, -e) * difference
         else:
             density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
@@ -158,7 +162,7 @@ def derivative(x, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
     elif ACTIVATION == "silu":
         return slope_of_silu(x, 1.0, HALF)
     elif ACTIVATION == "relu":
-        return tl.where(x > 0, 1.0, 0.0).to(x.dtype)
+        return tl.where(x <= 0, 0.0, 1.0).to(x.dtype)  # of NaN one, as in PyTorch
     elif ACTIVATION == "relu_squared":
         return tl.where(x <= 0, 0.0, 2.0 * x)
     elif ACTIVATION == "quick_gelu":

@@ -3,6 +3,7 @@
     dgate = dy * (up + offset) * activation'(gate)      0 where gate was clamped
     dup   = dy * activation(gate)                       0 where up was clamped
 
+As in PyTorch, a clamp gives NaN no gradient, and relu none below zero, whatever up is.
 One launch; nothing but gate and up is read again. Of a packed input both gradients are written into one packed tensor.
 """
 
@@ -40,12 +41,14 @@ def _gated_backward_kernel(
     if NEED_DGATE:
         dgate = dy * (up + OFFSET) * slope_of_gate(gate, ACTIVATION, ALPHA, HALF)
         if LIMIT is not None:
-            dgate = tl.where(gate_given > LIMIT, 0.0, dgate)
+            dgate = tl.where(gate_given <= LIMIT, dgate, 0.0)
+        if ACTIVATION == "relu":
+            dgate = tl.where(gate_given <= 0, 0.0, dgate)
         tl.store(dgate_ptr + row * dgate_stride + column, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
     if NEED_DUP:
         dup = dy * activate_gate(gate, ACTIVATION, ALPHA, HALF)
         if LIMIT is not None:
-            dup = tl.where(tl.abs(up_given) > LIMIT, 0.0, dup)
+            dup = tl.where(tl.abs(up_given) <= LIMIT, dup, 0.0)
         tl.store(dup_ptr + row * dup_stride + column, dup.to(dup_ptr.dtype.element_ty), mask=mask)
 
 

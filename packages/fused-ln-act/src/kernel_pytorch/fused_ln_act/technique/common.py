@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.levels import COMPILED
-from kernel_pytorch.harness.technique import Case, Implementation, Level
+from kernel_pytorch.harness.technique import Case, Implementation, Level, Spared
 
 PACKAGE = "kernel_pytorch.fused_ln_act"
 MODULES = {
@@ -31,6 +31,14 @@ NO_FLOAT64 = {
     "double backward on cuda": "checked in float64, which the CUDA kernels do not take; its formula is that of the CPU"
 }
 INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later ones, which may round differently"
+
+
+def gelu_of_infinity(*arguments: str) -> tuple[Spared, ...]:
+    """What the levels of PyTorch's own gelu are spared in these arguments."""
+    reason = (
+        "PyTorch's gelu of infinity is NaN on a CPU; the definition and PyTorch's kernel for GPUs have infinity"
+    )
+    return (Spared(arguments, ("infinities",), reason, devices=("cpu",), levels=("native",)),)
 
 
 def unsupported(level: Level, function: str) -> dict[str, str]:

@@ -17,11 +17,12 @@ from kernel_pytorch.harness.technique import (
     Grid,
     Level,
     Operation,
+    Spared,
     grid,
     point,
 )
 
-from .common import CUDA, bytes_of, data, implementations, normal
+from .common import CUDA, bytes_of, data, gelu_of_infinity, implementations, normal
 
 BUDGETS = {
     Level.NATIVE: (4.0, "rounds after every kernel: the activation, up + offset, the product"),
@@ -151,6 +152,18 @@ reglu_bench = grid(
     dtypes=BENCH,
 )
 
+SPARED = {
+    "geglu": gelu_of_infinity("gate", "up"),
+    "reglu": (
+        Spared(
+            ("gate", "up"),
+            ("infinities",),
+            "TorchScript multiplies what is infinite by the derivative of relu, where PyTorch writes zero below zero",
+            levels=("torchscript",),
+        ),
+    ),
+}
+
 
 def _operation(
     function: str, inputs: Callable[[Case, torch.Generator], tuple[Any, ...]], scalars: tuple[Any, ...], tests: Grid,
@@ -164,6 +177,7 @@ def _operation(
         test_grid=tests,
         bench_grid=bench,
         adversarial=("gate", "up"),
+        spared=SPARED.get(function, ()),
         real_input=lambda activations, dtype: _real(activations, dtype, *scalars),
     )
 

@@ -24,7 +24,7 @@ from kernel_pytorch.harness.technique import (
     point,
 )
 
-from .common import CUDA, PARKED, bytes_of, data, implementations, normal
+from .common import CUDA, PARKED, bytes_of, data, gelu_of_infinity, implementations, normal
 
 BUDGETS = {
     Level.NATIVE: (4.0, "rounds after every kernel: the product, the activation, the product with up"),
@@ -222,6 +222,7 @@ OPERATIONS = [
         test_grid=linear_act_tests,
         bench_grid=linear_act_bench,
         adversarial=("x",),
+        spared=gelu_of_infinity("x"),
         summands=_rows_of("weight", "bias"),
         real_input=linear_act_real,
     ),
