@@ -8,13 +8,19 @@ import torch
 from kernel_pytorch.harness.adversaries import (
     ADVERSARIES,
     LAYOUTS,
+    NOT_FINITE,
+    OFFSET,
     OUTLIER,
+    common_offset,
     denormals,
+    infinities,
     large_mean,
+    not_a_number,
     outlier_channels,
     packed_view,
     strided_view,
     tiny,
+    without_offset,
     zero_rows,
 )
 
@@ -32,7 +38,7 @@ def test_shape_dtype_and_argument_stay_and_all_is_finite(adversary, x):
     planted = adversary(x)
     assert planted.shape == x.shape
     assert planted.dtype == x.dtype
-    assert planted.isfinite().all()
+    assert planted.isfinite().all() == (adversary not in [ADVERSARIES[name] for name in NOT_FINITE])
     assert torch.equal(x, before)
 
 
@@ -72,6 +78,36 @@ def test_tiny_numbers_are_around_a_millionth(x):
     planted = tiny(x).double()
     torch.testing.assert_close(planted, x.double() * 1e-6, rtol=torch.finfo(x.dtype).eps, atol=2**-25)
     assert planted.any()
+
+
+def test_a_common_offset_is_that_of_its_row_and_can_be_undone(x):
+    planted = common_offset(x)
+    step = OFFSET * torch.finfo(x.dtype).eps
+    torch.testing.assert_close(planted[::2].double() - OFFSET, x[::2].double(), rtol=0, atol=step)
+    torch.testing.assert_close(planted[1::2].double() + OFFSET, x[1::2].double(), rtol=0, atol=step)
+    centred = without_offset(planted)
+    assert torch.equal(common_offset(centred), planted)
+    assert torch.equal(centred.double().diff(), planted.double().diff()), "no difference is rounded"
+
+
+def test_one_nan_is_in_every_third_row_and_the_others_are_clean(x):
+    planted = not_a_number(x)
+    assert planted.isnan().sum(1).tolist() == [0, 1, 0, 0, 1, 0]
+    assert torch.equal(planted[~planted.isnan()], x[~planted.isnan()])
+    assert planted.isnan().any(0).sum() == 2, "at other columns, so that sums over rows have numbers left"
+
+
+def test_infinities_of_both_signs_are_in_rows_of_their_own(x):
+    planted = infinities(x)
+    assert planted.eq(float("inf")).sum(1).tolist() == [0, 1, 0, 0, 0, 1]
+    assert planted.eq(-float("inf")).sum(1).tolist() == [0, 0, 1, 0, 0, 0]
+    assert torch.equal(planted[planted.isfinite()], x[planted.isfinite()])
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (1, 8), (2, 1), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("adversary", ADVERSARIES.values(), ids=ADVERSARIES)
+def test_any_shape_will_do(adversary, shape):
+    assert adversary(torch.ones(shape)).shape == shape
 
 
 def test_a_strided_view_has_stride_two_and_gaps_of_nan(x):

@@ -100,7 +100,7 @@ def test_nan_and_infinity_fail_where_the_truth_is_finite(value):
 def test_beyond_the_largest_number_infinity_passes_and_nothing_else(truth):
     largest = torch.finfo(torch.float32).max
     assert against_itself([1.0, math.inf], [1.0, truth]).passed
-    assert against_itself([1.0, largest], [1.0, truth]).passed
+    assert against_itself([1.0, largest], [1.0, truth]).passed == (truth < math.inf)
     assert against_itself([1.0, -math.inf], [1.0, -truth]).passed
     for wrong in (-math.inf, math.nan, 0.0, 1e38):
         assert not against_itself([1.0, wrong], [1.0, truth]).passed
@@ -111,9 +111,30 @@ def test_an_infinite_reference_gives_no_budget():
     assert not verdict(torch.tensor([1.0, 1.1]), torch.tensor([math.inf, 1.0]), truth).passed
 
 
-def test_where_the_truth_is_not_a_number_nothing_is_asked():
-    assert against_itself([1.0, 5.0], [1.0, math.nan]).passed
-    assert not against_itself([2.0, 5.0], [1.0, math.nan]).passed
+def test_where_truth_and_reference_are_not_a_number_the_candidate_must_not_be_one():
+    assert against_itself([1.0, math.nan], [1.0, math.nan]).passed
+    assert not against_itself([2.0, math.nan], [1.0, math.nan]).passed
+    for wrong in (5.0, math.inf, -math.inf):
+        judgement = against_itself([1.0, wrong], [1.0, math.nan])
+        assert not judgement.passed
+        assert judgement.message == f"has 1 numbers where the truth is NaN (the first is {wrong:.6g})"
+    assert against_itself([1.0, -math.inf], [1.0, -math.inf]).passed
+    judgement = against_itself([1.0, 3.0], [1.0, -math.inf])
+    assert judgement.message == "is not infinite in 1 elements where the truth is (got 3, truth -inf)"
+
+
+def test_where_the_reference_overflowed_nan_of_the_truth_asks_nothing():
+    truth = torch.tensor([1.0, math.nan], dtype=torch.float64)
+    for reference in (5.0, math.inf):
+        assert verdict(torch.tensor([1.0, 5.0]), torch.tensor([1.0, reference]), truth).passed
+
+
+def test_of_a_gradient_infinity_is_as_good_as_nan_and_a_number_is_not():
+    """In another order of its products infinities need not meet."""
+    y, nan = torch.ones(1), torch.full((1,), math.nan)
+    for found, passed in ((math.nan, True), (math.inf, True), (0.0, False)):
+        runs = [Run((y.to(g.dtype),), {"x": g}) for g in (torch.tensor([found]), nan, nan.double())]
+        assert [j.passed for j in judge(*runs)] == [True, passed]
 
 
 def test_around_zero_only_the_smallest_number_is_allowed():

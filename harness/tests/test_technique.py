@@ -71,6 +71,17 @@ def test_layouts_cannot_be_spared_nor_what_does_not_exist(adversary):
         Spared(("x",), (adversary,), "a good one")
 
 
+@pytest.mark.parametrize("level", ["triton", "cuda"])
+def test_kernels_of_ours_are_spared_nothing_on_their_own(level):
+    with pytest.raises(ValueError, match=f"spared: levels names '{level}'; kernels of ours are spared nothing"):
+        Spared(("x",), ("NaN",), "a good one", levels=("native", level))
+
+
+def test_what_is_shift_invariant_must_be_adversarial(toy):
+    with pytest.raises(ValueError, match="gate: shift_invariant names weight; adversarial are x"):
+        dataclasses.replace(toy.gate, shift_invariant=("x", "weight"))
+
+
 def test_to_be_spared_needs_its_reason():
     with pytest.raises(ValueError, match="spared: zero rows in x needs a reason"):
         Spared(("x",), ("zero rows",), "")

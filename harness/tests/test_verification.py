@@ -13,6 +13,7 @@ from kernel_pytorch.harness.technique import Implementation, Level, Spared, grid
 from kernel_pytorch.harness.verification import RANDOM, is_economical, make_arguments, standard, trials, verify
 
 CPU = torch.device("cpu")
+EVERY = len(ADVERSARIES) - 1  # a gate is not invariant to a common offset
 
 
 def verified(technique, **options):
@@ -145,7 +146,7 @@ def test_an_argument_that_does_not_exist_cannot_be_adversarial(toy):
 
 def test_trials_are_every_case_and_every_adversary_on_one_core_case_per_dtype(toy):
     labels = [trial.label for trial in trials(toy.gate, CPU)]
-    assert len(set(labels)) == len(labels) == 4 + 2 * len(ADVERSARIES)
+    assert len(set(labels)) == len(labels) == 4 + 2 * EVERY
     assert labels[0] == "plain [rows=4 columns=16] float32"
     assert labels[4] == f"plain [rows=4 columns=16] float32, {next(iter(ADVERSARIES))}"
     assert len(trials(dataclasses.replace(toy.gate, adversarial=()), CPU)) == 4
@@ -161,7 +162,7 @@ def test_what_is_spared_is_left_as_it_is_in_its_dtypes_and_the_rest_is_not(toy):
         x, weight, _ = zeros[dtype]
         assert x[::2].any() != rows_are_zero
         assert not weight[::2].any()
-    assert len(trials(operation, CPU)) == 4 + 2 * len(ADVERSARIES)
+    assert len(trials(operation, CPU)) == 4 + 2 * EVERY
 
 
 def test_an_adversary_that_every_argument_is_spared_is_no_trial(toy):
@@ -181,6 +182,24 @@ def test_a_fault_that_one_adversary_shows_is_missed_where_that_is_spared_alone(t
         operation = dataclasses.replace(toy.gate, spared=given)
         found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["native"])["native"]
         assert {v.trial.adversary for v in found if not v.passed} == expected
+
+
+def test_a_level_alone_may_be_spared_and_says_why(toy, monkeypatch):
+    """Of PyTorch's own operators; the trial stays, and the other levels are held against it."""
+    monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x.nan_to_num(), weight, factor))
+    spared = Spared(("x",), ("NaN", "infinities"), "a good one", levels=("native",), dtypes=(torch.float32,))
+    assert str(spared) == "x spared NaN, infinities in float32 at native: a good one"
+    operation = dataclasses.replace(toy.gate, spared=(spared,))
+    assert len(trials(operation, CPU)) == len(trials(toy.gate, CPU))
+    found = verified(dataclasses.replace(toy.technique, operations=[operation]))
+    assert {(v.trial.case.dtype, v.trial.adversary) for v in found["native"] if v.unavailable} == {
+        (torch.float32, "NaN"), (torch.float32, "infinities"),
+    }  # fmt: skip
+    assert {v.unavailable for v in found["native"]} == {None, "a good one"}
+    assert {(v.trial.case.dtype, v.trial.adversary) for v in found["native"] if not v.passed} == {
+        (torch.float16, "NaN"), (torch.float16, "infinities"),
+    }  # fmt: skip
+    assert all(v.unavailable is None and v.passed for v in found["reference"])
 
 
 def test_what_compiles_for_every_shape_keeps_to_core_cases_unless_told(toy):

@@ -144,6 +144,21 @@ def test_infinities_nan_and_zeros(activation, dtype):
     torch.testing.assert_close(bias_act(x, None, activation), activate(wide, activation)[0].to(dtype), equal_nan=True)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_nan_and_infinity_are_those_of_the_definition_in_the_gradient_too(activation, dtype, device):
+    """Where autograd of the definition has no number, neither has the kernel, and no other number changes."""
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1.0, -1.0] * 7, dtype=dtype, device=device).requires_grad_()
+    y = bias_act(x, None, activation)
+    (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    wide = x.detach().double().requires_grad_()
+    want = activate(wide, activation)[0]
+    (expected,) = torch.autograd.grad(want, wide, torch.ones_like(want))
+    tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps, "equal_nan": True}
+    torch.testing.assert_close(y.double(), want, **tolerance)
+    torch.testing.assert_close(found.double(), expected, **tolerance)
+
+
 @pytest.mark.twin
 @pytest.mark.parametrize("activation", ["tanh", "identity"])
 def test_zero_keeps_its_sign(activation):

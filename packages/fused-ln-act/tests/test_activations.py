@@ -154,6 +154,21 @@ def test_16_bit_forms_pass_nan_on_and_keep_infinity(name, device):
     assert dy[x.isnan()].isnan().all() or name in ("relu", "identity")  # whose derivatives are chosen
 
 
+@in_the_whole_range
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_nan_and_infinity_are_those_of_the_definition(name, half, device):
+    """The derivative is that which autograd has of PyTorch's operators: of relu at NaN it is one."""
+    x = torch.tensor([float("inf"), -float("inf"), float("nan"), 1.0] * 2, device=device)
+    y, dy = torch.empty_like(x), torch.empty_like(x)
+    _kernel[(1,)](x, y, dy, ACTIVATION=name, HALF=half, N=8)
+    wide = x.double().requires_grad_()
+    value = activate(wide, name)
+    (slope,) = torch.autograd.grad(value.sum(), wide)
+    for found, expected in ((y, value), (dy, slope), (dy, derivative(wide, name))):
+        torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 def test_the_bound_of_16_bit_forms_sees_another_formula(device):
     """The other gelu, which float16 tells apart."""
     x, count = everything(torch.float16, device)

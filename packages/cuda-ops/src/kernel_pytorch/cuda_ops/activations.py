@@ -61,7 +61,7 @@ def activate(z: Tensor, activation: str, alpha: float = 1.0) -> tuple[Tensor, Te
         slope = 0.5 * (1.0 + t) + 0.5 * z * (1.0 - t * t) * (ROOT * (1.0 + 3.0 * CUBIC * z * z))
         return 0.5 * z * (1.0 + t), slope
     if activation == "relu":
-        return torch.relu(z), (z > 0).to(z.dtype)
+        return torch.relu(z), (~(z <= 0)).to(z.dtype)  # of NaN one, as in PyTorch
     if activation == "relu_squared":
         return torch.relu(z).square(), 2.0 * torch.relu(z)
     if activation == "tanh":

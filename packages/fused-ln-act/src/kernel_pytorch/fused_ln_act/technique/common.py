@@ -35,9 +35,7 @@ INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later 
 
 def gelu_of_infinity(*arguments: str) -> tuple[Spared, ...]:
     """What the levels of PyTorch's own gelu are spared in these arguments."""
-    reason = (
-        "PyTorch's gelu of infinity is NaN on a CPU; the definition and PyTorch's kernel for GPUs have infinity"
-    )
+    reason = "PyTorch's gelu of infinity is NaN on a CPU; the definition and PyTorch's kernel for GPUs have infinity"
     return (Spared(arguments, ("infinities",), reason, devices=("cpu",), levels=("native",)),)
 
 
