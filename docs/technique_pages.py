@@ -148,7 +148,7 @@ def results(package: str, _group: str) -> str:
     if not found:
         return (
             "Not measured yet: there is no `results/<device>/" + package + ".json`. "
-            f"`nox -s bench -- {package}` measures it on your machine."
+            f"`nox -s bench -- {package} --full` measures it on your machine."
         )
     drawn: dict[str, list[str]] = {}
     for plot in plots(package):

@@ -135,6 +135,18 @@ def test_the_terminal_shows_cases_below_each_other(results):
     assert text.count("is it") == 1
 
 
+def test_tables_fit_a_terminal_of_80_columns_whole(results):
+    far = results.measurements[1].model_copy(update={"error_over_budget": 123.45, "bytes_per_second": 4.5678e12})
+    whole = results.model_copy(update={"measurements": (far, *results.measurements)})
+    console = Console(file=io.StringIO(), width=80)
+    for table in terminal_tables(whole):
+        console.print(table)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "…" in line]
+    assert any("123.5x of" in line and "4,567.8" in line for line in lines)
+
+
 def test_brackets_in_names_are_printed(results):
     m = timed("native", 1e-6)
     odd = m.model_copy(update={"case": m.case.model_copy(update={"name": "[bold]odd[/]"})})

@@ -14,7 +14,7 @@ from kernel_pytorch.harness.accuracy import measure_accuracy
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, Job, JobKey, find_job, jobs
-from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.machine import Ceilings, Machine, higher
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import Accuracy, Measurement, Results, WholeCost
 from kernel_pytorch.harness.sources import technique_digests
@@ -78,6 +78,7 @@ def benchmark(
     previous: Results | None = None,
     on_job: Callable[[str], None] = lambda label: None,
     on_progress: Callable[[Results], None] = lambda results: None,
+    again: Callable[[], Ceilings] | None = None,
 ) -> Results:
     """Measure every job of a technique, and its accuracy on real activations.
 
@@ -91,6 +92,8 @@ def benchmark(
             of it is kept, also what this plan does not ask for or has not reached yet.
         on_job: called with the label of each job before it starts.
         on_progress: called with what stands after each job, marked as not complete.
+        again: measures the ceilings once more before anything is rejected by them: they may have been measured while
+            the machine was busy. None if they are given. Called once at most.
 
     Returns:
         The results; after Ctrl-C those that stood by then, marked as not complete.
@@ -122,7 +125,12 @@ def benchmark(
             on_job(job.label)
             held = {m.implementation for m in measured.get(job.key, [])}
             if not {i.name for i in chosen(job, plan.wanted)} <= held:
-                measured[job.key] = _measure(job, machine, device, plan.with_levels(held), worker)
+                found_now = _measure(job, machine, device, plan.with_levels(held), worker)
+                if again is not None and any(m.status == "rejected" for m in found_now):
+                    ceilings, again = higher(machine.ceilings, again()), None
+                    machine = machine.model_copy(update={"ceilings": ceilings})
+                    found_now = _measure(job, machine, device, plan.with_levels(held), worker)
+                measured[job.key] = found_now
             on_progress(results(complete=False))
         if plan.quick:
             real_input = real_input or "not measured here: a short run; --full measures it"

@@ -6,15 +6,20 @@ can turn into a command.
 
 from __future__ import annotations
 
+import errno
+import importlib.util
+import signal
 import sys
+import threading
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
 
 from kernel_pytorch.harness.commands.bench import bench_command
-from kernel_pytorch.harness.commands.common import PLAIN, messages
+from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.commands.compare import compare_command
 from kernel_pytorch.harness.commands.list import list_command
 from kernel_pytorch.harness.commands.machine import machine_command
@@ -26,6 +31,7 @@ from kernel_pytorch.harness.commands.support import support_command
 from kernel_pytorch.harness.commands.verify import verify_command
 from kernel_pytorch.harness.discovery import UnknownNameError
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
+from kernel_pytorch.harness.scratch import guarded_scratch
 
 COMMAND_GROUP = "kernel_pytorch.commands"
 
@@ -68,12 +74,43 @@ def _check_command(function: Callable[..., object]) -> None:
     typer.main.get_command(alone)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        names = ("kernel-pytorch-harness", "torch", "triton")
+        found = {name: version(name) for name in names if importlib.util.find_spec(name) or name == names[0]}
+        output.print(", ".join(f"{name} {number}" for name, number in found.items()), **PLAIN)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None:
+    """Verify, time and explain the techniques that are installed here."""
+
+
+def _stop(signum: int, frame: object) -> NoReturn:
+    """End as after an error: child processes are ended and temporary files removed."""
+    sys.exit(128 + signum)
+
+
 def main() -> None:
-    """Run the command line; a name that does not exist ends with one line and exit code 2."""
+    """Run the command line; a name that does not exist and a full disk end with one line and exit code 2."""
     interpret_without_gpu()
     add_foreign_commands()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _stop)
     try:
-        app()
+        with guarded_scratch():
+            app()
     except UnknownNameError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        messages.print(f"kernel-pytorch: {escape(f'{where}{error.strerror}')}", **PLAIN)
         sys.exit(2)

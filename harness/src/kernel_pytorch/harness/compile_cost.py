@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.oracle import random_like, run
+from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.technique import Case, Operation
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -55,7 +55,7 @@ class HostTime:
 def compile_cost(technique: str, operation: str, implementation: str, case: Case, device: torch.device) -> CompileCost:
     """Measure the first call twice, each time in a process of its own: with empty caches, and with those it left."""
     seconds: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, _environment(dict.fromkeys(CACHES, folder)):
+    with scratch_folder() as folder, _environment(dict.fromkeys(CACHES, folder)):
         for _ in ("cold", "warm"):
             with Worker(TIMEOUT) as worker:
                 outcome = worker.call(_first_call, technique, operation, implementation, case, str(device))

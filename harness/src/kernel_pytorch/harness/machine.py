@@ -40,6 +40,8 @@ MATMUL_DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
 
+RATES = ("bytes_per_second", "peak_bytes_per_second")
+
 LONGEST_MATMUL = 0.25
 """Seconds. A processor without bfloat16 instructions would need minutes for the largest sizes."""
 
@@ -101,6 +103,24 @@ def measure_machine(
     """Describe a device and measure its ceilings; see `measure_ceilings`."""
     return Machine(
         environment=describe_environment(device), ceilings=measure_ceilings(device, quick=quick, on_step=on_step)
+    )
+
+
+def higher(first: Ceilings, second: Ceilings) -> Ceilings:
+    """What was reached at least once: a disturbance lowers a measured limit, and nothing raises it."""
+    other = {point.bytes: point for point in second.bandwidth}
+    raised = []
+    for point in first.bandwidth:
+        again = other.get(point.bytes, point)
+        rates = {name: max(getattr(point, name), getattr(again, name)) for name in RATES}
+        raised.append(point.model_copy(update=rates))
+    matmul = first.matmul_flops_per_second
+    return Ceilings(
+        bandwidth=tuple(raised),
+        matmul_flops_per_second={
+            name: max(rate, second.matmul_flops_per_second.get(name, rate)) for name, rate in matmul.items()
+        },
+        launch_overhead_seconds=min(first.launch_overhead_seconds, second.launch_overhead_seconds),
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from kernel_pytorch.harness.results import Accuracy, ComparisonRecord, Measurement, Results
 
@@ -176,21 +179,33 @@ def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
     return found
 
 
-def terminal_tables(results: Results) -> list[Table]:
-    """One table per operation and direction, cases below each other."""
-    tables: dict[tuple[str, str], Table] = {}
+# Of the terminal's tables; together they fit 80 characters, and tables below each other line up.
+WIDTHS = {"level": 11, "median": 7, "±": 5, "GB/s": 7, "of copy": 5, "vs reference": 9, "vs native": 8,
+          "vs best PyTorch": 7, "vs best peer": 7, "error": 10}  # fmt: skip
+
+
+def terminal_tables(results: Results) -> list[Group]:
+    """One table per operation and direction, cases below each other, no wider than a terminal of 80 columns."""
     header = columns(results)
+    tables: dict[tuple[str, str], list[RenderableType]] = {}
     for (operation, direction, label), group in groups(results).items():
-        table = tables.get((operation, direction))
-        if table is None:
-            table = tables[operation, direction] = Table(title=f"{operation}, {direction}", title_justify="left")
-            table.add_column(header[0])
-            for column in header[1:]:
-                table.add_column(column, justify="right")
-        table.add_row(f"[bold]{escape(label)}[/bold]")
-        for row in (found := rows(group, header)):
-            table.add_row(*row, end_section=row is found[-1])
-    return list(tables.values())
+        found = tables.setdefault((operation, direction), [])
+        if not found:
+            found.append(Text(f"\n{operation}, {direction}: median ± half of its 99% interval", style="bold italic"))
+        table = Table(box=None, padding=(0, 1, 0, 0), show_header=len(found) == 1, header_style="dim")
+        for column in header:
+            name = "±" if column == "99% interval" else column
+            right = column not in ("level", "error")
+            table.add_column(name, justify="right" if right else "left", width=WIDTHS[name], overflow="fold")
+        absent = []
+        for m, row in zip(group, rows(group, header), strict=True):
+            if m.seconds is None or m.status != "measured":
+                absent.append(Text(f"{row[0]:<{WIDTHS['level']}} {row[1]}"))
+            else:
+                half = (m.seconds.high - m.seconds.low) / 2 / m.seconds.median
+                table.add_row(*map(escape, (*row[:2], f"{half:.1%}", *row[3:])))
+        found.append(Group(Text(label, style="bold"), table, *absent))
+    return [Group(*found) for found in tables.values()]
 
 
 ACCURACY_COLUMNS = ("operation", "level", "dtype", "output", "reference", "worst gradient", "reference", "of budget")
@@ -230,14 +245,17 @@ def accuracy_figures(results: Results) -> dict[tuple[str, str, str], str]:
     return {name: NO_FIGURE if cell == NOT_MEASURED else cell for name, cell in found.items()}
 
 
-def accuracy_table(results: Results) -> Table:
-    """`accuracy_rows` for the terminal."""
-    table = Table(title=f"relative error on {results.real_input}", title_justify="left")
-    for column in ACCURACY_COLUMNS:
-        table.add_column(column)
-    for row in accuracy_rows(results):
-        table.add_row(*row)
-    return table
+def accuracy_table(results: Results) -> Group:
+    """`accuracy_rows` for the terminal, a table per operation."""
+    found: list[RenderableType] = [Text(f"\nrelative error on {results.real_input}", style="bold italic")]
+    for operation, of_operation in itertools.groupby(accuracy_rows(results), key=lambda row: row[0]):
+        table = Table(title=escape(operation), title_justify="left", box=None, padding=(0, 1, 0, 0))
+        for column in ACCURACY_COLUMNS[1:]:
+            table.add_column(column)
+        for row in of_operation:
+            table.add_row(*map(escape, row[1:]))
+        found.append(table)
+    return Group(*found)
 
 
 COST_COLUMNS = (
@@ -257,15 +275,18 @@ def cost_rows(results: Results) -> list[list[str]]:
     return rows
 
 
-def cost_table(results: Results) -> Table:
-    """`cost_rows` for the terminal."""
+def cost_table(results: Results) -> Group:
+    """`cost_rows` for the terminal: times, then memory and launches."""
     cases = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
-    table = Table(title=f"whole cost of a call: {cases}", title_justify="left")
-    for column in COST_COLUMNS:
-        table.add_column(column, justify="left" if column in COST_COLUMNS[:2] else "right")
-    for row in cost_rows(results):
-        table.add_row(*row)
-    return table
+    found: list[RenderableType] = [Text(f"\nwhole cost of a call: {cases}", style="bold italic")]
+    for chosen in ((0, 1, 2, 3, 4, 8, 9), (0, 1, 5, 6, 7, 10)):
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for place in chosen:
+            table.add_column(COST_COLUMNS[place], justify="left" if place < 2 else "right")
+        for row in cost_rows(results):
+            table.add_row(*(escape(row[place]) for place in chosen))
+        found += [table, Text()]
+    return Group(*found)
 
 
 def missing_costs(results: Results) -> list[str]:

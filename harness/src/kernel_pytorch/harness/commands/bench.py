@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -36,7 +38,7 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, SHORT_CASES
-from kernel_pytorch.harness.machine import Machine, measure_machine
+from kernel_pytorch.harness.machine import Ceilings, Machine, measure_ceilings, measure_machine
 from kernel_pytorch.harness.report import wrong_on_real_input
 from kernel_pytorch.harness.results import Measurement, Results, ResultsError, load
 from kernel_pytorch.harness.technique import Direction, Level, Technique
@@ -134,7 +136,11 @@ def bench_command(
     with Worker(timeout, prepare) as worker:
         for selected in sorted(techniques, key=lambda t: _cost(t, where, plans[t.name])):
             target = targets[selected.name]
-            results = _measure(selected, ceilings, where, plans[selected.name], worker, target, resume=resume)
+            again = None if known else partial(measure_ceilings, where, quick=not full)
+            results = _measure(
+                selected, ceilings, where, plans[selected.name], worker, target, resume=resume, again=again
+            )
+            ceilings = results.machine
             show(results)
             _save(results, target)
             refused |= any(map(_fails, results.measurements))
@@ -205,18 +211,28 @@ def _measure(
     target: Path | None,
     *,
     resume: bool,
+    again: Callable[[], Ceilings] | None,
 ) -> Results:
     previous = _previous(technique, machine, plan, target) if resume else None
 
     def keep(results: Results) -> None:
         if target is not None:
-            results.save(_unfinished(target))
+            with _saying_what_is_saved(target):
+                results.save(_unfinished(target))
 
     total = len(plan.jobs(technique, device)) + (not plan.quick)
     with steps(technique.name, total) as on_job, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         return benchmark(
-            technique, machine, device, plan, worker=worker, previous=previous, on_job=on_job, on_progress=keep
+            technique,
+            machine,
+            device,
+            plan,
+            worker=worker,
+            previous=previous,
+            on_job=on_job,
+            on_progress=keep,
+            again=again,
         )
 
 
@@ -252,16 +268,29 @@ def _target(json: Path | None, out: Path | None, slug: str, technique: Technique
     return None if out is None else out / slug / f"{technique.name}.json"
 
 
+@contextlib.contextmanager
+def _saying_what_is_saved(target: Path) -> Iterator[None]:
+    """End with one line if a file cannot be written, on a full disk for example; what was written before stays."""
+    try:
+        yield
+    except OSError as error:
+        kept = [file for file in (_unfinished(target), target) if file.is_file()]
+        saved = f"{kept[0]} holds what was saved before; --resume continues from it" if kept else "nothing was saved"
+        _stop(f"cannot write {target}: {error.strerror}; {saved}")
+
+
 def _save(results: Results, target: Path | None) -> None:
     if target is None:
         if not results.complete:
             output.print("interrupted: not written", **PLAIN)
         return
     if not results.complete:
-        results.save(_unfinished(target))
+        with _saying_what_is_saved(target):
+            results.save(_unfinished(target))
         output.print(f"interrupted; what stood is in {_unfinished(target)}, and --resume goes on", **PLAIN)
         return
-    results.save(target)
+    with _saying_what_is_saved(target):
+        results.save(target)
     _unfinished(target).unlink(missing_ok=True)
     written = [target, *draw(results, target)]
     output.print(escape("written: " + ", ".join(map(str, written))), **PLAIN)

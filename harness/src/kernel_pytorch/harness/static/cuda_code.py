@@ -6,11 +6,11 @@ shared memory is what the code itself declares.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from kernel_pytorch.harness.contracts import CudaUnit
+from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
 from kernel_pytorch.harness.static.entries import Entry, entries
 from kernel_pytorch.harness.static.inspection import Findings, Request
@@ -49,7 +49,7 @@ def _read_unit(unit: CudaUnit, nvcc: Nvcc, arch: str) -> list[Compiled]:
     limits = ARCHITECTURES[arch]
     whole = Compiled(kernel=_name(unit), language="CUDA", arch=arch, constants={}, arguments={}, warps=None,
                      case=_name(unit), bench=True)  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         ptx = Path(folder, "unit.ptx")
         try:
             nvcc.to_ptx(unit, limits, ptx)

@@ -8,7 +8,6 @@ import inspect as python_inspect
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernel_pytorch.harness.results import write_atomically
+from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.sources import digest, implementation_files
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.kernel_sources import UnitsError, cuda_units, triton_level, units_digest
@@ -174,7 +174,7 @@ def _key(technique: Technique, request: Request) -> str:
 
 
 def _ask_worker(request: Request) -> Findings:
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         file = Path(folder, "findings.json")
         command = [sys.executable, "-m", WORKER, request.model_dump_json(), str(file)]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)  # noqa: S603

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kernel_pytorch.harness.scratch import scratch_folder
 
 RESOURCES = re.compile(r"Function (?P<name>\S+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+)")
 TARGET = re.compile(r"^\.target (?P<name>\w+)", re.MULTILINE)
@@ -43,7 +44,7 @@ def measure_resources(name: str, cubin: bytes, ptx: str, capability: int) -> Res
     Raises:
         ToolMissingError: `cuobjdump` or `ptxas` is not there or cannot be run.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
         printed = _run(_tool("cuobjdump", capability), "--dump-resource-usage", str(path)).stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce
 from kernel_pytorch.harness.oracle import Run
+from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no, tensors
 
 AOTINDUCTOR = "AOTInductor"
@@ -136,7 +136,7 @@ def _hold_packaged(subjects: Sequence[Subject]) -> dict[str, str]:
 @contextlib.contextmanager
 def _loaded(program: torch.export.ExportedProgram) -> Iterator[Any]:
     """What AOTInductor makes of a program, loaded."""
-    with tempfile.TemporaryDirectory(prefix="kernel-pytorch-") as folder:
+    with scratch_folder() as folder:
         target = str(Path(folder) / "package.pt2")
         yield torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program, package_path=target))
 

@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.scratch import scratch_root
+
 GOODBYE_TIMEOUT = 5.0
 """Seconds for an idle process to leave the group."""
 
@@ -107,7 +109,7 @@ class Processes:
         self.close()
 
     def _start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="kernel-pytorch-")
+        self._folder = tempfile.mkdtemp(prefix="kernel-pytorch-", dir=scratch_root())
         for rank in range(self.count):
             ours, theirs = self._context.Pipe()
             arguments = (theirs, rank, self.count, str(Path(self._folder) / "store"), self.device_type, self.timeout)
