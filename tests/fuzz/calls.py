@@ -128,7 +128,7 @@ def _public(recorder: _Recorder, package: str, operation: Any, inputs: tuple[Any
     known = inspect.signature(function).parameters
     values = {name: value for name, value in zip(names, inputs, strict=False) if name in known}
     for name, value in values.items():
-        if isinstance(value, float) and value == 0.0 and known[name].default is None:
+        if isinstance(value, (int, float)) and value == 0 and known[name].default is None:
             values[name] = None  # what kernels take as zero
     with recorder:
         function(**values)

@@ -104,6 +104,8 @@ def explained(function: str, operator: Any, arguments: Sequence[Any], error: Exc
             return TypeError(_not_of_kind(function, name, given, str(argument.type)))
         if isinstance(given, Tensor) and (given.is_nested or given.layout != torch.strided):
             return TypeError(_not_strided(function, name, given))
+        if isinstance(given, Tensor) and given.is_quantized:
+            return TypeError(f"{function}: {name}: dtype is {given.dtype}; allowed is what dequantize() gives")
         if isinstance(given, Tensor) and given.dtype not in DTYPES.get(name, (given.dtype,)):
             allowed = ", ".join(map(str, DTYPES[name]))
             return RuntimeError(f"{function}: {name}: dtype is {given.dtype}; allowed are {allowed}")

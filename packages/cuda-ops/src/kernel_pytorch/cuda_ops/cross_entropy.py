@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .arguments import check_tensor
 from .differentiable import differentiable, wants_graph
-from .operators import below_autograd, call, operators, per_element, register
+from .operators import below_autograd, call, count_writes, operators, per_element, register
 from .sharding import Shardings, row_placements
 
 
@@ -122,7 +122,6 @@ class CrossEntropyFunction(torch.autograd.Function):
         if ctx.inplace and _can_be_overwritten(dloss, logits):
             over = logits.detach()
             below_autograd(operators.cross_entropy_backward_.default, dloss, normalizer, over, target, *scalars)
-            torch.autograd.graph.increment_version(logits)
             return (over, *none)
         return (_differentiable_backward(dloss, normalizer, logits, target, *scalars), *none)
 
@@ -160,6 +159,7 @@ def _flops_backward(dloss: Any, normalizer: Any, logits: Any, *arguments: Any, *
 register("cross_entropy", _fake, _out_of_place, per_element(5), _sharding)
 register("cross_entropy_backward", _fake_backward, _differentiable_backward, _flops_backward, _sharding_backward)
 register("cross_entropy_backward_", _fake_backward_, _no_gradient, _flops_backward)
+count_writes("cross_entropy_backward_")
 
 
 def _expanded(target: Tensor, logits: Tensor) -> Tensor:

@@ -65,8 +65,33 @@ def per_element(factor: int) -> Formula:
 
 def below_autograd(operator: Any, *arguments: Any) -> Any:
     """Run an operator from inside its own autograd function."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(*arguments)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+    except RuntimeError as error:
+        # The stable ABI hands on the text of an exception, and not its type.
+        if type(error) is RuntimeError and str(error).startswith("CUDA out of memory"):
+            raise torch.OutOfMemoryError(str(error)) from None
+        raise
+
+
+def count_writes(name: str) -> None:
+    """Let each call of an operator count as a write to the tensors that it overwrites: autograd looks at that.
+
+    Args:
+        name: of an operator whose schema names them, as `Tensor(a!)`. PyTorch itself goes by the schema of operators of
+            its own and of `torch.library.custom_op`, and not of those that a library defines.
+    """
+    operator = getattr(operators, name).default
+    written = [place for place, a in enumerate(operator._schema.arguments) if a.alias_info and a.alias_info.is_write]
+
+    def run(keys: Any, *arguments: Any) -> Any:
+        result = operator.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *arguments)
+        for place in written:
+            torch.autograd.graph.increment_version(arguments[place])
+        return result
+
+    registrations.impl(name, run, "ADInplaceOrView", with_keyset=True)
 
 
 def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:

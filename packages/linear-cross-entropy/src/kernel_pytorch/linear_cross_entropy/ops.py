@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import sharding
 from .chunks import counted, wide_dtype
+from .direct_calls import check_count, check_floats, check_memory
 
 OPERATOR_LEVELS = ("native", "triton")
 TARGETS = (torch.int64, torch.int32)
@@ -49,12 +50,12 @@ library.define("check_target(Tensor target, SymInt words, SymInt ignore_index) -
 def _check(rows: Tensor, target: Tensor, level: str) -> None:
     if level not in OPERATOR_LEVELS:
         raise ValueError(f"level: given {level!r}; allowed are {', '.join(map(repr, OPERATOR_LEVELS))}")
-    if not rows.is_floating_point() or rows.dtype.itemsize < 2:
-        raise TypeError(f"dtype is {rows.dtype}; allowed are float16, bfloat16, float32, float64")
+    check_floats(rows=rows)
     if target.dtype not in TARGETS:
         raise TypeError(f"target: dtype is {target.dtype}; allowed are torch.int64, torch.int32")
     if target.shape != rows.shape[:-1]:
         raise ValueError(f"target: shape is {tuple(target.shape)}; it must be {tuple(rows.shape[:-1])}")
+    check_memory("target", target)
 
 
 def _check_parameters(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -63,8 +64,14 @@ def _check_parameters(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> No
         raise ValueError(f"weight: shape is {shape}; it must have two dimensions, the last {hidden.shape[-1]}")
     if weight.dtype != hidden.dtype:
         raise TypeError(f"weight: dtype is {weight.dtype}; it must be that of hidden, {hidden.dtype}")
+    check_floats(weight=weight, bias=bias)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: shape is {tuple(bias.shape)}; it must be {tuple(weight.shape[:1])}")
+
+
+def _check_of_tokens(dloss: Tensor, lse: Tensor, target: Tensor) -> None:
+    check_floats(dloss=dloss, lse=lse)
+    check_count(target.numel(), dloss=dloss, lse=lse)
 
 
 def _without_autocast(x: Tensor) -> torch.autocast:
@@ -127,6 +134,7 @@ def launch_linear_backward(
     """Gradients of hidden, weight and bias; `(0,)` where not needed."""
     _check(hidden, target, level)
     _check_parameters(hidden, weight, bias)
+    _check_of_tokens(dloss, lse, target)
     arguments = (
         dloss.reshape(-1), normalizer.reshape(-1, 2), hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1),
         bias, ignore_index, label_smoothing, z_loss, softcap, chunk, need_dhidden, need_dweight,
@@ -182,6 +190,7 @@ def launch_logits_backward(
 ) -> Tensor:
     """The gradient of logits, contiguous; with `inplace`, which the operator does not have, the logits themselves."""
     _check(logits, target, level)
+    _check_of_tokens(dloss, lse, target)
     result = logits if inplace else torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     if logits.numel() == 0:
         return result

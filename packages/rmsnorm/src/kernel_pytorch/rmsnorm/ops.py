@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import sharding
+from .direct_calls import check_count, check_floats, check_shapes
 
 library = torch.library.Library("kernel_pytorch", "FRAGMENT")
 library.define("rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)")
@@ -41,8 +42,7 @@ def _check(x: Tensor, weight: Tensor | None, casting: str) -> None:
     """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
     if casting not in ("llama", "gemma", "none"):
         raise ValueError(f"casting: given {casting!r}; allowed are 'llama', 'gemma', 'none'")
-    if not x.is_floating_point() or x.dtype.itemsize < 2:
-        raise TypeError(f"x: dtype is {x.dtype}; allowed are float16, bfloat16, float32, float64")
+    check_floats(x=x, weight=weight)
     if weight is not None and (weight.dim() not in (1, 2) or weight.shape != x.shape[-weight.dim() :]):
         raise ValueError(f"weight: shape is {tuple(weight.shape)}; it must be the end of that of x, {tuple(x.shape)}")
 
@@ -63,6 +63,8 @@ def launch_add_forward(
     from . import triton_forward
 
     _check(x, weight, casting)
+    check_floats(residual=residual)
+    check_shapes(x.shape, residual=residual)
     return triton_forward.forward(x, residual, weight, eps, offset, casting)
 
 
@@ -80,6 +82,10 @@ def launch_backward(
     """`(dx, dweight)` from the Triton kernels; what is not needed comes back empty. `eps` went into `rstd`."""
     from . import triton_backward
 
+    _check(h, weight, "llama")
+    check_floats(dy=dy, dh=dh, rstd=rstd)
+    check_shapes(h.shape, dy=dy, dh=dh)
+    check_count(h.shape[:-1].numel(), rstd=rstd)
     return triton_backward.backward(dy, dh, h, weight, rstd, offset, need_dx, need_dweight)
 
 

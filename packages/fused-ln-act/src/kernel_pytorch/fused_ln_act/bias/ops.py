@@ -13,6 +13,7 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act import flops
 from kernel_pytorch.fused_ln_act import sharding as registered
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act.direct_calls import check_floats, check_memory
 from kernel_pytorch.fused_ln_act.dispatch import implement, library
 
 from . import sharding
@@ -33,8 +34,8 @@ def _check(
     """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: given {activation!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
-    if not x.is_floating_point() or x.dtype.itemsize < 2:
-        raise TypeError(f"x: dtype is {x.dtype}; allowed are float16, bfloat16, float32, float64")
+    check_floats(x=x, bias=bias)
+    check_floats(**like_x)
     for name, tensor in like_x.items():
         if tensor is not None and tensor.shape != x.shape:
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be that of x, {tuple(x.shape)}")
@@ -42,6 +43,8 @@ def _check(
         raise ValueError(f"bias: shape is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be its end")
     if dropout_p != 0.0 and (seed is None or seed.dtype != torch.int64 or seed.dim() != 0):
         raise ValueError(f"seed: given {seed}; with dropout_p {dropout_p} it must be an int64 tensor of shape ()")
+    if seed is not None:
+        check_memory("seed", seed)
 
 
 def launch_forward(

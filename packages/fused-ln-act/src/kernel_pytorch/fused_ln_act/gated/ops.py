@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act import flops
 from kernel_pytorch.fused_ln_act import sharding as registered
+from kernel_pytorch.fused_ln_act.direct_calls import check_floats, check_shapes
 from kernel_pytorch.fused_ln_act.dispatch import implement, library
 
 from . import sharding
@@ -26,9 +27,7 @@ def _check(gate: Tensor, up: Tensor | None, activation: str) -> None:
     """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: given {activation!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
-    for name, tensor in (("gate", gate), ("up", up)):
-        if tensor is not None and (not tensor.is_floating_point() or tensor.dtype.itemsize < 2):
-            raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are float16, bfloat16, float32, float64")
+    check_floats(gate=gate, up=up)
     if up is None and gate.shape[-1] % 2:
         raise ValueError(f"gate: shape is {tuple(gate.shape)}; packed, its last dimension must be even")
     if up is not None and up.shape != gate.shape:
@@ -59,6 +58,9 @@ def launch_backward(
     """`(dgate, dup)` from the Triton kernel; what is not needed comes back empty."""
     from . import triton_backward
 
+    _check(gate, up, activation)
+    check_floats(dy=dy)
+    check_shapes(gate.shape if up is not None else torch.Size((*gate.shape[:-1], gate.shape[-1] // 2)), dy=dy)
     return triton_backward.backward(dy, gate, up, activation, alpha, limit, offset, need_dgate, need_dup)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act import flops
 from kernel_pytorch.fused_ln_act import sharding as registered
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act.direct_calls import check_floats, check_memory
 from kernel_pytorch.fused_ln_act.dispatch import implement, library
 
 from . import sharding
@@ -50,9 +51,9 @@ def _check(x: Tensor, activation: str, matrices: dict[str, tuple[Tensor, int]]) 
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: given {activation!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
-    if not x.is_floating_point() or x.dtype.itemsize < 2:
-        raise TypeError(f"x: dtype is {x.dtype}; allowed are float16, bfloat16, float32, float64")
+    check_floats(x=x)
     for name, (matrix, columns) in matrices.items():
+        check_memory(name, matrix)
         if matrix.dtype != x.dtype:
             raise TypeError(f"{name}: dtype is {matrix.dtype}; it must be that of x, {x.dtype}")
         if matrix.dim() != 2 or matrix.shape[1] != columns:
@@ -60,6 +61,7 @@ def _check(x: Tensor, activation: str, matrices: dict[str, tuple[Tensor, int]]) 
 
 
 def _check_shape(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
+    check_floats(**{name: tensor})
     if tensor is not None and tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be {shape}")
 

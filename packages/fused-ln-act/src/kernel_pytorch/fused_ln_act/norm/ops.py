@@ -11,6 +11,7 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act import flops
 from kernel_pytorch.fused_ln_act import sharding as registered
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act.direct_calls import check_count, check_floats, check_memory
 from kernel_pytorch.fused_ln_act.dispatch import implement, library
 
 from . import sharding
@@ -35,8 +36,7 @@ def _check(
         raise ValueError(f"norm: given {norm!r}; allowed are 'layer', 'rms'")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: given {activation!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
-    if not x.is_floating_point() or x.dtype.itemsize < 2:
-        raise TypeError(f"x: dtype is {x.dtype}; allowed are float16, bfloat16, float32, float64")
+    check_floats(x=x, **like_x, **parameters)
     for name, tensor in like_x.items():
         if tensor is not None and tensor.shape != x.shape:
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be that of x, {tuple(x.shape)}")
@@ -45,6 +45,8 @@ def _check(
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; for x of {tuple(x.shape)} it must be its end")
     if dropout_p != 0.0 and (seed is None or seed.dtype != torch.int64 or seed.dim() != 0):
         raise ValueError(f"seed: given {seed}; with dropout_p {dropout_p} it must be an int64 tensor of shape ()")
+    if seed is not None:
+        check_memory("seed", seed)
 
 
 def launch_forward(
@@ -87,6 +89,8 @@ def launch_backward(
     from . import triton_backward
 
     _check(h, {"dy": dy, "dh": dh}, {"weight": weight, "bias": bias}, seed, dropout_p, norm, activation)
+    check_floats(statistics=statistics)
+    check_count(h.shape[:-1].numel() * (2 if norm == "layer" else 1), statistics=statistics)
     return triton_backward.backward(
         dy, dh, h, weight, bias, seed, statistics, dropout_p, norm, activation, has_residual,
         need_dx, need_dresidual, need_dweight and weight is not None, need_dbias and bias is not None,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act import flops
 from kernel_pytorch.fused_ln_act import sharding as registered
+from kernel_pytorch.fused_ln_act.direct_calls import check_floats, check_memory
 from kernel_pytorch.fused_ln_act.dispatch import implement, library
 
 from . import sharding
@@ -23,12 +24,12 @@ library.define(
 
 def _check(x: Tensor, mask: Tensor | None) -> None:
     """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
-    if not x.is_floating_point() or x.dtype.itemsize < 2:
-        raise TypeError(f"x: dtype is {x.dtype}; allowed are float16, bfloat16, float32, float64")
+    check_floats(x=x)
     if mask is None:
         return
     if mask.dtype != torch.bool and (not mask.is_floating_point() or mask.dtype.itemsize < 2):
         raise TypeError(f"mask: dtype is {mask.dtype}; allowed are bool, float16, bfloat16, float32, float64")
+    check_memory("mask", mask)
     ends = zip(reversed(mask.shape), reversed(x.shape), strict=False)
     if mask.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in ends):
         raise ValueError(f"mask: shape is {tuple(mask.shape)}; it must broadcast to that of x, {tuple(x.shape)}")
@@ -49,6 +50,7 @@ def launch_backward(
     from . import triton_backward
 
     _check(y, mask)
+    check_floats(dy=dy)
     if dy.shape != y.shape:
         raise ValueError(f"dy: shape is {tuple(dy.shape)}; it must be that of y, {tuple(y.shape)}")
     return triton_backward.backward(dy, y, mask, scale, need_dx, need_dmask)

@@ -1,0 +1,41 @@
+"""Checks of operators that are called directly: nothing else stands between such a call and a kernel."""
+
+from __future__ import annotations
+
+from torch import Size, Tensor
+
+
+def check_floats(**tensors: Tensor | None) -> None:
+    """Check tensors for what kernels read: floats, of which the memory was not freed.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: the storage is empty, as that of sharded parameters is between their uses.
+    """
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are float16, bfloat16, float32, float64")
+        check_memory(name, tensor)
+
+
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Raise ValueError, naming the argument, if its memory was freed."""
+    if tensor.data_ptr() == 0 and tensor.numel() > 0:
+        shape = tuple(tensor.shape)
+        raise ValueError(f"{name}: shape is {shape}, but its storage holds nothing; it was freed, and must be filled")
+
+
+def check_shapes(wanted: Size, **tensors: Tensor | None) -> None:
+    """Raise ValueError, naming the argument, unless tensors have this shape."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.shape != wanted:
+            raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be {tuple(wanted)}")
+
+
+def check_count(wanted: int, **tensors: Tensor) -> None:
+    """Raise ValueError, naming the argument, unless tensors have so many elements."""
+    for name, tensor in tensors.items():
+        if tensor.numel() != wanted:
+            raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must have {wanted} elements")
