@@ -80,7 +80,7 @@ def build(folder: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> di
         raise library.BuildError(library.NO_TORCH if torch is None else library.NO_COMPILER)
     work = library.folder_for(work, "emulated-sanitized" if sanitize else "emulated", torch, compiler)
     sources = _write_translated(csrc, csrc / "tests" / "emulator", work / "csrc")
-    options = [*OPTIONS, *(CONTRACTED if _has_fma() else ()), *(library.SANITIZERS if sanitize else ())]
+    options = [*OPTIONS, *(CONTRACTED if _has_fma() else ()), *(library.sanitizers(work) if sanitize else ())]
     includes = ["-Icsrc/include", "-isystem", "torch/include"]
     includes += [f"-DTORCH_TARGET_VERSION={library.TARGET}", "-DKP_WITH_CUDA"]
     steps = []

@@ -111,9 +111,9 @@ def build(
     }
     if (package / LIBRARY).is_file() and _read(package) == record:
         return record
-    options = SANITIZERS if sanitize else ()
     nvcc = nvcc if archs else None
     work = folder_for(work, "sanitized" if sanitize else "objects", torch, compiler, nvcc, archs)
+    options = sanitizers(work) if sanitize else ()
     link_folder(work / "csrc", csrc)
     steps = list(_compilations(work, compiler, nvcc, archs, options))
     compile_all(work, steps, say)
@@ -125,6 +125,11 @@ def build(
     run(link, work)
     os.replace(linked, package / LIBRARY)
     return write_record(package, record)
+
+
+def sanitizers(work: Path) -> tuple[str, ...]:
+    """Options for what is watched; what is known of its sources for messages begins in `work`."""
+    return (*SANITIZERS, f"-ffile-prefix-map={work.resolve()}=.")
 
 
 def folder_for(

@@ -8,8 +8,10 @@ of it, then with `"names"` of the arguments. An argument is a number, a text, No
 from __future__ import annotations
 
 import copy
-import importlib
+import functools
+import importlib.util
 import inspect
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -56,16 +58,19 @@ def describe(value: Any) -> Any:
     return found
 
 
-def examples(also: str | None) -> list[dict[str, Any]]:
+def examples(instead: str | None) -> list[dict[str, Any]]:
     """Valid calls of every operator and public function, from the smallest cases of the test grids.
 
     Args:
-        also: path of a Python file with a function `examples`, which is recorded too.
+        instead: path of a Python file with a function `examples`; if given, only what that calls.
     """
     from kernel_pytorch.harness.discovery import discover
     from kernel_pytorch.harness.technique import Level
 
     recorder, public = _Recorder(), []
+    if instead is not None:
+        load_file(instead).examples(recorder)
+        return recorder.calls
     for technique in discover().techniques.values():
         package = technique.levels.rpartition(".")[0]
         for operation in technique.operations:
@@ -79,16 +84,15 @@ def examples(also: str | None) -> list[dict[str, Any]]:
                     if implementation.level is Level.CUDA:  # a public function, of the package of compiled operators
                         public.append({"target": implementation.target, "args": [describe(value) for value in inputs]})
                 public += _public(recorder, package, operation, inputs)
-    if also is not None:
-        load_file(also).examples(recorder)
     in_place = [{**c, "target": c["target"].replace("_backward.", "_backward_.")} for c in recorder.calls]
     in_place = [call for call in in_place if call["target"].count("_backward_.") and _exists(call["target"])]
     unique = {repr(call): call for call in [*recorder.calls, *in_place, *public]}
     return list(unique.values())
 
 
+@functools.cache
 def load_file(path: str) -> Any:
-    """Run a Python file as a module."""
+    """Run a Python file as a module, once."""
     specification = importlib.util.spec_from_file_location("also", path)
     assert specification is not None
     assert specification.loader is not None
@@ -150,6 +154,8 @@ def changed(call: dict[str, Any], chance: random.Random) -> dict[str, Any]:
         given = call["args"][place]
         if isinstance(given, dict) and chance.random() < 0.9:
             call["args"][place] = _changed_tensor(given, call["args"], chance)
+            if "native" in call["args"] and isinstance(call["args"][place], dict):
+                call["args"][place].pop("kind", None)  # what PyTorch's own operators do with it is not ours
         else:
             others = [a for a in call["args"] if isinstance(a, dict)]
             call["args"][place] = copy.deepcopy(chance.choice((*SCALARS, not given, *others)))
@@ -188,6 +194,11 @@ def _changed_tensor(given: dict[str, Any], all_given: list[Any], chance: random.
     else:
         return None
     return found
+
+
+def is_large(call: dict[str, Any]) -> bool:
+    """Whether a tensor has so many elements that a call which does everything right may take for ever."""
+    return any(isinstance(a, dict) and math.prod(a["shape"]) > 2**24 for a in call["args"])
 
 
 # Running.

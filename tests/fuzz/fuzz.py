@@ -1,6 +1,6 @@
 """Call every operator and public function of this workspace with malformed arguments, in processes of their own.
 
-    python tests/fuzz/fuzz.py [--count N] [--seed N] [--only TEXT] [--processes N] [--also FILE]
+    python tests/fuzz/fuzz.py [--count N] [--seed N] [--only TEXT] [--processes N] [--instead FILE]
     python tests/fuzz/fuzz.py --replay 'CALL'
 
 A call may return, or raise an ordinary exception. It may not end the process, hang, return memory that nothing was
@@ -26,6 +26,7 @@ from typing import Any
 
 TOGETHER = 250  # calls of a process, unless it ends before
 PATIENCE = 120  # seconds for a call
+PATIENCE_WITH_LARGE = 10  # where a tensor is so large that the call would be right to take for ever
 MEMORY = 2**31  # bytes beside what the process has when it begins: the largest tensors cannot be allocated
 
 M_PERTURB = -6  # mallopt(3)
@@ -65,8 +66,8 @@ def _prepare(options: argparse.Namespace) -> Any:
     from kernel_pytorch.harness.discovery import discover
 
     discover()
-    if options.also is not None:
-        calls.load_file(options.also)
+    if options.instead is not None:
+        calls.load_file(options.instead)
     torch.set_num_threads(2)
     if "ASAN_OPTIONS" not in os.environ:  # which maps terabytes, and limits what is allocated by itself
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -80,7 +81,8 @@ def _outcome(calls: Any, call: dict[str, Any], libc: Any) -> str | None:
     results = []
     for byte in (0x55, 0xAA):
         libc.mallopt(M_PERTURB, byte)
-        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        patience = PATIENCE_WITH_LARGE if calls.is_large(call) else PATIENCE
+        faulthandler.dump_traceback_later(patience, exit=True)
         try:
             results.append(_bytes(calls.run(call)))
         except Exception as error:  # what else a call does with such arguments
@@ -161,15 +163,16 @@ def _watch(options: argparse.Namespace, first: int) -> list[tuple[int, str]]:
             return found
         if last is None:
             raise SystemExit(f"a process ended before its first call:\n{ended.stderr}")
-        said = "\n".join(ended.stderr.splitlines()[-30:])
-        found.append((last, f"ended the process with status {ended.returncode}\n{said}"))
+        if f"Timeout (0:00:{PATIENCE_WITH_LARGE})!" not in ended.stderr:
+            said = "\n".join(ended.stderr.splitlines()[-30:])
+            found.append((last, f"ended the process with status {ended.returncode}\n{said}"))
         first = last + 1
     return found
 
 
 def _spawn(options: argparse.Namespace, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, __file__, *arguments, f"--seed={options.seed}", f"--corpus={options.corpus}"]
-    command += [f"--also={options.also}"] if options.also else []
+    command += [f"--instead={options.instead}"] if options.instead else []
     # Memory that was freed is to be filled when it is taken again, which the caches of threads do not do.
     tunables = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "OMP_NUM_THREADS": "2", "PYTHONFAULTHANDLER": "1"}
     stderr = None if "--record" in arguments else subprocess.PIPE
@@ -185,7 +188,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="of the random calls")
     parser.add_argument("--only", default="", help="a part of the name of what is called")
     parser.add_argument("--processes", type=int, default=2, help="how many at a time")
-    parser.add_argument("--also", help="a Python file that defines operators, with a function `examples(recorder)`")
+    parser.add_argument("--instead", help="a Python file of other operators, with a function `examples(recorder)`")
     parser.add_argument("--replay", help="one call, as it was printed")
     for option in ("--serve", "--record"):
         parser.add_argument(option, action="store_true", help=argparse.SUPPRESS)
@@ -193,7 +196,7 @@ def main() -> None:
     parser.add_argument("--corpus", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.record:
-        Path(options.corpus).write_text(json.dumps(_prepare(options).examples(options.also)))
+        Path(options.corpus).write_text(json.dumps(_prepare(options).examples(options.instead)))
     elif options.serve:
         serve(options)
     elif options.replay is not None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel_pytorch.cuda_ops import LIBRARY, levels
-from kernel_pytorch.cuda_ops.library import Library, load
+from kernel_pytorch.cuda_ops.library import INSTALL, Library, load
 
 
 def test_the_library_is_of_the_present_sources():
@@ -82,9 +82,82 @@ def test_without_torch_or_compiler_importing_says_what_is_missing(missing, messa
 
 
 def test_a_compiler_that_is_none_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "ccache g++")
+    monkeypatch.setenv("CXX", "no-launcher g++")
     record = build_library.build(tmp_path, tmp_path, tmp_path)
-    assert record["problem"].startswith("CXX: given 'ccache g++', which is no program; no C++ compiler was found")
+    assert record["problem"].startswith("CXX: given 'no-launcher g++', which is no program; no C++ compiler was found")
+
+
+WHERE = {
+    "where.cpp": 'extern "C" const char* where() { return __FILE__; }\n',
+    "where_on_cuda.cu": """
+        __global__ void write(int* line) { *line = __LINE__; }
+        extern "C" const char* where_on_cuda() { write<<<1, 1>>>(nullptr); return __FILE__; }
+    """,
+}
+
+
+def build_small(folder, monkeypatch):
+    """A library of a file each for CPU and CUDA; what is in it."""
+    (folder / "csrc").mkdir(parents=True)
+    archs = "sm_90a" if build_library.find_nvcc() else ""
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", archs)
+    for name, text in WHERE.items():
+        if archs or not name.endswith(".cu"):
+            (folder / "csrc" / name).write_text(text)
+    assert build_library.build(folder / "package", folder / "csrc", folder / "work")["problem"] is None
+    return (folder / "package" / "_library.so").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["plain", "it's", 'a "quoted" one', "$HOME", "two words & `more`"])
+def test_a_library_is_built_in_any_folder_and_does_not_name_it(name, monkeypatch, tmp_path):
+    content = build_small(tmp_path / name, monkeypatch)
+    assert b"csrc/where.cpp" in content
+    assert str(tmp_path).encode() not in content
+
+
+def test_the_library_names_no_folder_of_the_machine_that_built_it():
+    content = LIBRARY.file.read_bytes()
+    package, folder_of_torch = build_library.Path(build_library.__file__).resolve().parent, build_library.find_torch()
+    for folder in (package, package.parents[1], folder_of_torch, folder_of_torch.resolve()):
+        assert str(folder).encode() not in content
+
+
+def test_a_compiler_behind_a_launcher(monkeypatch, tmp_path):
+    launcher, compiler = tmp_path / "launcher", build_library.find_compiler()[-1]
+    launcher.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/launched\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{launcher} {compiler} -DOPTION")
+    assert build_library.find_compiler() == [str(launcher), compiler, "-DOPTION"]
+    build_small(tmp_path / "here", monkeypatch)
+    assert f"{compiler} -DOPTION" in (tmp_path / "launched").read_text()
+
+
+def test_a_compiler_in_a_folder_with_a_space(monkeypatch, tmp_path):
+    compiler = tmp_path / "a compiler"
+    compiler.symlink_to(build_library.find_compiler()[-1])
+    monkeypatch.setenv("CXX", str(compiler))
+    assert build_library.find_compiler() == [str(compiler)]
+
+
+def test_builds_with_other_settings_share_no_file(monkeypatch, tmp_path):
+    torch_folder, compiler = build_library.find_torch(), build_library.find_compiler()
+    other = tmp_path / "other"
+    other.symlink_to(compiler[-1])
+    choices = [
+        ("objects", compiler, ()),
+        ("sanitized", compiler, ()),
+        ("objects", [str(other)], ()),
+        ("objects", [*compiler, "-DOPTION"], ()),
+        ("objects", compiler, ("sm_80",)),
+    ]
+    folders = [build_library.folder_for(tmp_path, kind, torch_folder, c, None, archs) for kind, c, archs in choices]
+    assert len(set(folders)) == len(choices)
+    assert folders[0] == build_library.folder_for(tmp_path, "objects", torch_folder, compiler)
+
+
+@pytest.mark.parametrize("said", [build_library.NO_TORCH, build_library.NO_COMPILER, INSTALL])
+def test_what_brings_a_library_does_not_take_a_wheel_without_one_from_a_cache(said):
+    assert "pip install --force-reinstall --no-deps --no-cache-dir ./packages/cuda-ops" in said
 
 
 def test_what_is_left_out_of_a_library_is_said_with_its_reason(monkeypatch):
@@ -143,6 +216,9 @@ def test_an_unknown_architecture_is_named(monkeypatch):
             build_library.BuildError, match=rf"given '{arch}'; the kernels need sm_80, .* knows .*sm_90"
         ):
             build_library.wanted_archs(nvcc)
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "90a")
+    with pytest.raises(build_library.BuildError, match=r"given '90a' \(did you mean sm_90a\?\); [^\n]*$"):
+        build_library.wanted_archs(nvcc)
     monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a;sm_80")
     assert build_library.wanted_archs(nvcc) == ["sm_90a", "sm_80"]
     monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "")

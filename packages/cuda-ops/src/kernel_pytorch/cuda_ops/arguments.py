@@ -78,6 +78,13 @@ def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
     return wants_gradient
 
 
+def check_tensors(function: str, operator: Any, arguments: Sequence[Any]) -> None:
+    """Raise TypeError, naming the argument, where a tensor is required and None was given."""
+    for place, name, optional in _places(operator)[0]:
+        if not optional and place < len(arguments) and arguments[place] is None:
+            raise TypeError(_not_of_kind(function, name, None, "Tensor"))
+
+
 def check_tensor(function: str, name: str, given: Tensor) -> None:
     """Raise TypeError unless this is a tensor with a shape and strides; for those who look at it before `check`."""
     if not isinstance(given, Tensor):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import library  # noqa: F401  (loading it defines the operators)
 from .after_import import after_import
-from .arguments import check, explained
+from .arguments import check, check_tensors, explained
 from .differentiable import is_transformed
 from .sharding import Rule, add_rule
 
@@ -46,7 +46,7 @@ def register(
     if sharding is not None:
         add_rule(name, sharding)
     torch.library.register_fake(f"{NAMESPACE}::{name}", _on_one_device(name, fake), lib=registrations)
-    registrations.impl(name, gradient, "Autograd")
+    registrations.impl(name, _with_tensors(name, gradient), "Autograd")
 
     def count(counter: ModuleType) -> None:
         counter.register_flop_formula(getattr(operators, name))(flops)
@@ -103,6 +103,18 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
         if len(devices) > 1:
             raise RuntimeError(f"{name}: tensors are on {' and '.join(devices)}; all of them must be on one device")
         return fake(*arguments, **keywords)
+
+    return checked
+
+
+def _with_tensors(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient, but for None where a tensor is required: PyTorch hands it on as a tensor without a type."""
+    operator = getattr(operators, name).default
+
+    @functools.wraps(gradient)
+    def checked(*arguments: Any) -> Any:
+        check_tensors(name, operator, arguments)
+        return gradient(*arguments)
 
     return checked
 
