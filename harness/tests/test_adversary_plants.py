@@ -28,9 +28,8 @@ def nan_is_dropped(x, weight, factor):
     return log_softmax(torch.where(x.isnan(), 0.0, x), weight, factor)
 
 
-def infinity_is_the_largest_number(x, weight, factor):
-    limit = torch.finfo(x.dtype).max
-    return log_softmax(x.clamp(-limit, limit), weight, factor)
+def minus_infinity_is_the_smallest_number(x, weight, factor):
+    return log_softmax(x.clamp(min=torch.finfo(x.dtype).min), weight, factor)
 
 
 def other_rows_are_poisoned(x, weight, factor):
@@ -59,7 +58,7 @@ def test_what_is_right_is_found_by_none(shifted):
 @pytest.mark.parametrize(("plant", "adversaries"), [
     (offset_loses_digits, {"common offset", "large mean", "infinities"}),
     (nan_is_dropped, {"NaN"}),
-    (infinity_is_the_largest_number, {"infinities"}),
+    (minus_infinity_is_the_smallest_number, {"infinities"}),
     (other_rows_are_poisoned, {"NaN", "infinities"}),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
 def test_plant_is_found_by_its_adversaries_and_not_by_random_inputs(shifted, plant, adversaries):

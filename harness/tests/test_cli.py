@@ -127,7 +127,7 @@ def test_list_where_nothing_is_installed_says_what_to_install(site, command_line
 def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
     printed = command_line("verify", "--device", "cpu", "--processes", "2")
     assert printed.code == 0, printed.out
-    assert "18 of 18" in printed.out
+    assert "22 of 22" in printed.out
     assert "18: the toy has no kernel" in printed.out
 
 
@@ -139,7 +139,7 @@ def test_verify_says_what_it_did_not_ask_and_why(toy_alone, toy, command_line, m
     path = tmp_path / "found.json"
     printed = command_line("verify", "--device", "cpu", "--level", "native", "--json", str(path))
     assert printed.code == 0
-    assert "17 of 17" in printed.out
+    assert "21 of 21" in printed.out
     said = "gate: x spared zero rows in float16: a good [one]"
     assert f"not asked: {said}\n" in printed.out
     assert VerificationReport.model_validate_json(path.read_text()).spared == (said,)
@@ -151,7 +151,7 @@ def test_verify_is_red_and_names_what_is_wrong(toy_alone, toy, command_line, mon
     printed = command_line("verify", "--device", "cpu", "--level", "native")
     assert printed.code == 1
     wrong = [line for line in printed.out.splitlines() if line.startswith("wrong: ")]
-    assert sum(": output is off" in line for line in wrong) == 18
+    assert sum(": output is off" in line for line in wrong) == 22
     assert wrong[0].startswith("wrong: toy gate level 'native', case plain [rows=4 columns=16] float32: output is off")
 
 

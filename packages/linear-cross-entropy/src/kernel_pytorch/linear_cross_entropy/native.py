@@ -61,10 +61,13 @@ def cross_entropy(
         z = z.masked_fill(~counts[..., None], 0.0)  # else the gradient would be zero times what may be NaN
     if softcap > 0.0:
         z = softcap * torch.tanh(z / softcap)
+    if z.device.type == "cpu" or z_loss > 0.0:
+        largest = z.detach().amax(-1, keepdim=True)
+        relative = z - largest
+        log_sum = relative.exp().sum(-1).log()
     if z.device.type == "cpu":
-        relative = z - z.detach().amax(-1, keepdim=True)
         found = relative.gather(-1, _column(target, z.shape[-1])).squeeze(-1)
-        loss = relative.exp().sum(-1).log() - (1.0 - label_smoothing) * found
+        loss = log_sum - (1.0 - label_smoothing) * found
         if label_smoothing > 0.0:
             loss = loss - label_smoothing * relative.mean(-1)
         loss = loss.masked_fill(~counts, 0.0)
@@ -79,7 +82,7 @@ def cross_entropy(
             label_smoothing=label_smoothing,
         ).view(target.shape)
     if z_loss > 0.0:
-        loss = loss + z_loss * torch.logsumexp(z, -1).square().masked_fill(~counts, 0.0)
+        loss = loss + z_loss * (largest.squeeze(-1) + log_sum).square().masked_fill(~counts, 0.0)
     return autograd.reduce(loss, target, z.shape[-1], ignore_index, reduction)
 
 
@@ -104,23 +107,24 @@ def forward_linear(
     half = multiplies_half(hidden)
     data = operand(hidden, half)
     largest = hidden.new_full((tokens,), float("-inf"), dtype=wide)
-    picked, total, logits_sum = (hidden.new_zeros((tokens,), dtype=wide) for _ in range(3))
+    base, picked, total, logits_sum = (hidden.new_zeros((tokens,), dtype=wide) for _ in range(4))
     for first in range(0, words, step):
         z = capped_(_logits(data, weight, bias, first, step, half), softcap)[0]
         place = target - first
         inside = (place >= 0) & (place < z.shape[1])
         found = z.gather(1, _column(place, z.shape[1]))[:, 0]
         picked = torch.where(inside, found, picked)
-        if label_smoothing > 0.0:
-            logits_sum += z.sum(1)
         new = torch.maximum(largest, z.amax(1))
-        base = new.masked_fill(new == float("-inf"), 0.0)  # nothing but -inf so far: a difference would be no number
-        total = total * (largest - base).exp() + z.sub_(base[:, None]).exp_().sum(1)
+        old, base = base, new.masked_fill(new == float("-inf"), 0.0)  # a difference of infinities would be no number
+        z = z.sub_(base[:, None])
+        if label_smoothing > 0.0:
+            logits_sum += first * (old - base) + z.sum(1)
+        total = total * (largest - base).exp() + z.exp_().sum(1)
         largest = new
     log_sum = total.log()
     loss = log_sum - (1.0 - label_smoothing) * (picked - largest)
     if label_smoothing > 0.0:
-        loss -= label_smoothing * (logits_sum / words - largest)
+        loss -= label_smoothing * (logits_sum / words)
     if z_loss > 0.0:
         loss += z_loss * (largest + log_sum).square()
     return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), torch.stack((largest, log_sum), 1)

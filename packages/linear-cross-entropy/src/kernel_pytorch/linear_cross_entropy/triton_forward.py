@@ -17,37 +17,37 @@ from torch import Tensor
 from .chunks import wide_dtype
 from .configurations import FORWARD
 from .integers import cdiv
-from .triton_math import Shares, add_exponentials, capped, load_targets, on_device
+from .triton_math import Shares, add_exponentials, add_logits, capped, load_targets, on_device
 from .triton_matmul import Shape, add_bias, halves, multiply, tile_at
 
 
 @triton.jit
 def _reduce(
-    tile, largest, exponentials, total, picked, bias_ptr, column, words, target,
+    tile, largest, exponentials, total, picked, bias_ptr, first, column, words, target,
     SOFTCAP: tl.constexpr, SMOOTHED: tl.constexpr, HAS_BIAS: tl.constexpr, HALF: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Take a tile of products into what there is of each token so far, part after part."""
+    """Take a tile of products into what there is of each token so far, part after part; `first` is its first word."""
     if PARTS > 1:
         left, right = halves(tile, ROWS, COLUMNS)
         largest, exponentials, total, picked = _reduce(
-            left, largest, exponentials, total, picked, bias_ptr, column, words, target, SOFTCAP, SMOOTHED, HAS_BIAS,
-            HALF, ROWS, COLUMNS // 2, PARTS // 2,
+            left, largest, exponentials, total, picked, bias_ptr, first, column, words, target, SOFTCAP, SMOOTHED,
+            HAS_BIAS, HALF, ROWS, COLUMNS // 2, PARTS // 2,
         )  # fmt: skip
         largest, exponentials, total, picked = _reduce(
-            right, largest, exponentials, total, picked, bias_ptr, column + COLUMNS // 2, words, target, SOFTCAP,
-            SMOOTHED, HAS_BIAS, HALF, ROWS, COLUMNS // 2, PARTS // 2,
+            right, largest, exponentials, total, picked, bias_ptr, first, column + COLUMNS // 2, words, target,
+            SOFTCAP, SMOOTHED, HAS_BIAS, HALF, ROWS, COLUMNS // 2, PARTS // 2,
         )  # fmt: skip
         return largest, exponentials, total, picked
     else:
         z = capped(add_bias(tile, bias_ptr, column, words, COLUMNS, HAS_BIAS), SOFTCAP, HALF)
         word = (column + tl.arange(0, COLUMNS))[None, :]
-        if SMOOTHED:
-            total += tl.sum(tl.where(word < words, z, 0.0), axis=1)
         picked += tl.sum(tl.where(word == target[:, None], z, 0.0), axis=1)
         z = tl.where(word < words, z, float("-inf"))
-        largest, exponentials = add_exponentials(z, largest, exponentials)
-        return largest, exponentials, total, picked
+        new, exponentials = add_exponentials(z, largest, exponentials)
+        if SMOOTHED:
+            total = add_logits(z, word < words, largest, new, tl.minimum(column, words) - first, total)
+        return new, exponentials, total, picked
 
 
 @triton.jit
@@ -76,8 +76,8 @@ def _forward_kernel(
         target = load_targets(target_ptr, token, exists, words, ignore_index)
         zeros = tl.zeros((ROWS,), WIDE)
         largest, exponentials, total, picked = _reduce(
-            tile, zeros - float("inf"), zeros, zeros, zeros, bias_ptr, column, words, target, SOFTCAP, SMOOTHED,
-            HAS_BIAS, HALF, ROWS, COLUMNS, PARTS,
+            tile, zeros - float("inf"), zeros, zeros, zeros, bias_ptr, column, column, words, target, SOFTCAP,
+            SMOOTHED, HAS_BIAS, HALF, ROWS, COLUMNS, PARTS,
         )  # fmt: skip
         share = (column // COLUMNS).to(tl.int64) * tokens + token
         tl.store(largest_ptr + share, largest, mask=exists)
@@ -130,4 +130,4 @@ def forward(
             SOFTCAP=softcap, SMOOTHED=label_smoothing > 0.0, HAS_BIAS=bias is not None,
             PARTS=shape.chosen.parts, **shape.constants,
         )  # fmt: skip
-        return shares.join(target, words, ignore_index, label_smoothing, z_loss, relative=False)
+        return shares.join(target, words, ignore_index, shape.chosen.columns, label_smoothing, z_loss)

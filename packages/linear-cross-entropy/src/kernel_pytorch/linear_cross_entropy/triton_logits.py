@@ -19,8 +19,8 @@ from .integers import cdiv, next_power_of_2
 from .triton_math import (
     Shares,
     add_exponentials,
+    add_logits,
     capped,
-    finite_or_zero,
     load_targets,
     logits_gradient,
     on_device,
@@ -50,24 +50,27 @@ def _logits_forward_kernel(
     largest = tl.full((ROWS,), float("-inf"), WIDE)
     total = tl.zeros((ROWS,), WIDE)
     logits_sum = tl.zeros((ROWS,), WIDE)
-    target = load_targets(target_ptr, token, exists, words, ignore_index)
-    at_target = logits_ptr + token.to(tl.int64) * row_stride + target
-    picked = capped(tl.load(at_target, mask=target >= 0, other=0.0).to(WIDE), SOFTCAP, HALF)
     for block in range(BLOCKS):
         word = (part * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)[None, :]
         mask = exists[:, None] & (word < words)
         z = capped(tl.load(rows + word, mask=mask, other=0.0).to(WIDE), SOFTCAP, HALF)
+        new, total = add_exponentials(tl.where(mask, z, float("-inf")), largest, total)
         if SMOOTHED:
-            # Relative to one of them: of large logits their differences would be lost in the sum.
-            logits_sum += tl.sum(tl.where(mask, z - finite_or_zero(picked)[:, None], 0.0), axis=1)
-        largest, total = add_exponentials(tl.where(mask, z, float("-inf")), largest, total)
+            first = part * BLOCKS * BLOCK
+            seen = tl.minimum(first + block * BLOCK, words) - first
+            logits_sum = add_logits(z, mask, largest, new, seen, logits_sum)
+        largest = new
     place = part.to(tl.int64) * tokens + token
     tl.store(largest_ptr + place, largest, mask=exists)
     tl.store(exponentials_ptr + place, total, mask=exists)
     if SMOOTHED:
         tl.store(sum_shares_ptr + place, logits_sum, mask=exists)
     if part == 0:
-        tl.store(picked_ptr + token, picked, mask=target >= 0)
+        target = load_targets(target_ptr, token, exists, words, ignore_index)
+        counts = target >= 0
+        at_target = logits_ptr + token.to(tl.int64) * row_stride + target
+        picked = capped(tl.load(at_target, mask=counts, other=0.0).to(WIDE), SOFTCAP, HALF)
+        tl.store(picked_ptr + token, picked, mask=counts)
 
 
 @triton.jit
@@ -118,7 +121,8 @@ def forward(
     wide = wide_dtype(logits.dtype)
     logits, target = _with_unit_stride(logits), target.contiguous()
     rows, block = _tile(words)
-    parts = cdiv(words, block * BLOCKS)
+    blocks = min(BLOCKS, cdiv(words, block))
+    parts = cdiv(words, block * blocks)
     shares = Shares(parts, tokens, wide, logits.device, label_smoothing > 0.0)
     if tokens == 0:
         return torch.empty_like(shares.picked), shares.picked.new_empty((0, 2))
@@ -127,9 +131,9 @@ def forward(
             logits, target, shares.largest, shares.exponentials, shares.total, shares.picked, tokens, words,
             logits.stride(0), ignore_index,
             SOFTCAP=softcap, SMOOTHED=label_smoothing > 0.0, WIDE=triton_dtype(wide), HALF=logits.dtype.itemsize == 2,
-            ROWS=rows, BLOCK=block, BLOCKS=min(BLOCKS, cdiv(words, block)), num_warps=_warps(rows * block),
+            ROWS=rows, BLOCK=block, BLOCKS=blocks, num_warps=_warps(rows * block),
         )  # fmt: skip
-        return shares.join(target, words, ignore_index, label_smoothing, z_loss, relative=True)
+        return shares.join(target, words, ignore_index, block * blocks, label_smoothing, z_loss)
 
 
 def backward(

@@ -71,6 +71,18 @@ def finite_or_zero(x):
 
 
 @triton.jit
+def add_logits(z, mask, largest, new, seen, total):
+    """Take a tile of logits into their sum, relative to the largest of each row.
+
+    Of large logits the differences would be lost in a sum of them. `largest` and `new` are the largest before and with
+    this tile, `seen` is how many were added before.
+    """
+    base = finite_or_zero(new)
+    total += seen * (finite_or_zero(largest) - base)
+    return total + tl.sum(tl.where(mask, z - base[:, None], 0.0), axis=1)
+
+
+@triton.jit
 def load_targets(target_ptr, token, mask, words, ignore_index):
     """Targets of tokens, -1 for those that do not count: 32 bits are enough, and whatever was given is in bounds."""
     target = tl.load(target_ptr + token, mask=mask, other=-1).to(tl.int64)
@@ -108,15 +120,14 @@ def logits_gradient(
 @triton.jit
 def _join_kernel(
     largest_ptr, exponentials_ptr, sum_shares_ptr, picked_ptr, target_ptr, loss_ptr, normalizer_ptr, tokens, shares,
-    words, ignore_index,
-    LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, RELATIVE: tl.constexpr,
-    TOKENS: tl.constexpr, SHARES: tl.constexpr,
+    words, words_of_share, ignore_index,
+    LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, TOKENS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """This program joins the shares of TOKENS tokens, always in the same order, and makes their losses.
 
-    largest, exponentials, sum_shares: (S, T), of parts of the vocabulary: maxima, sums of exponentials relative to
-    them, and sums of logits, with RELATIVE less `finite_or_zero(picked)` each. picked: (T), the logit of the target
-    where there is one. loss: (T). normalizer: (T, 2).
+    largest, exponentials, sum_shares: (S, T), of parts of the vocabulary of `words_of_share` words: maxima, and sums of
+    exponentials and of logits relative to them. picked: (T), the logit of the target where there is one. loss: (T).
+    normalizer: (T, 2).
     """
     wide = loss_ptr.dtype.element_ty
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -133,18 +144,19 @@ def _join_kernel(
         new = tl.maximum(largest, tl.max(maxima, axis=1))
         base = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp(largest - base) + tl.sum(sums * tl.exp(maxima - base[:, None]), axis=1)
-        largest = new
         if LABEL_SMOOTHING > 0.0:
-            logits += tl.sum(tl.load(sum_shares_ptr + place, mask=mask, other=0.0), axis=1)
+            seen = tl.minimum(first * words_of_share, words)
+            size = tl.minimum(words - share * words_of_share, words_of_share)
+            here = size * (finite_or_zero(maxima) - finite_or_zero(new)[:, None])
+            here += tl.load(sum_shares_ptr + place, mask=mask, other=0.0)
+            logits += seen * (finite_or_zero(largest) - finite_or_zero(new)) + tl.sum(tl.where(mask, here, 0.0), axis=1)
+        largest = new
     log_sum = tl.log(tl.where(total == 0.0, 1.0, total))  # of nothing but -inf the differences are NaN anyway
     target = load_targets(target_ptr, token, exists, words, ignore_index)
     picked = tl.load(picked_ptr + token, mask=exists & (target >= 0), other=0.0)
     loss = log_sum - (1.0 - LABEL_SMOOTHING) * (picked - largest)
     if LABEL_SMOOTHING > 0.0:
-        if RELATIVE:
-            loss -= LABEL_SMOOTHING * (logits / words + (finite_or_zero(picked) - largest))
-        else:
-            loss -= LABEL_SMOOTHING * (logits / words - largest)
+        loss -= LABEL_SMOOTHING * (logits / words)
     if Z_LOSS > 0.0:
         loss += Z_LOSS * ((largest + log_sum) * (largest + log_sum))
     tl.store(loss_ptr + token, tl.where(target >= 0, loss, 0.0), mask=exists)
@@ -158,7 +170,7 @@ class Shares:
     Attributes:
         largest: `(S, T)`, the largest logits.
         exponentials: `(S, T)`, sums of exponentials relative to those.
-        total: `(S, T)`, sums of logits; None where the labels are not smoothed.
+        total: `(S, T)`, sums of logits relative to those; None where the labels are not smoothed.
         picked: `(T,)`, logits of the targets; nothing for tokens that do not count.
     """
 
@@ -169,14 +181,14 @@ class Shares:
         self.picked = torch.empty((tokens,), dtype=wide, device=device)
 
     def join(
-        self, target: Tensor, words: int, ignore_index: int, label_smoothing: float, z_loss: float, relative: bool
+        self, target: Tensor, words: int, ignore_index: int, words_of_share: int, label_smoothing: float, z_loss: float
     ) -> tuple[Tensor, Tensor]:
-        """`(loss, normalizer)`, `(T,)` and `(T, 2)`: one launch. `relative`: what `total` is, as the kernel says."""
+        """`(loss, normalizer)`, `(T,)` and `(T, 2)`: one launch."""
         loss, normalizer = torch.empty_like(self.picked), self.picked.new_empty((*self.picked.shape, 2))
         parts, tokens = self.largest.shape
         _join_kernel[(cdiv(tokens, JOINED_TOKENS),)](
             self.largest, self.exponentials, self.total, self.picked, target, loss, normalizer, tokens, parts, words,
-            ignore_index, LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, RELATIVE=relative, TOKENS=JOINED_TOKENS,
+            words_of_share, ignore_index, LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, TOKENS=JOINED_TOKENS,
             SHARES=JOINED_SHARES, num_warps=4,
         )  # fmt: skip
         return loss, normalizer
