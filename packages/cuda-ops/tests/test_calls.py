@@ -38,6 +38,14 @@ def test_a_tangent_is_refused_and_not_lost(name):
     assert CALLS[name](X).isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["add_rms_norm", "add_layer_norm"])
+def test_the_sum_of_frozen_tensors_wants_no_gradient(name):
+    y, h = getattr(cuda_ops, name)(X, X, VECTOR.clone().requires_grad_())
+    assert (y.requires_grad, h.requires_grad) == (True, False)
+    y.sum().backward()
+    assert getattr(cuda_ops, name)(X, X.clone().requires_grad_(), VECTOR)[1].requires_grad
+
+
 def ragged(layout):
     with warnings.catch_warnings(action="ignore"):  # PyTorch's, that they are a prototype
         return torch.nested.nested_tensor([X, X[:2]], layout=layout)
@@ -66,6 +74,17 @@ def ragged(layout):
         ),
         (lambda: cuda_ops.softmax(X, torch.tensor(2.0)), r"softmax: scale: given a tensor of shape \(\); it must"),
         (lambda: cuda_ops.geglu(X, limit="a"), "geglu: limit: given 'a'; it must be a Python number or None"),
+        (lambda: cuda_ops.rms_norm(X, VECTOR, True), "rms_norm: eps: given True; it must be a Python number"),
+        (lambda: cuda_ops.swiglu(X, limit=True), "swiglu: limit: given True; it must be a Python number or None"),
+        (lambda: cuda_ops.cross_entropy(X, TARGET, True), "cross_entropy: ignore_index: given True; it must be an int"),
+        (
+            lambda: cuda_ops.rotary_embedding(HEADS, TURNS, TURNS, 1),
+            "rotary_embedding: interleaved: given int; it must be True or False",
+        ),
+        (
+            lambda: cuda_ops.flash_attention(HEADS, HEADS, HEADS, causal=1),
+            "flash_attention: causal: given int; it must be True or False",
+        ),
         (lambda: cuda_ops.bias_act(X, VECTOR, None), "bias_act: activation: given None; it must be a string"),
         (
             lambda: cuda_ops.rotary_embedding(HEADS, TURNS, TURNS, "a"),

@@ -201,3 +201,11 @@ def test_bad_input_names_the_argument(name):
 def test_unavailable_level_says_why():
     with pytest.raises(RuntimeError, match=r"level 'triton' of linear_cross_entropy cannot run here: .*bfloat16"):
         linear_cross_entropy(hidden.bfloat16(), weight.bfloat16(), target, level="triton")
+
+
+def test_a_bool_is_no_number_and_a_number_no_bool():
+    hidden, weight, target = problem()
+    with pytest.raises(TypeError, match="^z_loss: given bool; it must be a Python number"):
+        linear_cross_entropy(hidden, weight, target, z_loss=True)
+    with pytest.raises(TypeError, match="^inplace: given 1; it must be True or False"):
+        cross_entropy(hidden, target, inplace=1)

@@ -39,17 +39,21 @@ SYMBOLS = (torch.SymInt, torch.SymFloat)
 
 
 @functools.cache
-def _places(operator: Any) -> tuple[tuple[tuple[int, str, bool], ...], tuple[tuple[int, str, float], ...]]:
-    """Place and name of each tensor, and whether it may be None; of each number, and the least that is allowed."""
+def _places(operator: Any) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+    """Place and name of each tensor, and whether it may be None; of each number, and the least that is allowed; of
+    everything else that PyTorch would take a bool or a number for, its kind and the types that need no second look.
+    """
     arguments = [(place, a.name, str(a.type)) for place, a in enumerate(operator._schema.arguments)]
+    plain = {"int": (int,), "bool": (bool,), "Optional[float]": (float, type(None))}
     return (
         tuple((place, name, kind != "Tensor") for place, name, kind in arguments if "Tensor" in kind),
         tuple((place, name, 0.0 if name == "eps" else -LARGEST) for place, name, kind in arguments if kind == "float"),
+        tuple((place, name, kind, plain[kind]) for place, name, kind in arguments if kind in plain),
     )
 
 
 def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
-    """Check tensors for being tensors and numbers for being finite, eps for not being negative too.
+    """Check tensors for being tensors, numbers for being finite, eps for not being negative too, flags for being bools.
 
     Args:
         function: that was called, for messages.
@@ -63,7 +67,7 @@ def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
         TypeError: an argument is not of its kind.
         ValueError: a number is not allowed.
     """
-    tensors, scalars = _places(operator)
+    tensors, scalars, others = _places(operator)
     wants_gradient = False
     for place, name, optional in tensors:
         given = arguments[place]
@@ -75,6 +79,9 @@ def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
         given = arguments[place]
         if type(given) is not float or not least <= given <= LARGEST:
             _check_number(function, name, given, least)
+    for place, name, kind, plain in others:
+        if place < len(arguments) and type(arguments[place]) not in plain:
+            _check_kind(function, name, arguments[place], kind)
     return wants_gradient
 
 
@@ -126,12 +133,18 @@ def explained(function: str, operator: Any, arguments: Sequence[Any], error: Exc
 def _check_number(function: str, name: str, given: Any, least: float) -> None:
     if isinstance(given, SYMBOLS):
         return  # not known before the graph runs
-    if not isinstance(given, numbers.Real):
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise TypeError(_not_of_kind(function, name, given, "float"))
     if not math.isfinite(given):
         raise ValueError(f"{function}: {name}: given {given}; it must be finite")
     if given < least:
         raise ValueError(f"{function}: {name}: given {given}; it must not be negative")
+
+
+def _check_kind(function: str, name: str, given: Any, kind: str) -> None:
+    allowed = {"int": numbers.Integral, "bool": bool, "Optional[float]": numbers.Real}[kind]
+    if not isinstance(given, (allowed, *SYMBOLS)) or (kind != "bool" and isinstance(given, bool)):
+        raise TypeError(_not_of_kind(function, name, given, kind))
 
 
 def _not_strided(function: str, name: str, given: Tensor) -> str:
@@ -140,7 +153,7 @@ def _not_strided(function: str, name: str, given: Tensor) -> str:
 
 
 def _not_of_kind(function: str, name: str, given: Any, kind: str) -> str:
-    if given is None or isinstance(given, str):
+    if given is None or isinstance(given, (str, bool)):
         what = repr(given)
     else:
         what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__

@@ -181,7 +181,9 @@ class NormActFunction(torch.autograd.Function):
         x, residual, weight, bias, seed = inputs[:5]
         _, h, statistics = output
         ctx.save_for_backward(x if residual is None else h, weight, bias, seed, statistics)
-        ctx.mark_non_differentiable(*((h, statistics) if residual is None else (statistics,)))
+        # Without a residual h is empty; and of tensors that want no gradient neither does the sum.
+        adds = residual is not None and any(ctx.needs_input_grad[:2])
+        ctx.mark_non_differentiable(*((statistics,) if adds else (h, statistics)))
         ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
         ctx.scalars = inputs[5:9]
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype

@@ -144,7 +144,8 @@ class AddRMSNormFunction(torch.autograd.Function):
         x, residual, weight, eps, offset = inputs[:5]
         _, h, rstd = output
         ctx.save_for_backward(h, weight, rstd)
-        ctx.mark_non_differentiable(rstd)
+        # Of tensors that want no gradient the sum wants none.
+        ctx.mark_non_differentiable(*((rstd,) if any(ctx.needs_input_grad[:2]) else (h, rstd)))
         ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
         ctx.scalars = eps, offset
         ctx.dtypes = x.dtype, residual.dtype

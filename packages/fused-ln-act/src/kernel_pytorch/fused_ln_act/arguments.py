@@ -56,10 +56,16 @@ def check_eps(eps: float) -> None:
 
 def check_number(name: str, value: float) -> None:
     """Raise unless this is a finite Python number."""
-    if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
     if not abs(value) < float("inf"):
         raise ValueError(f"{name}: given {value}; it must be finite")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """Raise unless this is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: given {value!r}; it must be True or False")
 
 
 def check_activation(activation: str) -> None:

@@ -100,13 +100,19 @@ def check_chunk(chunk: int | None) -> None:
         raise ValueError(f"chunk: given {chunk}; it must be at least 1")
 
 
+def check_flag(name: str, value: bool) -> None:
+    """Raise unless this is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: given {value!r}; it must be True or False")
+
+
 def _check_integer(name: str, value: int, wanted: str) -> None:
     if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
         raise TypeError(f"{name}: given {type(value).__name__}; it must be {wanted}")
 
 
 def _check_number(name: str, value: float) -> None:
-    if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
     if not abs(value) < float("inf"):
         raise ValueError(f"{name}: given {value}; it must be finite")

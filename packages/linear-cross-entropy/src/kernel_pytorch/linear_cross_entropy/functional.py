@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_tensor
+from .arguments import check_chunk, check_flag, check_layer, check_like_hidden, check_scalars, check_target, check_tensor
 from .levels import resolve
 from .ops import is_plain, raise_for_target
 
@@ -126,11 +126,12 @@ def cross_entropy(
     2018, https://arxiv.org/abs/1805.02867.
     """
     check_tensor("logits", logits)
+    check_flag("inplace", inplace)
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
     target = _checked_target(target, logits, "logits", logits.shape[-1], ignore_index)
     return resolve("cross_entropy", level, logits)(
         logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction,
-        bool(inplace),
+        inplace,
     )  # fmt: skip
 
 

@@ -103,7 +103,8 @@ class AddRMSNormFunction(torch.autograd.Function):
         x, residual, weight, eps, offset, _ = inputs
         _, h, rstd = output
         ctx.save_for_backward(h, weight, rstd)
-        ctx.mark_non_differentiable(rstd)
+        # Of tensors that want no gradient the sum wants none.
+        ctx.mark_non_differentiable(*((rstd,) if any(ctx.needs_input_grad[:2]) else (h, rstd)))
         # An output that nobody used would otherwise arrive as a tensor of zeros, read for nothing.
         ctx.set_materialize_grads(False)
         ctx.scalars = eps, offset

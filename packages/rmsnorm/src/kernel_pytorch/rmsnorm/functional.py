@@ -171,7 +171,7 @@ def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:
 
 def _check_scalars(eps: float, offset: float, casting: str) -> None:
     for name, value in (("eps", eps), ("offset", offset)):
-        if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+        if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
             raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
         if not abs(value) < float("inf"):
             raise ValueError(f"{name}: given {value}; it must be finite")

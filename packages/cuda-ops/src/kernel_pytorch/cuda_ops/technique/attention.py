@@ -49,8 +49,12 @@ def flash_attention_cost(case: Case, direction: Direction) -> Cost:
 
 
 def flash_attention_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Hidden states as heads of 32, the model's own head size: as queries, and those of other heads as keys, values."""
-    x = activations.to(dtype).unflatten(-1, (-1, 32)).transpose(0, 1).unsqueeze(0).contiguous()
+    """Normalised hidden states as heads of 32, the model's own head size: queries, and of other heads keys and values.
+
+    Without a norm, which every model has in front, one channel alone would make scores of hundreds.
+    """
+    x = torch.nn.functional.layer_norm(activations, activations.shape[-1:])
+    x = x.to(dtype).unflatten(-1, (-1, 32)).transpose(0, 1).unsqueeze(0).contiguous()
     return x, x.roll(1, 1), x.roll(2, 1), 32**-0.5, False
 
 

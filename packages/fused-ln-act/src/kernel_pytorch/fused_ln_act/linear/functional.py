@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_flag, check_tensor, shape_of
 from kernel_pytorch.fused_ln_act.levels import Group, default_level_of, resolve
 
 from . import autograd, native, reference
@@ -54,6 +54,7 @@ def linear_act(
     """
     check_tensor("x", x)
     check_activation(activation)
+    check_flag("save_preactivation", save_preactivation)
     _check_matrix("weight", weight, x.shape[-1], f"that of x, {shape_of(x)}")
     if bias is not None:
         check_tensor("bias", bias)
@@ -112,6 +113,7 @@ def gated_mlp(
     """
     check_tensor("x", x)
     check_activation(activation)
+    check_flag("recompute", recompute)
     _check_matrix("w_gate_up", w_gate_up, x.shape[-1], f"that of x, {shape_of(x)}")
     if w_gate_up.shape[0] % 2:
         raise ValueError(f"w_gate_up: shape is {shape_of(w_gate_up)}; its first dimension must be even")
@@ -161,7 +163,9 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     x = tensors[0]
     assert x is not None
     device = x.device.type
-    if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    # What has no autocast, "meta" for example, must not be asked whether it is on. Dynamo cannot trace the first question.
+    has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    if x.dtype == torch.float64 or not has_autocast or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(None if t is None else t.to(dtype) for t in tensors)

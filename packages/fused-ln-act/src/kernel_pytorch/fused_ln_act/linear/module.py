@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import torch
@@ -113,7 +115,7 @@ class MLP(torch.nn.Module):
         p: probability that an element between the two is dropped while the module is training.
         device: of the parameters.
         dtype: of the parameters.
-        level: as in `linear_act`.
+        level: as in `linear_act`; an attribute that may be changed later, of `fc1` and `fc2`.
     """
 
     def __init__(
@@ -135,6 +137,16 @@ class MLP(torch.nn.Module):
         check_dropout(p, None, self.fc1.weight, "p")
         self.dropout = torch.nn.Dropout(p)
         self.fc2 = LinearAct(hidden_features, last, "identity", bias, device, dtype, level=level)
+
+    @property
+    def level(self) -> str | None:
+        """Of `fc1`; setting it sets that of both layers."""
+        return self.fc1.level
+
+    @level.setter
+    def level(self, level: str | None) -> None:
+        check_level(level)
+        self.fc1.level = self.fc2.level = level
 
     @classmethod
     def from_torch(cls, module: torch.nn.Module, *, level: str | None = None) -> MLP:
@@ -224,6 +236,7 @@ class GatedMLP(torch.nn.Module):
         The weights of gate and up are copied once, into one parameter. Those of `module` become views of it, so nothing
         is held twice and what is learned here is learned there; `down_proj` is shared. The packed weight is
         a new parameter: an optimizer that was made before does not know it, so make it afterwards.
+        Taken over again, `module` gives the same parameter.
 
         Args:
             module: with three `torch.nn.Linear` of these names, without biases.
@@ -231,7 +244,8 @@ class GatedMLP(torch.nn.Module):
             level: as in `gated_mlp`.
 
         Raises:
-            TypeError: `module` is something else, has hooks, or its activation is none of `gated_mlp`'s.
+            TypeError: `module` is something else, has hooks, its activation is none of `gated_mlp`'s, or another layer
+                has the weight of gate or up too.
         """
         layers: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         if not all(type(layer) is torch.nn.Linear and layer.bias is None for layer in layers):
@@ -242,6 +256,7 @@ class GatedMLP(torch.nn.Module):
         check_plain(module.modules())
         gate, up, down = layers
         alike = all(getattr(gate.weight, a) == getattr(up.weight, a) for a in ("shape", "dtype", "requires_grad"))
+        alike &= gate.weight is not up.weight
         if not alike or down.in_features != gate.out_features:
             raise TypeError(
                 f"module: gate_proj {gate}, up_proj {up} and down_proj {down} do not fit, or only one of the first two "
@@ -251,10 +266,14 @@ class GatedMLP(torch.nn.Module):
         if found is None:
             given = getattr(module, "act_fn", None)
             raise TypeError(f"module: its act_fn is {given}, which has no name here; give activation")
+        if _are_shared(gate, up):
+            raise TypeError(
+                "module: another layer has the weight of its gate_proj or up_proj too; in one parameter they would no "
+                "longer be tied"
+            )
         ours = cls(1, 1, found, device="meta", level=level)
         # Empty for now: the parameters come from the module.
-        packed = torch.nn.Parameter(torch.cat([gate.weight.detach(), up.weight.detach()]), gate.weight.requires_grad)
-        ours.gate_up_proj.weight, ours.down_proj = packed, down
+        ours.gate_up_proj.weight, ours.down_proj = _packed(module, gate, up), down
         ours.gate_up_proj.in_features, ours.gate_up_proj.out_features = gate.in_features, 2 * gate.out_features
         ours._taken_over = [module]
         ours._share_halves()
@@ -290,6 +309,29 @@ class GatedMLP(torch.nn.Module):
         stock.down_proj = self.down_proj
 
 
+# By module that was taken over, the parameter that its weights are halves of.
+_PACKED: weakref.WeakKeyDictionary[torch.nn.Module, torch.nn.Parameter] = weakref.WeakKeyDictionary()
+
+
+def _packed(module: torch.nn.Module, gate: torch.nn.Linear, up: torch.nn.Linear) -> torch.nn.Parameter:
+    """One parameter with both weights; that of an earlier drop-in where they are its halves still."""
+    weights = [gate.weight.detach(), up.weight.detach()]
+    packed = _PACKED.get(module)
+    if packed is None or not all(torch._C._is_alias_of(weight, packed) for weight in weights):
+        packed = _PACKED[module] = torch.nn.Parameter(torch.cat(weights))
+    return packed.requires_grad_(gate.weight.requires_grad)
+
+
+def _are_shared(*layers: torch.nn.Linear) -> bool:
+    """Whether modules beside these have one of their weights."""
+    own = [id(layer._parameters) for layer in layers]
+    holders = gc.get_referrers(*(layer.weight for layer in layers))
+    others = [holder for holder in holders if type(holder) is dict and id(holder) not in own]
+    # Of all dictionaries those count that a module has its parameters in.
+    kept = [r.get("_parameters") for r in gc.get_referrers(*others) if type(r) is dict] if others else []
+    return any(parameters is holder for parameters in kept for holder in others)
+
+
 def activation_of(function: Any) -> str | None:
     """The name of what `act_fn` of a module computes, or None if it is none of ours."""
     if isinstance(function, torch.nn.Module):
@@ -297,11 +339,15 @@ def activation_of(function: Any) -> str | None:
     return FUNCTIONS.get(function)
 
 
-def _pack(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _pack(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
     """Read a state_dict in which gate and up are apart."""
+    together = f"{prefix}gate_up_proj.weight"
     apart = [f"{prefix}{name}.weight" for name in ("gate_proj", "up_proj")]
-    if all(name in state_dict for name in apart):
-        state_dict[f"{prefix}gate_up_proj.weight"] = torch.cat([state_dict.pop(name) for name in apart])
+    if together in state_dict and any(name in state_dict for name in apart):
+        error_messages: list[str] = others[-1]
+        error_messages.append(f"{together} is there, and so is {' or '.join(apart)}; only one of both may be.")
+    elif all(name in state_dict for name in apart):
+        state_dict[together] = torch.cat([state_dict.pop(name) for name in apart])
 
 
 def _share(source: torch.nn.Linear, activation: str, level: str | None) -> LinearAct:

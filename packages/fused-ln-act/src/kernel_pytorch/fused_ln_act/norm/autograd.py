@@ -124,7 +124,9 @@ class NormActFunction(torch.autograd.Function):
         x, residual, weight, bias, seed, *scalars = inputs
         _, h, statistics = output
         ctx.save_for_backward(x if residual is None else h, weight, bias, seed, statistics)
-        ctx.mark_non_differentiable(*((h, statistics) if residual is None else (statistics,)))
+        # Without a residual h is empty; and of tensors that want no gradient neither does the sum.
+        adds = residual is not None and any(ctx.needs_input_grad[:2])
+        ctx.mark_non_differentiable(*((statistics,) if adds else (h, statistics)))
         # An output that nobody used would otherwise arrive as a tensor of zeros, read for nothing.
         ctx.set_materialize_grads(False)
         ctx.scalars = scalars
