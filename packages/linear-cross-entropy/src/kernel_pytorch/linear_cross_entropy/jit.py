@@ -1,8 +1,7 @@
 """The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
 
-import torch
-
 from . import reference
+from .torchscript import scripted
 
-linear_cross_entropy = torch.jit.script(reference.linear_cross_entropy)
-cross_entropy = torch.jit.script(reference.cross_entropy)
+linear_cross_entropy = scripted(reference.linear_cross_entropy)
+cross_entropy = scripted(reference.cross_entropy)

@@ -1,9 +1,8 @@
 """The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
 
-import torch
-
 from . import reference
+from .torchscript import scripted
 
-rms_norm = torch.jit.script(reference.rms_norm)
-add_rms_norm = torch.jit.script(reference.add_rms_norm)
-head_rms_norm = torch.jit.script(reference.head_rms_norm)
+rms_norm = scripted(reference.rms_norm)
+add_rms_norm = scripted(reference.add_rms_norm)
+head_rms_norm = scripted(reference.head_rms_norm)

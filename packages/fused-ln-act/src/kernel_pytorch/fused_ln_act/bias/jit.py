@@ -1,8 +1,8 @@
 """The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
 
-import torch
+from kernel_pytorch.fused_ln_act.torchscript import scripted
 
 from . import reference
 
-bias_act = torch.jit.script(reference.bias_act)
-bias_dropout_add = torch.jit.script(reference.bias_dropout_add)
+bias_act = scripted(reference.bias_act)
+bias_dropout_add = scripted(reference.bias_dropout_add)

@@ -1,9 +1,9 @@
 """The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
 
-import torch
+from kernel_pytorch.fused_ln_act.torchscript import scripted
 
 from . import reference
 
-swiglu = torch.jit.script(reference.swiglu)
-geglu = torch.jit.script(reference.geglu)
-reglu = torch.jit.script(reference.reglu)
+swiglu = scripted(reference.swiglu)
+geglu = scripted(reference.geglu)
+reglu = scripted(reference.reglu)

@@ -1,8 +1,8 @@
 """The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
 
-import torch
+from kernel_pytorch.fused_ln_act.torchscript import scripted
 
 from . import reference
 
-linear_act = torch.jit.script(reference.linear_act)
-gated_mlp = torch.jit.script(reference.gated_mlp)
+linear_act = scripted(reference.linear_act)
+gated_mlp = scripted(reference.gated_mlp)

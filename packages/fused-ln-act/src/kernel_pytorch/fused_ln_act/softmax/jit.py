@@ -1,7 +1,7 @@
 """The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
 
-import torch
+from kernel_pytorch.fused_ln_act.torchscript import scripted
 
 from . import reference
 
-softmax = torch.jit.script(reference.softmax)
+softmax = scripted(reference.softmax)

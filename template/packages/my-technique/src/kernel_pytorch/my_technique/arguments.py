@@ -22,7 +22,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
 
 def check_number(name: str, value: float) -> None:
     """Raise TypeError or ValueError, naming the argument, unless this is a Python number, finite and above 0."""
-    if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
     if not 0.0 < value < float("inf"):
         raise ValueError(f"{name}: given {value}; it must be finite and above 0")

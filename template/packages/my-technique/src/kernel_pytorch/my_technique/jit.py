@@ -1,7 +1,6 @@
 """The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
 
-import torch
-
 from . import reference
+from .torchscript import scripted
 
-my_technique = torch.jit.script(reference.my_technique)
+my_technique = scripted(reference.my_technique)

@@ -1,0 +1,77 @@
+"""Level "torchscript" of every operation: what PyTorch gets wrong there is put right, or refused by name."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from kernel_pytorch.harness.checks import case_arguments
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.technique import Level
+
+CPU = torch.device("cpu")
+CASES = [
+    pytest.param(operation, implementation, id=f"{technique.name}-{operation.name}")
+    for technique in discover().select(None)
+    for operation in technique.operations
+    for implementation in operation.implementations
+    if implementation.level is Level.TORCHSCRIPT
+]
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
+
+
+def prepared(operation, implementation):
+    """The level as a function of its first argument, and that."""
+    case = next(c for c in operation.test_grid if c.core and c.dtype == torch.float32)
+    x, *rest = case_arguments(operation, case, CPU)
+    function = implementation.load()
+
+    def call(x):
+        found = function(x, *rest)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    return call, x
+
+
+@pytest.mark.parametrize(("operation", "implementation"), CASES)
+def test_without_gradients_no_result_wants_one(operation, implementation):
+    call, x = prepared(operation, implementation)
+    trained = x.clone().requires_grad_()
+    for _ in range(3):  # what its executor compiles after the first calls it keeps
+        call(trained).sum().backward()
+    for _ in range(3):
+        with torch.no_grad():
+            assert not call(trained).requires_grad
+        with torch.inference_mode():
+            assert call(trained).is_inference()
+    assert call(trained).requires_grad
+
+
+@pytest.mark.parametrize(("operation", "implementation"), CASES)
+def test_transforms_are_refused_by_name(operation, implementation):
+    call, x = prepared(operation, implementation)
+    with pytest.raises(RuntimeError, match=f"level 'torchscript' of {operation.name} cannot run here: .* transforms"):
+        torch.func.grad(lambda x: call(x).sum())(x)
+    with pytest.raises(RuntimeError, match="forward-mode"):
+        torch.func.jvp(call, (x,), (x,))
+
+
+@pytest.mark.parametrize(("operation", "implementation"), CASES)
+def test_a_checkpoint_works_or_is_refused_by_name(operation, implementation):
+    call, x = prepared(operation, implementation)
+    expected = torch.autograd.grad(call(trained := x.clone().requires_grad_()).sum(), trained)[0]
+    for _ in range(3):
+        try:
+            checkpoint(call, trained, use_reentrant=False).sum().backward()
+        except RuntimeError as error:
+            assert f"level 'torchscript' of {operation.name} cannot run here: a checkpoint" in str(error)
+            assert "use_reentrant=True" in str(error)
+        else:
+            torch.testing.assert_close(trained.grad, expected)
+        trained.grad = None
+        checkpoint(call, trained, use_reentrant=True).sum().backward()
+        torch.testing.assert_close(trained.grad, expected)
+        trained.grad = None
+
+
+def test_every_package_with_the_level_is_found():
+    assert len(CASES) >= 17, [case.id for case in CASES]
