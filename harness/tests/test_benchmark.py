@@ -165,6 +165,20 @@ def test_only_the_operations_that_are_asked_for_are_measured(toy, machine):
     assert {m.operation for m in whole.measurements} == {"gate", "other"}
 
 
+def test_ceilings_are_measured_again_before_anything_is_rejected_by_them(toy, machine, make_machine):
+    busy, plan = make_machine(1.0), Plan(("native",), quick=True, directions=(Direction.FORWARD,))
+    rejected = benchmark(toy.technique, busy, CPU, plan)
+    assert {m.status for m in rejected.measurements} == {"rejected"}
+    asked = []
+    again = lambda: asked.append(1) or machine.ceilings  # noqa: E731
+    found = benchmark(toy.technique, busy, CPU, plan, again=again)
+    assert {m.status for m in found.measurements} == {"measured"}
+    assert (found.machine.ceilings, asked) == (machine.ceilings, [1])
+    slow = benchmark(toy.technique, busy, CPU, plan, again=lambda: asked.append(1) or busy.ceilings)
+    assert {m.status for m in slow.measurements} == {"rejected"}
+    assert len(asked) == 2, "once a run"
+
+
 def test_what_has_changed_since_is_measured_again(toy, machine):
     """Of the toy's one operation everything, since levels are timed in turns."""
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))

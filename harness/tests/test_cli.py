@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
 import re
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.commands import bench as bench_module
+from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.commands import machine as machine_module
 from kernel_pytorch.harness.commands import verify as verify_module
 from kernel_pytorch.harness.environment import describe_environment
@@ -21,7 +24,7 @@ OPTIONS = {
     "list": ("--device",),
     "verify": ("--level", "--device", "--exhaustive", "--processes"),
     "bench": (
-        *("--quick", "--level", "--operation", "--direction", "--device"),
+        *("--quick", "--full", "--level", "--operation", "--direction", "--device"),
         *("--json", "--out", "--machine", "--resume", "--timeout"),
     ),
     "machine": ("--device", "--quick", "--self-test", "--slug", "--json"),
@@ -44,6 +47,7 @@ def toy_alone(site, toy, monkeypatch, machine):
     monkeypatch.setattr(timing, "sets_needed", lambda *arguments, **options: 3)
     for module in (bench_module, machine_module):
         monkeypatch.setattr(module, "measure_machine", lambda device, quick=False, on_step=None: machine)
+    monkeypatch.setattr(bench_module, "describe_environment", lambda device: machine.environment)
     return site
 
 
@@ -187,10 +191,92 @@ def test_a_quick_run_writes_the_file_that_it_is_told_to(toy_alone, command_line,
 def test_a_partial_run_writes_nothing_unless_it_is_told_to(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())  # this process will do
-    for options in (["--quick"], ["--level", "compile"], ["--direction", "backward"], ["--operation", "gate"]):
+    for options in ([], ["--quick"], ["--full", "--level", "compile"], ["--full", "--operation", "gate"]):
         printed = command_line("bench", "toy", "--device", "cpu", *options)
-        assert "a partial run: not written; give --json to keep it" in printed.out
+        assert "--json FILE or --out FOLDER writes them" in printed.err
         assert [file.name for file in tmp_path.iterdir()] == ["site"]
+
+
+def test_where_to_write_is_obeyed_or_refused(toy_alone, command_line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
+    short = ("bench", "toy", "--quick", "--level", "native", "--device", "cpu")
+    file = tmp_path / "kept" / "made-up-2-threads" / "toy.json"
+    assert command_line(*short, "--out", "kept").code == 0
+    assert load(file).quick
+    assert command_line(*short, "--out", "kept").code == 0, "a short run replaces a short one"
+    for options, message in {
+        ("--out", "kept", "--json", "toy.json"): "--json and --out: give one of them",
+        ("--full",): "--quick and --full: give one of them",
+    }.items():
+        printed = command_line(*short, *options)
+        assert (printed.code, printed.out, printed.err) == (2, "", f"kernel-pytorch: {message}\n")
+    before = load(file).model_copy(update={"quick": False})
+    before.save(file)
+    for options in (("--out", "kept"), ("--json", str(file)), ("--out", "kept", "--resume")):
+        printed = command_line(*short, *options)
+        assert (printed.code, printed.out) == (2, "")
+        assert "toy.json holds a full run, which only --full replaces" in printed.err
+        assert printed.err.count("\n") == 1
+        assert load(file) == before
+
+
+def test_a_short_run_is_one_case_of_each_operation_and_a_quick_one_two_of_the_first(
+    toy_alone, toy, command_line, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
+    other = dataclasses.replace(toy.gate, name="other")
+    monkeypatch.setattr(toy, "technique", dataclasses.replace(toy.technique, operations=[toy.gate, other]))
+    measured = {}
+    for option in ("", "--quick"):
+        path = tmp_path / "toy.json"
+        options = filter(None, [option, "--level", "native", "--device", "cpu", "--json", str(path)])
+        assert command_line("bench", "toy", *options).code == 0
+        measured[option] = {(m.operation, m.case.name) for m in load(path).measurements}
+    assert measured[""] == {("gate", "small"), ("other", "small")}
+    assert measured["--quick"] == {("gate", "small"), ("gate", "larger")}
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_progress_is_lines_where_there_is_no_terminal(toy_alone, command_line, monkeypatch, command):
+    monkeypatch.setattr(common, "LINE_EVERY", 0.0)
+    module = verify_module if command == "verify" else bench_module
+    monkeypatch.setattr(module, "Workers" if command == "verify" else "Worker", lambda *_: contextlib.nullcontext())
+    printed = command_line(command, "toy", "--level", "native", "--device", "cpu")
+    lines = {
+        "verify": "verify: 18 of 18, [0-9]+ s: gate native",
+        "bench": "toy: 2 of 2, [0-9]+ s: gate backward, small",
+    }
+    assert re.search(lines[command], printed.err), printed.err
+
+
+def test_a_full_disk_is_one_line_that_says_what_is_saved(toy_alone, command_line, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
+    whole, written = os.fsync, []
+
+    def fsync(handle):
+        written.append(handle)
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(handle)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    file = tmp_path / "toy.json"
+    printed = command_line("bench", "toy", "--level", "native", "--device", "cpu", "--json", str(file))
+    assert printed.code == 2
+    partial = tmp_path / "toy.partial.json"
+    assert printed.err.splitlines()[-1] == (
+        f"kernel-pytorch: cannot write {file}: No space left on device; {partial} holds what was saved before; --resume"
+        " continues from it"
+    )
+    assert len(load(partial).measurements) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["site", "toy.partial.json"]
+
+
+def test_the_version_is_printed(command_line):
+    printed = command_line("--version")
+    assert printed.code == 0
+    assert re.match(r"kernel-pytorch-harness \d+\.\d+\.\d+, torch \d+\.\d+", printed.out)
 
 
 def test_an_operation_that_does_not_exist_is_named(toy_alone, command_line):
@@ -232,7 +318,7 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
 def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
-    printed = command_line("bench", "--device", "cpu")
+    printed = command_line("bench", "--full", "--device", "cpu")
     assert printed.code == 0, printed
     folder = tmp_path / "results" / "made-up-2-threads"
     assert load(folder / "toy.json").complete

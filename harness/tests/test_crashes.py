@@ -125,6 +125,37 @@ def test_interrupt_keeps_what_stands_and_resume_goes_on(site, tmp_path, machine_
     assert len(resumed["measurements"]) > len(kept)
 
 
+HOLD = """
+import pathlib, time
+from kernel_pytorch.harness.scratch import scratch_folder
+
+def hold():
+    with scratch_folder() as folder:
+        pathlib.Path(folder, "large").write_text("temporary")
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_command_that_is_killed_leaves_no_temporary_files(site, tmp_path, end):
+    site.install("holding", {"kernel_pytorch.commands": {"hold": "holding:hold"}}, holding=HOLD)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    path = os.pathsep.join(filter(None, [str(site.folder), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "kernel_pytorch.harness", "hold"]
+    run = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(temporary)})
+    deadline = time.monotonic() + 120
+    while not list(temporary.rglob("large")) and time.monotonic() < deadline:
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.send_signal(end)
+    assert run.wait(60) != 0
+    deadline = time.monotonic() + 60
+    while list(temporary.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
+
+
 def test_resume_measures_again_what_has_changed(site, tmp_path, machine_file):
     site.install_toy()
     file, partial = tmp_path / "toy.json", tmp_path / "toy.partial.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,11 +34,11 @@ from kernel_pytorch.harness.commands.common import (
     warn_broken,
     warn_if_busy,
 )
-from kernel_pytorch.harness.commands.report import draw, show
+from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest, show_tables
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Worker
-from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, SHORT_CASES
+from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, SHORT_CASES, JobKey
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_ceilings, measure_machine
 from kernel_pytorch.harness.report import wrong_on_real_input
 from kernel_pytorch.harness.results import Measurement, Results, ResultsError, load
@@ -141,7 +142,7 @@ def bench_command(
                 selected, ceilings, where, plans[selected.name], worker, target, resume=resume, again=again
             )
             ceilings = results.machine
-            show(results)
+            show_rest(results)
             _save(results, target)
             refused |= any(map(_fails, results.measurements))
             refused |= wrong_on_real_input(results)
@@ -215,7 +216,15 @@ def _measure(
 ) -> Results:
     previous = _previous(technique, machine, plan, target) if resume else None
 
+    shown: set[JobKey] = set()
+
     def keep(results: Results) -> None:
+        """Print what is new, so that the first table comes soon, and save."""
+        if not shown:
+            show_heading(results)
+        new = {key: found for key, found in by_job(results).items() if key not in shown}
+        show_tables(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}))
+        shown.update(new)
         if target is not None:
             with _saying_what_is_saved(target):
                 results.save(_unfinished(target))

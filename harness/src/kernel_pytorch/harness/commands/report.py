@@ -96,12 +96,27 @@ def write_readme(readme: Path, found: list[Results]) -> None:
         raise typer.Exit(2) from None
 
 
-def show(results: Results) -> None:
-    """Print everything that a results file holds."""
+def show_heading(results: Results) -> None:
+    """Print what was measured, where and when."""
     environment = results.machine.environment
     output.rule(f"{results.technique} on {environment.device_name}, torch {environment.torch}, {results.created[:10]}")
+
+
+def show(results: Results) -> None:
+    """Print everything that a results file holds."""
+    show_heading(results)
+    show_tables(results)
+    show_rest(results)
+
+
+def show_tables(results: Results) -> None:
+    """Print the times."""
     for table in terminal_tables(results):
         output.print(table)
+
+
+def show_rest(results: Results) -> None:
+    """Print what follows the tables of times: accuracy, costs, and why figures are missing."""
     if results.accuracy:
         output.print(accuracy_table(results))
     elif results.real_input:
