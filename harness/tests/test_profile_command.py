@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from kernel_pytorch.harness.commands.common import output
 from kernel_pytorch.harness.profiling import profile as profile_file
 from kernel_pytorch.harness.profiling.records import Profile
 
@@ -92,6 +93,17 @@ def test_the_table_is_printed_and_the_files_are_written(profile, tmp_path):
     assert (found.steps, found.direction, found.module) == (2, "both", "Sequential")
     assert len(found.operators) > 3
     assert json.loads((out / "trace.json").read_text())["traceEvents"]
+
+
+def test_the_table_fits_a_terminal_of_80_columns_with_whole_names(profile, monkeypatch):
+    wide = profile("factories:make", "--backward", "--steps", "1").out
+    monkeypatch.setattr(output, "_width", 80)
+    narrow = profile("factories:make", "--backward", "--steps", "1").out
+    rows = narrow[: narrow.index("A step takes")].splitlines()
+    assert max(map(len, rows)) <= 80
+    names = {word for word in wide.split() if word.startswith("aten::")}
+    assert names
+    assert names & {row.split("  ")[0] for row in rows}, narrow
 
 
 def test_inputs_may_be_a_list_or_one_tensor_and_have_names(profile):
