@@ -179,6 +179,24 @@ def emulate(session: nox.Session) -> None:
         )
 
 
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Call operators and public functions with malformed arguments; with --sanitize the CPU code is watched."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, ["test"])
+    environment = {}
+    if "--sanitize" in arguments:
+        arguments.remove("--sanitize")
+        environment = watched(session)
+        # As the limit of memory without it: the largest tensors cannot be allocated.
+        environment["ASAN_OPTIONS"] += ":allocator_may_return_null=1:max_allocation_size_mb=2048"
+        for package in COMPILED:
+            output = Path(session.create_tmp(), package.name).resolve()
+            session.run("python", str(package / "build_library.py"), "--sanitize", "--output", str(output))
+            environment["KERNEL_PYTORCH_LIBRARY"] = str(output)
+    session.run("python", "tests/fuzz/fuzz.py", *arguments, env=environment)
+
+
 @nox.session(default=False, python="3.12")
 def abi(session: nox.Session) -> None:
     """Test the library that was compiled for the default torch in another Python with another torch, as it is."""

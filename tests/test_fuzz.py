@@ -1,5 +1,7 @@
 """Malformed calls: some of what `nox -s fuzz` makes, and that it finds what it looks for, planted in an operator."""
 
+import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +91,25 @@ def test_what_is_planted_is_found_and_runs_again(planted, name, failure):
 def test_an_operator_that_checks_its_argument_passes(planted):
     found = fuzz("--count", 150, "--instead", planted, "--only", ".right.")
     assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_public_functions_name_a_tensor_that_is_quantized_or_missing(monkeypatch):
+    monkeypatch.syspath_prepend(str(FUZZ.parent))
+    calls = importlib.import_module("calls")
+    asked = set()
+    for call in calls.examples(None):
+        if call["target"].startswith("torch.ops"):
+            continue
+        module, _, function = call["target"].partition(":")
+        parameters = inspect.signature(getattr(importlib.import_module(module), function)).parameters
+        for place, (name, given) in enumerate(zip(call.get("names", parameters), call["args"], strict=False)):
+            if not isinstance(given, dict) or (call["target"], name, call["args"][-1] == "native") in asked:
+                continue
+            asked.add((call["target"], name, call["args"][-1] == "native"))
+            required = parameters[name].annotation in ("Tensor", "torch.Tensor")
+            for wrong in ({**given, "dtype": "qint8"}, *([None] if required else [])):
+                arguments = [wrong if i == place else a for i, a in enumerate(call["args"])]
+                with pytest.raises((TypeError, ValueError), match=rf"\b{name}: [^\n]*\Z"):  # of one line
+                    calls.run({**call, "args": arguments})
+    assert len(asked) > 60

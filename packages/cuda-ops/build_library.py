@@ -226,7 +226,7 @@ def find_torch() -> Path | None:
 
 
 def find_compiler() -> list[str] | None:
-    """The command that runs the C++ compiler: its full path, behind a launcher and before options where CXX has them."""
+    """The command that runs the C++ compiler, by its full path, with the launcher and the options that CXX names."""
     named = os.environ.get("CXX")
     candidates = [[named], shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]
     for candidate in candidates:

@@ -63,6 +63,7 @@ def _prepare(options: argparse.Namespace) -> Any:
     sys.path.insert(0, str(Path(__file__).parent))
     import calls
     import torch
+
     from kernel_pytorch.harness.discovery import discover
 
     discover()

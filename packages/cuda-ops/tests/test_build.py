@@ -1,6 +1,7 @@
 """Building the library, and what is said where it cannot be built or loaded."""
 
 import json
+import re
 
 import build_library
 import pytest
@@ -120,6 +121,8 @@ def test_the_library_names_no_folder_of_the_machine_that_built_it():
     package, folder_of_torch = build_library.Path(build_library.__file__).resolve().parent, build_library.find_torch()
     for folder in (package, package.parents[1], folder_of_torch, folder_of_torch.resolve()):
         assert str(folder).encode() not in content
+    # Whichever machine that was.
+    assert not re.search(rb"/[\x20-\x7e]+/(?:torch/include/torch|include/kernel_pytorch)/", content)
 
 
 def test_a_compiler_behind_a_launcher(monkeypatch, tmp_path):

@@ -101,6 +101,28 @@ def test_what_is_of_another_kind_is_named(call, message):
         call()
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda q: cuda_ops.rms_norm(q), "rms_norm: x"),
+        (lambda q: cuda_ops.add_rms_norm(X, q), "add_rms_norm: residual"),
+        (lambda q: cuda_ops.cross_entropy(q, TARGET), "cross_entropy: logits"),
+        (lambda q: cuda_ops.cross_entropy(X, q[:, 0]), "cross_entropy: target"),
+        (lambda q: cuda_ops.softmax(X, 1.0, q), "softmax: mask"),
+    ],
+)
+def test_a_quantized_tensor_is_named(call, name):
+    quantized = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
+    with pytest.raises(TypeError, match=rf"^{name}: dtype is torch.qint8; allowed is what dequantize\(\) gives$"):
+        call(quantized)
+
+
+def test_a_tensor_that_is_missing_in_a_direct_call_is_named():
+    with pytest.raises(TypeError, match=r"^flash_attention: q: given None; it must be a tensor$"):
+        torch.ops.kernel_pytorch_cuda.flash_attention(None, HEADS, HEADS, 1.0, False)
+
+
 @pytest.mark.parametrize(
     ("call", "layout"),
     [

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import rows_sharding
 from .activations import FLOPS, activate
+from .arguments import check_tensor
 from .differentiable import differentiable
 from .operators import DTYPE_NAMES, below_autograd, call, operators, register
 from .philox import dropout
@@ -250,6 +251,8 @@ register(
 
 def _norm_act(function: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     operator = operators.norm_act.default
+    if function.startswith("add_"):
+        check_tensor(function, "residual", arguments[1])  # which the operator can do without
     found: tuple[Tensor, Tensor, Tensor] = call(function, operator, run_norm_act, *arguments)
     return found
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import check_tensor
 from .differentiable import differentiable
 from .operators import below_autograd, call, operators, per_element, register
 from .sharding import Shardings, row_placements
@@ -266,4 +267,5 @@ def add_rms_norm(
 
 def head_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0, casting: str = "llama") -> Tensor:
     """Normalise every head on its own: `rms_norm` of x `(..., H, D)` with weight `(H, D)`."""
+    check_tensor("head_rms_norm", "weight", weight)  # which the operator can do without
     return _rms_norm("head_rms_norm", x, weight, eps, offset, casting)
