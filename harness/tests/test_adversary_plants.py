@@ -29,7 +29,7 @@ def nan_is_dropped(x, weight, factor):
 
 
 def minus_infinity_is_the_smallest_number(x, weight, factor):
-    return log_softmax(x.clamp(min=torch.finfo(x.dtype).min), weight, factor)
+    return log_softmax(torch.where(x == -float("inf"), torch.finfo(x.dtype).min, x), weight, factor)
 
 
 def other_rows_are_poisoned(x, weight, factor):

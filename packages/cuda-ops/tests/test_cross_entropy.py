@@ -18,11 +18,13 @@ EVERYTHING = (-100, 0.1, 1e-4, 30.0)
 
 def definition(logits, target, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, softcap=0.0):
     z = softcap * torch.tanh(logits / softcap) if softcap else logits
-    lse = z.logsumexp(-1)
+    largest = z.detach().amax(-1, keepdim=True)
+    z = z - largest  # even float64 would lose the logarithm beside a logit of 1e30
+    log_sum = z.logsumexp(-1)
     counts = (target != ignore_index) & (target >= 0) & (target < z.shape[-1])
     picked = z.gather(-1, target.clamp(0, z.shape[-1] - 1).long().unsqueeze(-1)).squeeze(-1)
-    loss = lse - (1 - label_smoothing) * picked
-    loss = loss + z_loss * lse**2 if z_loss else loss
+    loss = log_sum - (1 - label_smoothing) * picked
+    loss = loss + z_loss * (largest.squeeze(-1) + log_sum) ** 2 if z_loss else loss
     loss = loss - label_smoothing * z.mean(-1) if label_smoothing else loss
     return loss.masked_fill(~counts, 0.0)
 
@@ -69,7 +71,7 @@ def test_extreme_logits():
     ]
     logits, target = torch.stack(rows), torch.tensor([5001, 3, 5002, 1])
     found = cross_entropy(logits, target, reduction="none")
-    truth = definition(logits.double(), target)  # in float32 lse - picked would have no digits left
+    truth = definition(logits.double(), target)
     torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
@@ -83,6 +85,60 @@ def test_ignored_tokens_have_no_loss_and_no_gradient_whatever_their_logits():
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
     assert torch.equal(gradient[1:], torch.zeros(3, 50))
     assert gradient[0].abs().sum() > 0
+
+
+def of_version(logits, target, scalars, version):
+    """The losses, and the gradient of their sum, of a numbered kernel; 0 is the best one, and the CPU has one alone."""
+    loss, normalizer = operators.cross_entropy(logits, target, *scalars, version)
+    return loss, operators.cross_entropy_backward(torch.ones_like(loss), normalizer, logits, target, *scalars)
+
+
+@pytest.mark.parametrize("words", [200, 4400])
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize("scalars", [PLAIN, (-100, 0.3, 0.0, 0.0)], ids=["plain", "smoothed"])
+def test_a_common_offset_costs_no_digits(scalars, version, words, device):
+    """The maximum and the logarithm of the sum are kept apart; their sum would have no digits left for this."""
+    torch.manual_seed(0)
+    logits, target = 4.0 * torch.randn(9, words, device=device), torch.randint(words, (9,), device=device)
+    for offset in (0.0, 100.0, -1e3, 1e5):
+        moved = logits + offset
+        wide = (moved.double() - offset).requires_grad_()
+        truth = definition(wide, target, *scalars)
+        (expected,) = torch.autograd.grad(truth.sum(), wide)
+        loss, gradient = of_version(moved, target, scalars, version)
+        torch.testing.assert_close(loss.double(), truth, rtol=0, atol=4e-6)
+        torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("words", [200, 4400])
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_nan_and_infinity_are_those_of_pytorch(dtype, version, words, device):
+    torch.manual_seed(0)
+    logits, target = torch.randn(8, words, device=device), torch.randint(1, words - 1, (8,), device=device)
+    logits[1, 2], logits[2, -1], logits[3] = float("nan"), float("nan"), float("nan")
+    logits[4, -1], logits[5], logits[6, 0] = float("inf"), -float("inf"), -float("inf")
+    logits = logits.to(dtype)
+    wide = logits.float().requires_grad_()
+    truth = F.cross_entropy(wide, target, reduction="none")
+    (expected,) = torch.autograd.grad(truth.sum(), wide)
+    loss, gradient = of_version(logits, target, PLAIN, version)
+    assert loss.isnan().tolist() == [False, True, True, True, True, True, False, False]
+    torch.testing.assert_close(loss, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
+    atol = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        gradient.float(), expected, rtol=2e-2 if atol > 1e-3 else 1e-5, atol=atol, equal_nan=True
+    )
+
+
+def test_a_weight_of_zero_leaves_nan():
+    logits, target = torch.randn(2, 50), torch.tensor([3, 4])
+    logits[1, 7] = float("nan")
+    logits.requires_grad_()
+    loss = cross_entropy(logits, target, reduction="none")
+    (gradient,) = torch.autograd.grad(loss, logits, torch.zeros_like(loss))
+    assert gradient.isnan().all(1).tolist() == [False, True]
+    assert not gradient[0].any()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
