@@ -28,7 +28,7 @@ def differentiable(function: type[torch.autograd.Function]) -> Callable[..., Any
     with_graph = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def run(*arguments: Any) -> Any:
-        if len(arguments) < required or _has_transform() or torch._C._get_tracing_state() is not None:
+        if len(arguments) < required or has_transform() or torch._C._get_tracing_state() is not None:
             return function.apply(*arguments)  # which says what it does not support, and is one node of a trace
         arguments = tuple(_alive(a) if isinstance(a, Tensor) else a for a in arguments)
         arguments += defaults[len(arguments) - required :]
@@ -51,8 +51,9 @@ def is_transformed() -> bool:
 
     Kernels of one's own have no rules for those. What torch.compile traces says no: it may not ask.
     """
-    return not torch.compiler.is_compiling() and _has_transform()
+    return not torch.compiler.is_compiling() and has_transform()
 
 
-def _has_transform() -> bool:
+def has_transform() -> bool:
+    """The same, for what is not traced."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import library  # noqa: F401  (loading it defines the operators)
 from .after_import import after_import
 from .arguments import check, check_tensors, explained
-from .differentiable import is_transformed
+from .differentiable import has_transform
 from .sharding import Rule, add_rule
 
 NAMESPACE = "kernel_pytorch_cuda"
@@ -69,10 +69,15 @@ def below_autograd(operator: Any, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
     except RuntimeError as error:
-        # The stable ABI hands on the text of an exception, and not its type.
-        if type(error) is RuntimeError and str(error).startswith("CUDA out of memory"):
-            raise torch.OutOfMemoryError(str(error)) from None
-        raise
+        if (better := out_of_memory(error)) is None:
+            raise
+        raise better from None
+
+
+def out_of_memory(error: Exception) -> torch.OutOfMemoryError | None:
+    """PyTorch's own exception, if this one says that: the stable ABI hands on the text of an exception alone."""
+    said = type(error) is RuntimeError and str(error).startswith("CUDA out of memory")
+    return torch.OutOfMemoryError(str(error)) if said else None
 
 
 def count_writes(name: str) -> None:
@@ -139,11 +144,12 @@ def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments:
     try:
         # `gradient` asks all of this too, but takes microseconds for it. Of transforms and tangents it says that there
         # is no rule for them, and below it they would be lost.
-        if (wants_gradient and torch.is_grad_enabled()) or is_transformed():
+        if (wants_gradient and torch.is_grad_enabled()) or has_transform():
             return gradient(*arguments)
-        return below_autograd(operator, *arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
     except Exception as error:
-        better = explained(function, operator, arguments, error)
+        better = out_of_memory(error) or explained(function, operator, arguments, error)
         if better is None:
             raise
         raise better from None

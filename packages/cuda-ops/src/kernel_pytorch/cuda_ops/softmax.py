@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from . import rows_sharding
-from .differentiable import differentiable
+from .differentiable import differentiable, wants_graph
 from .operators import below_autograd, call, operators, register
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def _fake(x: Tensor, mask: Tensor | None, scale: float, version: int = 0) -> Tensor:
@@ -86,7 +88,22 @@ def _backward_flops(dy: Any, *_: Any, **__: Any) -> int:
     return 5 * torch.Size(dy).numel()
 
 
-run_softmax = differentiable(SoftmaxFunction)
+_run = differentiable(SoftmaxFunction)
+
+
+def run_softmax(x: Tensor, mask: Tensor | None, scale: float, version: int = 0) -> Tensor:
+    """The operator with its gradient.
+
+    On a CPU, 16 bits are widened in front of it and rounded behind it: y has the same bits, and what is saved of it is
+    not rounded, as by the operators of PyTorch that this stands for. A gradient made of what was rounded has half
+    as large an error again, and one many times as large where a row of dy has much in common.
+    """
+    if x.device.type != "cpu" or x.dtype not in HALVES or not wants_graph(x, mask):
+        return _run(x, mask, scale, version)
+    dtype = x.dtype if mask is None or mask.dtype == torch.bool else torch.promote_types(x.dtype, mask.dtype)
+    return _run(x.float(), mask, scale, version).to(dtype)
+
+
 register("softmax", _fake, run_softmax, _forward_flops, rows_sharding.softmax)
 register("softmax_backward", _fake_backward, _differentiable_backward, _backward_flops, rows_sharding.softmax_backward)
 
@@ -101,7 +118,8 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor
             masked out; or None.
 
     Returns:
-        `(..., N)` in the dtype of x, promoted with that of a mask that is added.
+        `(..., N)` in the dtype of x, promoted with that of a mask that is added. Saved for the backward is the result;
+        on a CPU, of 16 bits, in float32.
 
     Raises:
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.

@@ -188,14 +188,23 @@ def chosen(function: str, level: str | None, *tensors: Tensor | None) -> str:
     check_level(level)
     if level is None:
         level = default_level_of(function, x.device, x.dtype, 0)
-        given = [tensor for tensor in tensors if tensor is not None]
-        if level in KERNELS and (is_transformed() or any(unavailable(level, t.device, t.dtype) for t in given)):
+        if level in KERNELS and (is_transformed() or _why_not(level, tensors) is not None):
             level = "native"
         return level
     if level == "cuda" and function not in COMPILED:
         raise ValueError(f"level: 'cuda' of {function} does not exist yet; it has {', '.join(map(repr, LEVELS[:-1]))}")
-    for tensor in tensors:
-        reason = None if tensor is None else unavailable(level, tensor.device, tensor.dtype)
-        if reason is not None:
-            raise RuntimeError(f"level {level!r} of {function} cannot run here: {reason}")
+    reason = _why_not(level, tensors)
+    if reason is not None:
+        raise RuntimeError(f"level {level!r} of {function} cannot run here: {reason}")
     return level
+
+
+def _why_not(level: str, tensors: tuple[Tensor | None, ...]) -> str | None:
+    """What is `unavailable` to one of these tensors. Most are alike, and a call of few elements waits for each answer."""
+    asked = []
+    for tensor in tensors:
+        if tensor is not None and (kind := (tensor.device, tensor.dtype)) not in asked:
+            asked.append(kind)
+            if (reason := unavailable(level, *kind)) is not None:
+                return reason
+    return None

@@ -36,7 +36,8 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level:
         ValueError: shapes, devices, scale or level do not fit; the message names the argument.
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
 
-    Saved for the backward at level "triton": y, which is a result anyway, and a mask that is added.
+    Saved for the backward at levels "triton" and "cuda": y, which is a result anyway, and a mask that is added. On a
+    CPU level "cuda" saves y in float32 instead where it has 16 bits, as level "native" does.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1, https://arxiv.org/abs/1706.03762.
     """
