@@ -214,9 +214,9 @@ def standard_for(
     centred = _without_offset(operation, names, arguments) if adversary == COMMON_OFFSET else arguments
     reference = run(function, names, centred, incoming)
     truth = run(function, names, in_float64(arguments), in_float64(incoming))
-    terms = operation.averaged(tuple(arguments))
-    if terms is not None:
-        reference = replace(reference, terms=run(function, names, operation.averaged(tuple(centred))).outputs)
+    terms, own_terms = operation.averaged(tuple(arguments)), operation.averaged(tuple(centred))
+    if terms is not None and own_terms is not None:
+        reference = replace(reference, terms=run(function, names, own_terms).outputs)
         truth = replace(truth, terms=run(function, names, in_float64(terms)).outputs)
     summands = summands_by_shape(reference.outputs, dict(zip(names, arguments, strict=True)))
     summands |= operation.summands(tuple(arguments))
