@@ -176,7 +176,7 @@ def test_what_long_work_does_is_one_row_a_case(results):
 
 def test_a_page_says_where_when_and_how(results):
     page = markdown(results)
-    assert page.startswith("Measured on Made-up CPU with torch 2.13.0, 2 CPU threads, on 2026-01-02. A quick run:")
+    assert page.startswith("Measured on Made-up CPU with torch 2.13.0, 2 CPU threads, on 2026-01-02. A short run:")
     header, _, prefill, decode = (line for line in page.splitlines() if line.startswith("|"))
     levels = "reference | native | compile | cuda | triton | peer:quick"
     assert header == f"| case | {levels} | cuda over native | cuda over best PyTorch |"

@@ -6,12 +6,13 @@ can turn into a command.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points, version
 from typing import Annotated, NoReturn
 
@@ -91,19 +92,29 @@ def options(
     """Verify, time and explain the techniques that are installed here."""
 
 
-def _stop(signum: int, frame: object) -> NoReturn:
-    """End as after an error: child processes are ended and temporary files removed."""
-    sys.exit(128 + signum)
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Make SIGTERM end the command as an error does: child processes are ended and temporary files removed."""
+
+    def stop(signum: int, frame: object) -> NoReturn:
+        sys.exit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main() -> None:
     """Run the command line; a name that does not exist and a full disk end with one line and exit code 2."""
     interpret_without_gpu()
     add_foreign_commands()
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _stop)
     try:
-        with guarded_scratch():
+        with _ended_by_sigterm(), guarded_scratch():
             app()
     except UnknownNameError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)

@@ -52,10 +52,10 @@ def verify_command(
     ] = CASE_TIMEOUT,
     processes: ProcessesOption = 1,
 ) -> None:
-    """Hold every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
+    """Check every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
 
     A level may err twice as far as the reference itself does in that dtype, plus one unit in the last place. A case
-    that crashes or hangs counts as wrong, and the others go on. Exit code: 0 if every level that can run here is right,
+    that crashes or hangs counts as wrong, and the others continue. A miss counts if other random numbers miss too. Exit code: 0 if every level that can run here is right,
     1 if any of ours is wrong, 2 for a name that does not exist.
     """
     where = parse_device(device)
@@ -97,7 +97,7 @@ def verify_command(
 
 def table(reports: list[VerificationReport]) -> Table:
     """One row per operation and level."""
-    found = Table(title="held against the reference in float64", title_justify="left")
+    found = Table(title="checked against the reference in float64", title_justify="left")
     for column in ("technique", "operation", "level", "cases right", "worst error, of its budget", "could not run"):
         found.add_column(column)
     for r in reports:
