@@ -69,9 +69,10 @@ def _check_parameters(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> No
         raise ValueError(f"bias: shape is {tuple(bias.shape)}; it must be {tuple(weight.shape[:1])}")
 
 
-def _check_of_tokens(dloss: Tensor, lse: Tensor, target: Tensor) -> None:
-    check_floats(dloss=dloss, lse=lse)
-    check_count(target.numel(), dloss=dloss, lse=lse)
+def _check_of_tokens(dloss: Tensor, normalizer: Tensor, target: Tensor) -> None:
+    check_floats(dloss=dloss, normalizer=normalizer)
+    check_count(target.numel(), dloss=dloss)
+    check_count(2 * target.numel(), normalizer=normalizer)
 
 
 def _without_autocast(x: Tensor) -> torch.autocast:
@@ -134,7 +135,7 @@ def launch_linear_backward(
     """Gradients of hidden, weight and bias; `(0,)` where not needed."""
     _check(hidden, target, level)
     _check_parameters(hidden, weight, bias)
-    _check_of_tokens(dloss, lse, target)
+    _check_of_tokens(dloss, normalizer, target)
     arguments = (
         dloss.reshape(-1), normalizer.reshape(-1, 2), hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1),
         bias, ignore_index, label_smoothing, z_loss, softcap, chunk, need_dhidden, need_dweight,
@@ -190,7 +191,7 @@ def launch_logits_backward(
 ) -> Tensor:
     """The gradient of logits, contiguous; with `inplace`, which the operator does not have, the logits themselves."""
     _check(logits, target, level)
-    _check_of_tokens(dloss, lse, target)
+    _check_of_tokens(dloss, normalizer, target)
     result = logits if inplace else torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     if logits.numel() == 0:
         return result
