@@ -35,12 +35,12 @@ def test_a_training_step_takes_less_than_a_quarter(dtype, device, monkeypatch):
 
 @pytest.mark.parametrize("level", ["native", "triton"])
 def test_saved_for_the_backward(level, device):
-    """One number a token."""
+    """Two numbers a token: the largest logit, and the logarithm of the sum of exponentials relative to it."""
     hidden, weight, target = arguments(device)
     use = profile_memory(
         lambda h, w, t: linear_cross_entropy(h, w, t, level=level), hidden[:40], weight[:100], target[:40] % 100
     )
-    assert use.saved_for_backward <= 4 * 40 + 8  # and what the mean is divided by
+    assert use.saved_for_backward <= 2 * 4 * 40 + 8  # and what the mean is divided by
 
 
 @pytest.mark.parametrize("level", ["native", "triton"])

@@ -158,7 +158,7 @@ SPARED = {
         Spared(
             ("gate", "up"),
             ("infinities",),
-            "TorchScript multiplies what is infinite by the derivative of relu, where PyTorch writes zero below zero",
+            "TorchScript, once it fuses, multiplies what is infinite by a zero derivative, where PyTorch writes zero",
             levels=("torchscript",),
         ),
     ),

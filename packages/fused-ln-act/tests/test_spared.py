@@ -1,0 +1,29 @@
+"""Levels that are spared an adversary are wrong about it: one that is right again must be asked again."""
+
+import pytest
+import torch
+
+from kernel_pytorch.fused_ln_act.technique import technique
+from kernel_pytorch.harness.verification import examine, standard, trials
+
+CPU = torch.device("cpu")
+SPARED = [
+    (operation, spared, level)
+    for operation in technique.operations
+    for spared in operation.spared
+    for level in spared.levels or ()
+    if spared.devices is None or "cpu" in spared.devices
+]
+
+
+@pytest.mark.parametrize(
+    ("operation", "spared", "level"), SPARED, ids=[f"{operation.name}, {level}" for operation, _, level in SPARED]
+)
+def test_a_level_that_is_spared_is_wrong_there(operation, spared, level):
+    implementation = operation.implementation(level)
+    for trial in trials(operation, CPU):
+        if spared.covers(trial.adversary, trial.case.dtype, "cpu"):
+            against = standard(operation, trial, CPU)
+            for _ in range(3):  # TorchScript takes formulas of its own once it has interpreted a few calls
+                judgements = examine(implementation, against)
+            assert not all(j.passed for j in judgements), trial.label
