@@ -293,3 +293,22 @@ def test_a_card_that_was_not_verified_is_nobodys_default(monkeypatch):
     monkeypatch.setattr(levels, "compute_capability", lambda device: (10, 0))
     assert "compute capability is 10.0" in levels.unavailable("cuda", card, torch.float32)
     assert levels.default_level(card, torch.float32, 1) == "native"
+
+
+def test_compiling_says_how_far_it_is_and_stops_at_the_first_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_library, "SAY_EVERY", 0.0)
+    compiled = []
+
+    def compile_object(csrc, command, target):
+        compiled.append(target)
+        if command == ["fails"]:
+            raise build_library.BuildError("planted")
+
+    monkeypatch.setattr(build_library, "compile_object", compile_object)
+    lines = []
+    steps = [([], tmp_path / f"{i}.o") for i in range(5)]
+    build_library.compile_all(tmp_path, steps, lines.append)
+    assert lines[0].startswith("compiling cuda-ops: 5 files")
+    assert lines[-1] == "compiling cuda-ops: 5 of 5 files"
+    with pytest.raises(build_library.BuildError, match="planted"):
+        build_library.compile_all(tmp_path, [(["fails"], tmp_path / "x.o"), *steps], lines.append)

@@ -54,9 +54,9 @@ def verify_command(
 ) -> None:
     """Check every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
 
-    A level may err twice as far as the reference itself does in that dtype, plus one unit in the last place. A case
-    that crashes or hangs counts as wrong, and the others continue. A miss counts if other random numbers miss too. Exit code: 0 if every level that can run here is right,
-    1 if any of ours is wrong, 2 for a name that does not exist.
+    A level may err twice as far as the reference itself does in that dtype, plus one unit in the last place; a miss
+    counts if inputs of another seed miss too. A case that crashes or hangs counts as wrong, and the others continue.
+    Exit code: 0 if every level that can run here is right, 1 if any of ours is wrong, 2 for a name that does not exist.
     """
     where = parse_device(device)
     prepare = load_peers(peers)
