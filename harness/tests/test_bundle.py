@@ -73,7 +73,7 @@ def test_peers_are_those_of_the_bundle(bundle, tmp_path):
     file.write_text("")
     assert run(bundle, tmp_path / "out", "bench", "--peers").returncode == 0
     record = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert record["arguments"] == ["bench", "--json", str(tmp_path / "out"), "--peers", str(file)]
+    assert record["arguments"] == ["bench", "--json", str(tmp_path / "out"), "--full", "--peers", str(file)]
 
 
 def test_verify_asks_what_works_with_what_and_runs_the_tests_too(bundle, tmp_path):

@@ -23,6 +23,7 @@ from kernel_pytorch.harness.commands.common import (
     LevelOption,
     OperationOption,
     PeersOption,
+    Steps,
     TechniqueArgument,
     check_levels,
     check_operations,
@@ -30,7 +31,6 @@ from kernel_pytorch.harness.commands.common import (
     load_peers,
     messages,
     output,
-    steps,
     warn_broken,
     warn_if_busy,
 )
@@ -199,7 +199,7 @@ def _read_machine(file: Path) -> Machine:
 
 
 def _measure_machine(device: torch.device, *, quick: bool) -> Machine:
-    with steps("measuring the machine") as step:
+    with Steps("measuring the machine") as step:
         return measure_machine(device, quick=quick, on_step=step)
 
 
@@ -217,20 +217,22 @@ def _measure(
     previous = _previous(technique, machine, plan, target) if resume else None
 
     shown: set[JobKey] = set()
+    total = len(plan.jobs(technique, device)) + (not plan.quick)
+    on_job = Steps(technique.name, total)
 
     def keep(results: Results) -> None:
         """Print what is new, so that the first table comes soon, and save."""
-        if not shown:
-            show_heading(results)
         new = {key: found for key, found in by_job(results).items() if key not in shown}
-        show_tables(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}))
+        with on_job.paused():
+            if not shown:
+                show_heading(results)
+            show_tables(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}))
         shown.update(new)
         if target is not None:
             with _saying_what_is_saved(target):
                 results.save(_unfinished(target))
 
-    total = len(plan.jobs(technique, device)) + (not plan.quick)
-    with steps(technique.name, total) as on_job, warnings.catch_warnings():
+    with on_job, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         return benchmark(
             technique,

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
 from kernel_pytorch.harness.noise import CpuReader
@@ -102,36 +103,47 @@ def _check_names(what: str, given: list[str] | None, known: Iterable[str]) -> li
     return given or None
 
 
-@contextlib.contextmanager
-def steps(name: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """Show progress on standard error: a bar in a terminal; elsewhere a line, at most one every few seconds.
+class Steps:
+    """Progress on standard error: a bar in a terminal; elsewhere a line, at most one every few seconds.
 
-    Args:
-        name: of what takes long.
-        total: how many steps there are, if that is known.
-
-    Yields:
-        What is called with the name of each step, before it begins.
+    A context manager. It is called with the name of each step, before that begins.
     """
-    begin = last = time.monotonic()
-    count = itertools.count()
-    if messages.is_terminal:
-        of_all = () if total is None else (BarColumn(20), MofNCompleteColumn())
-        columns = (TextColumn(name), *of_all, TimeElapsedColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=messages, transient=True) as bar:
-            task = bar.add_task("", total=total)
-            yield lambda step: bar.update(task, description=escape(step), completed=next(count))
-        return
 
-    def line(step: str) -> None:
-        nonlocal last
-        number, now = next(count) + 1, time.monotonic()
-        if number == 1 or now - last >= LINE_EVERY:
-            last = now
-            of_all = "" if total is None else f" {number} of {total},"
-            messages.print(escape(f"{name}:{of_all} {now - begin:.0f} s: {step}"), **PLAIN)
+    def __init__(self, name: str, total: int | None = None) -> None:
+        """How many steps there are may be unknown."""
+        self._name, self._total, self._count = name, total, itertools.count()
+        self._begin = self._last = time.monotonic()
+        of_all = () if total is None else (BarColumn(10), MofNCompleteColumn())
+        step = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+        columns = (TextColumn(name, table_column=Column(no_wrap=True)), *of_all, TimeElapsedColumn(), step)
+        self._bar = Progress(*columns, console=messages, transient=True, expand=True)
+        self._task = self._bar.add_task("", total=total)
 
-    yield line
+    def __call__(self, step: str) -> None:
+        """Show this step."""
+        done, now = next(self._count), time.monotonic()
+        if messages.is_terminal:
+            self._bar.update(self._task, description=escape(step), completed=done)
+        elif done == 0 or now - self._last >= LINE_EVERY:
+            self._last = now
+            of_all = "" if self._total is None else f" {done + 1} of {self._total},"
+            messages.print(escape(f"{self._name}:{of_all} {now - self._begin:.0f} s: {step}"), **PLAIN)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar away while something else is printed."""
+        self.__exit__()
+        yield
+        self.__enter__()
+
+    def __enter__(self) -> Steps:
+        if messages.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if messages.is_terminal:
+            self._bar.stop()
 
 
 def warn_broken(discovery: Discovery) -> None:

@@ -17,13 +17,13 @@ from kernel_pytorch.harness.commands.common import (
     LevelOption,
     PeersOption,
     ProcessesOption,
+    Steps,
     TechniqueArgument,
     check_levels,
     check_writable,
     load_peers,
     messages,
     output,
-    steps,
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import discover
@@ -71,7 +71,7 @@ def verify_command(
     found: list[Verification] = []
     every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
     total = sum(len(task.implementations) for task in every)
-    with Workers(processes, timeout, prepare) as workers, steps("verify", total) as done, warnings.catch_warnings():
+    with Workers(processes, timeout, prepare) as workers, Steps("verify", total) as done, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         for selected in techniques:
             for verification in verify(selected, where, levels=levels, exhaustive=exhaustive, workers=workers):
