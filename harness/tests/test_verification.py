@@ -10,7 +10,15 @@ import torch
 
 from kernel_pytorch.harness.adversaries import ADVERSARIES
 from kernel_pytorch.harness.technique import Implementation, Level, Spared, grid, point
-from kernel_pytorch.harness.verification import RANDOM, is_economical, make_arguments, standard, trials, verify
+from kernel_pytorch.harness.verification import (
+    RANDOM,
+    is_economical,
+    make_arguments,
+    standard,
+    trials,
+    verify,
+    verify_trial,
+)
 
 CPU = torch.device("cpu")
 EVERY = len(ADVERSARIES) - 1  # a gate is not invariant to a common offset
@@ -220,3 +228,16 @@ def test_more_shapes_than_torch_compile_remembers_are_no_failure(toy):
     found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["compile"])
     assert failures(found, "compile") == []
     assert len(found["compile"]) == len(points)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_miss_counts_only_if_fresh_inputs_miss_too(toy, monkeypatch, always):
+    trial = next(t for t in trials(toy.gate, CPU) if t.case.core)
+    first = standard(toy.gate, trial, CPU).arguments[0]
+
+    def unlucky(x, weight, factor):
+        return toy.reference(x, weight, factor) * (1.00001 if always or torch.equal(x, first) else 1.0)
+
+    monkeypatch.setattr(toy, "native", unlucky)
+    found = verify_trial(toy.technique, toy.gate, toy.gate.implementation("native"), trial, CPU)
+    assert found.passed is not always, found.failures()
