@@ -201,6 +201,7 @@ def test_rows_that_are_longer_than_kernels_count_are_refused_by_name(call, messa
         call(torch.zeros((), dtype=torch.float16).expand(1, LONG))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not EMULATED, reason="what CUDA kernels take")
 def test_attention_of_more_batches_and_heads_than_a_grid_has_in_one_dimension():
     q, k, v = (torch.randn(2185, 30, 1, 4) for _ in range(3))  # 65,550
