@@ -31,10 +31,14 @@ struct Statistics {
   float rstd;
 };
 
+// Whether what is normalised is zero however large it was: of one column nothing is left without the mean. With an rstd of
+// zero so is every gradient, exactly; what is rounded on the way would be multiplied by 1 / sqrt(eps) otherwise.
+__device__ __forceinline__ bool is_nothing(bool centred, int columns) { return centred && columns == 1; }
+
 __device__ __forceinline__ Statistics statistics_of(float2 moments, float mean, bool centred, int columns, float eps) {
   const float off = centred ? moments.x / static_cast<float>(columns) : 0.0f;
   const float variance = moments.y / static_cast<float>(columns) - off * off;
-  return {mean + off, 1.0f / sqrtf(variance + eps)};
+  return {mean + off, is_nothing(centred, columns) ? 0.0f : 1.0f / sqrtf(variance + eps)};
 }
 
 template <typename T>

@@ -71,7 +71,7 @@ __device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool ce
 template <bool kExact, int kVectors, int N, bool kCluster>
 __device__ __forceinline__ Statistics gather_moments(Team<kCluster>& team, float2 own, bool centred, int columns, float eps) {
   const auto from = [&](float squares, float mean) -> Statistics {  // around that mean
-    return {mean, rstd_of<!kExact>(squares, columns, eps)};
+    return {mean, is_nothing(centred, columns) ? 0.0f : rstd_of<!kExact>(squares, columns, eps)};
   };
   if (!centred) return from(team.gather(own.y, Add{}), 0.0f);
   if (!team.meets()) return from(own.y, own.x);

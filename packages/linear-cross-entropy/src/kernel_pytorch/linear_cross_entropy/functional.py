@@ -8,7 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .arguments import check_chunk, check_flag, check_layer, check_like_hidden, check_scalars, check_target, check_tensor
+from .arguments import (
+    check_chunk,
+    check_flag,
+    check_layer,
+    check_like_hidden,
+    check_scalars,
+    check_target,
+    check_tensor,
+)
 from .levels import resolve
 from .ops import is_plain, raise_for_target
 

@@ -125,6 +125,10 @@ def _forward_kernel(
         h = h - mean[:, None]
     squares = tl.sum(tl.where(mask, product(h, h), 0.0), axis=1)
     rstd = tl.rsqrt(divide(squares, columns) + EPS)
+    if LAYER:
+        # Of one column nothing is left without the mean. With an rstd of zero every gradient is zero too, exactly; what
+        # is rounded on the way would be multiplied by 1 / sqrt(eps) otherwise.
+        rstd = tl.where(columns > 1, rstd, 0.0)
     tl.store(rstd_ptr + row_index, rstd, mask=row_index < rows)
 
     if not FEW:
