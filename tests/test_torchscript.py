@@ -60,13 +60,13 @@ def test_a_checkpoint_works_or_is_refused_by_name(operation, implementation):
     call, x = prepared(operation, implementation)
     expected = torch.autograd.grad(call(trained := x.clone().requires_grad_()).sum(), trained)[0]
     for _ in range(3):
-        try:
-            checkpoint(call, trained, use_reentrant=False).sum().backward()
-        except RuntimeError as error:
-            assert f"level 'torchscript' of {operation.name} cannot run here: a checkpoint" in str(error)
-            assert "use_reentrant=True" in str(error)
-        else:
+        y = checkpoint(call, trained, use_reentrant=False)
+        if operation.name == "bias_dropout_add":  # it saves nothing, so nothing is computed again
+            y.sum().backward()
             torch.testing.assert_close(trained.grad, expected)
+        else:
+            with pytest.raises(RuntimeError, match=rf"{operation.name} cannot run here: a checkpoint .*reentrant=True"):
+                y.sum().backward()
         trained.grad = None
         checkpoint(call, trained, use_reentrant=True).sum().backward()
         torch.testing.assert_close(trained.grad, expected)

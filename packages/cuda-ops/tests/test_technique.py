@@ -17,7 +17,7 @@ from kernel_pytorch.harness.verification import IMITATED, RANDOM, REAL, examine,
 
 
 def trial(parameter):
-    """The parameter, marked: what compiles anew for every layout takes long, and is PyTorch's; emulated, so does much."""
+    """The parameter, marked: what compiles for every layout takes long, and is PyTorch's; much takes long emulated."""
     _, implementation, tried = parameter.values
     slow = implementation.level is Level.COMPILE and tried.adversary != RANDOM
     slow |= "KERNEL_PYTORCH_LIBRARY" in os.environ and tried.adversary in (IMITATED, REAL)

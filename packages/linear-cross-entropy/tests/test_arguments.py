@@ -205,7 +205,7 @@ def test_unavailable_level_says_why():
 
 def test_a_bool_is_no_number_and_a_number_no_bool():
     hidden, weight, target = problem()
-    with pytest.raises(TypeError, match="^z_loss: given bool; it must be a Python number"):
+    with pytest.raises(TypeError, match=r"^z_loss: given bool; it must be a Python number"):
         linear_cross_entropy(hidden, weight, target, z_loss=True)
-    with pytest.raises(TypeError, match="^inplace: given 1; it must be True or False"):
+    with pytest.raises(TypeError, match=r"^inplace: given 1; it must be True or False"):
         cross_entropy(hidden, target, inplace=1)

@@ -200,7 +200,7 @@ def chosen(function: str, level: str | None, *tensors: Tensor | None) -> str:
 
 
 def _why_not(level: str, tensors: tuple[Tensor | None, ...]) -> str | None:
-    """What is `unavailable` to one of these tensors. Most are alike, and a call of few elements waits for each answer."""
+    """Why a level cannot run for one of these tensors; what is alike is asked once, as short calls wait for answers."""
     asked = []
     for tensor in tensors:
         if tensor is not None and (kind := (tensor.device, tensor.dtype)) not in asked:

@@ -163,7 +163,7 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     x = tensors[0]
     assert x is not None
     device = x.device.type
-    # What has no autocast, "meta" for example, must not be asked whether it is on. Dynamo cannot trace the first question.
+    # What has no autocast, "meta" for example, must not be asked whether it is on. Dynamo cannot trace that question.
     has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
     if x.dtype == torch.float64 or not has_autocast or not torch.is_autocast_enabled(device):
         return tensors
