@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from kernel_pytorch.harness import verification
+from kernel_pytorch.harness import trials as trials_module
 from kernel_pytorch.harness.real_input import ACTIVATIONS_VARIABLE, TOKENS, imitated_activations
-from kernel_pytorch.harness.verification import IMITATED, REAL, make_arguments, trials, verify
+from kernel_pytorch.harness.trials import IMITATED, REAL, make_arguments, trials
+from kernel_pytorch.harness.verification import verify
 
 CPU = torch.device("cpu")
 
@@ -20,7 +21,7 @@ def gate_of_activations(activations, dtype):
 
 @pytest.fixture
 def operation(toy, monkeypatch):
-    monkeypatch.setattr(verification, "has_real_activations", lambda: False)
+    monkeypatch.setattr(trials_module, "has_real_activations", lambda: False)
     return dataclasses.replace(toy.gate, real_input=gate_of_activations, adversarial=())
 
 
@@ -45,7 +46,7 @@ def test_activations_are_tried_in_every_dtype_where_they_mean_something(toy, ope
     assert {(IMITATED, torch.float32), (IMITATED, torch.float16)} < kinds
     assert REAL not in {kind for kind, _ in kinds}
     assert not {IMITATED, REAL} & {t.adversary for t in trials(toy.gate, CPU)}
-    monkeypatch.setattr(verification, "has_real_activations", lambda: True)
+    monkeypatch.setattr(trials_module, "has_real_activations", lambda: True)
     assert [t.adversary for t in trials(operation, CPU)][-4:] == [IMITATED] * 2 + [REAL] * 2
 
 

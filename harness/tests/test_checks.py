@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness import checks
-from kernel_pytorch.harness.verification import RANDOM, Trial
+from kernel_pytorch.harness.trials import RANDOM, Trial
 
 CPU = torch.device("cpu")
 

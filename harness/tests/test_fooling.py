@@ -15,7 +15,8 @@ from kernel_pytorch.harness.launches import is_counted
 from kernel_pytorch.harness.machine import BandwidthPoint
 from kernel_pytorch.harness.report import best_pytorch, cells
 from kernel_pytorch.harness.technique import Cost, Direction, Implementation, Level
-from kernel_pytorch.harness.verification import trials, verify_trial
+from kernel_pytorch.harness.trials import trials
+from kernel_pytorch.harness.verification import verify_trial
 from kernel_pytorch.harness.workload import Workload
 
 CPU = torch.device("cpu")

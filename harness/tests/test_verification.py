@@ -10,15 +10,8 @@ import torch
 
 from kernel_pytorch.harness.adversaries import ADVERSARIES
 from kernel_pytorch.harness.technique import Implementation, Level, Spared, grid, point
-from kernel_pytorch.harness.verification import (
-    RANDOM,
-    is_economical,
-    make_arguments,
-    standard,
-    trials,
-    verify,
-    verify_trial,
-)
+from kernel_pytorch.harness.trials import RANDOM, is_economical, make_arguments, trials
+from kernel_pytorch.harness.verification import standard, verify, verify_trial
 
 CPU = torch.device("cpu")
 EVERY = len(ADVERSARIES) - 1  # a gate is not invariant to a common offset

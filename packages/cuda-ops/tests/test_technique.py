@@ -13,7 +13,8 @@ from kernel_pytorch.cuda_ops import LIBRARY, levels
 from kernel_pytorch.cuda_ops.technique import attention, kernels, technique
 from kernel_pytorch.harness.pytest_plugin import verification_trials
 from kernel_pytorch.harness.technique import Level
-from kernel_pytorch.harness.verification import IMITATED, RANDOM, REAL, examine, standard, trials
+from kernel_pytorch.harness.trials import IMITATED, RANDOM, REAL, trials
+from kernel_pytorch.harness.verification import examine, standard
 
 
 def trial(parameter):

@@ -7,7 +7,7 @@ from kernel_pytorch.fused_ln_act.technique import technique
 from kernel_pytorch.harness.adversaries import ADVERSARIES
 from kernel_pytorch.harness.checks import Skipped, check_trial
 from kernel_pytorch.harness.technique import Case
-from kernel_pytorch.harness.verification import Trial
+from kernel_pytorch.harness.trials import Trial
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated"), pytest.mark.slow]
 

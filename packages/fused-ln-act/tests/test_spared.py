@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act.technique import technique
-from kernel_pytorch.harness.verification import examine, standard, trials
+from kernel_pytorch.harness.trials import trials
+from kernel_pytorch.harness.verification import examine, standard
 
 CPU = torch.device("cpu")
 SPARED = [

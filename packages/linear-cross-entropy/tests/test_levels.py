@@ -5,7 +5,7 @@ import torch
 
 from kernel_pytorch.harness.pytest_plugin import verification_trials
 from kernel_pytorch.harness.technique import Level
-from kernel_pytorch.harness.verification import RANDOM
+from kernel_pytorch.harness.trials import RANDOM
 
 # Of Triton's interpreter, where a product of outliers is infinite in float16, as it should be.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")

@@ -11,7 +11,8 @@ from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.real_input import TOKENS, RealInputUnavailable, real_activations
 from kernel_pytorch.harness.results import Accuracy
 from kernel_pytorch.harness.technique import Implementation, Operation, Technique
-from kernel_pytorch.harness.verification import REAL, Standard, Trial, examine, of_activations, standard
+from kernel_pytorch.harness.trials import REAL, Trial, of_activations
+from kernel_pytorch.harness.verification import Standard, examine, standard
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

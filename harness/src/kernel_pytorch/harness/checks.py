@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
-from kernel_pytorch.harness.verification import RANDOM, Trial, forget_other_shapes, make_arguments, verify_trial
+from kernel_pytorch.harness.trials import RANDOM, Trial, make_arguments
+from kernel_pytorch.harness.verification import forget_other_shapes, verify_trial
 
 # Of second derivatives in float64: far below a wrong one, far above what another order of summing up changes.
 ROUNDING = 1e-9

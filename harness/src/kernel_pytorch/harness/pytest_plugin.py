@@ -36,7 +36,7 @@ from kernel_pytorch.harness.support import (
 )
 from kernel_pytorch.harness.technique import Implementation, Operation
 from kernel_pytorch.harness.timing import run_job
-from kernel_pytorch.harness.verification import Trial, is_economical, trials
+from kernel_pytorch.harness.trials import Trial, is_economical, trials
 
 SUPPORT_TIMEOUT = 300.0
 """Seconds that a check of the support table may take in a process of its own."""

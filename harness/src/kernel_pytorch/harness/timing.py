@@ -40,7 +40,8 @@ from kernel_pytorch.harness.results import (
 )
 from kernel_pytorch.harness.roofline import Attained, attain, faster_than_physics
 from kernel_pytorch.harness.technique import Direction, Implementation, Level
-from kernel_pytorch.harness.verification import FRESH, RANDOM, Trial, examine, not_offered, standard
+from kernel_pytorch.harness.trials import RANDOM, Trial
+from kernel_pytorch.harness.verification import FRESH, examine, not_offered, standard
 from kernel_pytorch.harness.workload import Workload
 
 ROUNDS = 30

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,36 +28,15 @@ from kernel_pytorch.harness.oracle import (
     run,
     summands_by_shape,
 )
-from kernel_pytorch.harness.real_input import TOKENS, has_real_activations, imitated_activations, real_activations
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
 from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.trials import RANDOM, Trial, is_economical, make_arguments, trials
 
-RANDOM = "random"
-IMITATED = "imitated activations"
-REAL = "real activations"
 FRESH = 1000
 """Added to a seed, it gives the inputs that must confirm a miss."""
 
 _last_compiled: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One case with one kind of input.
-
-    Attributes:
-        case: shape and dtype.
-        adversary: "random", a key of `ADVERSARIES`, "imitated activations" or "real activations".
-    """
-
-    case: Case
-    adversary: str
-
-    @property
-    def label(self) -> str:
-        """The case, and the adversary where there is one."""
-        return self.case.label if self.adversary == RANDOM else f"{self.case.label}, {self.adversary}"
 
 
 @dataclass(frozen=True)
@@ -91,74 +69,6 @@ class Verification:
         """One line for each thing that is wrong, naming level, case and quantity."""
         where = f"{self.technique} {self.operation} level {self.implementation!r}, case {self.trial.label}"
         return [f"{where}: {j.quantity} {j.message}" for j in self.judgements if not j.passed]
-
-
-def trials(operation: Operation, device: torch.device) -> list[Trial]:
-    """Every case with random input, and on the first core case of each dtype every adversary that is not spared.
-
-    In these dtypes activations too: those of a real network where there are some, and an imitation everywhere.
-    """
-    cases = operation.test_grid.cases(device.type)
-    planted: dict[torch.dtype, Case] = {}
-    for case in cases:
-        if case.core:
-            planted.setdefault(case.dtype, case)
-    return (
-        [Trial(case, RANDOM) for case in cases]
-        + [
-            Trial(case, adversary)
-            for case in planted.values()
-            for adversary in ADVERSARIES
-            if operation.planted_in(adversary, case.dtype, device.type)
-        ]
-        + [Trial(case, kind) for kind in _kinds_of_activations(operation) for case in map(of_activations, planted)]
-    )
-
-
-def _kinds_of_activations(operation: Operation) -> list[str]:
-    if operation.real_input is None:
-        return []
-    return [IMITATED, REAL] if has_real_activations() else [IMITATED]
-
-
-def of_activations(dtype: torch.dtype) -> Case:
-    """The case of real or imitated activations in a dtype."""
-    return Case("hidden states", dtype, {"tokens": TOKENS})
-
-
-def is_economical(implementation: Implementation, trial: Trial) -> bool:
-    """Whether an ordinary verification runs this trial: what compiles anew for every shape keeps to the core cases."""
-    return implementation.level is not Level.COMPILE or trial.case.core
-
-
-def make_arguments(operation: Operation, trial: Trial, device: torch.device, seed: int = 0) -> list[object]:
-    """The arguments of a trial: the same for every implementation, different for every trial and seed."""
-    if trial.adversary in (IMITATED, REAL):
-        return _arguments_of_activations(operation, trial, device, seed)
-    generator = torch.Generator(device).manual_seed(zlib.crc32(trial.label.encode()) ^ seed)
-    arguments = list(operation.inputs(trial.case, generator))
-    if trial.adversary != RANDOM:
-        names = operation.signature()
-        for name in operation.planted_in(trial.adversary, trial.case.dtype, device.type):
-            if name not in names:
-                raise ValueError(f"{operation.name}: adversarial names {name!r}; arguments are {', '.join(names)}")
-            argument = arguments[names.index(name)]
-            if isinstance(argument, Tensor):
-                arguments[names.index(name)] = ADVERSARIES[trial.adversary](argument)
-    return arguments
-
-
-def _arguments_of_activations(operation: Operation, trial: Trial, device: torch.device, seed: int) -> list[object]:
-    """Arguments made of activations; of real ones another seed scales each row a little, which keeps the outliers."""
-    assert operation.real_input is not None
-    if trial.adversary == IMITATED:
-        activations = imitated_activations(seed)
-    else:
-        activations = real_activations(tokens=TOKENS)
-        if seed:
-            activations *= 0.75 + 0.5 * torch.rand(TOKENS, 1, generator=torch.Generator().manual_seed(seed))
-    given = operation.real_input(activations.to(device), trial.case.dtype)
-    return [a.to(device) if isinstance(a, Tensor) else a for a in given]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from kernel_pytorch.harness.oracle import Run, in_float64, judge
 from kernel_pytorch.harness.oracle import run as run_function
 from kernel_pytorch.harness.support.processes import Processes
 from kernel_pytorch.harness.technique import Case, Implementation, Operation, Technique
-from kernel_pytorch.harness.verification import RANDOM, Standard, Trial, make_arguments, standard_for
+from kernel_pytorch.harness.trials import RANDOM, Trial, make_arguments
+from kernel_pytorch.harness.verification import Standard, standard_for
 
 BUDGET_FACTOR = 4.0
 """The largest that the oracle allows: what compiles or splits a function may add its numbers in another order."""
