@@ -56,18 +56,6 @@ def product(x, y):
 
 
 @triton.jit
-def sum_of_rows(x, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the rows of `x`, (ROWS, BLOCK), of which no part is a long chain: that would lose digits of float32.
-
-    `tl.sum` says nothing of its order. Compiled it adds what a thread holds, then threads and warps in a tree; the
-    interpreter adds row by row. A thread holds every 64th row or oftener, so that the first step moves nothing.
-    """
-    if ROWS > 64:
-        x = tl.sum(tl.reshape(x, [ROWS // 64, 64, BLOCK]), axis=0)
-    return tl.sum(x, axis=0)
-
-
-@triton.jit
 def _add_shares_kernel(
     shares_ptr, first_ptr, second_ptr, programs, columns,
     HAS_FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

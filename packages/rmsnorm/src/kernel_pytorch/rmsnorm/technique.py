@@ -137,8 +137,9 @@ def _cost(case: Case, direction: Direction, weight_shape: tuple[int, ...], forwa
     size = case.dtype.itemsize
     weight = torch.Size(weight_shape).numel() * case.sizes.get("weight_dtype", case.dtype).itemsize
     one = Cost(forward * elements * size + weight, 4 * elements, launches=1)
-    # weight read, dweight written. The last launch adds the shares of dweight; long rows take one for them and dx each.
-    launches = 2 if case.shape[-1] <= 8192 else 3
+    # weight read, dweight written. The last launch adds the shares of dweight. Long rows take one for them and dx each,
+    # and so do rows that are no multiple of 16 bytes, at level "cuda".
+    launches = 2 if case.shape[-1] <= 8192 and case.shape[-1] * size % 16 == 0 else 3
     two = Cost(backward * elements * size + 2 * weight, 11 * elements, launches=launches)
     if direction is Direction.FORWARD:
         return one

@@ -30,7 +30,6 @@ from kernel_pytorch.fused_ln_act.triton_rows import (
     on_device,
     program_count,
     stages,
-    sum_of_rows,
 )
 from kernel_pytorch.fused_ln_act.triton_tiles import MOST_IN_GRID, tile_of_few, widest_tile
 
@@ -94,7 +93,7 @@ def _bias_backward_kernel(
 
     if NEED_DBIAS:
         column_out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        total = sum_of_rows(share, ROWS, BLOCK).to(shares_ptr.dtype.element_ty)
+        total = tl.sum(share, axis=0).to(shares_ptr.dtype.element_ty)
         tl.store(shares_ptr + program * columns + column_out, total, mask=column_out < columns)
 
 
