@@ -16,6 +16,7 @@ Everything else after `--` goes to the tool that the session runs.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -224,9 +225,9 @@ def gpu(session: nox.Session) -> None:
 
 def watched(session: nox.Session) -> dict[str, str]:
     """The environment in which Python loads a library that was compiled with sanitizers."""
-    compiler = os.environ.get("CXX", "c++")
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
     runtimes = [
-        run_silently(session, compiler, f"-print-file-name={name}", external=True).strip()
+        run_silently(session, *compiler, f"-print-file-name={name}", external=True).strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     return {

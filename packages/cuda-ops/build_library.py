@@ -31,6 +31,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from source_digests import operator_digests
+
 LIBRARY = "_library.so"
 RECORD = "_library.json"
 PRODUCTS = (LIBRARY, RECORD)
@@ -44,13 +46,6 @@ TARGET = "0x020a000000000000"  # torch 2.10: what is newer is not used, so that 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 INSTRUCTION_SETS = {"base": (), "avx2": AVX2, "avx512": AVX512}
-
-# What an operator's code for a device starts from, beside its schema.
-DEVICE_SOURCES = {"cpu": "cpu.cpp", "cuda": "cuda.cu"}
-
-INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-# Text and characters are matched first, so that what looks like a comment inside them is none.
-TEXT_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 # Sums are reordered only where the source says so; infinities and NaN mean what they mean.
@@ -285,38 +280,6 @@ def digest(csrc: Path) -> str:
             found.update("/".join(place).encode() + b"\0" + file.read_bytes())
     found.update(Path(__file__).read_bytes())
     return found.hexdigest()[:16]
-
-
-def operator_digests(csrc: Path) -> dict[str, dict[str, str]]:
-    """By operator and type of device, the digest of the code that runs there: a kernel is none of its twin's."""
-    csrc = csrc.resolve()  # a link, beside this file
-    return {
-        file.parent.name: {device: _code_digest(csrc, file.parent, device) for device in DEVICE_SOURCES}
-        for file in sorted(csrc.glob("*/cpu.cpp"))
-    }
-
-
-def _code_digest(csrc: Path, operator: Path, device: str) -> str:
-    """Of what the operator's schema and its source for a device include; comments and empty lines do not count."""
-    other = csrc / "include" / "kernel_pytorch" / ("cpu" if device == "cuda" else "cuda")
-    found: dict[str, str] = {}
-    pending = [operator / "operator.cpp", operator / DEVICE_SOURCES[device]]
-    while pending:
-        file = pending.pop().resolve()
-        place = file.relative_to(csrc).as_posix()
-        if place in found:
-            continue
-        found[place] = code = _without_comments(file.read_text(encoding="utf-8"))
-        for name in INCLUDE.findall(code):
-            here, shared = file.parent / name, csrc / "include" / name
-            pending += [path for path in (here, shared) if path.is_file() and other not in path.parents][:1]
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
-
-
-def _without_comments(source: str) -> str:
-    """The lines that are neither empty nor a comment."""
-    text = TEXT_OR_COMMENT.sub(lambda found: " " if found[0].startswith("/") else found[0], source)
-    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
 def _cuda_libraries(nvcc: str) -> list[Path]:

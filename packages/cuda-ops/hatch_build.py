@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -18,11 +18,9 @@ class CustomBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, and say what was built; with no torch or compiler the package is installed without its library."""
         root = Path(self.root)
-        specification = importlib.util.spec_from_file_location("build_library", root / "build_library.py")
-        assert specification is not None
-        assert specification.loader is not None
-        build_library = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(build_library)
+        sys.path.insert(0, str(root))
+        import build_library
+
         package = Path("src", "kernel_pytorch", "cuda_ops")
         # A folder of its own: another build, with other settings, may be under way.
         self.output = None if version == "editable" else Path(tempfile.mkdtemp())
