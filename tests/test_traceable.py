@@ -1,9 +1,11 @@
 """Every public function and module of every package, at its default level: imported, compiled in one piece, exported.
 
-What is tried is found by the packages' public names, so a new one without a call here is an error.
+What is tried is found by the packages' public names, so a new one without a call is an error. A package may name its
+calls itself, as `CALLS` in its `tests/traced.py`, in the form of those below.
 """
 
 import importlib
+import runpy
 import types
 from pathlib import Path
 
@@ -84,10 +86,17 @@ def cases():
                 yield pytest.param(package, name, dtype, id=f"{package}.{name}-{str(dtype).removeprefix('torch.')}")
 
 
+def calls_of(package, root=ROOT):
+    """What a package adds to the calls above."""
+    files = root.glob(f"packages/*/src/kernel_pytorch/{package}/../../../tests/traced.py")
+    return {name: call for file in files for name, call in runpy.run_path(str(file))["CALLS"].items()}
+
+
 def prepared(package, name, dtype):
     """A function of tensors alone, those tensors, and the module that is in it, if one is."""
-    assert name in CALLS, f"kernel_pytorch.{package}.{name} is public, and not tried here: add a call of it"
-    call, tensors, *arguments = CALLS[name]
+    calls = CALLS | calls_of(package)
+    assert name in calls, f"kernel_pytorch.{package}.{name} is public, and not tried: add a call to its tests/traced.py"
+    call, tensors, *arguments = calls[name]
     subject = getattr(importlib.import_module(f"kernel_pytorch.{package}"), name)
     assert isinstance(subject, types.FunctionType) != bool(arguments), f"{name}: only classes have arguments here"
     if arguments:
@@ -136,8 +145,16 @@ def test_it_is_compiled_in_one_piece_and_exported(package, name, dtype):
 
 def test_a_public_name_without_a_call_is_found(monkeypatch):
     monkeypatch.delitem(CALLS, "rms_norm")
-    with pytest.raises(AssertionError, match=r"kernel_pytorch.rmsnorm.rms_norm is public, and not tried here"):
+    with pytest.raises(AssertionError, match=r"kernel_pytorch.rmsnorm.rms_norm is public, and not tried: add"):
         prepared("rmsnorm", "rms_norm", torch.float32)
+
+
+def test_a_package_names_its_own_calls(tmp_path):
+    (tmp_path / "packages/new/src/kernel_pytorch/new_one").mkdir(parents=True)
+    (tmp_path / "packages/new/tests").mkdir()
+    (tmp_path / "packages/new/tests/traced.py").write_text("CALLS = {'f': (lambda f, x: f(x), (1,))}")
+    assert list(calls_of("new_one", tmp_path)) == ["f"]
+    assert calls_of("other", tmp_path) == {}
 
 
 def test_every_package_is_found():

@@ -96,7 +96,7 @@ def _outcome(calls: Any, call: dict[str, Any], libc: Any) -> str | None:
 
 
 def _run_once(calls: Any, call: dict[str, Any], libc: Any, byte: int) -> tuple[Any, str | None]:
-    """The result of the call, or the name of what it raised, in memory filled with a byte; and what is wrong with it."""
+    """The result of the call or the name of what it raised, in memory filled with a byte; and what is wrong with it."""
     libc.mallopt(M_PERTURB, byte)
     faulthandler.dump_traceback_later(PATIENCE_WITH_LARGE if calls.is_large(call) else PATIENCE, exit=True)
     try:
