@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernel_pytorch.harness import accuracy
+from kernel_pytorch.harness import accuracy, trials
 from kernel_pytorch.harness.real_input import RealInputUnavailable
 from kernel_pytorch.harness.report import accuracy_rows
 from kernel_pytorch.harness.results import Results
@@ -18,7 +18,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def measure(toy, monkeypatch):
     """Measure the toy on made-up activations."""
-    monkeypatch.setattr(accuracy, "real_activations", lambda tokens: torch.linspace(-2, 2, 4 * 8).view(4, 8))
+    for module in (accuracy, trials):
+        monkeypatch.setattr(module, "real_activations", lambda tokens: torch.linspace(-2, 2, 4 * 8).view(4, 8))
+    monkeypatch.setattr(trials, "TOKENS", 4)
 
     def real_input(activations, dtype):
         return activations.to(dtype), torch.ones(8, dtype=dtype), 2.0

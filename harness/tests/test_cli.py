@@ -244,7 +244,7 @@ def test_progress_is_lines_where_there_is_no_terminal(toy_alone, command_line, m
     monkeypatch.setattr(module, "Workers" if command == "verify" else "Worker", lambda *_: contextlib.nullcontext())
     printed = command_line(command, "toy", "--level", "native", "--device", "cpu")
     lines = {
-        "verify": "verify: 18 of 18, [0-9]+ s: gate native",
+        "verify": "verify: 22 of 22, [0-9]+ s: gate native",
         "bench": "toy: 2 of 2, [0-9]+ s: gate backward, small",
     }
     assert re.search(lines[command], printed.err), printed.err

@@ -176,6 +176,11 @@ def test_in_place(scalars):
         loss.backward()
 
 
+def test_inplace_is_a_flag():
+    with pytest.raises(TypeError, match="inplace: given int; it must be a bool"):
+        cross_entropy(torch.randn(3, 8), torch.tensor([1, 2, 3]), inplace=1)
+
+
 def test_in_place_leaves_alone_what_others_see():
     expanded = torch.randn(1, 40, requires_grad=True).expand(3, 40)
     (found,) = torch.autograd.grad(cross_entropy(expanded, torch.tensor([1, 2, 3]), inplace=True), expanded)

@@ -75,8 +75,10 @@ def test_a_call_without_enough_memory_raises_and_never_computes_something_else(r
 @unlimited
 def test_a_depth_whose_scratch_no_machine_has_is_an_error(run_python):
     run_python("""
+        import resource
         import pytest, torch
         from kernel_pytorch.cuda_ops import flash_attention
+        resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))  # some machines have as much
         q = torch.zeros(1, 1, 1, 2**27)
         with pytest.raises(RuntimeError, match="can't allocate memory: you tried to allocate 103079223552 bytes"):
             flash_attention(q, q, q)
@@ -114,7 +116,7 @@ def test_out_of_memory_on_a_gpu():
     from kernel_pytorch.cuda_ops import rms_norm
 
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        rms_norm(torch.zeros(1, device="cuda").expand(2**38, 8))
+        rms_norm(torch.zeros(1, device="cuda").expand(2**30, 256))
 
 
 H = torch.randn(4, 8)

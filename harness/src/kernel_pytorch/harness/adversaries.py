@@ -10,6 +10,8 @@ from torch import Tensor
 OUTLIER = 1e4
 OFFSET = 1e3
 COMMON_OFFSET = "common offset"
+IMITATED = "imitated activations"
+REAL = "real activations"
 
 
 def outlier_channels(x: Tensor) -> Tensor:

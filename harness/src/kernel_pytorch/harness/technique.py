@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, LAYOUTS
+from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, IMITATED, LAYOUTS, REAL
 from kernel_pytorch.harness.contracts import KernelContract
 
 
@@ -206,7 +206,8 @@ class Spared:
 
     Attributes:
         arguments: names, out of `Operation.adversarial`; the others get the adversary all the same.
-        adversaries: what they are spared, keys of `kernel_pytorch.harness.adversaries.ADVERSARIES`.
+        adversaries: what they are spared, keys of `kernel_pytorch.harness.adversaries.ADVERSARIES`;
+            where `levels` are named, imitated and real activations too.
         reason: why the answers would say nothing; `kernel-pytorch verify` prints it.
         dtypes: in which they are spared; None for all.
         devices: kinds of device on which they are spared; None for all.
@@ -226,7 +227,7 @@ class Spared:
         for level in self.levels or ():
             if level in OUR_KERNELS:
                 raise ValueError(f"spared: levels names {level!r}; kernels of ours are spared nothing on their own")
-        allowed = [name for name in ADVERSARIES if name not in LAYOUTS]
+        allowed = [name for name in ADVERSARIES if name not in LAYOUTS] + ([IMITATED, REAL] if self.levels else [])
         for name in self.adversaries:
             if name not in allowed:
                 raise ValueError(

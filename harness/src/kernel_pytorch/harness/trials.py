@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES
+from kernel_pytorch.harness.adversaries import ADVERSARIES, IMITATED, REAL
 from kernel_pytorch.harness.real_input import TOKENS, has_real_activations, imitated_activations, real_activations
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation
 
 RANDOM = "random"
-IMITATED = "imitated activations"
-REAL = "real activations"
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,8 @@ def cross_entropy(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"cross_entropy: reduction: given {reduction!r}; allowed are 'mean', 'sum', 'none'")
+    if type(inplace) is not bool:
+        raise TypeError(f"cross_entropy: inplace: given {type(inplace).__name__}; it must be a bool")
     target = _expanded(target, logits)
     scalars = ignore_index, label_smoothing, z_loss, softcap
     gradient = _in_place if inplace else _out_of_place

@@ -143,6 +143,15 @@ SPARED = (
         dtypes=(torch.bfloat16,),
         devices=CUDA,
     ),
+    Spared(
+        ("q", "k", "v"),
+        ("imitated activations", "real activations"),
+        "tokens are much alike, so that gradients of scores cancel, and PyTorch's attention rounds probabilities to 16"
+        " bits before it subtracts",
+        dtypes=(torch.float16, torch.bfloat16),
+        devices=("cuda",),
+        levels=("native", "compile"),
+    ),
 )
 
 operations = [
