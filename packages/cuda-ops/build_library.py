@@ -223,17 +223,23 @@ def find_torch() -> Path | None:
 def find_compiler() -> list[str] | None:
     """The command that runs the C++ compiler, by its full path, with the launcher and the options that CXX names."""
     named = os.environ.get("CXX")
-    candidates = [[named], shlex.split(named)] if named else [["c++"], ["g++"], ["clang++"]]
+    candidates = [["c++"], ["g++"], ["clang++"]]
+    if named:
+        try:
+            candidates = [[named], shlex.split(named)]
+        except ValueError:  # a quotation mark that is not closed
+            candidates = [[named]]
     for candidate in candidates:
-        words = [word if word.startswith("-") else shutil.which(word) for word in candidate]
-        if words and None not in words:
-            return [word for word in words if word is not None]
+        # Words that are no programs are options and what they are given.
+        words = [word if word.startswith("-") else shutil.which(word) or word for word in candidate]
+        if words and shutil.which(words[0]):
+            return words
     return None
 
 
 def _without_launcher(compiler: Sequence[str]) -> Sequence[str]:
     """The compiler and its options: nvcc takes one program."""
-    programs = [place for place, word in enumerate(compiler) if not word.startswith("-")]
+    programs = [place for place, word in enumerate(compiler) if shutil.which(word)]
     return compiler[programs[-1] :]
 
 

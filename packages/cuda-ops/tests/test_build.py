@@ -135,6 +135,24 @@ def test_a_compiler_behind_a_launcher(monkeypatch, tmp_path):
     assert f"{compiler} -DOPTION" in (tmp_path / "launched").read_text()
 
 
+@pytest.mark.parametrize(
+    "named", ["{0} -isystem /usr/include", "{0} -I /usr/include", "{0} --param x=1", "nice -n 10 {0}", "env FOO=1 {0}"]
+)
+def test_words_of_cxx_that_are_no_programs_stay_as_they_are(named, monkeypatch):
+    compiler = build_library.find_compiler()[-1]
+    words = named.format(compiler).split()
+    monkeypatch.setenv("CXX", " ".join(words))
+    found = build_library.find_compiler()
+    assert found[1:] == words[1:]
+    assert build_library._without_launcher(found)[0] == compiler
+
+
+def test_a_cxx_that_is_no_command_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "'unbalanced")
+    record = build_library.build(tmp_path, tmp_path, tmp_path)
+    assert 'CXX: given "\'unbalanced", which is no program' in record["problem"]
+
+
 def test_a_compiler_in_a_folder_with_a_space(monkeypatch, tmp_path):
     compiler = tmp_path / "a compiler"
     compiler.symlink_to(build_library.find_compiler()[-1])

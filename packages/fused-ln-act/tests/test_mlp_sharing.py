@@ -50,6 +50,31 @@ def test_what_no_longer_is_a_half_is_packed_anew():
     assert second.gate_up_proj.weight is not first.gate_up_proj.weight
 
 
+def swap_layers(stock):
+    stock.gate_proj, stock.up_proj = stock.up_proj, stock.gate_proj
+
+
+def swap_memory(stock):
+    stock.gate_proj.weight.data, stock.up_proj.weight.data = stock.up_proj.weight.data, stock.gate_proj.weight.data
+
+
+def prune(stock):
+    for layer in (stock.gate_proj, stock.up_proj):
+        layer.weight.data, layer.out_features = layer.weight.data[:8], 8
+    stock.down_proj.weight.data, stock.down_proj.in_features = stock.down_proj.weight.data[:, :8].contiguous(), 8
+
+
+@pytest.mark.parametrize("change", [swap_layers, swap_memory, prune])
+def test_from_torch_again_after_the_halves_have_changed(change):
+    stock, x = LlamaMLP(), torch.randn(3, 16)
+    GatedMLP.from_torch(stock)
+    change(stock)
+    expected = stock(x)
+    ours = GatedMLP.from_torch(stock)
+    torch.testing.assert_close(ours(x), expected)
+    torch.testing.assert_close(stock(x), expected)
+
+
 @pytest.mark.parametrize("name", ["gate_proj", "up_proj"])
 def test_a_weight_that_another_layer_has_too_stays_tied(name):
     stock, other = LlamaMLP(), torch.nn.Linear(16, 24, bias=False)

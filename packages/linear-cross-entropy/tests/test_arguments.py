@@ -209,3 +209,10 @@ def test_a_bool_is_no_number_and_a_number_no_bool():
         linear_cross_entropy(hidden, weight, target, z_loss=True)
     with pytest.raises(TypeError, match=r"^inplace: given 1; it must be True or False"):
         cross_entropy(hidden, target, inplace=1)
+
+
+def test_a_layer_without_memory():
+    hidden, weight, target = (torch.randn(3, 8), torch.randn(16, 8), torch.tensor([1, 2, 3]))
+    assert linear_cross_entropy(hidden.to("meta"), weight.to("meta"), target.to("meta")).device.type == "meta"
+    with pytest.raises(ValueError, match="weight"):
+        linear_cross_entropy(hidden.to("meta"), weight, target.to("meta"))

@@ -203,7 +203,7 @@ def terminal_tables(results: Results) -> list[Group]:
                 absent.append(Text(f"{row[0]:<{WIDTHS['level']}} {row[1]}"))
             else:
                 half = (m.seconds.high - m.seconds.low) / 2 / m.seconds.median
-                table.add_row(*map(escape, (*row[:2], f"{half:.1%}", *row[3:])))
+                table.add_row(*map(escape, (*row[:2], f"{half:.1%}" if half < 1.0 else ">99%", *row[3:])))
         found.append(Group(Text(label, style="bold"), table, *absent))
     return [Group(*found) for found in tables.values()]
 

@@ -81,6 +81,8 @@ def linear_cross_entropy(
     hidden, weight, bias = _as_autocast(hidden, weight, bias)
     check_like_hidden(hidden, weight, bias)
     target = _checked_target(target, hidden, "hidden", weight.shape[0], ignore_index)
+    if level is None and hidden.is_meta:
+        level = "reference"  # operators of ours read memory, and there is none
     return resolve("linear_cross_entropy", level, hidden, weight, bias)(
         hidden, weight, target, bias, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0),
         reduction, chunk or 0,
@@ -162,7 +164,8 @@ def is_checked(target: Tensor) -> bool:
 def _as_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What autocast makes of the operands of a product: float64 stays as it is."""
     device = hidden.device.type
-    if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    # What has no autocast, "meta" for example, must not be asked whether it is on.
+    if device == "meta" or hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

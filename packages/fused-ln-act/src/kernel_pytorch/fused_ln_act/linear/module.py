@@ -317,9 +317,15 @@ def _packed(module: torch.nn.Module, gate: torch.nn.Linear, up: torch.nn.Linear)
     """One parameter with both weights; that of an earlier drop-in where they are its halves still."""
     weights = [gate.weight.detach(), up.weight.detach()]
     packed = _PACKED.get(module)
-    if packed is None or not all(torch._C._is_alias_of(weight, packed) for weight in weights):
+    if packed is None or not all(map(_is_same_view, weights, packed.detach().chunk(2))):
         packed = _PACKED[module] = torch.nn.Parameter(torch.cat(weights))
     return packed.requires_grad_(gate.weight.requires_grad)
+
+
+def _is_same_view(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors show the same elements of the same memory; halves may have changed places, or been pruned."""
+    layouts = [(t.shape, t.stride(), t.storage_offset(), t.dtype) for t in (one, other)]
+    return torch._C._is_alias_of(one, other) and layouts[0] == layouts[1]
 
 
 def _are_shared(*layers: torch.nn.Linear) -> bool:
