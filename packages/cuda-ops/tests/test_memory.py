@@ -85,6 +85,7 @@ def test_a_depth_whose_scratch_no_machine_has_is_an_error(run_python):
     """)
 
 
+@pytest.mark.twin
 @unlimited
 def test_a_result_that_no_machine_has_raises_what_pytorch_raises():
     x = torch.zeros(1).expand(2**42, 8)

@@ -153,7 +153,7 @@ SPARED = (
     ),
     Spared(
         ("q", "k", "v"),
-        ("imitated activations", "real activations"),
+        ("imitated activations",),
         "tokens are much alike, so that gradients of scores cancel, and PyTorch's attention keeps fewer digits of them",
         levels=("native", "compile"),
     ),
