@@ -344,8 +344,7 @@ technique = Technique(
         "_gradient_kernel": KernelContract(
             PARKED, min_load_bits=64, min_store_bits=128, matrix_instructions=TENSOR_CORES
         ),
-        # Three numbers of each share, in tiles of 2,048: with smoothed labels on sm_80 more than 128 for two of them.
-        "_join_kernel": KernelContract(max_registers=160),
+        "_join_kernel": KernelContract(max_registers=128),
         # Rows of 50257 words begin anywhere: no width is promised.
         "_logits_forward_kernel": KernelContract(PARKED, max_registers=128),
         "_logits_backward_kernel": KernelContract(PARKED, max_registers=128),

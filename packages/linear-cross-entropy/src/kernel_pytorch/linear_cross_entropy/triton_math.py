@@ -19,7 +19,7 @@ from triton.language.extra import libdevice
 from .integers import cdiv
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-JOINED_TOKENS, JOINED_SHARES = 32, 64  # of a tile of the join
+JOINED_TOKENS, JOINED_SHARES = 16, 64  # of a tile of the join
 
 
 @triton.jit
