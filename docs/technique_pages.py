@@ -3,7 +3,7 @@
 A page says where a section belongs by a comment, `<!-- SECTION: PACKAGE -->`, or `PACKAGE/GROUP` where a package
 has one folder per group of operations:
 
-    definition   the source of `reference.py`
+    definition   the source of `levels/reference.py`
     ladder       a table of the levels: file, and the first paragraph of its docstring
     support      what works with what, from the package's README
     static       what the compiled kernels look like, from the package's README
@@ -34,13 +34,14 @@ GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 FENCE = "```"
 
 LEVELS = {
-    "reference": "reference.py",
-    "native": "native.py",
-    "torchscript": "jit.py",
-    "compile": "compiled.py",
-    "triton": "triton_*.py",
-    "cuda": "operator.py",
+    "reference": ("levels/reference.py", "reference.py"),
+    "native": ("levels/native.py", "native.py"),
+    "torchscript": ("levels/torchscript.py",),
+    "compile": ("levels/compile.py", "compiled.py"),
+    "triton": ("levels/triton.py",),
+    "cuda": ("levels/cuda.py", "operator.py"),
 }
+"""Where a level stands: in the folder of levels, or as the package of the kernels in CUDA C++ has it."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -106,16 +107,23 @@ def folder_of(package: str, group: str = "") -> Path:
 
 def groups(package: str, group: str) -> list[str]:
     """The group that is asked for; else all that have a definition, or the package itself, which is called ''."""
-    if group or (folder_of(package) / "reference.py").is_file():
+    if group or file_of(package, group, "reference"):
         return [group]
-    return sorted(file.parent.name for file in folder_of(package).glob("*/reference.py"))
+    folders = [folder.name for folder in sorted(folder_of(package).iterdir()) if folder.name != "levels"]
+    return [name for name in folders if file_of(package, name, "reference")]
+
+
+def file_of(package: str, group: str, level: str) -> Path | None:
+    """The file of a level, if there is one."""
+    files = [folder_of(package, group) / place for place in LEVELS[level]]
+    return next((file for file in files if file.is_file()), None)
 
 
 def definition(package: str, group: str) -> str:
     """The source of the definition."""
-    files = [folder_of(package, name) / "reference.py" for name in groups(package, group)]
+    files = [file_of(package, name, "reference") for name in groups(package, group)]
     return "\n\n".join(
-        f"{FENCE} {{.python}}\n{file.read_text(encoding='utf-8').strip()}\n{FENCE}" for file in files if file.is_file()
+        f"{FENCE} {{.python}}\n{file.read_text(encoding='utf-8').strip()}\n{FENCE}" for file in files if file
     )
 
 
@@ -125,13 +133,9 @@ def ladder(package: str, group: str) -> str:
     for name in groups(package, group):
         lines += [f"**{name}**", ""] if not group and name else []
         lines += ["| level | file | what it is |", "| --- | --- | --- |"]
-        for level, pattern in LEVELS.items():
-            files = sorted(
-                folder_of(package, name).glob(pattern), key=lambda file: ("backward" in file.stem, file.stem)
-            )
-            if files:
-                names = ", ".join(f"`{file.name}`" for file in files)
-                lines.append(f"| `{level}` | {names} | {' '.join(first_paragraph(file) for file in files)} |")
+        for level in LEVELS:
+            if file := file_of(package, name, level):
+                lines.append(f"| `{level}` | `{file.name}` | {first_paragraph(file)} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -178,7 +182,7 @@ def support(package: str, _group: str) -> str:
 
 def static(package: str, _group: str) -> str:
     """What the compiled kernels look like."""
-    if not any(folder_of(package).rglob("triton_*.py")):
+    if not any(folder_of(package).rglob("levels/triton.py")):
         return "It has no kernel of its own."
     return block(package, "static") or (
         f"Not recorded yet: `kernel-pytorch static {package} --readme packages/{package}/README.md` compiles the "

@@ -17,8 +17,10 @@ else:
     import tomli as tomllib  # pytest brings it
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("docs", "harness", "packages", "template", "mkdocs.yml", "noxfile.py", "pyproject.toml", "tools")
-"""Not tests/, which make such copies."""
+COPIED = (
+    "core", "csrc", "docs", "harness", "packages", "template", "mkdocs.yml", "noxfile.py", "pyproject.toml", "tools",
+)  # fmt: skip
+"""Not tests/, which make such copies. Links stay links, and lead to what is copied."""
 COMMAND = (sys.executable, "-c", "from kernel_pytorch.harness.cli import main; main()")
 
 
@@ -31,9 +33,8 @@ class Copy:
         for name in COPIED:
             source, target = ROOT / name, self.root / name
             if source.is_dir():
-                shutil.copytree(
-                    source, target, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build")
-                )
+                ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build")
+                shutil.copytree(source, target, symlinks=True, ignore=ignored)
             else:
                 shutil.copy(source, target)
         self._site = folder / "site"

@@ -92,8 +92,8 @@ PACKAGE = {
     "<!-- results:begin -->\n<!-- results:end -->\n",
     f"{SOURCE}/__init__.py": 'from . import modules\n\n__all__ = [*modules.__all__, "soft_cap"]\n',
     f"{SOURCE}/modules.py": '__all__ = ["SoftCap"]\n',
-    f"{SOURCE}/reference.py": '"""Soft-capping,\ndefined.\n\nMore."""\nCAP = 30.0\n',
-    f"{SOURCE}/native.py": '"""What PyTorch offers."""\n',
+    f"{SOURCE}/levels/reference.py": '"""Soft-capping,\ndefined.\n\nMore."""\nCAP = 30.0\n',
+    f"{SOURCE}/levels/native.py": '"""What PyTorch offers."""\n',
 }
 HEADINGS = [
     "The definition",
@@ -132,7 +132,7 @@ def test_tables_come_from_the_readme_and_plots_from_the_results(pages, tmp_path)
     (tmp_path / "results" / "toaster" / "soft-cap-more-soft_cap.svg").write_text("<svg/>")
     for name in ("soft_cap", "hard_cap"):
         (tmp_path / "results" / "toaster" / f"soft-cap-{name}.svg").write_text("<svg/>")
-    (tmp_path / "packages" / "soft-cap" / SOURCE / "triton_kernels.py").write_text('"""One kernel."""')
+    (tmp_path / "packages" / "soft-cap" / SOURCE / "levels" / "triton.py").write_text('"""One kernel."""')
     readme = tmp_path / "packages" / "soft-cap" / "README.md"
     blocks = {
         name: f"<!-- {name}:begin -->\nthe {name} table\n<!-- {name}:end -->"
@@ -148,13 +148,13 @@ def test_tables_come_from_the_readme_and_plots_from_the_results(pages, tmp_path)
     assert page.index(pictures) < page.index("    ![soft_cap on toaster]") < page.index("the results table")
     assert page.count("??? example") == 1
     assert page.count("![") == 2, "and not that of soft-cap-more"
-    assert "| `triton` | `triton_kernels.py` | One kernel. |" in page
+    assert "| `triton` | `triton.py` | One kernel. |" in page
 
 
 def test_a_package_of_groups_has_a_ladder_for_each(pages, tmp_path):
     folder = tmp_path / "packages" / "soft-cap" / SOURCE
     (folder / "hard").mkdir()
-    (folder / "reference.py").rename(folder / "hard" / "reference.py")
+    (folder / "levels").rename(folder / "hard" / "levels")
     assert pages.ladder("soft-cap", "").startswith("**hard**\n\n| level |")
     assert pages.ladder("soft-cap", "hard").startswith("| level |")
     assert pages.ladder("soft-cap", "hard").count("`reference`") == 1

@@ -1,13 +1,17 @@
 """Each package, installed as a wheel with what it declares and nothing else, does what its README shows.
 
+So does one that is installed from its source distribution: what is a link in the checkout is a folder there.
+
 "Nothing else" is literal: the child process sees the wheel and links to the declared dependencies (and theirs). Triton,
 pytest, the harness and the other packages are not hidden from it; they are not there.
 """
 
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -44,11 +48,63 @@ assert not present, present
 def test_a_package_works_alone(project, tmp_path):
     pytest.importorskip("hatchling", reason="building a wheel needs hatchling")
     declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    needed = {project} | {PROJECT_OF[name] for name in dependencies(declared["dependencies"]) if name in PROJECT_OF}
+    works_alone(project, needed, needed, tmp_path)
+
+
+def test_a_package_works_alone_from_its_source_distribution(tmp_path):
+    """One for all that have links: the smallest."""
+    pytest.importorskip("hatchling", reason="building a source distribution needs hatchling")
+    project = ROOT / "packages" / "rmsnorm"
+    archive = source_distribution(project, tmp_path)
+    with tarfile.open(archive) as members:
+        found = {Path(*Path(member.name).parts[1:]): member.isfile() for member in members}
+    core = [Path("src/kernel_pytorch/rmsnorm/_core", file.name) for file in (ROOT / "core").glob("*.py")]
+    assert core
+    assert all(found[path] for path in [*core, Path("LICENSE")])
+    works_alone(project, {project}, {archive}, tmp_path)
+
+
+def test_what_lacks_its_link_is_not_built(tmp_path):
+    """As a checkout on a system without links."""
+    pytest.importorskip("hatchling", reason="building a wheel needs hatchling")
+    project = tmp_path / "rmsnorm"
+    ignored = shutil.ignore_patterns("__pycache__", "_core")
+    shutil.copytree(ROOT / "packages" / "rmsnorm", project, symlinks=True, ignore=ignored)
+    done = build(project, "wheel", tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert re.search(r"Forced include not found: .*kernel_pytorch/rmsnorm/_core/__init__\.py", done.stderr), done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def build(project: Path, target: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build a wheel or a source distribution into a folder, by what is installed."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+
+
+def source_distribution(project: Path, folder: Path) -> Path:
+    """The archive."""
+    done = build(project, "sdist", folder)
+    assert done.returncode == 0, done.stderr
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
+
+
+def works_alone(project: Path, needed: set[Path], sources: set[Path], tmp_path: Path) -> None:
+    """Install sources without their dependencies, and have a child process do what the README of a package shows.
+
+    Args:
+        project: the package.
+        needed: the projects that are installed, itself included.
+        sources: what is installed of them.
+        tmp_path: for all of it.
+    """
+    declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     target, links = tmp_path / "package", tmp_path / "dependencies"
     links.mkdir()
-    needed = {project} | {PROJECT_OF[name] for name in dependencies(declared["dependencies"]) if name in PROJECT_OF}
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*install, "--target", target, *needed], check=True)
+    subprocess.run([*install, "--target", target, *sources], check=True)
     for name in dependencies(declared["dependencies"]) - set(PROJECT_OF):
         link_distribution(name, links)
     absent = {"triton", "pytest", "kernel_pytorch.harness"} - {module_of(item) for item in needed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from kernel_pytorch.harness.commands import new
 
 ROOT = Path(__file__).parent.parent
-SHARED = sorted((ROOT / "template" / "shared").rglob("*.py"))
 # The shortest and the longest names, and one on either side of `harness`, where it is imported beside it.
 NAMES = ["qk", "a-name-that-is-28-characters", "manynamesareoneandthesameone", "attention-k4", "my-technique"]
 
@@ -28,7 +28,7 @@ def test_the_package_and_its_page_are_all_that_is_made(copy):
     assert {path.parts[:2] for path in made - {page}} == {("packages", "logit-softcap")}
     assert page in made
     assert {path: after[path] for path in before} == before
-    assert f"packages/logit-softcap: {len(made) - 1} files," in done.stdout
+    assert f"packages/logit-softcap: {len(made) - 1} files and a link to core/," in done.stdout
     commands = done.stdout.partition("Next:\n")[2].splitlines()
     assert len(commands) == 3
     assert all(command.startswith("  .venv/bin/nox -s ") for command in commands)
@@ -41,6 +41,14 @@ def test_the_template_makes_itself(copy):
     copy.make("my-technique")
     for path in new.template(ROOT):
         assert (copy.root / path).read_bytes() == (ROOT / "template" / path).read_bytes()
+
+
+def test_the_package_has_a_link_to_what_all_share(copy):
+    copy.make("logit-softcap")
+    link = copy.root / "packages" / "logit-softcap" / "src" / "kernel_pytorch" / "logit_softcap" / "_core"
+    assert link.is_symlink()
+    assert link.resolve() == copy.root.resolve() / "core"
+    assert link.readlink() == (ROOT / "packages/rmsnorm/src/kernel_pytorch/rmsnorm/_core").readlink()
 
 
 def test_what_tools_leave_in_the_template_is_not_copied(tmp_path):
@@ -117,39 +125,25 @@ def test_imports_are_in_order_again():
     assert new.render(lines, "attention").splitlines()[0] == "from kernel_pytorch.attention import a"
 
 
-@pytest.mark.parametrize("shared", SHARED, ids=lambda file: file.name)
-def test_what_packages_share_is_the_same_everywhere(shared):
-    """A file in template/shared/ is that of every package that has one of this name, but for the package's name.
-
-    The package that the template makes is one of them.
-    """
-    assert differing(shared, ROOT) == []
+def unlinked(root: Path) -> list[Path]:
+    """The packages of a checkout, the template's among them, that have no link to what all share."""
+    packages = [*sorted(root.glob("packages/*/src/kernel_pytorch/*")), root / "template" / new.LINK.parent]
+    links = [package / "_core" for package in packages]
+    return [link for link in links if not link.is_symlink() or link.resolve() != (root / "core").resolve()]
 
 
-def differing(shared: Path, root: Path) -> list[Path]:
-    """The files of that name which are not the shared one."""
-    place = f"packages/*/src/kernel_pytorch/*/{shared.name}"
-    files = [*sorted(root.glob(place)), *sorted((root / "template").glob(place))]
-    return [file for file in files if file.read_text() != new.render(shared.read_text(), file.parents[3].name)]
+def test_what_packages_share_is_one_folder():
+    assert (ROOT / "core" / "__init__.py").is_file()
+    assert unlinked(ROOT) == []
 
 
-def test_a_copy_that_was_changed_is_found(tmp_path):
-    packages = []
-    for folder, name in (("packages", "one"), ("packages", "another"), ("template/packages", "my_technique")):
-        package = tmp_path / folder / name / "src" / "kernel_pytorch" / name
-        package.mkdir(parents=True)
-        (package / "file.py").write_text(f"kernel_pytorch.{name}\n")
-        packages.append(package)
-    (tmp_path / "file.py").write_text("kernel_pytorch.my_technique\n")
-    assert differing(tmp_path / "file.py", tmp_path) == []
-    for package in packages[1:]:
-        (package / "file.py").write_text(f"kernel_pytorch.{package.name} # mended here alone\n")
-    assert differing(tmp_path / "file.py", tmp_path) == [package / "file.py" for package in packages[1:]]
-
-
-def test_shared_files_are_used():
-    for shared in SHARED:
-        assert len(list(ROOT.glob(f"packages/*/src/kernel_pytorch/*/{shared.name}"))) > 1, shared
+def test_a_copy_in_the_place_of_a_link_is_found(copy):
+    (copied, other, missing, *_) = sorted(copy.root.glob("packages/*/src/kernel_pytorch/*/_core"))
+    for link in (copied, other, missing):
+        link.unlink()
+    shutil.copytree(copy.root / "core", copied)
+    other.symlink_to(ROOT / "core")
+    assert unlinked(copy.root) == [copied, other, missing]
 
 
 @pytest.fixture
@@ -169,7 +163,7 @@ def verify(copy, *levels):
 def test_what_is_made_is_right_and_a_wrong_level_is_refused(made):
     done = verify(made, "reference", "native")
     assert done.returncode == 0, done.stdout
-    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/native.py"
+    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/levels/native.py"
     native.write_text(native.read_text().replace("return F.silu(x)", "return 1.01 * F.silu(x)"))
     done = verify(made, "native")
     assert done.returncode == 1, done.stdout
@@ -196,7 +190,7 @@ def test_what_is_made_passes_everything(made):
     assert " failed" not in done.stdout
     done = made.kernel_pytorch("static", "new-thing")
     assert done.returncode == 0, done.stdout + done.stderr
-    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/native.py"
+    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/levels/native.py"
     native.write_text(native.read_text().replace("return F.silu(x)", "return 1.01 * F.silu(x)"))
     done = made.pytest("packages/new-thing/tests/test_levels.py", "-k", "native")
     assert done.returncode == 1, done.stdout

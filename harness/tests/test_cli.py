@@ -117,9 +117,7 @@ def test_list_shows_each_level_its_state_and_the_default(toy_alone, command_line
 
 
 def test_list_asks_for_the_default_of_each_operation_where_they_differ(toy_alone, toy, command_line, monkeypatch):
-    monkeypatch.setattr(
-        toy, "default_level_of", lambda operation, *about: {"gate": "compile"}[operation], raising=False
-    )
+    monkeypatch.setattr(toy, "default", lambda operation, *about: {"gate": "compile"}[operation])
     printed = command_line("list", "--device", "cpu")
     assert [line.split("│")[2].strip() for line in printed.out.splitlines() if "yes" in line] == ["compile"]
 

@@ -19,10 +19,8 @@ from kernel_pytorch.harness.technique import (
     point,
 )
 
-LEVELS = ("reference", "native", "compile", "cuda")
 
-
-def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
+def default(operation: str, device: torch.device, dtype: torch.dtype) -> str:
     return "native"
 
 

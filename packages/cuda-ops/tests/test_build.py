@@ -305,12 +305,12 @@ def test_a_card_that_was_not_verified_is_nobodys_default(monkeypatch):
     monkeypatch.setattr(levels, "compute_capability", lambda device: (9, 0))
     assert levels.unavailable("cuda", card, torch.float32) is None
     monkeypatch.setattr(levels, "VERIFIED", frozenset())
-    assert levels.default_level(card, torch.float32, 1) == "native"
+    assert levels.default("rotary_embedding", card, torch.float32) == "native"
     monkeypatch.setattr(levels, "VERIFIED", frozenset({(9, 0)}))
-    assert levels.default_level(card, torch.float32, 1) == "cuda"
+    assert levels.default("rotary_embedding", card, torch.float32) == "cuda"
     monkeypatch.setattr(levels, "compute_capability", lambda device: (10, 0))
     assert "compute capability is 10.0" in levels.unavailable("cuda", card, torch.float32)
-    assert levels.default_level(card, torch.float32, 1) == "native"
+    assert levels.default("rotary_embedding", card, torch.float32) == "native"
 
 
 def test_compiling_says_how_far_it_is_and_stops_at_the_first_error(tmp_path, monkeypatch):

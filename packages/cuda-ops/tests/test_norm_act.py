@@ -1,7 +1,6 @@
 """Norm, residual, dropout and activation of the library: instruction sets, dtypes, gradients, bits, bad input."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.cuda_ops import LIBRARY, add_layer_norm, add_rms_norm_act, layer_norm, layer_norm_act, levels
 from kernel_pytorch.cuda_ops.activations import ACTIVATIONS, activate
-from kernel_pytorch.cuda_ops.norm_act import NormActFunction
+from kernel_pytorch.cuda_ops.norm_act import run_norm_act
 from kernel_pytorch.cuda_ops.philox import dropout
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export
 
@@ -53,7 +52,7 @@ def check(given, norm, activation, p, version=0):
     """Results and gradients of `(x, residual, weight, bias)` against those of plain PyTorch in float64."""
     x, residual = given[:2]
     scalars = (seed_on(x.device), EPS, p, norm, activation)
-    ours = NormActFunction.apply(*given, *scalars, version)[: 1 if residual is None else 2]
+    ours = run_norm_act(*given, *scalars, version)[: 1 if residual is None else 2]
     h_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     assert all(t.dtype == h_dtype and t.is_contiguous() and t.shape == x.shape for t in ours)
     truths = [wide(t) for t in given]
@@ -142,9 +141,8 @@ def test_every_instruction_set_is_right(instruction_set, run_python):
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):
-    right = NormActFunction.apply
-    wrong = SimpleNamespace(apply=lambda x, *rest: right(x * 1.01 - 0.01 * x.detach(), *rest))
-    monkeypatch.setitem(check.__globals__, "NormActFunction", wrong)
+    right = run_norm_act
+    monkeypatch.setitem(check.__globals__, "run_norm_act", lambda x, *rest: right(x * 1.01 - 0.01 * x.detach(), *rest))
     with pytest.raises(AssertionError, match="not close"):
         check(tensors(5, 33, torch.float32, residual=False), "layer", "identity", 0.0)
 
@@ -173,7 +171,7 @@ def test_gradients_in_every_combination(needs, p):
     own = [t.detach().requires_grad_(need) for t, need in zip(whole, needs, strict=True)]
     wanted = [t for t in own if t.requires_grad]
     for used in (slice(0, 1), slice(1, 2), slice(0, 2)):  # y alone, h alone, both
-        ours, full = (NormActFunction.apply(*given, *scalars)[used] for given in (own, whole))
+        ours, full = (run_norm_act(*given, *scalars)[used] for given in (own, whole))
         pairs = [(o, f) for o, f in zip(ours, full, strict=True) if o.requires_grad]
         if not pairs:
             continue
@@ -206,7 +204,7 @@ def test_derivatives(norm, activation, p):
 
         def function(*own, residual=residual):
             placed = own if residual else (own[0], None, *own[1:])
-            return NormActFunction.apply(*placed, *scalars)[: 2 if residual else 1]
+            return run_norm_act(*placed, *scalars)[: 2 if residual else 1]
 
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
@@ -392,3 +390,13 @@ def test_every_version_of_the_backward_on_cuda(columns, dtype):
     for a, b in zip(*found, strict=True):
         bound = TOLERANCES[dtype]
         torch.testing.assert_close(a, b, rtol=bound, atol=bound * max(1.0, b.abs().max().item()))
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_only_the_sum_is_used(dropout_p):
+    """Parameters that want gradients get none: they have nothing to do with it."""
+    tensors = [torch.randn(shape, requires_grad=True) for shape in ((3, 8), (3, 8), (8,), (8,))]
+    _, h = add_layer_norm(*tensors, dropout_p=dropout_p, seed=torch.tensor(3) if dropout_p else None)
+    found = torch.autograd.grad(h.sum(), tensors, allow_unused=True)
+    assert [gradient is None for gradient in found] == [False, False, True, True]
+    assert torch.equal(found[1], torch.ones(3, 8))

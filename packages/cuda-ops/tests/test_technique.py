@@ -75,11 +75,10 @@ def test_attention_is_spared_no_more_than_it_must_be(spared):
 
 def test_default_is_the_compiled_operator_where_it_runs():
     cpu = torch.device("cpu")
-    assert levels.default_level(cpu, torch.bfloat16, 1) == "cuda"
-    assert levels.default_level(torch.device("meta"), torch.bfloat16, 1) == "native"
+    assert levels.default("rotary_embedding", cpu, torch.bfloat16) == "cuda"
+    assert levels.default("rotary_embedding", torch.device("meta"), torch.bfloat16) == "native"
     assert "compiled are CUDA and CPU code" in levels.unavailable("cuda", torch.device("meta"), torch.bfloat16)
-    assert levels.default_level_of("rotary_embedding", cpu, torch.bfloat16, 1) == "cuda"
-    assert levels.default_level_of("flash_attention", cpu, torch.bfloat16, 1) == "native"
+    assert levels.default("flash_attention", cpu, torch.bfloat16) == "native"
     assert {i.name for o in technique.operations for i in o.implementations} == set(levels.LEVELS)
 
 

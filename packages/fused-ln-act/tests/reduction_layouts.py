@@ -12,8 +12,9 @@ import sys
 
 import torch
 
-from kernel_pytorch.fused_ln_act import triton_rows
-from kernel_pytorch.fused_ln_act.norm import triton_backward, triton_forward
+from kernel_pytorch.fused_ln_act.kernels import rows as triton_rows
+from kernel_pytorch.fused_ln_act.norm.kernels import backward as triton_backward
+from kernel_pytorch.fused_ln_act.norm.kernels import forward as triton_forward
 from kernel_pytorch.harness.static import launches
 
 ROWS = (3, 4000)  # few, and many, to what stands in for a GPU
@@ -32,9 +33,11 @@ def recorded(rows, columns, dtype, of_parameters, has_residual):
         found.append(launches.Launch(kernel, key, signature, device, constants, options, attributes, "", False, False))
 
     with launches._in_place_of_compile(record):
-        triton_forward.forward(x, residual, weight, weight, None, 1e-5, 0.0, "layer", "gelu")
+        triton_forward.norm_act(x, residual, weight, weight, None, 1e-5, 0.0, "layer", "gelu")
         needs = (has_residual, True, False, True, True)
-        triton_backward.backward(x, residual, x, weight, weight, None, statistics, 0.0, "layer", "gelu", *needs)
+        triton_backward.norm_act_backward(
+            x, residual, x, weight, weight, None, statistics, 1e-5, 0.0, "layer", "gelu", *needs
+        )
     return [launch for launch in found if launch.function.__name__ in WITH_ROWS]
 
 

@@ -9,7 +9,7 @@ from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS, activate, deriv
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from kernel_pytorch.fused_ln_act import triton_activations  # noqa: E402
+from kernel_pytorch.fused_ln_act.kernels import activations as triton_activations  # noqa: E402
 
 STOCK = {
     "gelu": F.gelu,

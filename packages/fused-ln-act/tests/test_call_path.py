@@ -5,7 +5,9 @@ import sys
 import pytest
 import torch
 
-from kernel_pytorch.fused_ln_act import levels, softmax, swiglu
+from kernel_pytorch.fused_ln_act import softmax, swiglu
+from kernel_pytorch.fused_ln_act._core import cuda_level
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 ROW = torch.linspace(-2.0, 2.0, 256)[None]
 
@@ -31,16 +33,18 @@ def frames(call):
     ids=["swiglu", "softmax"],
 )
 def test_the_default_on_a_cpu_is_reached_by_few_functions(call, most):
-    if levels.cuda_level.cuda_ops is None:
+    if cuda_level.cuda_ops is None:
         pytest.skip("kernel_pytorch.cuda_ops is not here")
     assert frames(call) <= most + 1  # the call itself
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
-def test_alike_tensors_are_asked_about_once(dtype, mask, monkeypatch):
+def test_alike_calls_are_asked_about_once(dtype, mask, monkeypatch):
     asked = []
-    monkeypatch.setattr(levels, "unavailable", lambda level, device, dtype: asked.append(dtype))
-    x = ROW.to(dtype)
-    levels.chosen("softmax", "cuda", x, {None: None, "bool": x > 0, "float": x}[mask])
-    assert asked == ([dtype, torch.bool] if mask == "bool" else [dtype])
+    monkeypatch.setattr(LADDER, "unavailable", lambda level, device, dtype: asked.append(dtype))
+    monkeypatch.setattr(LADDER, "_resolved", {})
+    for _ in range(2):
+        x = ROW.to(dtype)
+        LADDER.resolve("softmax", "cuda", x, {None: None, "bool": x > 0, "float": x}[mask])
+    assert asked == {None: [dtype], "bool": [dtype, torch.bool], "float": [dtype, dtype]}[mask]

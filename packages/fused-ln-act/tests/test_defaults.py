@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import levels
+from kernel_pytorch.fused_ln_act._core import cuda_level
+from kernel_pytorch.fused_ln_act._core import levels as core
 from kernel_pytorch.fused_ln_act.functional import linear_act, swiglu
+from kernel_pytorch.fused_ln_act.levels import GATED, LADDER, NORM
+from kernel_pytorch.fused_ln_act.linear.levels import native
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.results import CaseRecord, load
 
@@ -28,14 +32,14 @@ def computes_again(m):
     return m.direction == "backward" and (sizes.get("recompute", False) or not sizes.get("save", True))
 
 
-def why_not(group, capability, level="triton"):
-    """Why the kernels of a group must not be the default on GPUs of a compute capability; empty if they may."""
+def why_not(functions, capability, level="triton"):
+    """Why the kernels of these must not be the default on GPUs of a compute capability; empty if they may."""
     wanted = ".".join(map(str, capability))
     found = [r for r in MEASURED if r.machine.environment.compute_capability == wanted]
     if not found:
         return [f"no results of a device of compute capability {wanted}"]
     reasons = []
-    for operation in (o for o in TECHNIQUE.operations if group_of(o) == group):
+    for operation in (o for o in TECHNIQUE.operations if o.name in functions):
         own = [m for r in found for m in r.measurements if (m.operation, m.implementation) == (operation.name, level)]
         cases = {
             (CaseRecord.of(c).label, d) for c in operation.bench_grid.cases("cuda") for d in ("forward", "backward")
@@ -48,40 +52,37 @@ def why_not(group, capability, level="triton"):
     return reasons
 
 
-@pytest.mark.parametrize("level", ["triton", "cuda"])
-@pytest.mark.parametrize("group", levels.TRITON_IS_FASTEST)
-def test_kernels_are_the_default_only_where_every_case_was_measured_and_none_slower(group, level):
-    fastest = {"triton": levels.TRITON_IS_FASTEST, "cuda": levels.CUDA_IS_FASTEST}[level]
-    assert {group_of(operation) for operation in TECHNIQUE.operations} == set(fastest)
-    for capability in fastest[group]:
-        assert not why_not(group, capability, level)
+@pytest.mark.parametrize("row", [row for row in LADDER.defaults if row.device == "cuda"], ids=repr)
+def test_kernels_are_the_default_only_where_every_case_was_measured_and_none_slower(row):
+    assert {operation.name for operation in TECHNIQUE.operations} >= set(row.functions)
+    assert row.capabilities
+    for capability in row.capabilities:
+        assert not why_not(row.functions, capability, row.level)
 
 
 @pytest.mark.parametrize(("missing", "default"), [((), "cuda"), (("cuda",), "native")])
 def test_what_cannot_run_is_no_default(missing, default, monkeypatch):
     """As on a GPU where the CUDA kernels of softmax are the fastest, with cuda-ops and without."""
-    monkeypatch.setitem(levels.CUDA_IS_FASTEST, "softmax", frozenset({(9, 0)}))
-    monkeypatch.setattr(levels, "compute_capability", lambda device: (9, 0))
-    monkeypatch.setattr(levels, "unavailable", lambda level, *_: "not installed" if level in missing else None)
-    assert levels.default_level_of("softmax", torch.device("cuda"), torch.float32, 0) == default
-    assert levels.default_level(torch.device("cuda"), torch.float32, 0) == "native"  # what all operations agree on
+    monkeypatch.setattr(core, "compute_capability", lambda device: (9, 0))
+    monkeypatch.setattr(LADDER, "unavailable", lambda level, *_: "not installed" if level in missing else None)
+    assert LADDER.default("softmax", torch.device("cuda"), torch.float32) == default
 
 
 def test_a_mask_that_the_default_cannot_take_leaves_the_choice_to_native(monkeypatch):
     """As on a GPU, whose kernels take no float64."""
     monkeypatch.setattr(
-        levels, "unavailable", lambda level, _, dtype: "no" if (level, dtype) == ("cuda", torch.float64) else None
+        LADDER, "unavailable", lambda level, _, dtype: "no" if (level, dtype) == ("cuda", torch.float64) else None
     )
-    monkeypatch.setattr(levels, "default_level_of", lambda *_: "cuda")
+    monkeypatch.setattr(LADDER, "default", lambda *_: "cuda")
     x, mask = torch.randn(2, 8), torch.zeros(8, dtype=torch.float64)
-    assert levels.chosen("softmax", None, x, None) == "cuda"
-    assert levels.chosen("softmax", None, x, mask) == "native"
+    assert LADDER.chosen("softmax", None, x, None) == "cuda"
+    assert LADDER.chosen("softmax", None, x, mask) == "native"
     with pytest.raises(RuntimeError, match="level 'cuda' of softmax cannot run here: no"):
-        levels.chosen("softmax", "cuda", x, mask)
+        LADDER.chosen("softmax", "cuda", x, mask)
 
 
 def test_a_default_that_nothing_speaks_for_is_found():
-    assert why_not("norm", (8, 0)) == ["no results of a device of compute capability 8.0"]
+    assert why_not(NORM, (8, 0)) == ["no results of a device of compute capability 8.0"]
 
 
 def test_a_default_of_what_was_not_measured_is_found(monkeypatch):
@@ -90,7 +91,7 @@ def test_a_default_of_what_was_not_measured_is_found(monkeypatch):
     last = [m for m in whole.measurements if m.operation == "reglu" and m.implementation == "triton"][-1]
     less = tuple(m for m in whole.measurements if m is not last)
     monkeypatch.setitem(why_not.__globals__, "MEASURED", [whole.model_copy(update={"measurements": less})])
-    assert why_not("gated", (9, 0)) == [f"reglu, {last.direction}, {last.case.label}: not measured"]
+    assert why_not(GATED, (9, 0)) == [f"reglu, {last.direction}, {last.case.label}: not measured"]
 
 
 def test_a_default_that_is_slower_is_found(monkeypatch):
@@ -102,7 +103,7 @@ def test_a_default_that_is_slower_is_found(monkeypatch):
 
     changed = [r.model_copy(update={"measurements": tuple(map(renamed, r.measurements))}) for r in MEASURED]
     monkeypatch.setitem(why_not.__globals__, "MEASURED", changed)
-    assert any("slower than native" in reason for reason in why_not("gated", (9, 0)))
+    assert any("slower than native" in reason for reason in why_not(GATED, (9, 0)))
 
 
 def test_memory_that_is_asked_for_is_no_reason():
@@ -146,34 +147,33 @@ def test_the_default_of_what_nothing_follows_or_lies_otherwise(monkeypatch):
 def as_on_a_card(monkeypatch):
     """The functions of linear layers as on a GPU of 9.0, where the tensors would be, and the levels that they take."""
     functional, taken = importlib.import_module("kernel_pytorch.fused_ln_act.linear.functional"), []
-    card, plain = torch.device("cuda"), levels.default_level_of
-    monkeypatch.setattr(levels, "compute_capability", lambda device: (9, 0))
-    monkeypatch.setattr(levels, "unavailable", lambda *_: None)
-    for module in (levels, functional):
-        monkeypatch.setattr(module, "default_level_of", lambda name, device, dtype, n: plain(name, card, dtype, n))
+    card, plain = torch.device("cuda"), LADDER.default
+    monkeypatch.setattr(core, "compute_capability", lambda device: (9, 0))
+    monkeypatch.setattr(LADDER, "unavailable", lambda *_: None)
+    monkeypatch.setattr(LADDER, "default", lambda name, device, dtype: plain(name, card, dtype))
 
-    def resolve(group, function, level, *tensors):
-        taken.append(levels.chosen(function, level, *tensors))
-        return getattr(group.native, function)
+    def resolve(function, level, *tensors):
+        taken.append(LADDER.chosen(function, level, *tensors))
+        return getattr(native, function)
 
-    monkeypatch.setattr(functional, "resolve", resolve)
+    monkeypatch.setattr(LADDER, "resolve", resolve)
     return functional, taken
 
 
 def test_everywhere_else_the_default_is_native():
-    assert levels.default_level_of("layer_norm", torch.device("cpu"), torch.float32, 0) == "native"
+    assert LADDER.default("layer_norm", torch.device("cpu"), torch.float32) == "native"
 
 
 def test_every_operation_is_of_the_group_of_its_modules():
-    assert {operation.name: group_of(operation) for operation in TECHNIQUE.operations} == dict(levels.GROUP_OF)
+    assert {operation.name: group_of(operation) for operation in TECHNIQUE.operations} == {
+        function: group for group, functions in levels.GROUPS.items() for function in functions
+    }
 
 
 def test_a_twin_is_a_default_only_of_operations_that_have_one():
-    assert set(levels.TWIN_IS_FASTEST) == set(levels.TRITON_IS_FASTEST)
     compiled = {o.name for o in TECHNIQUE.operations for i in o.implementations if i.level.value == "cuda"}
-    assert compiled == set(levels.COMPILED)
-    for group, dtypes in levels.TWIN_IS_FASTEST.items():
-        assert not dtypes or all(o.name in compiled for o in TECHNIQUE.operations if group_of(o) == group)
+    assert compiled == {function for function in LADDER.functions if "cuda" in LADDER.levels(function)}
+    assert all(compiled >= set(row.functions) for row in LADDER.defaults if row.level == "cuda")
 
 
 def test_a_level_that_an_operation_does_not_have_says_so():
@@ -182,10 +182,10 @@ def test_a_level_that_an_operation_does_not_have_says_so():
 
 
 def test_the_compiled_level_is_what_is_asked_for():
-    reason = levels.unavailable("cuda", torch.device("cpu"), torch.float32)
+    reason = LADDER.unavailable("cuda", torch.device("cpu"), torch.float32)
     if reason is not None:
         pytest.skip(reason)
     gate, up = torch.randn(2, 8, requires_grad=True), torch.randn(2, 8)
-    assert "GatedFunction" in swiglu(gate, up, level="cuda").grad_fn.name()
-    assert torch.equal(swiglu(gate, up, level="cuda"), levels.cuda_level.cuda_ops.swiglu(gate, up))
+    assert swiglu(gate, up, level="cuda").grad_fn.name() == "gatedBackward"
+    assert torch.equal(swiglu(gate, up, level="cuda"), cuda_level.cuda_ops.swiglu(gate, up))
     torch.testing.assert_close(swiglu(gate, up, level="cuda"), swiglu(gate, up, level="native"))

@@ -1,12 +1,11 @@
 """Which level a call gets where something else is at work: transforms, devices without data, limits of a compiler."""
 
-import importlib
-
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from kernel_pytorch.fused_ln_act import MLP, GatedMLP, LinearAct, bias_act, layer_norm, softmax, swiglu
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 FUNCTIONS = {
     "layer_norm": layer_norm,
@@ -51,10 +50,9 @@ def test_the_limit_of_a_compiler_says_what_to_do(limit):
 )
 def test_softmax_alone_is_pytorchs_own_on_a_cpu(scale, mask, level, monkeypatch):
     """One operator, which there is nothing to fuse with; with a scale or a mask the default decides."""
-    functional = importlib.import_module("kernel_pytorch.fused_ln_act.softmax.functional")
     asked = []
-    resolve = functional.resolve
-    monkeypatch.setattr(functional, "resolve", lambda *arguments: asked.append(arguments[2]) or resolve(*arguments))
+    resolve = LADDER.resolve
+    monkeypatch.setattr(LADDER, "resolve", lambda *arguments: asked.append(arguments[1]) or resolve(*arguments))
     x = torch.randn(4, 8)
     torch.testing.assert_close(softmax(x, scale, mask), torch.softmax(scale * x, -1))
     assert asked == [level]

@@ -168,7 +168,7 @@ def test_one_launch_each_way(packed, device):
 
 
 def test_packed_halves_are_not_copied(device):
-    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.gated.triton_forward")
+    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.gated.kernels.forward")
     wide = torch.randn(6, 3, 100, device=device)
     packed = wide[..., :64]  # rows with gaps
     gate, up = triton_forward.as_halves(packed, None)
@@ -188,14 +188,14 @@ def test_reproducible_and_rows_independent(device):
     [(14336, (1, 2048)), (3072, (2, 1024)), (6400, (8, 256)), (768, (8, 256)), (40, (32, 64)), (1, (2048, 1))],
 )  # fmt: skip
 def test_tiles_leave_few_lanes_without_a_column(columns, expected):
-    triton_tiles = pytest.importorskip("kernel_pytorch.fused_ln_act.triton_tiles")
+    triton_tiles = pytest.importorskip("kernel_pytorch.fused_ln_act.kernels.tiles")
     assert triton_tiles.widest_tile(columns, 2048, 4) == (*expected, 4)
     assert triton_tiles.widest_tile(columns, 2048, 4, widest=256).block == min(expected[1], 256)
 
 
 @pytest.mark.parametrize("rows", [1, 65535, 65536, 131071, 2**31])
 def test_more_tiles_than_one_axis_of_a_grid_counts(rows):
-    triton_tiles = pytest.importorskip("kernel_pytorch.fused_ln_act.triton_tiles")
+    triton_tiles = pytest.importorskip("kernel_pytorch.fused_ln_act.kernels.tiles")
     columns, tiles, layers = triton_tiles.widest_tile(1, 1, 1).grid(rows, 3)
     assert columns == 3
     assert max(tiles, layers) <= 65535

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.fused_ln_act import LinearAct, levels, linear_act
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
-from kernel_pytorch.fused_ln_act.linear import reference
+from kernel_pytorch.fused_ln_act.linear.levels import reference
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
     check_export,
@@ -20,10 +20,10 @@ from kernel_pytorch.harness.support import Processes
 
 LEVELS = ["reference", "native", "torchscript", "triton"]  # "compile" is held by the declaration's tests
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
-WHY_NO_TRITON = levels.unavailable("triton", DEVICE, torch.float32)
+WHY_NO_TRITON = levels.LADDER.unavailable("triton", DEVICE, torch.float32)
 operators = torch.ops.kernel_pytorch
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated"), pytest.mark.slow]
-triton_matmul = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.triton_matmul")
+triton_matmul = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.kernels.matmul")
 
 
 def layer(rows=9, depth=16, columns=24, device="cpu", dtype=torch.float32):

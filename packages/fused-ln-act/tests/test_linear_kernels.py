@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import linear_act
-from kernel_pytorch.fused_ln_act.linear import configurations
+from kernel_pytorch.fused_ln_act.linear.kernels import configurations
 from kernel_pytorch.harness.checks import check_deterministic
 from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.harness.memory import profile_memory
@@ -91,7 +91,7 @@ def test_saved_for_the_backward(activation, save, elements, device):
 
 
 def test_without_gradients_nothing_is_written_for_them(monkeypatch, device):
-    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.triton_forward")
+    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.kernels.forward")
     asked, launch = [], triton_forward.linear
     monkeypatch.setattr(triton_forward, "linear", lambda *a: asked.append(a[-1]) or launch(*a))
     x, weight, bias = layer(device=device)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import levels
-from kernel_pytorch.fused_ln_act.linear import autograd, reference
+from kernel_pytorch.fused_ln_act.linear.levels import reference, triton
 from kernel_pytorch.fused_ln_act.technique import technique
 from kernel_pytorch.harness.plants import failures_of
 from kernel_pytorch.harness.technique import Level
@@ -46,9 +46,7 @@ def rounded_to_tf32(x, weight, bias, activation, save):
 
 
 def launched_twice(x, weight, bias, activation, save):
-    return autograd.linear_act(x, weight, bias, activation, save) + 0 * autograd.linear_act(
-        x, weight, bias, "silu", True
-    )
+    return triton.linear_act(x, weight, bias, activation, save) + 0 * triton.linear_act(x, weight, bias, "silu", True)
 
 
 # A gated MLP.
@@ -100,7 +98,9 @@ PLANTS = [
 
 def failures(function, name):
     """On the first core case, float32, without adversaries: what is planted shows on ordinary shapes."""
-    if function is launched_twice and (reason := levels.unavailable("triton", torch.device("cpu"), torch.float32)):
+    if function is launched_twice and (
+        reason := levels.LADDER.unavailable("triton", torch.device("cpu"), torch.float32)
+    ):
         pytest.skip(reason)
     first = next(point for point in technique.operation(name).test_grid.points if point.core)
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.fused_ln_act import MLP, GatedMLP, LinearAct, gated_mlp, linear_act
-from kernel_pytorch.fused_ln_act.linear import reference, replacements
+from kernel_pytorch.fused_ln_act.linear import replacements
+from kernel_pytorch.fused_ln_act.linear.levels import reference
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
     check_deterministic,

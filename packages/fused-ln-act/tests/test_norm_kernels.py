@@ -12,10 +12,11 @@ import torch
 
 from kernel_pytorch import fused_ln_act
 from kernel_pytorch.fused_ln_act import layer_norm, layer_norm_act
+from kernel_pytorch.fused_ln_act._core.launch import exceeds_int32
 from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
 from kernel_pytorch.harness.launches import count_launches
 
-triton_rows = pytest.importorskip("kernel_pytorch.fused_ln_act.triton_rows")
+pytest.importorskip("triton")
 
 FUNCTIONS = {
     "layer_norm": {},
@@ -116,12 +117,13 @@ def test_a_large_mean_costs_no_digits(level, columns, device):
     ids=["large stride", "large tensor", "half of the limit", "stride of a single row", "small view, large result"],
 )
 def test_wide_offsets_where_they_are_needed(shape, stride, expected):
-    assert triton_rows.exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
+    assert exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
 
 
 @pytest.mark.parametrize("columns", [40, 8200])
 def test_wide_offsets_compute_the_same(columns, device, monkeypatch):
-    from kernel_pytorch.fused_ln_act.norm import triton_backward, triton_forward
+    from kernel_pytorch.fused_ln_act.norm.kernels import backward as triton_backward
+    from kernel_pytorch.fused_ln_act.norm.kernels import forward as triton_forward
 
     function, tensors = make("add_layer_norm_act", device, columns, rows=3)
 

@@ -7,7 +7,7 @@ from kernel_pytorch.fused_ln_act import add_layer_norm_act, add_rms_norm_act, la
 from kernel_pytorch.harness.support import Processes
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
-TRITON = levels.unavailable("triton", DEVICE, torch.float32)
+TRITON = levels.LADDER.unavailable("triton", DEVICE, torch.float32)
 pytestmark = [
     pytest.mark.skipif(TRITON is not None, reason=str(TRITON)),
     pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two processes share a CPU or have a GPU each"),

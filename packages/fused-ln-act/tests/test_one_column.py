@@ -13,7 +13,7 @@ from kernel_pytorch.fused_ln_act import add_layer_norm, layer_norm, levels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_of_one_column_nothing_is_left(level, dtype, device):
     device = torch.device(device)
-    reason = levels.unavailable(level, device, dtype)
+    reason = levels.LADDER.unavailable(level, device, dtype)
     if reason is not None:
         pytest.skip(reason)
     generator = torch.Generator(device).manual_seed(0)

@@ -12,7 +12,7 @@ from kernel_pytorch.fused_ln_act.philox import dropout, keep, philox
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from kernel_pytorch.fused_ln_act import triton_dropout  # noqa: E402
+from kernel_pytorch.fused_ln_act.kernels import dropout as triton_dropout  # noqa: E402
 
 
 @triton.jit

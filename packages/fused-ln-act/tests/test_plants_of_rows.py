@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import bias_dropout_add, levels, philox
-from kernel_pytorch.fused_ln_act.bias import autograd as bias_autograd
-from kernel_pytorch.fused_ln_act.bias import reference as bias
-from kernel_pytorch.fused_ln_act.gated import autograd as gated_autograd
-from kernel_pytorch.fused_ln_act.gated import reference as gated
-from kernel_pytorch.fused_ln_act.softmax.reference import masked
-from kernel_pytorch.fused_ln_act.softmax.reference import softmax as reference_softmax
+from kernel_pytorch.fused_ln_act.bias.levels import reference as bias
+from kernel_pytorch.fused_ln_act.bias.levels import triton as bias_triton
+from kernel_pytorch.fused_ln_act.gated.levels import reference as gated
+from kernel_pytorch.fused_ln_act.gated.levels import triton as gated_triton
+from kernel_pytorch.fused_ln_act.softmax.levels.reference import masked
+from kernel_pytorch.fused_ln_act.softmax.levels.reference import softmax as reference_softmax
 from kernel_pytorch.fused_ln_act.technique import technique
 from kernel_pytorch.harness.plants import failures_of
 from kernel_pytorch.harness.technique import Level
@@ -50,7 +50,7 @@ def gradient_of_up_dropped(gate, up, alpha, limit, offset):
 
 
 def two_launches(gate, up, alpha, limit, offset):
-    return gated_autograd.swiglu(gate, up, alpha, limit, offset) + 0 * gated_autograd.reglu(gate, up, limit)
+    return gated_triton.swiglu(gate, up, alpha, limit, offset) + 0 * gated_triton.reglu(gate, up, limit)
 
 
 def the_other_gelu(gate, up, approximate, limit):
@@ -105,8 +105,8 @@ def residual_is_dropped_too(x, b, residual, p, seed):
 
 
 def another_launch(x, b, residual, p, seed):
-    y = bias_autograd.bias_dropout_add(x, b, residual, p, seed)
-    return bias_autograd.bias_act(y, None, "identity")
+    y = bias_triton.bias_dropout_add(x, b, residual, p, seed)
+    return bias_triton.bias_act(y, None, "identity")
 
 
 # Softmax.
@@ -180,7 +180,7 @@ LAUNCHES = (two_launches, another_launch)
 def failures(function, name):
     """Small, float32 and without adversaries: what is planted shows on ordinary shapes."""
     counted = function in LAUNCHES
-    if counted and (reason := levels.unavailable("triton", torch.device("cpu"), torch.float32)):
+    if counted and (reason := levels.LADDER.unavailable("triton", torch.device("cpu"), torch.float32)):
         pytest.skip(reason)
 
     def small(point):
@@ -214,7 +214,7 @@ def test_plant_is_found(plant, name, message):
 
 def test_a_kernel_that_draws_another_mask_is_found(monkeypatch, device):
     """The fault where it would be: the backward kernel is given another seed."""
-    triton_backward = pytest.importorskip("kernel_pytorch.fused_ln_act.bias.triton_backward")
+    triton_backward = pytest.importorskip("kernel_pytorch.fused_ln_act.bias.kernels.backward")
     x = torch.randn(8, 40, device=device, requires_grad=True)
     right = triton_backward.backward
 

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
-TRITON = levels.unavailable("triton", DEVICE, torch.float32)
+TRITON = levels.LADDER.unavailable("triton", DEVICE, torch.float32)
 EAGER = [
     "reference",
     "native",

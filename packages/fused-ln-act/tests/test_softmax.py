@@ -111,7 +111,7 @@ def test_masks_are_broadcast(shape, device):
 
 
 def test_masks_are_read_where_they_lie(device):
-    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.softmax.triton_forward")
+    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.softmax.kernels.forward")
     shape = torch.Size((2, 3, 4, 7))
     for mask in (
         torch.zeros(2, 1, 1, 7, device=device),
@@ -133,7 +133,7 @@ def test_masks_are_read_where_they_lie(device):
 
 
 def test_only_a_mask_with_too_many_strides_is_copied(device):
-    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.softmax.triton_forward")
+    triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.softmax.kernels.forward")
     mask = torch.zeros(2, 1, 2, 1, 2, 7, device=device)
     view = triton_forward.mask_view(mask, torch.Size((2, 3, 2, 3, 2, 7)))
     assert view.data.data_ptr() != mask.data_ptr()

@@ -25,7 +25,7 @@ def test_the_default_on_a_cpu_errs_no_more_than_native(dtype, common, spread):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mask", [None, "bool", "half", "float"])
 def test_whether_a_gradient_is_wanted_changes_no_bit(dtype, mask):
-    if levels.unavailable("cuda", torch.device("cpu"), dtype):
+    if levels.LADDER.unavailable("cuda", torch.device("cpu"), dtype):
         pytest.skip("kernel_pytorch.cuda_ops is not here")
     torch.manual_seed(0)
     x = torch.randn(7, 129, dtype=dtype)

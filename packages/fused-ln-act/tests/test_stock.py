@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import MLP, AddLayerNorm, GatedMLP, LayerNorm, LayerNormAct, LinearAct
+from kernel_pytorch.fused_ln_act._core.stock import why_not_plain
 from kernel_pytorch.fused_ln_act.replacements import replacements
-from kernel_pytorch.fused_ln_act.stock import why_not_plain
 
 
 def hooked(module):

@@ -216,3 +216,11 @@ def test_a_layer_without_memory():
     assert linear_cross_entropy(hidden.to("meta"), weight.to("meta"), target.to("meta")).device.type == "meta"
     with pytest.raises(ValueError, match="weight"):
         linear_cross_entropy(hidden.to("meta"), weight, target.to("meta"))
+
+
+def test_a_target_whose_storage_was_freed_is_refused():
+    """Whoever calls the operator directly: it ended the process."""
+    target = torch.zeros(64, dtype=torch.int64)
+    target.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"target: shape is \(64,\), but its storage holds nothing; it was freed"):
+        torch.ops.kernel_pytorch.check_target(target, 8, -100)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.results import CaseRecord, load
-from kernel_pytorch.linear_cross_entropy import cross_entropy, levels
+from kernel_pytorch.linear_cross_entropy import cross_entropy
+from kernel_pytorch.linear_cross_entropy._core import cuda_level, levels
+from kernel_pytorch.linear_cross_entropy.levels import LADDER
 from kernel_pytorch.linear_cross_entropy.technique import technique
 
 FILES = sorted((Path(__file__).parents[3] / "results").glob("*/linear-cross-entropy.json"))
@@ -18,9 +20,7 @@ def default(file, m, monkeypatch):
     if environment.compute_capability is not None:
         capability = tuple(map(int, environment.compute_capability.split(".")))
         monkeypatch.setattr(levels, "compute_capability", lambda device: capability)
-    elements = torch.Size(m.case.sizes["shape"]).numel()
-    device, dtype = torch.device(environment.device_type), getattr(torch, m.case.dtype)
-    return levels.default_level_of(m.operation, device, dtype, elements)
+    return LADDER.default(m.operation, torch.device(environment.device_type), getattr(torch, m.case.dtype))
 
 
 def slower_than_native(measurements, choose):
@@ -57,31 +57,39 @@ def test_the_twin_is_a_default_only_where_it_was_measured(monkeypatch):
         for m in load(file).measurements
         if m.implementation == "cuda" and m.status == "measured"
     }
-    named = {(operation, dtype) for operation, dtypes in levels.TWIN_IS_FASTEST.items() for dtype in dtypes}
-    assert named
-    assert named <= measured
-    assert set(levels.TWIN_IS_FASTEST) == {operation.name for operation in technique.operations}
+    rows = [row for row in LADDER.defaults if row.level == "cuda"]
+    assert rows
+    for row in rows:
+        assert row.device == "cpu"
+        assert {(function, dtype) for function in row.functions for dtype in row.dtypes} <= measured
+
+
+def test_every_default_rests_on_a_record_and_is_of_functions_that_there_are():
+    for row in LADDER.defaults:
+        assert set(row.functions) <= set(LADDER.functions) == {operation.name for operation in technique.operations}
+        if FILES:
+            assert row.record in [file.parent.name for file in FILES]
 
 
 def test_on_a_cpu_a_loss_of_logits_is_its_twins(monkeypatch):
     """Where that is installed, of plain tensors; what transforms of torch.func meet has rules for them."""
     logits, target = torch.randn(4, 33).bfloat16().requires_grad_(), torch.tensor([0, 5, -100, 32])
     cpu = torch.device("cpu")
-    if levels.unavailable("cuda", cpu, torch.bfloat16) is not None:
+    if LADDER.unavailable("cuda", cpu, torch.bfloat16) is not None:
         pytest.skip("needs kernel-pytorch-cuda-ops")
     twin = cross_entropy(logits, target, level="cuda")
     assert torch.equal(cross_entropy(logits, target), twin)
     assert cross_entropy(logits, target).grad_fn.name() == twin.grad_fn.name()
-    assert levels.default_level_of("cross_entropy", cpu, torch.float32, 1) == "native"
-    assert levels.default_level_of("linear_cross_entropy", cpu, torch.bfloat16, 1) == "native"
-    assert levels.default_level(cpu, torch.bfloat16, 1) == "native"
-    assert levels.default_level_of("cross_entropy", torch.device("meta"), torch.bfloat16, 1) == "native"
+    assert LADDER.default("cross_entropy", cpu, torch.float32) == "native"
+    assert LADDER.default("linear_cross_entropy", cpu, torch.bfloat16) == "native"
+    assert LADDER.default("cross_entropy", torch.device("meta"), torch.bfloat16) == "native"
     by_row = torch.func.vmap(lambda row, word: cross_entropy(row, word, reduction="none", level="reference"))
-    monkeypatch.setattr(levels, "is_transformed", lambda: True)
+    for name in ("is_transformed", "has_transform"):  # the second says that nothing remembered may be taken
+        monkeypatch.setattr(levels, name, lambda: True)
     assert torch.equal(cross_entropy(logits, target), cross_entropy(logits, target, level="native"))
     assert by_row(logits.detach(), target).shape == (4,)
-    monkeypatch.setattr(levels.cuda_level, "cuda_ops", None)
-    assert levels.default_level_of("cross_entropy", cpu, torch.bfloat16, 1) == "native"
+    monkeypatch.setattr(cuda_level, "cuda_ops", None)
+    assert LADDER.default("cross_entropy", cpu, torch.bfloat16) == "native"
 
 
 def not_measured(operation, capability):
@@ -101,9 +109,9 @@ def not_measured(operation, capability):
 @pytest.mark.skipif(not FILES, reason="not a checkout")
 @pytest.mark.parametrize("operation", technique.operations, ids=lambda operation: operation.name)
 def test_triton_is_the_default_only_where_all_benchmarks_were_measured(operation):
-    assert set(levels.TRITON_IS_FASTEST) == {operation.name for operation in technique.operations}
-    for capability in levels.TRITON_IS_FASTEST[operation.name]:
-        assert not not_measured(operation, capability)
+    for row in LADDER.defaults:
+        if row.level == "triton" and operation.name in row.functions:
+            assert not any(not_measured(operation, capability) for capability in row.capabilities)
     assert not_measured(operation, (8, 0))  # nobody had such a card
 
 

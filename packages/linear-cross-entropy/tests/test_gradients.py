@@ -5,7 +5,7 @@ import torch
 
 from kernel_pytorch.harness.checks import check_gradient_combinations, check_second_derivatives
 from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
-from kernel_pytorch.linear_cross_entropy.ops import overlaps_itself
+from kernel_pytorch.linear_cross_entropy.operators import overlaps_itself
 
 LEVELS = ["reference", "native", "torchscript", "triton"]  # AOTAutograd, level "compile", refuses second derivatives
 OPTIONS = {

@@ -7,10 +7,11 @@ import torch
 
 from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
 from kernel_pytorch.harness.launches import count_launches
-from kernel_pytorch.linear_cross_entropy import configurations, cross_entropy, linear_cross_entropy
+from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
+from kernel_pytorch.linear_cross_entropy._core.launch import exceeds_int32
+from kernel_pytorch.linear_cross_entropy.kernels import configurations
 
-triton_math = pytest.importorskip("kernel_pytorch.linear_cross_entropy.triton_math")
-triton_matmul = pytest.importorskip("kernel_pytorch.linear_cross_entropy.triton_matmul")
+matmul = pytest.importorskip("kernel_pytorch.linear_cross_entropy.kernels.matmul")
 
 
 def problem(device, tokens=21, depth=16, words=70, dtype=torch.float32):
@@ -41,7 +42,7 @@ def test_launches(device):
 @pytest.mark.parametrize("used", ["hidden", "weight", "bias"])
 def test_only_what_is_needed_is_computed(used, device, monkeypatch):
     """Products, counted where they are made."""
-    from kernel_pytorch.linear_cross_entropy import chunks
+    from kernel_pytorch.linear_cross_entropy.kernels import chunks
 
     made = []
     for name in ("_add_product", "_store_product"):
@@ -83,7 +84,7 @@ def test_descriptors_and_pointers_give_the_same(shape, monkeypatch, device):
     results = []
     for engine in (True, False):
         if device.type == "cpu":  # a GPU may have none
-            monkeypatch.setattr(triton_matmul, "copy_engine", lambda engine=engine: engine)
+            monkeypatch.setattr(matmul, "copy_engine", lambda engine=engine: engine)
         loss = level(hidden, weight, target, label_smoothing=0.1)
         results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
     for a, b in zip(*results, strict=True):
@@ -146,15 +147,15 @@ def test_a_product_past_2_to_the_31(device):
     ids=["large stride", "large tensor", "half of the limit", "stride of a single row"],
 )
 def test_wide_offsets_where_they_are_needed(shape, stride, expected):
-    assert triton_math.exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
+    assert exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
 
 
 def test_long_offsets_compute_the_same(monkeypatch, device):
     hidden, weight, target = problem(device)
     results = []
     for long in (False, True):
-        monkeypatch.setattr(triton_matmul, "exceeds_int32", lambda *tensors, long=long: long)
-        monkeypatch.setattr(triton_matmul, "copy_engine", lambda: False)
+        monkeypatch.setattr(matmul, "exceeds_int32", lambda *tensors, long=long: long)
+        monkeypatch.setattr(matmul, "copy_engine", lambda: False)
         loss = level(hidden, weight, target)
         results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
     for a, b in zip(*results, strict=True):
@@ -162,16 +163,16 @@ def test_long_offsets_compute_the_same(monkeypatch, device):
 
 
 def test_full_precision_unless_torch_allows_tf32():
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    assert triton_matmul.precision_of(torch.float32) == ("ieee", True)
+    switch = torch.backends.cuda.matmul
+    before = switch.fp32_precision
+    assert matmul.precision_of(torch.float32) == ("ieee", True)
     try:
-        matmul.fp32_precision = "tf32"
-        assert triton_matmul.precision_of(torch.float32) == ("tf32", False)
-        assert triton_matmul.precision_of(torch.float64) == ("ieee", True)
-        assert triton_matmul.precision_of(torch.bfloat16) == ("ieee", False)
+        switch.fp32_precision = "tf32"
+        assert matmul.precision_of(torch.float32) == ("tf32", False)
+        assert matmul.precision_of(torch.float64) == ("ieee", True)
+        assert matmul.precision_of(torch.bfloat16) == ("ieee", False)
     finally:
-        matmul.fp32_precision = before
+        switch.fp32_precision = before
 
 
 # Configurations.

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from kernel_pytorch.harness.memory import peak, profile_memory
-from kernel_pytorch.linear_cross_entropy import chunks, cross_entropy, linear_cross_entropy, native
+from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
+from kernel_pytorch.linear_cross_entropy.kernels import chunked, chunks
 
 TOKENS, WORDS, DEPTH = 256, 4096, 32
 
@@ -45,7 +46,7 @@ def test_saved_for_the_backward(level, device):
 
 @pytest.mark.parametrize("level", ["native", "triton"])
 def test_in_place_saves_a_tensor_of_logits(level, device, monkeypatch):
-    monkeypatch.setattr(native, "CHUNK_BYTES", 4096)  # what native computes in
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 4096)  # what native computes in
     # A GPU hands out 512 bytes at least, so that every little tensor shows beside few logits.
     source, target = torch.randn(64, 512, device=device), torch.randint(512, (64,), device=device)
     source.requires_grad_()

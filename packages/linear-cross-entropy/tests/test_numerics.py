@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
-from kernel_pytorch.linear_cross_entropy.levels import unavailable
+from kernel_pytorch.linear_cross_entropy.levels import LADDER
 
 LEVELS = ["reference", "native", "torchscript", "triton", "cuda"]
 NAN, INF = float("nan"), float("inf")
@@ -23,7 +23,7 @@ def problem(device, words=193):
 
 def results(function, rows, target, level, **options):
     """Losses and their gradient."""
-    if level == "cuda" and (reason := unavailable(level, rows.device, rows.dtype)):
+    if level == "cuda" and (reason := LADDER.unavailable(level, rows.device, rows.dtype)):
         pytest.skip(reason)
     rows = rows.detach().requires_grad_()
     loss = function(rows, target, reduction="none", level=level, **options)
@@ -141,7 +141,7 @@ def test_a_weight_of_zero_leaves_the_nan_of_a_token_that_counts(level, device):
     logits, target = problem(device)
     logits[1, 2] = NAN
     logits.requires_grad_()
-    if level == "cuda" and (reason := unavailable(level, logits.device, logits.dtype)):
+    if level == "cuda" and (reason := LADDER.unavailable(level, logits.device, logits.dtype)):
         pytest.skip(reason)
     loss = cross_entropy(logits, target, reduction="none", level=level)
     (gradient,) = torch.autograd.grad(loss, logits, torch.zeros_like(loss))

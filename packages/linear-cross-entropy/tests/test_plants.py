@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.plants import failures_of
-from kernel_pytorch.linear_cross_entropy import reference
+from kernel_pytorch.linear_cross_entropy.levels import reference
 from kernel_pytorch.linear_cross_entropy.technique import technique
 
 LINEAR, LOGITS = "linear_cross_entropy", "cross_entropy"

@@ -12,13 +12,21 @@ from kernel_pytorch.harness.support import Processes
 from kernel_pytorch.linear_cross_entropy import (
     LinearCrossEntropy,
     cross_entropy,
-    levels,
     linear_cross_entropy,
-    sharding,
+    operators,
 )
+from kernel_pytorch.linear_cross_entropy._core.operator import shard
+from kernel_pytorch.linear_cross_entropy.levels import LADDER
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
-WHY_NO_TRITON = levels.unavailable("triton", DEVICE, torch.float32)
+RUNS = (
+    operators.linear_cross_entropy,
+    operators.linear_cross_entropy_backward,
+    operators.cross_entropy,
+    operators.cross_entropy_backward,
+    operators.check_target,
+)
+WHY_NO_TRITON = LADDER.unavailable("triton", DEVICE, torch.float32)
 LEVELS = [
     "native",
     pytest.param("triton", marks=pytest.mark.skipif(WHY_NO_TRITON is not None, reason=str(WHY_NO_TRITON))),
@@ -161,6 +169,12 @@ def test_targets_are_checked_where_they_are(processes):
 # A wrong rule.
 
 
+def register(placements):
+    """What is done once `torch.distributed.tensor` is imported."""
+    for run in RUNS:
+        shard(placements, run.operator, run.sharding)
+
+
 def sharded_by_a_wrong_rule(mesh):
     """The gradient of the weight is said to be whole where it is only a part: planted, and taken back."""
     import torch.distributed.tensor as tensor
@@ -168,14 +182,14 @@ def sharded_by_a_wrong_rule(mesh):
     wrong = SimpleNamespace(
         DTensor=tensor.DTensor, Shard=tensor.Shard, Replicate=tensor.Replicate, Partial=tensor.Replicate
     )
-    sharding.register(wrong)
+    register(wrong)
     try:
         # No other test makes DTensor remember this shape.
         sharded(mesh, "native", "shard 0", "replicate", "none", (10, 3))
     except AssertionError as error:
         return str(error)
     finally:
-        sharding.register(tensor)
+        register(tensor)
     return ""
 
 
@@ -230,7 +244,5 @@ def test_rules_are_registered_whatever_is_imported_first(first):
 
 
 def test_a_torch_without_a_place_for_rules_is_told_of():
-    with pytest.warns(
-        UserWarning, match=r"levels 'native' and 'triton' will not accept.*no attribute '_op_dispatcher'"
-    ):
-        sharding.register(SimpleNamespace(DTensor=object()))
+    with pytest.warns(UserWarning, match=r"kernel_pytorch.* will not accept DTensors.*no attribute '_op_dispatcher'"):
+        register(SimpleNamespace(DTensor=object()))

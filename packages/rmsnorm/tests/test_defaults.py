@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.results import load
-from kernel_pytorch.rmsnorm import levels
+from kernel_pytorch.rmsnorm._core import levels
+from kernel_pytorch.rmsnorm.levels import LADDER
 
 FILES = sorted((Path(__file__).parents[3] / "results").glob("*/rmsnorm.json"))
 
@@ -17,8 +18,7 @@ def default(file, m, monkeypatch):
     if environment.compute_capability is not None:
         capability = tuple(map(int, environment.compute_capability.split(".")))
         monkeypatch.setattr(levels, "compute_capability", lambda device: capability)
-    elements = torch.Size(m.case.sizes["shape"]).numel()
-    return levels.default_level(torch.device(environment.device_type), getattr(torch, m.case.dtype), elements)
+    return LADDER.default(m.operation, torch.device(environment.device_type), getattr(torch, m.case.dtype))
 
 
 def slower_than_native(measurements, choose):

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, cuda_level, head_rms_norm, rms_norm
+from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, rms_norm
+from kernel_pytorch.rmsnorm._core import cuda_level
 
 LEVELS = ["reference", "native", "torchscript", "compile", "triton"]
 LEVELS += ["cuda"] if cuda_level.cuda_ops is not None else []

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.checks import check_gradient_combinations, check_second_derivatives
-from kernel_pytorch.rmsnorm import add_rms_norm, cuda_level, head_rms_norm, rms_norm
+from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
+from kernel_pytorch.rmsnorm._core import cuda_level
 
 LEVELS = ["reference", "native", "torchscript", "triton"]  # AOTAutograd, level "compile", refuses second derivatives
 LEVELS += ["cuda"] if cuda_level.cuda_ops is not None else []

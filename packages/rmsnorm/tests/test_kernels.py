@@ -6,8 +6,9 @@ import torch
 from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
 from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
+from kernel_pytorch.rmsnorm._core.launch import exceeds_int32
 
-triton_forward = pytest.importorskip("kernel_pytorch.rmsnorm.triton_forward")
+pytest.importorskip("triton")
 
 
 def calls(device, columns):
@@ -73,18 +74,26 @@ def test_row_does_not_depend_on_the_number_of_rows(columns, device):
     ids=["large stride", "large tensor", "half of the limit", "stride of a single row"],
 )
 def test_wide_offsets_where_they_are_needed(shape, stride, expected):
-    assert triton_forward.exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
+    assert exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
 
 
 def test_gradients_of_expanded_views_have_offsets_of_their_own(monkeypatch, device):
     """x and dy are small views of huge shapes; dx is not, so its offsets decide."""
-    from kernel_pytorch.rmsnorm import triton_backward
+    from kernel_pytorch.rmsnorm.kernels import backward
 
     asked = []
-    monkeypatch.setattr(triton_backward, "exceeds_int32", lambda *tensors: asked.extend(tensors))
+    monkeypatch.setattr(backward, "exceeds_int32", lambda *tensors: asked.extend(tensors))
     x = torch.randn(1, 8, device=device).expand(5, 8)
-    dx, _ = triton_backward.backward(x, None, x, None, torch.ones(5, device=device), 0.0, True, False)
-    assert any(t is dx for t in asked)
+    backward.rms_norm_backward(x, None, x, None, torch.ones(5, device=device), 1e-6, 0.0, True, False)
+    assert any(t.shape == x.shape and t.is_contiguous() for t in asked)
+
+
+def test_statistics_may_have_any_strides(device):
+    """Whoever calls the operator directly: they were read beyond the end of what an expanded tensor holds."""
+    backward = torch.ops.kernel_pytorch.rms_norm_backward
+    x, rstd = torch.randn(5, 8, device=device), torch.full((1,), 0.5, device=device)
+    found = backward(x, None, x, None, rstd.expand(5), 1e-6, 0.0, True, False)[0]
+    assert torch.equal(found, backward(x, None, x, None, rstd.repeat(5), 1e-6, 0.0, True, False)[0])
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.plants import failures_of
-from kernel_pytorch.rmsnorm import reference
+from kernel_pytorch.rmsnorm.levels import reference
 from kernel_pytorch.rmsnorm.technique import technique
 
 

@@ -13,12 +13,15 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.support import Processes, Shared, Subject
 from kernel_pytorch.harness.technique import Case
 from kernel_pytorch.harness.verification import standard_for
-from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, levels, rms_norm, sharding
+from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, operators, rms_norm
+from kernel_pytorch.rmsnorm._core.operator import shard
+from kernel_pytorch.rmsnorm.levels import LADDER
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
 FUNCTIONS = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "head_rms_norm": head_rms_norm}
+RUNS = (operators.rms_norm, operators.add_rms_norm, operators.rms_norm_backward)
 UNEVEN, EVEN = (5, 7, 16), (4, 6, 16)
-WHY_NO_TRITON = levels.unavailable("triton", DEVICE, torch.float32)
+WHY_NO_TRITON = LADDER.unavailable("triton", DEVICE, torch.float32)
 triton_runs = pytest.mark.skipif(WHY_NO_TRITON is not None, reason=str(WHY_NO_TRITON))
 not_fused = pytest.mark.skipif(
     DEVICE.type == "cuda", reason="on a GPU TorchScript fuses from the third call on, and its fusions refuse DTensors"
@@ -146,6 +149,12 @@ def test_every_kind_of_weight(processes, sizes):
 # What DTensor remembers of a decision.
 
 
+def register(placements):
+    """What is done once `torch.distributed.tensor` is imported."""
+    for run in RUNS:
+        shard(placements, run.operator, run.sharding)
+
+
 def remembered(mesh, rows, columns):
     """Calls that differ in scalars alone, which decide about dtypes and shapes of the whole."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -171,12 +180,12 @@ def remembered_without_scalars(mesh, rows, columns):
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
     known = tensor.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    for name in sharding.FIRST_SCALAR:
-        known[getattr(torch.ops.kernel_pytorch, name).default] = RuntimeSchemaInfo(needs_pytree=True)
+    for run in RUNS:
+        known[run.operator] = RuntimeSchemaInfo(needs_pytree=True)
     try:
         return remembered(mesh, rows, columns)
     finally:
-        sharding.register(tensor)
+        register(tensor)
 
 
 def expected(rows, columns):
@@ -206,13 +215,13 @@ def sharded_by_a_wrong_rule(mesh, shape):
     wrong = SimpleNamespace(
         DTensor=tensor.DTensor, Shard=tensor.Shard, Replicate=tensor.Replicate, Partial=tensor.Replicate
     )
-    sharding.register(wrong)
+    register(wrong)
     try:
         sharded(mesh, "rms_norm", "triton", shape, "shard 0")
     except AssertionError as error:
         return str(error)
     finally:
-        sharding.register(tensor)
+        register(tensor)
     return ""
 
 
@@ -328,5 +337,5 @@ def test_rules_are_registered_whatever_is_imported_first(first):
 
 
 def test_a_torch_without_a_place_for_rules_is_told_of():
-    with pytest.warns(UserWarning, match=r"level 'triton' will not accept DTensors.*no attribute '_op_dispatcher'"):
-        sharding.register(SimpleNamespace(DTensor=object()))
+    with pytest.warns(UserWarning, match=r"rms_norm.* will not accept DTensors.*no attribute '_op_dispatcher'"):
+        register(SimpleNamespace(DTensor=object()))

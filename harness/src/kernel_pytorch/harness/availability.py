@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import shutil
-from typing import Any
 
 import torch
 
@@ -16,8 +14,6 @@ from kernel_pytorch.harness.peers import Peer
 from kernel_pytorch.harness.technique import Implementation, Level, Operation, Technique
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SIZES = {"small": 2**10, "large": 2**30}
-"""Numbers of elements that a default may depend on."""
 
 
 def parse_device(name: str | None) -> torch.device:
@@ -36,11 +32,6 @@ def parse_device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
-def levels_module(technique: Technique) -> Any:
-    """The technique's module that says which level runs where."""
-    return importlib.import_module(technique.levels)
-
-
 def why_unavailable(
     technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
 ) -> str | None:
@@ -48,7 +39,7 @@ def why_unavailable(
     if isinstance(implementation, Peer):
         reason = implementation.why_absent(device, dtype)
     else:
-        reason = levels_module(technique).unavailable(implementation.level.value, device, dtype)
+        reason = technique.ladder().unavailable(implementation.level.value, device, dtype)
     if reason is None and implementation.level is Level.COMPILE and device.type == "cpu" and not _cpp_compiler():
         reason = "torch.compile needs a C++ compiler on the CPU, and neither $CXX, g++ nor clang++ is on PATH"
     if reason is None:
@@ -72,27 +63,18 @@ def why_not_timed(
 
 
 def description(technique: Technique, implementation: Implementation, device: torch.device) -> str:
-    """What the technique's own module of levels says about a level there, or nothing."""
-    describe = getattr(levels_module(technique), "describe", None)
+    """What the technique itself says about a level there, or nothing."""
+    describe = getattr(technique.ladder(), "describe", None)
     return describe(implementation.level.value, device) if describe is not None else ""
 
 
 def default_for(
     technique: Technique, operation: Operation, implementation: Implementation, device: torch.device
 ) -> str:
-    """For which inputs `level=None` means this implementation: "yes", "", or the dtypes and sizes, for tables."""
-    module = levels_module(technique)
-    by_operation = getattr(module, "default_level_of", None)
-    default = module.default_level if by_operation is None else functools.partial(by_operation, operation.name)
-    asked = [(dtype, size, elements) for dtype in DTYPES for size, elements in SIZES.items()]
-    found = [
-        (dtype, size) for dtype, size, elements in asked if default(device, dtype, elements) == implementation.name
-    ]
-    if len(found) == len(asked):
-        return "yes"
-    whole = [str(d).removeprefix("torch.") for d in DTYPES if all((d, size) in found for size in SIZES)]
-    parts = [f"{str(d).removeprefix('torch.')} {s}" for d, s in found if str(d).removeprefix("torch.") not in whole]
-    return ", ".join([*whole, *parts])
+    """For which inputs `level=None` means this implementation: "yes", "", or the dtypes, for tables."""
+    default = technique.ladder().default
+    found = [dtype for dtype in DTYPES if default(operation.name, device, dtype) == implementation.name]
+    return "yes" if len(found) == len(DTYPES) else ", ".join(str(dtype).removeprefix("torch.") for dtype in found)
 
 
 @functools.cache

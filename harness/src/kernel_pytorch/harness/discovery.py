@@ -5,7 +5,6 @@ A package that cannot be loaded is reported with its reason and stops nobody els
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
@@ -59,7 +58,7 @@ def discover() -> Discovery:
                 raise TypeError(f"{entry_point.value} is a {type(technique).__name__}, not a Technique")
             if technique.name != entry_point.name:
                 raise ValueError(f"the technique calls itself {technique.name!r}, its entry point {entry_point.name!r}")
-            importlib.import_module(technique.levels)
+            technique.ladder()
         except Exception as error:  # whatever a package does wrong is its own affair
             broken[entry_point.name] = f"{type(error).__name__}: {error}"
         else:

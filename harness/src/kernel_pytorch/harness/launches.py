@@ -37,10 +37,15 @@ def count_launches() -> Iterator[list[str]]:
         names.append(self.fn.__name__)
         return run_interpreted(self, *args, **kwargs)
 
+    def watch(metadata: Any) -> None:
+        """Nothing: a launcher that goes past the JITFunction takes the long way where there is a hook."""
+
     triton.JITFunction.run, GridExecutor.__call__ = counted_compiled, counted_interpreted
+    triton.knobs.runtime.launch_enter_hook.add(watch)
     try:
         yield names
     finally:
+        triton.knobs.runtime.launch_enter_hook.remove(watch)
         triton.JITFunction.run, GridExecutor.__call__ = run_compiled, run_interpreted
 
 

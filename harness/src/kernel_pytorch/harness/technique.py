@@ -368,10 +368,9 @@ class Technique:
         title: one line for tables and pages.
         paper: address of the paper that defines it.
         operations: the functions.
-        levels: import string of the package's module that says which level runs where: `LEVELS`,
-            `default_level(device, dtype, elements) -> str` and `unavailable(level, device, dtype) -> str | None`; where
-            operations differ, also `default_level_of(operation, device, dtype, elements) -> str`; where there is more
-            to say of a level, also `describe(level, device) -> str`.
+        levels: import string of what says which level runs where, an object of the package or a module:
+            `default(operation, device, dtype) -> str` and `unavailable(level, device, dtype) -> str | None`; where
+            there is more to say of a level, also `describe(level, device) -> str`.
         replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
         contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
@@ -387,6 +386,11 @@ class Technique:
     replacements: str | None = None
     contracts: Mapping[str, KernelContract] = field(default_factory=dict)
     cuda_units: str | None = None
+
+    def ladder(self) -> Any:
+        """Import what says which level runs where."""
+        module, _, attribute = self.levels.partition(":")
+        return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
 
     def operation(self, name: str) -> Operation:
         """The operation of that name. Raises KeyError naming what exists."""

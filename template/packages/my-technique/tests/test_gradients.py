@@ -5,7 +5,9 @@ import torch
 
 from kernel_pytorch.harness.checks import check_gradient_combinations, check_second_derivatives
 from kernel_pytorch.my_technique import my_technique
-from kernel_pytorch.my_technique.levels import LEVELS
+from kernel_pytorch.my_technique.levels import LADDER
+
+LEVELS = LADDER.levels("my_technique")
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kernel_pytorch.my_technique import MyTechnique, my_technique
-from kernel_pytorch.my_technique.levels import LEVELS
+from kernel_pytorch.my_technique.levels import LADDER
 from kernel_pytorch.my_technique.replacements import applies, build, restore
 
+LEVELS = LADDER.levels("my_technique")
 HOOKS = [
     "register_forward_hook",
     "register_forward_pre_hook",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.plants import failures_of
-from kernel_pytorch.my_technique import reference
+from kernel_pytorch.my_technique.levels import reference
 from kernel_pytorch.my_technique.technique import technique
 
 OPERATION = technique.operations[0]

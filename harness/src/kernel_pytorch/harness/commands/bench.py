@@ -125,31 +125,54 @@ def bench_command(
     if out is None and full and levels is operations is direction is None:
         out = Path("results")
     known = None if machine is None else _read_machine(machine)
-    slug = describe_environment(where).slug if known is None else known.slug
-    targets = {t.name: _target(json, out, slug, t, one=len(techniques) == 1) for t in techniques}
-    for target in targets.values():
-        _check_target(target, full=full)
+    targets = _targets(techniques, json, out, known.slug if known else describe_environment(where).slug, full=full)
     warn_if_busy()
     if json is None and out is None:
         messages.print(NOT_WRITTEN if not full else NOT_WRITTEN_PART, **PLAIN)
     ceilings = known or _measure_machine(where, quick=not full)
-    refused = False
+    again = None if known else partial(measure_ceilings, where, quick=not full)
     with Worker(timeout, prepare) as worker:
-        for selected in sorted(techniques, key=lambda t: _cost(t, where, plans[t.name])):
-            target = targets[selected.name]
-            again = None if known else partial(measure_ceilings, where, quick=not full)
-            results = _measure(
-                selected, ceilings, where, plans[selected.name], worker, target, resume=resume, again=again
-            )
-            ceilings = results.machine
-            show_rest(results)
-            _save(results, target)
-            refused |= any(map(_fails, results.measurements))
-            refused |= wrong_on_real_input(results)
-            if not results.complete:
-                raise typer.Exit(130)
-    if refused:
-        raise typer.Exit(1)
+        in_order = sorted(techniques, key=lambda t: _cost(t, where, plans[t.name]))
+        if _measure_all(in_order, ceilings, where, plans, worker, targets, resume=resume, again=again):
+            raise typer.Exit(1)
+
+
+def _measure_all(
+    techniques: list[Technique],
+    machine: Machine,
+    device: torch.device,
+    plans: dict[str, Plan],
+    worker: Worker,
+    targets: dict[str, Path | None],
+    *,
+    resume: bool,
+    again: Callable[[], Ceilings] | None,
+) -> bool:
+    """Measure one technique after the other, with tables and files; whether any has failed.
+
+    A machine that turns out to be faster than was measured is that to all that follow.
+    """
+    refused = False
+    for technique in techniques:
+        name = technique.name
+        results = _measure(technique, machine, device, plans[name], worker, targets[name], resume=resume, again=again)
+        machine = results.machine
+        show_rest(results)
+        _save(results, targets[name])
+        refused |= any(map(_fails, results.measurements)) or bool(wrong_on_real_input(results))
+        if not results.complete:
+            raise typer.Exit(130)
+    return refused
+
+
+def _targets(
+    techniques: list[Technique], json: Path | None, out: Path | None, slug: str, *, full: bool
+) -> dict[str, Path | None]:
+    """By technique, where its results go; checked before anything is measured."""
+    found = {t.name: _target(json, out, slug, t, one=len(techniques) == 1) for t in techniques}
+    for target in found.values():
+        _check_target(target, full=full)
+    return found
 
 
 def _first(technique: Technique) -> tuple[str, ...]:

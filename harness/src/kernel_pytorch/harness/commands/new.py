@@ -1,8 +1,8 @@
 """`kernel-pytorch new`: a package and its page, made from the template of a checkout.
 
 The template, `template/`, is a small image of the checkout: a package that works as it stands, and its page. Making
-another one is copying both with one word replaced, in contents and in paths. Only the standard library is imported, so
-that a clean clone makes a package before anything is installed:
+another one is copying both with one word replaced, in contents and in paths, and a link to `core/`, which every package
+has. Only the standard library is imported, so that a clean clone makes a package before anything is installed:
 
     python -I harness/src/kernel_pytorch/harness/commands/new.py my-technique
 """
@@ -19,7 +19,10 @@ from pathlib import Path
 
 TEMPLATE = "template"
 RENDERED = ("packages", "docs")
-"""What of the template goes into the checkout, to the same place; beside them lies what packages share."""
+"""What of the template goes into the checkout, to the same place."""
+LINK = Path("packages", "my-technique", "src", "kernel_pytorch", "my_technique", "_core")
+CORE = Path("..", "..", "..", "..", "..", "core")
+"""What packages share: a link, and where it leads."""
 PLACEHOLDER = "my-technique"
 KEBAB_CASE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LENGTHS = range(2, 29)
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     page = Path("docs", "techniques", f"{name}.md")
     package = Path("packages", name)
     sys.stdout.write(
-        f"{package}: {sum(path != page for path in made)} files, a technique that works as it stands\n"
+        f"{package}: {len(made) - 2} files and a link to core/, a technique that works as it stands\n"
         f"{page}: its page\n"
         "Next:\n"
         f"  .venv/bin/nox -s tests -- {package}/tests\n"
@@ -73,14 +76,14 @@ def checkout(start: Path) -> Path:
 
 
 def make(name: str, root: Path) -> list[Path]:
-    """Write the package and its page.
+    """Write the package, with its link to what all packages share, and its page.
 
     Args:
         name: in kebab-case.
         root: of the checkout.
 
     Returns:
-        The files that were written, relative to `root`.
+        What was made, relative to `root`: the files, and the link.
 
     Raises:
         NewError: the name cannot be taken; nothing was written.
@@ -90,7 +93,9 @@ def make(name: str, root: Path) -> list[Path]:
     for path, text in rendered.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
-    return list(rendered)
+    link = render_path(LINK, name)
+    (root / link).symlink_to(CORE, target_is_directory=True)
+    return [*rendered, link]
 
 
 def check_name(name: str, root: Path) -> None:

@@ -3,7 +3,7 @@
 Importing it loads the compiled library; where there is none, ImportError says what is missing and how to get it.
 """
 
-from . import levels, sharding
+from . import levels
 from .bias_act import bias_act
 from .bias_dropout_add import bias_dropout_add
 from .cross_entropy import cross_entropy
@@ -15,8 +15,6 @@ from .qk_norm_rope import qk_norm_rope
 from .rms_norm import add_rms_norm, head_rms_norm, rms_norm
 from .rotary_embedding import rotary_embedding
 from .softmax import softmax
-
-sharding.register_when_distributed()
 
 __all__ = [
     "LIBRARY",

@@ -52,7 +52,7 @@ def _places(operator: Any) -> tuple[tuple[tuple[Any, ...], ...], ...]:
     )
 
 
-def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
+def check(function: str, operator: Any, arguments: Sequence[Any]) -> None:
     """Check tensors for being tensors, numbers for being finite, eps for not being negative too, flags for being bools.
 
     Args:
@@ -60,20 +60,14 @@ def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
         operator: that will be.
         arguments: of the operator.
 
-    Returns:
-        Whether one of the tensors wants a gradient.
-
     Raises:
         TypeError: an argument is not of its kind.
         ValueError: a number is not allowed.
     """
     tensors, scalars, others = _places(operator)
-    wants_gradient = False
     for place, name, optional in tensors:
         given = arguments[place]
-        if isinstance(given, Tensor):
-            wants_gradient = wants_gradient or given.requires_grad
-        elif given is not None or not optional:
+        if not isinstance(given, Tensor) and (given is not None or not optional):
             raise TypeError(_not_of_kind(function, name, given, "Optional[Tensor]" if optional else "Tensor"))
     for place, name, least in scalars:
         given = arguments[place]
@@ -82,14 +76,6 @@ def check(function: str, operator: Any, arguments: Sequence[Any]) -> bool:
     for place, name, kind, plain in others:
         if place < len(arguments) and type(arguments[place]) not in plain:
             _check_kind(function, name, arguments[place], kind)
-    return wants_gradient
-
-
-def check_tensors(function: str, operator: Any, arguments: Sequence[Any]) -> None:
-    """Raise TypeError, naming the argument, where a tensor is required and None was given."""
-    for place, name, optional in _places(operator)[0]:
-        if not optional and place < len(arguments) and arguments[place] is None:
-            raise TypeError(_not_of_kind(function, name, None, "Tensor"))
 
 
 def check_tensor(function: str, name: str, given: Tensor) -> None:

@@ -11,15 +11,16 @@ relative to it. Their sum, lse, has fewer digits the larger the logits are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._core.operator import declare, is_plain, per_element, wants_graph, with_gradient
 from .arguments import check_tensor
-from .differentiable import differentiable, wants_graph
-from .operators import below_autograd, call, count_writes, operators, per_element, register
-from .sharding import Shardings, row_placements
+from .operators import call, count_writes
+from .rows_sharding import Shardings, row_placements
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -43,8 +44,9 @@ def _counted(target: Tensor, words: int, ignore_index: int) -> Tensor:
     return (target != ignore_index) & (target >= 0) & (target < words)
 
 
-def backward_formula(
+def _formula(
     dloss: Tensor,
+    normalizer: Tensor,
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -52,7 +54,7 @@ def backward_formula(
     z_loss: float,
     softcap: float,
 ) -> Tensor:
-    """The gradient of logits in PyTorch that autograd can follow."""
+    """The gradient in PyTorch that autograd can follow."""
     counts = _counted(target, logits.shape[-1], ignore_index)
     z = logits.to(_compute_dtype(logits.dtype)).masked_fill(~counts[..., None], 0.0)  # NaN would stay NaN, times zero
     z = softcap * torch.tanh(z / softcap) if softcap > 0.0 else z
@@ -67,74 +69,43 @@ def backward_formula(
     return gradient.to(logits.dtype)
 
 
-def _differentiable_backward(
-    dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any
-) -> Tensor:
-    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernel."""
-    if wants_graph(dloss, logits):
-        return backward_formula(dloss, logits, target, *scalars)
-    return below_autograd(operators.cross_entropy_backward.default, dloss, normalizer, logits, target, *scalars)
+def _gradient(
+    dloss: Tensor,
+    normalizer: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor, None]:
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    return run_cross_entropy_backward(dloss, normalizer, logits, target, *scalars), None
 
 
-def _no_gradient(*arguments: Any) -> None:
-    """In place there is nothing left to differentiate with."""
-    if wants_graph(arguments[0], arguments[2]):
-        raise RuntimeError("cross_entropy_backward_ has no gradient: it overwrites what it is computed of")
-    below_autograd(operators.cross_entropy_backward_.default, *arguments)
+def _gradient_in_place(
+    dloss: Tensor,
+    normalizer: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor, None]:
+    """The same over the logits, where nobody traces, shares or differentiates them again."""
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    if not logits.is_contiguous() or not is_plain(logits) or wants_graph(dloss, logits):
+        return _gradient(dloss, normalizer, logits, target, *scalars, needs)
+    over = logits.detach()
+    run_cross_entropy_backward_(dloss, normalizer, over, target, *scalars)
+    return over, None
 
 
-def _can_be_overwritten(dloss: Tensor, logits: Tensor) -> bool:
-    """Whether the gradient may take the place of the logits: nobody traces, shares or differentiates them again."""
-    return (
-        logits.is_contiguous()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and type(logits) in (Tensor, torch.nn.Parameter)
-        and not wants_graph(dloss, logits)
-    )
-
-
-class CrossEntropyFunction(torch.autograd.Function):
-    """`(logits, target, scalars, inplace) -> (loss, normalizer)`; normalizer carries no gradient."""
-
-    @staticmethod
-    def forward(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-        """Run the operator; it writes nothing, whatever the last argument says."""
-        return below_autograd(operators.cross_entropy.default, logits, target, *scalars[:4])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save the inputs and two numbers a token."""
-        logits, target, *ctx.scalars, ctx.inplace = inputs
-        _, normalizer = output
-        ctx.save_for_backward(normalizer, logits, target)
-        ctx.mark_non_differentiable(normalizer)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, dloss: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        """The gradient of logits, over the logits where that was asked for."""
-        none = (None,) * (len(ctx.needs_input_grad) - 1)
-        if dloss is None:
-            return (None, *none)
-        normalizer, logits, target = ctx.saved_tensors
-        scalars = ctx.scalars[:4]
-        if ctx.inplace and _can_be_overwritten(dloss, logits):
-            over = logits.detach()
-            below_autograd(operators.cross_entropy_backward_.default, dloss, normalizer, over, target, *scalars)
-            return (over, *none)
-        return (_differentiable_backward(dloss, normalizer, logits, target, *scalars), *none)
-
-
-_run = differentiable(CrossEntropyFunction)
-
-
-def _out_of_place(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    return _run(logits, target, *scalars[:4], False)
-
-
-def _in_place(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    return _run(logits, target, *scalars[:4], True)
+def _refuse(*arguments: Any) -> None:
+    raise RuntimeError("cross_entropy_backward_ has no gradient: it overwrites what it is computed of")
 
 
 # Sharding: rows may lie anywhere, words are whole.
@@ -156,9 +127,30 @@ def _flops_backward(dloss: Any, normalizer: Any, logits: Any, *arguments: Any, *
     return 6 * torch.Size(logits).numel()
 
 
-register("cross_entropy", _fake, _out_of_place, per_element(5), _sharding)
-register("cross_entropy_backward", _fake_backward, _differentiable_backward, _flops_backward, _sharding_backward)
-register("cross_entropy_backward_", _fake_backward_, _no_gradient, _flops_backward)
+run_cross_entropy = declare(
+    "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, float z_loss,"
+    " float softcap, int version=0) -> (Tensor loss, Tensor normalizer)",
+    fake=_fake,
+    gradient=_gradient,
+    flops=per_element(5),
+    sharding=_sharding,
+)
+run_cross_entropy_in_place = with_gradient(run_cross_entropy, _gradient_in_place)
+run_cross_entropy_backward = declare(
+    "cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target, SymInt ignore_index,"
+    " float label_smoothing, float z_loss, float softcap) -> Tensor",
+    fake=_fake_backward,
+    formula=_formula,
+    flops=_flops_backward,
+    sharding=_sharding_backward,
+)
+run_cross_entropy_backward_ = declare(
+    "cross_entropy_backward_(Tensor dloss, Tensor normalizer, Tensor(a!) logits, Tensor target, SymInt ignore_index,"
+    " float label_smoothing, float z_loss, float softcap) -> ()",
+    fake=_fake_backward_,
+    formula=_refuse,
+    flops=_flops_backward,
+)
 count_writes("cross_entropy_backward_")
 
 
@@ -212,8 +204,8 @@ def cross_entropy(
         raise TypeError(f"cross_entropy: inplace: given {type(inplace).__name__}; it must be a bool")
     target = _expanded(target, logits)
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    gradient = _in_place if inplace else _out_of_place
-    loss = call("cross_entropy", operators.cross_entropy.default, gradient, logits, target, *scalars)[0]
+    run = run_cross_entropy_in_place if inplace else run_cross_entropy
+    loss = call("cross_entropy", run, logits, target, *scalars)[0]
     if reduction == "none":
         return loss
     if reduction == "sum":

@@ -8,15 +8,16 @@ Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import rows_sharding
+from ._core.operator import declare
 from .activations import FLOPS, activate
-from .differentiable import differentiable
-from .operators import below_autograd, call, operators, register
+from .operators import call
 
 
 def _fake(
@@ -48,10 +49,18 @@ def _fake_backward(
     return dgate, gate.new_empty((0,)) if up is None else up.new_empty(up.shape if need_dup else (0,))
 
 
-def backward_formula(
-    dy: Tensor, gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: float | None, offset: float
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients in PyTorch that autograd can follow: `(dgate, dup)`, or packed with None."""
+def _formula(
+    dy: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    offset: float,
+    need_dgate: bool,
+    need_dup: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients in PyTorch that autograd can follow."""
     given_gate, given_up = gate.chunk(2, -1) if up is None else (gate, up)
     wide = torch.promote_types(torch.promote_types(given_gate.dtype, given_up.dtype), torch.float32)
     z, factor, dy = given_gate.to(wide), given_up.to(wide), dy.to(wide)
@@ -63,11 +72,15 @@ def backward_formula(
         dgate = dgate.masked_fill(given_gate > limit, 0.0)
         dup = dup.masked_fill(given_up.abs() > limit, 0.0)
     if up is None:
-        return torch.cat([dgate, dup], -1).to(gate.dtype), None
-    return dgate.to(gate.dtype), dup.to(up.dtype)
+        packed = torch.cat([dgate, dup], -1).to(gate.dtype) if need_dgate else gate.new_empty((0,))
+        return packed, gate.new_empty((0,))
+    return (
+        dgate.to(gate.dtype) if need_dgate else gate.new_empty((0,)),
+        dup.to(up.dtype) if need_dup else up.new_empty((0,)),
+    )
 
 
-def _differentiable_backward(
+def _gradient(
     dy: Tensor,
     gate: Tensor,
     up: Tensor | None,
@@ -75,49 +88,10 @@ def _differentiable_backward(
     alpha: float,
     limit: float | None,
     offset: float,
-    need_dgate: bool,
-    need_dup: bool,
+    needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernels."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dy, gate, up)):
-        dgate, dup = backward_formula(dy, gate, up, activation, alpha, limit, offset)
-        dgate = dgate if need_dgate else gate.new_empty((0,))
-        return dgate, dup if need_dup and dup is not None else (gate if up is None else up).new_empty((0,))
-    arguments = (dy, gate, up, activation, alpha, limit, offset, need_dgate, need_dup)
-    return below_autograd(operators.gated_backward.default, *arguments)
-
-
-class GatedFunction(torch.autograd.Function):
-    """`(gate, up) -> y`."""
-
-    @staticmethod
-    def forward(
-        gate: Tensor,
-        up: Tensor | None,
-        activation: str,
-        alpha: float,
-        limit: float | None,
-        offset: float,
-        version: int = 0,
-    ) -> Tensor:
-        """Run the operator."""
-        return below_autograd(operators.gated.default, gate, up, activation, alpha, limit, offset, version)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save gate and up, as they came in."""
-        ctx.save_for_backward(*inputs[:2])
-        ctx.scalars = inputs[2:6]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of gate and up, each only where it is needed."""
-        gate, up = ctx.saved_tensors
-        need_dgate, need_dup = ctx.needs_input_grad[:2]
-        activation, alpha, limit, offset = ctx.scalars
-        dgate, dup = _differentiable_backward(dy, gate, up, activation, alpha, limit, offset, need_dgate, need_dup)
-        found = dgate if need_dgate else None, dup if need_dup else None
-        return found + (None,) * (len(ctx.needs_input_grad) - 2)
+    found: tuple[Tensor, Tensor] = run_gated_backward(dy, gate, up, activation, alpha, limit, offset, *needs)
+    return found
 
 
 def _forward_flops(gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:
@@ -129,9 +103,21 @@ def _backward_flops(dy: Any, gate: Any, up: Any, activation: str, *_: Any, **__:
     return torch.Size(dy).numel() * (sum(FLOPS[activation]) + 3)
 
 
-run_gated = differentiable(GatedFunction)
-register("gated", _fake, run_gated, _forward_flops, rows_sharding.gated)
-register("gated_backward", _fake_backward, _differentiable_backward, _backward_flops, rows_sharding.gated_backward)
+run_gated = declare(
+    "gated(Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset, int version=0) -> Tensor",
+    fake=_fake,
+    gradient=_gradient,
+    flops=_forward_flops,
+    sharding=rows_sharding.gated,
+)
+run_gated_backward = declare(
+    "gated_backward(Tensor dy, Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset,"
+    " bool need_dgate, bool need_dup) -> (Tensor dgate, Tensor dup)",
+    fake=_fake_backward,
+    formula=_formula,
+    flops=_backward_flops,
+    sharding=rows_sharding.gated_backward,
+)
 
 
 def swiglu(
@@ -155,7 +141,7 @@ def swiglu(
         TypeError: an argument is not of its kind.
         ValueError: a number is not finite.
     """
-    return call("swiglu", operators.gated.default, run_gated, gate, up, "silu", alpha, limit, offset)
+    return call("swiglu", run_gated, gate, up, "silu", alpha, limit, offset)
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none", limit: float | None = None) -> Tensor:
@@ -163,9 +149,9 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none", lim
     activation = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
     if activation is None:
         raise RuntimeError(f"geglu: approximate: given {approximate!r}; allowed are 'none', 'tanh'")
-    return call("geglu", operators.gated.default, run_gated, gate, up, activation, 1.0, limit, 0.0)
+    return call("geglu", run_gated, gate, up, activation, 1.0, limit, 0.0)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, limit: float | None = None) -> Tensor:
     """Gate by ReLU; otherwise as `swiglu`."""
-    return call("reglu", operators.gated.default, run_gated, gate, up, "relu", 1.0, limit, 0.0)
+    return call("reglu", run_gated, gate, up, "relu", 1.0, limit, 0.0)

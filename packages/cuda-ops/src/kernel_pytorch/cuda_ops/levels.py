@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .capability import compute_capability
+from ._core.device import compute_capability
 from .library import INSTALL, LIBRARY
 
 LEVELS = ("reference", "native", "compile", "cuda")
@@ -18,16 +18,14 @@ NVCC = "pip install 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia
 VERIFIED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
 
-def default_level(device: torch.device, dtype: torch.dtype, elements: int) -> str:
-    """The level that stands for the operation: the compiled one where it was verified, on CPUs everywhere."""
-    if unavailable("cuda", device, dtype) is not None:
+def default(operation: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The level that stands for the operation: the compiled one where it was verified, on CPUs everywhere.
+
+    Attention is PyTorch's own, whose backward holds no scores.
+    """
+    if operation == "flash_attention" or unavailable("cuda", device, dtype) is not None:
         return "native"
     return "cuda" if device.type == "cpu" or compute_capability(device) in VERIFIED else "native"
-
-
-def default_level_of(operation: str, device: torch.device, dtype: torch.dtype, elements: int) -> str:
-    """The same of one operation: attention is PyTorch's own, whose backward holds no scores."""
-    return "native" if operation == "flash_attention" else default_level(device, dtype, elements)
 
 
 def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | None:

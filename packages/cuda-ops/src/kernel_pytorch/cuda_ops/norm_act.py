@@ -13,16 +13,17 @@ rstd, two numbers a row (one for the RMS norm). The input of the activation and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import rows_sharding
+from ._core.operator import declare
 from .activations import FLOPS, activate
 from .arguments import check_tensor
-from .differentiable import differentiable
-from .operators import DTYPE_NAMES, below_autograd, call, operators, register
+from .operators import DTYPE_NAMES, call
 from .philox import dropout
 
 
@@ -116,7 +117,7 @@ def backward_formula(
     return dx, dresidual, dweight, dbias
 
 
-def _differentiable_backward(
+def _formula(
     dy: Tensor,
     dh: Tensor | None,
     h: Tensor,
@@ -136,90 +137,57 @@ def _differentiable_backward(
     need_dbias: bool,
     version: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernels."""
+    """The backward operator in PyTorch that autograd can follow."""
     scalars = (eps, dropout_p, norm, activation)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dy, dh, h, weight, bias)):
-        found = backward_formula(dy, dh, h, weight, bias, seed, *scalars, residual_dtype != "")
-        dx, dresidual, dweight, dbias = found
-        nothing = _fake_backward(
-            dy, dh, h, weight, bias, seed, statistics, *scalars, x_dtype, residual_dtype, False, False, False, False
-        )
-        wide_dx = dx.clone() if dx is dresidual else dx  # outputs of an operator are never one another
-        return (
-            wide_dx.to(nothing[0].dtype) if need_dx else nothing[0],
-            dresidual.to(nothing[1].dtype) if need_dresidual and residual_dtype else nothing[1],
-            dweight if need_dweight and dweight is not None else nothing[2],
-            dbias if need_dbias and dbias is not None else nothing[3],
-        )
-    needs = (need_dx, need_dresidual, need_dweight, need_dbias)
-    arguments = (dy, dh, h, weight, bias, seed, statistics, *scalars, x_dtype, residual_dtype, *needs, version)
-    return below_autograd(operators.norm_act_backward.default, *arguments)
+    found = backward_formula(dy, dh, h, weight, bias, seed, *scalars, residual_dtype != "")
+    dx, dresidual, dweight, dbias = found
+    nothing = _fake_backward(
+        dy, dh, h, weight, bias, seed, statistics, *scalars, x_dtype, residual_dtype, False, False, False, False
+    )
+    wide_dx = dx.clone() if dx is dresidual else dx  # outputs of an operator are never one another
+    return (
+        wide_dx.to(nothing[0].dtype) if need_dx else nothing[0],
+        dresidual.to(nothing[1].dtype) if need_dresidual and residual_dtype else nothing[1],
+        dweight if need_dweight and dweight is not None else nothing[2],
+        dbias if need_dbias and dbias is not None else nothing[3],
+    )
 
 
-class NormActFunction(torch.autograd.Function):
-    """`(x, residual, weight, bias, seed, ...) -> (y, h, statistics)`; the statistics carry no gradient."""
+def _save(x: Tensor, residual: Tensor | None, h: Tensor) -> tuple[Tensor]:
+    return (x if residual is None else h,)  # what was normalised
 
-    @staticmethod
-    def forward(
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        seed: Tensor | None,
-        eps: float,
-        dropout_p: float,
-        norm: str,
-        activation: str,
-        version: int = 0,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the operator."""
-        tensors = (x, residual, weight, bias, seed)
-        return below_autograd(operators.norm_act.default, *tensors, eps, dropout_p, norm, activation, version)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Save what was normalised, the parameters, the seed and the statistics."""
-        x, residual, weight, bias, seed = inputs[:5]
-        _, h, statistics = output
-        ctx.save_for_backward(x if residual is None else h, weight, bias, seed, statistics)
-        # Without a residual h is empty; and of tensors that want no gradient neither does the sum.
-        adds = residual is not None and any(ctx.needs_input_grad[:2])
-        ctx.mark_non_differentiable(*((statistics,) if adds else (h, statistics)))
-        ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
-        ctx.scalars = inputs[5:9]
-        ctx.dtypes = x.dtype, None if residual is None else residual.dtype
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _dstatistics: Any) -> tuple[Tensor | None, ...]:
-        """Gradients of x, residual, weight and bias, each only where it is needed."""
-        h, weight, bias, seed, statistics = ctx.saved_tensors
-        x_dtype, residual_dtype = ctx.dtypes
-        eps, dropout_p, norm, activation = ctx.scalars
-        need_x, need_residual, need_dweight, need_dbias, *rest = ctx.needs_input_grad
-        nothing = (None,) * len(rest)
-        if dy is None:
-            if dh is None:
-                return (None,) * 4 + nothing
-            # Only the sum was used.
-            need_dweight = need_dbias = False
-            if dropout_p == 0.0:
-                dx, dresidual = dh.to(x_dtype) if need_x else None, dh.to(residual_dtype) if need_residual else None
-                return (dx, dresidual, None, None, *nothing)
-            dy = torch.zeros_like(dh)
-        # Without dropout the gradients of x and of the residual are the same, but for their dtypes.
-        one = residual_dtype is None or (dropout_p == 0.0 and residual_dtype == x_dtype)
-        found_dx, found_dresidual, dweight, dbias = _differentiable_backward(
-            dy, dh, h, weight, bias, seed, statistics, eps, dropout_p, norm, activation,
-            DTYPE_NAMES[x_dtype], "" if residual_dtype is None else DTYPE_NAMES[residual_dtype],
-            need_x or (one and need_residual), need_residual and not one, need_dweight, need_dbias,
-        )  # fmt: skip
-        return (
-            found_dx if need_x else None,
-            (found_dx if one else found_dresidual) if need_residual else None,
-            dweight if need_dweight else None,
-            dbias if need_dbias else None,
-            *nothing,
-        )
+def _gradient(
+    dy: Tensor | None,
+    dh: Tensor | None,
+    saved: tuple[Tensor],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    statistics: Tensor,
+    eps: float,
+    dropout_p: float,
+    norm: str,
+    activation: str,
+    dtypes: Sequence[torch.dtype | None],
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    x_dtype, residual_dtype = dtypes[:2]
+    need_x, need_residual, need_dweight, need_dbias, _ = needs
+    if dy is None:
+        assert dh is not None
+        if dropout_p == 0.0:  # only the sum was used
+            return dh, dh, None, None, None
+        need_dweight = need_dbias = False
+        dy = torch.zeros_like(dh)
+    # Without dropout the gradients of x and of the residual are the same, but for their dtypes.
+    one = residual_dtype is None or (dropout_p == 0.0 and residual_dtype == x_dtype)
+    dx, dresidual, dweight, dbias = run_norm_act_backward(
+        dy, dh, *saved, weight, bias, seed, statistics, eps, dropout_p, norm, activation,
+        DTYPE_NAMES[x_dtype], "" if residual_dtype is None else DTYPE_NAMES[residual_dtype],
+        need_x or (one and need_residual), need_residual and not one, need_dweight, need_dbias,
+    )  # fmt: skip
+    return dx, dx if one else dresidual, dweight if need_dweight else None, dbias if need_dbias else None, None
 
 
 # Operations of an element, forward and backward, without those of the activation.
@@ -242,18 +210,32 @@ def _backward_flops(
     return torch.Size(h).numel() * (each + (dh is not None) + (bias is not None) + (dropout_p > 0.0))
 
 
-run_norm_act = differentiable(NormActFunction)
-register("norm_act", _fake, run_norm_act, _forward_flops, rows_sharding.norm_act)
-register(
-    "norm_act_backward", _fake_backward, _differentiable_backward, _backward_flops, rows_sharding.norm_act_backward
+run_norm_act = declare(
+    "norm_act(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor? seed, float eps, float dropout_p,"
+    " str norm, str activation, int version=0) -> (Tensor y, Tensor h, Tensor statistics)",
+    fake=_fake,
+    gradient=_gradient,
+    save=_save,
+    follows={"h": ("residual", "x")},
+    flops=_forward_flops,
+    sharding=rows_sharding.norm_act,
+)
+run_norm_act_backward = declare(
+    "norm_act_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor? bias, Tensor? seed, Tensor statistics,"
+    " float eps, float dropout_p, str norm, str activation, str x_dtype, str residual_dtype, bool need_dx,"
+    " bool need_dresidual, bool need_dweight, bool need_dbias, int version=0)"
+    " -> (Tensor dx, Tensor dresidual, Tensor dweight, Tensor dbias)",
+    fake=_fake_backward,
+    formula=_formula,
+    flops=_backward_flops,
+    sharding=rows_sharding.norm_act_backward,
 )
 
 
 def _norm_act(function: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    operator = operators.norm_act.default
     if function.startswith("add_"):
         check_tensor(function, "residual", arguments[1])  # which the operator can do without
-    found: tuple[Tensor, Tensor, Tensor] = call(function, operator, run_norm_act, *arguments)
+    found: tuple[Tensor, Tensor, Tensor] = call(function, run_norm_act, *arguments)
     return found
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from . import library  # noqa: F401  (loading it defines the operators)
-from .after_import import after_import
-from .arguments import check, check_tensors, explained
-from .differentiable import has_transform
-from .sharding import Rule, add_rule
+from .arguments import check, explained
 
-NAMESPACE = "kernel_pytorch_cuda"
 operators = torch.ops.kernel_pytorch_cuda
-registrations = torch.library.Library(NAMESPACE, "FRAGMENT")
+registrations = torch.library.Library("kernel_pytorch_cuda", "FRAGMENT")
 
 DTYPE_NAMES = {
     torch.float16: "float16",
@@ -27,57 +20,6 @@ DTYPE_NAMES = {
     torch.float64: "float64",
 }
 """As operators take the dtype of a gradient."""
-
-Formula = Callable[..., int]
-
-
-def register(
-    name: str, fake: Callable[..., Any], gradient: Callable[..., Any], flops: Formula, sharding: Rule | None = None
-) -> None:
-    """Complete an operator that the library defines and implements.
-
-    Args:
-        name: of the operator.
-        fake: what it allocates: same shapes, dtypes and strides.
-        gradient: a differentiable function of the same arguments, which `differentiable` makes of an autograd function.
-        flops: of the shapes of the arguments, as `torch.utils.flop_counter.register_flop_formula` wants it.
-        sharding: where its tensors may lie; None for replicated tensors alone.
-    """
-    if sharding is not None:
-        add_rule(name, sharding)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", _on_one_device(name, fake), lib=registrations)
-    registrations.impl(name, _with_tensors(name, gradient), "Autograd")
-
-    def count(counter: ModuleType) -> None:
-        counter.register_flop_formula(getattr(operators, name))(flops)
-
-    after_import("torch.utils.flop_counter", count)
-
-
-def per_element(factor: int) -> Formula:
-    """The FLOP formula of an operator that does `factor` operations for each element of its first argument."""
-
-    def formula(shape: Sequence[int], *args: Any, **kwargs: Any) -> int:
-        return factor * torch.Size(shape).numel()
-
-    return formula
-
-
-def below_autograd(operator: Any, *arguments: Any) -> Any:
-    """Run an operator from inside its own autograd function."""
-    try:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-    except RuntimeError as error:
-        if (better := out_of_memory(error)) is None:
-            raise
-        raise better from None
-
-
-def out_of_memory(error: Exception) -> torch.OutOfMemoryError | None:
-    """PyTorch's own exception, if this one says that: the stable ABI hands on the text of an exception alone."""
-    said = type(error) is RuntimeError and str(error).startswith("CUDA out of memory")
-    return torch.OutOfMemoryError(str(error)) if said else None
 
 
 def count_writes(name: str) -> None:
@@ -99,38 +41,12 @@ def count_writes(name: str) -> None:
     registrations.impl(name, run, "ADInplaceOrView", with_keyset=True)
 
 
-def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake, but for tensors that lie apart: one on "meta" among others is enough for PyTorch to ask a fake."""
-
-    @functools.wraps(fake)
-    def checked(*arguments: Any, **keywords: Any) -> Any:
-        devices = dict.fromkeys(str(a.device) for a in arguments if isinstance(a, Tensor))
-        if len(devices) > 1:
-            raise RuntimeError(f"{name}: tensors are on {' and '.join(devices)}; all of them must be on one device")
-        return fake(*arguments, **keywords)
-
-    return checked
-
-
-def _with_tensors(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient, but for None where a tensor is required: PyTorch hands it on as a tensor without a type."""
-    operator = getattr(operators, name).default
-
-    @functools.wraps(gradient)
-    def checked(*arguments: Any) -> Any:
-        check_tensors(name, operator, arguments)
-        return gradient(*arguments)
-
-    return checked
-
-
-def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator by the shortest way: past its autograd function where there is no gradient to take.
+def call(function: str, run: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an operator for a public function, whose name errors begin with.
 
     Args:
-        function: that the user called, whose name errors begin with.
-        operator: that it calls.
-        gradient: as in `register`.
+        function: that the user called.
+        run: what `declare` made of the operator.
         arguments: of the operator.
 
     Raises:
@@ -139,17 +55,13 @@ def call(function: str, operator: Any, gradient: Callable[..., Any], *arguments:
         RuntimeError: the arguments do not fit, or the kernel could not be launched.
     """
     if torch.compiler.is_compiling():
-        return operator(*arguments)
-    wants_gradient = check(function, operator, arguments)
+        return run(*arguments)
+    operator = run.operator  # type: ignore[attr-defined]
+    check(function, operator, arguments)
     try:
-        # `gradient` asks all of this too, but takes microseconds for it. Of transforms and tangents it says that there
-        # is no rule for them, and below it they would be lost.
-        if (wants_gradient and torch.is_grad_enabled()) or has_transform():
-            return gradient(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
+        return run(*arguments)
     except Exception as error:
-        better = out_of_memory(error) or explained(function, operator, arguments, error)
+        better = explained(function, operator, arguments, error)
         if better is None:
             raise
         raise better from None

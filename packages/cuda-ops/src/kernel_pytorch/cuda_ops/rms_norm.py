@@ -9,16 +9,16 @@ between is left out; the dtype of the result is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._core.operator import declare, per_element
 from .arguments import check_tensor
-from .differentiable import differentiable
-from .operators import below_autograd, call, operators, per_element, register
-from .sharding import Shardings, row_placements
+from .operators import call
+from .rows_sharding import Shardings, row_placements
 
 
 def _compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
@@ -60,23 +60,7 @@ def _fake_backward(
     return dx, like.new_empty(like.shape if need_dweight and weight is not None else (0,))
 
 
-def backward_formula(
-    dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, eps: float, offset: float
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients in PyTorch that autograd can follow: `(dx, dweight)`."""
-    wide = _compute_dtype(h.dtype, dy.dtype)
-    x, dy = h.to(wide), dy.to(wide)
-    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    x_hat = x * rstd
-    g = dy if weight is None else dy * (offset + weight.to(wide))
-    dx = rstd * (g - x_hat * (g * x_hat).mean(-1, keepdim=True))
-    if dh is not None:
-        dx = dx + dh.to(wide)
-    dweight = None if weight is None else (dy * x_hat).sum_to_size(weight.shape).to(weight.dtype)
-    return dx.to(h.dtype), dweight
-
-
-def _differentiable_backward(
+def _formula(
     dy: Tensor,
     dh: Tensor | None,
     h: Tensor,
@@ -87,87 +71,42 @@ def _differentiable_backward(
     need_dx: bool,
     need_dweight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernels."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dy, dh, h, weight)):
-        dx, dweight = backward_formula(dy, dh, h, weight, eps, offset)
-        nothing = h.new_empty((0,))
-        return dx if need_dx else nothing, dweight if need_dweight and dweight is not None else nothing.clone()
-    arguments = (dy, dh, h, weight, rstd, eps, offset, need_dx, need_dweight)
-    return below_autograd(operators.rms_norm_backward.default, *arguments)
+    """The gradients in PyTorch that autograd can follow."""
+    wide = _compute_dtype(h.dtype, dy.dtype)
+    x, dy, nothing = h.to(wide), dy.to(wide), h.new_empty((0,))
+    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    x_hat = x * rstd
+    g = dy if weight is None else dy * (offset + weight.to(wide))
+    dx = rstd * (g - x_hat * (g * x_hat).mean(-1, keepdim=True))
+    if dh is not None:
+        dx = dx + dh.to(wide)
+    dweight = nothing.clone()
+    if weight is not None and need_dweight:
+        dweight = (dy * x_hat).sum_to_size(weight.shape).to(weight.dtype)
+    return dx.to(h.dtype) if need_dx else nothing, dweight
 
 
-class RMSNormFunction(torch.autograd.Function):
-    """`(x, weight) -> (y, rstd)`; rstd carries no gradient."""
-
-    @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str, version: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """Run the operator."""
-        return below_autograd(operators.rms_norm.default, x, weight, eps, offset, casting, version)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save x, weight and one number a row."""
-        x, weight, eps, offset = inputs[:4]
-        _, rstd = output
-        ctx.save_for_backward(x, weight, rstd)
-        ctx.mark_non_differentiable(rstd)
-        ctx.set_materialize_grads(False)  # of rstd, which has none
-        ctx.scalars = eps, offset
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, _drstd: Any) -> tuple[Tensor | None, ...]:
-        """Gradients of x and weight, each only where it is needed."""
-        if dy is None:
-            return (None,) * len(ctx.needs_input_grad)
-        x, weight, rstd = ctx.saved_tensors
-        need_dx, need_dweight = ctx.needs_input_grad[:2]
-        eps, offset = ctx.scalars
-        dx, dweight = _differentiable_backward(dy, None, x, weight, rstd, eps, offset, need_dx, need_dweight)
-        found = dx if need_dx else None, dweight if need_dweight else None
-        return found + (None,) * (len(ctx.needs_input_grad) - 2)
+def _gradient(
+    dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, eps: float, offset: float, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = run_rms_norm_backward(dy, None, x, weight, rstd, eps, offset, *needs)
+    return found
 
 
-class AddRMSNormFunction(torch.autograd.Function):
-    """`(x, residual, weight) -> (y, h, rstd)`; rstd carries no gradient."""
-
-    @staticmethod
-    def forward(
-        x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str, version: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the operator."""
-        return below_autograd(operators.add_rms_norm.default, x, residual, weight, eps, offset, casting, version)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Save h, weight and one number a row."""
-        x, residual, weight, eps, offset = inputs[:5]
-        _, h, rstd = output
-        ctx.save_for_backward(h, weight, rstd)
-        # Of tensors that want no gradient the sum wants none.
-        ctx.mark_non_differentiable(*((rstd,) if any(ctx.needs_input_grad[:2]) else (h, rstd)))
-        ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
-        ctx.scalars = eps, offset
-        ctx.dtypes = x.dtype, residual.dtype
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _drstd: Any) -> tuple[Tensor | None, ...]:
-        """Gradients of x, residual and weight, each only where it is needed."""
-        h, weight, rstd = ctx.saved_tensors
-        need_x, need_residual, need_dweight = ctx.needs_input_grad[:3]
-        dx, dweight = dh, None
-        if dy is not None:
-            need_dx = need_x or need_residual
-            eps, offset = ctx.scalars
-            dx, dweight = _differentiable_backward(dy, dh, h, weight, rstd, eps, offset, need_dx, need_dweight)
-        x_dtype, residual_dtype = ctx.dtypes
-        found = (
-            dx.to(x_dtype) if need_x and dx is not None else None,
-            dx.to(residual_dtype) if need_residual and dx is not None else None,
-            dweight if need_dweight else None,
-        )
-        return found + (None,) * (len(ctx.needs_input_grad) - 3)
+def _gradient_add(
+    dy: Tensor | None,
+    dh: Tensor | None,
+    h: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    eps: float,
+    offset: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if dy is None:
+        return dh, dh, None
+    dx, dweight = run_rms_norm_backward(dy, dh, h, weight, rstd, eps, offset, needs[0] or needs[1], needs[2])
+    return dx, dx, dweight
 
 
 # Sharding: the weight is replicated, or has its rows where the heads are; each rank holds its rows' part of dweight.
@@ -201,15 +140,35 @@ def _sharding_backward(
         yield outputs, [rows, None if dh is None else rows, rows, of_weight, rows]
 
 
-run_rms_norm = differentiable(RMSNormFunction)
-register("rms_norm", _fake, run_rms_norm, per_element(4), _sharding)
-run_add_rms_norm = differentiable(AddRMSNormFunction)
-register("add_rms_norm", _fake_add, run_add_rms_norm, per_element(5), _sharding_add)
-register("rms_norm_backward", _fake_backward, _differentiable_backward, per_element(11), _sharding_backward)
+run_rms_norm = declare(
+    "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting, int version=0)"
+    " -> (Tensor y, Tensor rstd)",
+    fake=_fake,
+    gradient=_gradient,
+    flops=per_element(4),
+    sharding=_sharding,
+)
+run_add_rms_norm = declare(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting, int version=0)"
+    " -> (Tensor y, Tensor h, Tensor rstd)",
+    fake=_fake_add,
+    gradient=_gradient_add,
+    follows={"h": ("x", "residual")},
+    flops=per_element(5),
+    sharding=_sharding_add,
+)
+run_rms_norm_backward = declare(
+    "rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor rstd, float eps, float offset,"
+    " bool need_dx, bool need_dweight) -> (Tensor dx, Tensor dweight)",
+    fake=_fake_backward,
+    formula=_formula,
+    flops=per_element(11),
+    sharding=_sharding_backward,
+)
 
 
 def _rms_norm(function: str, *arguments: Any) -> Tensor:
-    y: Tensor = call(function, operators.rms_norm.default, run_rms_norm, *arguments)[0]
+    y: Tensor = call(function, run_rms_norm, *arguments)[0]
     return y
 
 
@@ -261,7 +220,7 @@ def add_rms_norm(
         RuntimeError, TypeError, ValueError: as `rms_norm`.
     """
     arguments = (x, residual, weight, eps, offset, casting)
-    y, h, _ = call("add_rms_norm", operators.add_rms_norm.default, run_add_rms_norm, *arguments)
+    y, h, _ = call("add_rms_norm", run_add_rms_norm, *arguments)
     return y, h
 
 

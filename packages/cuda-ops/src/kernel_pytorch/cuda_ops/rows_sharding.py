@@ -13,10 +13,24 @@ then everything is replicated.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
-from .sharding import Shardings, row_placements
+Shardings = Iterator[tuple[Sequence[Any], Sequence[Any]]]
+"""Acceptable placements of the outputs, then of the tensors among the arguments, None for one that is absent."""
+
+
+def row_placements(placements: ModuleType, dimensions: int) -> Iterator[tuple[Any, Any]]:
+    """Where the rows of a tensor may lie, and what a sum over all rows is then.
+
+    Args:
+        placements: `torch.distributed.tensor`.
+        dimensions: of the tensor; the last one is the row, which is whole.
+    """
+    yield placements.Replicate(), placements.Replicate()
+    for dimension in range(dimensions - 1):
+        yield placements.Shard(dimension), placements.Partial()
 
 
 def _gated_choices(placements: Any, gate: Any, up: Any) -> list[Any]:

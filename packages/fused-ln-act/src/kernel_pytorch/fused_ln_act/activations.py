@@ -28,6 +28,19 @@ ACTIVATIONS: tuple[str, ...] = (
     "identity",
 )
 
+# Operations of an activation and of its derivative; a transcendental function counts as one.
+FLOPS: dict[str, tuple[int, int]] = {
+    "gelu": (5, 9),
+    "gelu_tanh": (9, 13),
+    "silu": (4, 7),
+    "relu": (1, 1),
+    "relu_squared": (2, 2),
+    "quick_gelu": (5, 8),
+    "tanh": (1, 3),
+    "sigmoid": (3, 5),
+    "identity": (0, 0),
+}
+
 # Those that PyTorch has a module of.
 STOCK: dict[str, Callable[[], torch.nn.Module]] = {
     "gelu": torch.nn.GELU,

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ._core.stock import why_not_plain
 from .linear import replacements as linear
 from .norm.module import LayerNorm
-from .stock import why_not_plain
 
 
 def applies(module: torch.nn.Module) -> str | None:

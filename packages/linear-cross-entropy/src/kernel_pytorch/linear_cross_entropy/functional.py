@@ -8,17 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .arguments import (
-    check_chunk,
-    check_flag,
-    check_layer,
-    check_like_hidden,
-    check_scalars,
-    check_target,
-    check_tensor,
-)
-from .levels import resolve
-from .ops import is_plain, raise_for_target
+from ._core.arguments import check_flag, check_tensor
+from ._core.operator import is_plain
+from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_words
+from .levels import LADDER
 
 Reduction = Literal["mean", "sum", "none"]
 CHECK_VARIABLE = "KERNEL_PYTORCH_CHECK"
@@ -83,7 +76,7 @@ def linear_cross_entropy(
     target = _checked_target(target, hidden, "hidden", weight.shape[0], ignore_index)
     if level is None and hidden.is_meta:
         level = "reference"  # operators of ours read memory, and there is none
-    return resolve("linear_cross_entropy", level, hidden, weight, bias)(
+    return LADDER.resolve("linear_cross_entropy", level, hidden, weight, bias)(
         hidden, weight, target, bias, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0),
         reduction, chunk or 0,
     )  # fmt: skip
@@ -139,7 +132,7 @@ def cross_entropy(
     check_flag("inplace", inplace)
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
     target = _checked_target(target, logits, "logits", logits.shape[-1], ignore_index)
-    return resolve("cross_entropy", level, logits)(
+    return LADDER.resolve("cross_entropy", level, logits)(
         logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction,
         inplace,
     )  # fmt: skip
@@ -152,7 +145,7 @@ def _checked_target(target: Tensor, rows: Tensor, name: str, words: int, ignore_
         return target
     if torch.compiler.is_compiling() or not is_plain(target):
         return torch.ops.kernel_pytorch.check_target(target, words, ignore_index)
-    raise_for_target(target, words, ignore_index)
+    check_words(target, words, ignore_index)
     return target
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._core.stock import check_plain
 from .arguments import check_chunk, check_scalars
 from .functional import Reduction, cross_entropy, linear_cross_entropy
-from .levels import check_level
-from .stock import check_plain
+from .levels import LADDER
 
 
 class LinearCrossEntropy(torch.nn.Linear):
@@ -53,7 +53,7 @@ class LinearCrossEntropy(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
         check_chunk(chunk)
-        check_level(level)
+        LADDER.check(level)
         self.ignore_index, self.label_smoothing, self.z_loss = ignore_index, label_smoothing, z_loss
         self.softcap, self.reduction, self.chunk, self.level = softcap, reduction, chunk, level
 
@@ -142,7 +142,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
                 )
         super().__init__(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
-        check_level(level)
+        LADDER.check(level)
         self.z_loss, self.softcap, self.inplace, self.level = z_loss, softcap, inplace, level
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:

@@ -24,13 +24,7 @@ from kernel_pytorch.harness.technique import (
 
 HERE = "kernel_pytorch.linear_cross_entropy"
 IGNORED = -100
-MODULES = {
-    Level.REFERENCE: "reference",
-    Level.NATIVE: "native",
-    Level.TORCHSCRIPT: "jit",
-    Level.COMPILE: "compiled",
-    Level.TRITON: "autograd",
-}
+LEVELS = (Level.REFERENCE, Level.NATIVE, Level.TORCHSCRIPT, Level.COMPILE, Level.TRITON)
 BUDGETS = {
     "linear_cross_entropy": {
         Level.NATIVE: (4.0, "adds up exponentials chunk by chunk; a GPU rounds gradients of 16-bit logits to 16 bits"),
@@ -82,9 +76,9 @@ def unsupported(level: Level, function: str) -> dict[str, str]:
 def implementations(function: str) -> list[Implementation]:
     """One per level."""
     found = []
-    for level, module in MODULES.items():
+    for level in LEVELS:
         factor, reason = BUDGETS[function].get(level, (2.0, ""))
-        target = f"{HERE}.{module}:{function}"
+        target = f"{HERE}.levels.{level.value}:{function}"
         found.append(Implementation(level.value, level, target, factor, reason, unsupported(level, function)))
     if function == "cross_entropy":
         target = f"kernel_pytorch.cuda_ops.cross_entropy:{function}"
@@ -337,7 +331,7 @@ technique = Technique(
             real_input=cross_entropy_real,
         ),
     ],
-    levels=f"{HERE}.levels",
+    levels=f"{HERE}.levels:LADDER",
     contracts={
         "_forward_kernel": KernelContract(PARKED, min_load_bits=128, matrix_instructions=TENSOR_CORES),
         # Target, sum and incoming gradient of a token are numbers of 64 and 32 bits, beside tiles in 128.

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from .levels import resolve
+from ._core.arguments import (
+    check_choice,
+    check_eps,
+    check_like,
+    check_number,
+    check_parameter,
+    check_tensor,
+    shape_of,
+)
+from .levels import LADDER
 
 Casting = Literal["llama", "gemma", "none"]
 CASTINGS = ("llama", "gemma", "none")
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def rms_norm(
@@ -51,9 +58,8 @@ def rms_norm(
     """
     check_tensor("x", x)
     _check_scalars(eps, offset, casting)
-    if weight is not None:
-        _check_weight(weight, x, x.shape[-1:])
-    return resolve("rms_norm", level, x, weight)(x, weight, eps, offset, casting)
+    check_parameter("weight", weight, x)
+    return LADDER.resolve("rms_norm", level, x, weight)(x, weight, eps, offset, casting)
 
 
 def add_rms_norm(
@@ -91,14 +97,10 @@ def add_rms_norm(
     https://arxiv.org/abs/2302.13971.
     """
     check_tensor("x", x)
-    check_tensor("residual", residual)
+    check_like("residual", residual, x)
     _check_scalars(eps, offset, casting)
-    if residual.shape != x.shape:
-        raise ValueError(f"residual: shape is {_shape(residual)}; it must be that of x, {_shape(x)}")
-    _check_device("residual", residual, x)
-    if weight is not None:
-        _check_weight(weight, x, x.shape[-1:])
-    return resolve("add_rms_norm", level, x, residual, weight)(x, residual, weight, eps, offset, casting)
+    check_parameter("weight", weight, x)
+    return LADDER.resolve("add_rms_norm", level, x, residual, weight)(x, residual, weight, eps, offset, casting)
 
 
 def head_rms_norm(
@@ -136,50 +138,13 @@ def head_rms_norm(
     check_tensor("x", x)
     _check_scalars(eps, offset, casting)
     if x.dim() < 2:
-        raise ValueError(f"x: shape is {_shape(x)}; it must be (..., H, D)")
-    _check_weight(weight, x, x.shape[-2:])
-    return resolve("head_rms_norm", level, x, weight)(x, weight, eps, offset, casting)
-
-
-def check_tensor(name: str, tensor: Tensor) -> None:
-    """Raise TypeError or ValueError, naming the argument, unless this is a tensor whose rows can be normalised."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: given {type(tensor).__name__}; it must be a torch.Tensor")
-    if tensor.layout != torch.strided or tensor.is_nested:
-        given = "nested" if tensor.is_nested else tensor.layout
-        raise TypeError(f"{name}: layout is {given}; allowed is torch.strided")
-    if tensor.dtype not in DTYPES:
-        allowed = ", ".join(str(dtype) for dtype in DTYPES)
-        raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are {allowed}")
-    if tensor.dim() == 0:
-        raise ValueError(f"{name}: shape is (); it needs at least one dimension")
-    if tensor.shape[-1] == 0:
-        raise ValueError(f"{name}: shape is {_shape(tensor)}; the last dimension must not be empty")
-
-
-def _check_weight(weight: Tensor, x: Tensor, shape: torch.Size) -> None:
+        raise ValueError(f"x: shape is {shape_of(x)}; it must be (..., H, D)")
     check_tensor("weight", weight)
-    if weight.shape != shape:
-        raise ValueError(f"weight: shape is {_shape(weight)}; for x of shape {_shape(x)} it must be {tuple(shape)}")
-    _check_device("weight", weight, x)
-
-
-def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:
-    if tensor.device != x.device:
-        raise ValueError(f"{name}: device is {tensor.device}; it must be that of x, {x.device}")
+    check_parameter("weight", weight, x, dimensions=2)
+    return LADDER.resolve("head_rms_norm", level, x, weight)(x, weight, eps, offset, casting)
 
 
 def _check_scalars(eps: float, offset: float, casting: str) -> None:
-    for name, value in (("eps", eps), ("offset", offset)):
-        if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
-            raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
-        if not abs(value) < float("inf"):
-            raise ValueError(f"{name}: given {value}; it must be finite")
-    if eps < 0.0:
-        raise ValueError(f"eps: given {eps}; it must not be negative")
-    if casting not in CASTINGS:
-        raise ValueError(f"casting: given {casting!r}; allowed are {', '.join(map(repr, CASTINGS))}")
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)
+    check_eps(eps)
+    check_number("offset", offset)
+    check_choice("casting", casting, CASTINGS)

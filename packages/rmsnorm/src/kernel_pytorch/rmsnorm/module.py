@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .functional import check_tensor, rms_norm
-from .levels import check_level
+from ._core.arguments import check_tensor
+from .functional import rms_norm
+from .levels import LADDER
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -39,7 +40,7 @@ class RMSNorm(torch.nn.RMSNorm):
         level: str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-        check_level(level)
+        LADDER.check(level)
         self.level = level
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ._core.stock import check_plain, why_not_plain
 from .module import RMSNorm
-from .stock import check_plain, why_not_plain
 
 
 def build(module: torch.nn.Module) -> RMSNorm:

@@ -62,13 +62,13 @@ def implementations(function: str) -> list[Implementation]:
         Implementation(
             "reference",
             Level.REFERENCE,
-            f"{HERE}.reference:{function}",
+            f"{HERE}.levels.reference:{function}",
             unsupported=unsupported(Level.REFERENCE, function),
         ),
         Implementation(
             "native",
             Level.NATIVE,
-            f"{HERE}.native:{function}",
+            f"{HERE}.levels.native:{function}",
             budget_factor=4.0,
             budget_reason="the CUDA kernel of F.rms_norm adds the rows of dweight in long chains, not in a tree",
             unsupported=unsupported(Level.NATIVE, function),
@@ -76,18 +76,18 @@ def implementations(function: str) -> list[Implementation]:
         Implementation(
             "torchscript",
             Level.TORCHSCRIPT,
-            f"{HERE}.jit:{function}",
+            f"{HERE}.levels.torchscript:{function}",
             unsupported=unsupported(Level.TORCHSCRIPT, function),
         ),
         Implementation(
             "compile",
             Level.COMPILE,
-            f"{HERE}.compiled:{function}",
+            f"{HERE}.levels.compile:{function}",
             budget_factor=4.0,
             budget_reason="TorchInductor adds the rows of the weight gradient one by one on the CPU, eager in a tree",
             unsupported=unsupported(Level.COMPILE, function),
         ),
-        Implementation("triton", Level.TRITON, f"{HERE}.autograd:{function}"),
+        Implementation("triton", Level.TRITON, f"{HERE}.levels.triton:{function}"),
         Implementation(
             "cuda",
             Level.CUDA,
@@ -300,7 +300,7 @@ technique = Technique(
             real_input=head_rms_norm_real,
         ),
     ],
-    levels=f"{HERE}.levels",
+    levels=f"{HERE}.levels:LADDER",
     contracts={
         "_forward_kernel": KernelContract(max_registers=128, min_load_bits=128, min_store_bits=128),
         "_forward_long_kernel": KernelContract(max_spill_bytes=PARKED, max_registers=128),

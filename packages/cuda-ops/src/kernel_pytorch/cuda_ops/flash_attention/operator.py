@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.cuda_ops._core.operator import declare
 from kernel_pytorch.cuda_ops.arguments import check_tensor
-from kernel_pytorch.cuda_ops.differentiable import differentiable
-from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, register
-from kernel_pytorch.cuda_ops.sharding import Shardings
+from kernel_pytorch.cuda_ops.operators import call
+from kernel_pytorch.cuda_ops.rows_sharding import Shardings
 
 LOWEST = -1e30
 """Of a score that is masked: as good as -inf, and a row of them still has a softmax."""
@@ -27,9 +27,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, version: 
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
-def backward_formula(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradient(do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, of scores that are computed again, in PyTorch that autograd can follow.
 
     As in FlashAttention-2, section 3.1, but for one block, and by a softmax of its own: `exp(scores - lse)` of large
@@ -70,35 +68,6 @@ def _products(rows: Tensor, keys: Tensor) -> Tensor:
     return sum(others, first)
 
 
-class FlashAttentionFunction(torch.autograd.Function):
-    """`(q, k, v, scale, causal) -> (o, lse)`; lse carries no gradient."""
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, version: int = 0) -> tuple[Tensor, Tensor]:
-        """Run the operator."""
-        return below_autograd(operators.flash_attention.default, q, k, v, scale, causal, version)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save q, k and v."""
-        q, k, v, scale, causal = inputs[:5]
-        _, lse = output
-        ctx.save_for_backward(q, k, v)
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)
-        ctx.scalars = scale, causal
-
-    @staticmethod
-    def backward(ctx: Any, do: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k and v."""
-        needs = ctx.needs_input_grad
-        if do is None:
-            return (None,) * len(needs)
-        gradients = backward_formula(do, *ctx.saved_tensors, *ctx.scalars)
-        found = [g if need else None for g, need in zip(gradients, needs, strict=False)]
-        return (*found, *(None,) * (len(needs) - 3))
-
-
 def _flops(q: Any, k: Any, *arguments: Any, **keywords: Any) -> int:
     """Two products of `(S, D)` with `(D, T)`, causal or not, as PyTorch counts its own attention."""
     return 4 * torch.Size(q).numel() * k[2]
@@ -112,8 +81,13 @@ def _sharding(placements: Any, q: Any, k: Any, v: Any, *scalars: Any) -> Shardin
         yield [shard, shard], [shard] * 3
 
 
-run_flash_attention = differentiable(FlashAttentionFunction)
-register("flash_attention", _fake, run_flash_attention, _flops, _sharding)
+run_flash_attention = declare(
+    "flash_attention(Tensor q, Tensor k, Tensor v, float scale, bool causal, int version=0) -> (Tensor o, Tensor lse)",
+    fake=_fake,
+    gradient=_gradient,
+    flops=_flops,
+    sharding=_sharding,
+)
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False) -> Tensor:
@@ -142,5 +116,4 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
     if scale is None:
         check_tensor("flash_attention", "q", q)
         scale = max(q.shape[-1] if q.dim() else 1, 1) ** -0.5
-    arguments = (q, k, v, scale, causal)
-    return call("flash_attention", operators.flash_attention.default, run_flash_attention, *arguments)[0]
+    return call("flash_attention", run_flash_attention, q, k, v, scale, causal)[0]

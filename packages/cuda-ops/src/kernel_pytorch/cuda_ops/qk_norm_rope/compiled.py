@@ -1,7 +1,7 @@
 """The definition under TorchInductor: kernels made for the shapes it sees."""
 
-import torch
+from kernel_pytorch.cuda_ops._core.compiled import compiled
 
 from . import reference
 
-qk_norm_rope = torch.compile(reference.qk_norm_rope, fullgraph=True)
+qk_norm_rope = compiled(reference.qk_norm_rope)

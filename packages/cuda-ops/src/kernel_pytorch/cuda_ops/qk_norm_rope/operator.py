@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernel_pytorch.cuda_ops.differentiable import differentiable
-from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, register
+from kernel_pytorch.cuda_ops._core.operator import declare
+from kernel_pytorch.cuda_ops.operators import call
 from kernel_pytorch.cuda_ops.rotary_embedding.operator import token_placements
 from kernel_pytorch.cuda_ops.rotary_embedding.reference import rotary_embedding
-from kernel_pytorch.cuda_ops.sharding import Shardings
+from kernel_pytorch.cuda_ops.rows_sharding import Shardings
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -73,7 +74,7 @@ def backward_formula(
     return dx.to(x.dtype), (g * x_hat).sum_to_size(weight.shape).to(weight.dtype)
 
 
-def _differentiable_backward(
+def _formula(
     dq_out: Tensor | None,
     dk_out: Tensor | None,
     q: Tensor,
@@ -89,45 +90,38 @@ def _differentiable_backward(
     offset: float,
     *needs: bool,
 ) -> Four:
-    """The backward operator with gradients of its own: the formula where a graph is wanted, else the kernels."""
-    tensors = (dq_out, dk_out, q, k, q_weight, k_weight)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        found = [q.new_empty((0,)) for _ in needs]
-        for i, (dy, x, weight) in enumerate(((dq_out, q, q_weight), (dk_out, k, k_weight))):
-            if dy is not None and (needs[i] or needs[2 + i]):
-                both = backward_formula(dy, x, weight, cos, sin, eps, interleaved, offset)
-                found[i::2] = [g if needed else x.new_empty((0,)) for g, needed in zip(both, needs[i::2], strict=True)]
-        return tuple(found)  # type: ignore[return-value]
-    arguments = (*tensors, cos, sin, q_rstd, k_rstd, eps, interleaved, offset, *needs)
-    return below_autograd(operators.qk_norm_rope_backward.default, *arguments)
+    """The backward operator in PyTorch that autograd can follow."""
+    found = [q.new_empty((0,)) for _ in needs]
+    for i, (dy, x, weight) in enumerate(((dq_out, q, q_weight), (dk_out, k, k_weight))):
+        if dy is not None and (needs[i] or needs[2 + i]):
+            both = backward_formula(dy, x, weight, cos, sin, eps, interleaved, offset)
+            found[i::2] = [g if needed else x.new_empty((0,)) for g, needed in zip(both, needs[i::2], strict=True)]
+    return tuple(found)  # type: ignore[return-value]
 
 
-class QKNormRopeFunction(torch.autograd.Function):
-    """`(q, k, q_weight, k_weight, cos, sin) -> (q_out, k_out, q_rstd, k_rstd)`; the last two carry no gradient."""
-
-    @staticmethod
-    def forward(*arguments: Any) -> Four:
-        """Run the operator."""
-        return below_autograd(operators.qk_norm_rope.default, *arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Four) -> None:
-        """Save what came in and one number a head."""
-        ctx.save_for_backward(*inputs[:6], *output[2:])
-        ctx.mark_non_differentiable(*output[2:])
-        ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
-        ctx.scalars = inputs[6:9]
-
-    @staticmethod
-    def backward(ctx: Any, dq_out: Tensor | None, dk_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and the weights, each only where it is needed."""
-        used = (dq_out is not None, dk_out is not None) * 2
-        needs = [needed and side for needed, side in zip(ctx.needs_input_grad[:4], used, strict=True)]
-        nothing = (None,) * (len(ctx.needs_input_grad) - 4)
-        if not any(needs):
-            return (None,) * 4 + nothing
-        found = _differentiable_backward(dq_out, dk_out, *ctx.saved_tensors, *ctx.scalars, *needs)
-        return tuple(g if needed else None for g, needed in zip(found, needs, strict=True)) + nothing
+def _gradient(
+    dq_out: Tensor | None,
+    dk_out: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_rstd: Tensor,
+    k_rstd: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    used = (dq_out is not None, dk_out is not None) * 2
+    needed = [need and side for need, side in zip(needs[:4], used, strict=True)]
+    if not any(needed):
+        return (None,) * 6
+    tensors = (dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, q_rstd, k_rstd)
+    found = run_qk_norm_rope_backward(*tensors, eps, interleaved, offset, *needed)
+    return *(g if need else None for g, need in zip(found, needed, strict=True)), None, None
 
 
 def _flops(factor: int, first: int) -> Any:
@@ -158,9 +152,24 @@ def _sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest:
         yield outputs, [*incoming, heads, heads, whole, whole, tables, tables, heads, heads]
 
 
-run_qk_norm_rope = differentiable(QKNormRopeFunction)
-register("qk_norm_rope", _fake, run_qk_norm_rope, _flops(7, 0), _sharding)
-register("qk_norm_rope_backward", _fake_backward, _differentiable_backward, _flops(14, 2), _sharding_backward)
+run_qk_norm_rope = declare(
+    "qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, float eps,"
+    " bool interleaved, float offset, int version=0) -> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)",
+    fake=_fake,
+    gradient=_gradient,
+    flops=_flops(7, 0),
+    sharding=_sharding,
+)
+run_qk_norm_rope_backward = declare(
+    "qk_norm_rope_backward(Tensor? dq_out, Tensor? dk_out, Tensor q, Tensor k, Tensor q_weight, Tensor k_weight,"
+    " Tensor cos, Tensor sin, Tensor q_rstd, Tensor k_rstd, float eps, bool interleaved, float offset, bool need_dq,"
+    " bool need_dk, bool need_dq_weight, bool need_dk_weight)"
+    " -> (Tensor dq, Tensor dk, Tensor dq_weight, Tensor dk_weight)",
+    fake=_fake_backward,
+    formula=_formula,
+    flops=_flops(14, 2),
+    sharding=_sharding_backward,
+)
 
 
 def qk_norm_rope(
@@ -199,5 +208,5 @@ def qk_norm_rope(
         ValueError: a number is not finite, or eps negative.
     """
     arguments = (q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
-    q_out, k_out, _, _ = call("qk_norm_rope", operators.qk_norm_rope.default, run_qk_norm_rope, *arguments)
+    q_out, k_out, _, _ = call("qk_norm_rope", run_qk_norm_rope, *arguments)
     return q_out, k_out

@@ -5,48 +5,24 @@ It is linear in x, so the operator is its own derivative, any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kernel_pytorch.cuda_ops.differentiable import differentiable
-from kernel_pytorch.cuda_ops.operators import below_autograd, call, operators, per_element, register
-from kernel_pytorch.cuda_ops.sharding import Shardings
+from kernel_pytorch.cuda_ops._core.operator import declare, per_element
+from kernel_pytorch.cuda_ops.operators import call
+from kernel_pytorch.cuda_ops.rows_sharding import Shardings
 
 
 def _fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False, version: int = 0) -> Tensor:
     return x.new_empty(x.shape)
 
 
-class RotaryEmbeddingFunction(torch.autograd.Function):
-    """`(x, cos, sin) -> y`; cos and sin have no gradient."""
-
-    @staticmethod
-    def forward(
-        x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False, version: int = 0
-    ) -> Tensor:
-        """Run the operator."""
-        return below_autograd(operators.rotary_embedding.default, x, cos, sin, interleaved, transposed, version)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the angles; x is not needed."""
-        _, cos, sin, interleaved = inputs[:4]
-        ctx.save_for_backward(cos, sin)
-        ctx.interleaved = interleaved
-        ctx.transposed = inputs[4] if len(inputs) > 4 else False
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of x."""
-        nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-        if not ctx.needs_input_grad[0]:
-            return None, *nothing
-        cos, sin = ctx.saved_tensors
-        arguments = (dy, cos, sin, ctx.interleaved, not ctx.transposed)
-        return _call(*arguments), *nothing
+def _gradient(
+    dy: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool, needs: Sequence[bool]
+) -> tuple[Tensor | None, None, None]:
+    return run_rotary_embedding(dy, cos, sin, interleaved, not transposed) if needs[0] else None, None, None
 
 
 def token_placements(placements: Any, x: Any, cos: Any) -> Iterator[tuple[Any, Any]]:
@@ -70,13 +46,14 @@ def _sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Sha
 
 
 # Three products and sums for each of two columns: 3 an element.
-run_rotary_embedding = differentiable(RotaryEmbeddingFunction)
-register("rotary_embedding", _fake, run_rotary_embedding, per_element(3), _sharding)
-
-
-def _call(*arguments: Any) -> Tensor:
-    y: Tensor = call("rotary_embedding", operators.rotary_embedding.default, run_rotary_embedding, *arguments)
-    return y
+run_rotary_embedding = declare(
+    "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False, int version=0)"
+    " -> Tensor",
+    fake=_fake,
+    gradient=_gradient,
+    flops=per_element(3),
+    sharding=_sharding,
+)
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
@@ -99,4 +76,5 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
         TypeError: an argument is not of its kind.
     """
-    return _call(x, cos, sin, interleaved)
+    y: Tensor = call("rotary_embedding", run_rotary_embedding, x, cos, sin, interleaved, False)
+    return y

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.arguments import (
-    check_activation,
-    check_dropout,
-    check_like,
-    check_parameter,
-    check_tensor,
-    draw_seed,
-)
-from kernel_pytorch.fused_ln_act.levels import Group, chosen, resolve
-
-from . import autograd, native, reference
-
-GROUP = Group(reference, native, reference, autograd)
+from kernel_pytorch.fused_ln_act._core.arguments import check_like, check_parameter, check_tensor
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, draw_seed
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
 def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | None = None) -> Tensor:
@@ -47,7 +37,7 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | No
     check_tensor("x", x)
     check_parameter("bias", bias, x)
     check_activation(activation)
-    return resolve(GROUP, "bias_act", level, x, bias)(x, bias, activation)
+    return LADDER.resolve("bias_act", level, x, bias)(x, bias, activation)
 
 
 def bias_dropout_add(
@@ -91,6 +81,6 @@ def bias_dropout_add(
     check_parameter("bias", bias, x)
     check_like("residual", residual, x)
     check_dropout(p, seed, x, "p")
-    if p > 0.0 and seed is None and chosen("bias_dropout_add", level, x) != "native":
+    if p > 0.0 and seed is None and LADDER.chosen("bias_dropout_add", level, x) != "native":
         seed = draw_seed(x.device)
-    return resolve(GROUP, "bias_dropout_add", level, x, bias, residual)(x, bias, residual, p, seed)
+    return LADDER.resolve("bias_dropout_add", level, x, bias, residual)(x, bias, residual, p, seed)

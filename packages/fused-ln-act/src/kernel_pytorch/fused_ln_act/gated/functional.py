@@ -6,12 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.arguments import check_number, check_tensor, shape_of
-from kernel_pytorch.fused_ln_act.levels import Group, resolve
-
-from . import autograd, native, reference
-
-GROUP = Group(reference, native, reference, autograd)
+from kernel_pytorch.fused_ln_act._core.arguments import check_choice, check_like, check_number, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 Approximate = Literal["none", "tanh"]
 APPROXIMATIONS = ("none", "tanh")
@@ -55,7 +51,7 @@ def swiglu(
     """
     _check(gate, up)
     check_swish(alpha, limit, offset)
-    return resolve(GROUP, "swiglu", level, gate, up)(gate, up, alpha, limit, offset)
+    return LADDER.resolve("swiglu", level, gate, up)(gate, up, alpha, limit, offset)
 
 
 def geglu(
@@ -87,7 +83,7 @@ def geglu(
     """
     _check(gate, up)
     check_gelu(approximate, limit)
-    return resolve(GROUP, "geglu", level, gate, up)(gate, up, approximate, limit)
+    return LADDER.resolve("geglu", level, gate, up)(gate, up, approximate, limit)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None, level: str | None = None) -> Tensor:
@@ -111,7 +107,7 @@ def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None,
     """
     _check(gate, up)
     check_limit(limit)
-    return resolve(GROUP, "reglu", level, gate, up)(gate, up, limit)
+    return LADDER.resolve("reglu", level, gate, up)(gate, up, limit)
 
 
 def check_swish(alpha: float, limit: float | None, offset: float) -> None:
@@ -123,8 +119,7 @@ def check_swish(alpha: float, limit: float | None, offset: float) -> None:
 
 def check_gelu(approximate: str, limit: float | None) -> None:
     """Raise unless these are what `geglu` takes."""
-    if approximate not in APPROXIMATIONS:
-        raise ValueError(f"approximate: given {approximate!r}; allowed are {', '.join(map(repr, APPROXIMATIONS))}")
+    check_choice("approximate", approximate, APPROXIMATIONS)
     check_limit(limit)
 
 
@@ -143,8 +138,4 @@ def _check(gate: Tensor, up: Tensor | None) -> None:
         if gate.shape[-1] % 2:
             raise ValueError(f"gate: shape is {shape_of(gate)}; packed with up, its last dimension must be even")
     else:
-        check_tensor("up", up)
-        if up.shape != gate.shape:
-            raise ValueError(f"up: shape is {shape_of(up)}; it must be that of gate, {shape_of(gate)}")
-        if up.device != gate.device:
-            raise ValueError(f"up: device is {up.device}; it must be that of gate, {gate.device}")
+        check_like("up", up, gate, "gate")

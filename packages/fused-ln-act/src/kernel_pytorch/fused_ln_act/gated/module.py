@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.levels import check_level
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 from .functional import Approximate, check_gelu, check_swish, geglu, swiglu
 
@@ -25,7 +25,7 @@ class SwiGLU(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_swish(alpha, limit, offset)
-        check_level(level)
+        LADDER.check(level)
         self.alpha, self.limit, self.offset, self.level = alpha, limit, offset, level
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
@@ -52,7 +52,7 @@ class GEGLU(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_gelu(approximate, limit)
-        check_level(level)
+        LADDER.check(level)
         self.approximate, self.limit, self.level = approximate, limit, level
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:

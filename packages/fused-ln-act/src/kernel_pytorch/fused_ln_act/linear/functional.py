@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_flag, check_tensor, shape_of
-from kernel_pytorch.fused_ln_act.levels import Group, default_level_of, resolve
-
-from . import autograd, native, reference
-
-GROUP = Group(reference, native, native, autograd)
+from kernel_pytorch.fused_ln_act._core.arguments import check_flag, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act.arguments import check_activation
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
 def linear_act(
@@ -68,7 +65,7 @@ def linear_act(
     if level is None and activation == "identity":
         level = "native"  # nothing follows the product
     level = _without_odd_rows("linear_act", level, x, weight, weight.shape[0])
-    run = resolve(GROUP, "linear_act", level, x, weight, bias)
+    run = LADDER.resolve("linear_act", level, x, weight, bias)
     if x.dim() == 1:  # the kernels want rows
         return run(x[None], weight, bias, activation, save_preactivation)[0]
     return run(x, weight, bias, activation, save_preactivation)
@@ -122,7 +119,7 @@ def gated_mlp(
     _check_alike(x, {"w_gate_up": w_gate_up, "w_down": w_down})
     level = _without_odd_rows("gated_mlp", level, x, w_gate_up, w_down.shape[0])
     level = _without_odd_rows("gated_mlp", level, x, w_down, w_down.shape[1])
-    run = resolve(GROUP, "gated_mlp", level, x, w_gate_up, w_down)
+    run = LADDER.resolve("gated_mlp", level, x, w_gate_up, w_down)
     if x.dim() == 1:
         return run(x[None], w_gate_up, w_down, activation, recompute)[0]
     return run(x, w_gate_up, w_down, activation, recompute)
@@ -151,7 +148,7 @@ def _without_odd_rows(function: str, level: str | None, x: Tensor, weight: Tenso
 
     Of x, of a weight, or of a result of so many columns. cuBLAS reads them faster than the kernels do by pointers.
     """
-    if level is not None or default_level_of(function, x.device, x.dtype, 0) != "triton":
+    if level is not None or LADDER.default(function, x.device, x.dtype) != "triton":
         return level
     matrices = [weight] if x.dim() == 1 else [x, weight]
     moves = all(m.stride(-1) == 1 and m.stride(-2) % 8 == 0 and m.storage_offset() % 8 == 0 for m in matrices)

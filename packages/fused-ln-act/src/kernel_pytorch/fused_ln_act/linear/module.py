@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernel_pytorch.fused_ln_act._core.stock import check_plain
 from kernel_pytorch.fused_ln_act.activations import module_of, name_of
 from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, names_of
-from kernel_pytorch.fused_ln_act.levels import check_level
-from kernel_pytorch.fused_ln_act.stock import check_plain
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 from .functional import gated_mlp, linear_act
 
@@ -62,7 +62,7 @@ class LinearAct(torch.nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         check_activation(activation)
-        check_level(level)
+        LADDER.check(level)
         self.activation, self.save_preactivation, self.level = activation, save_preactivation, level
 
     @classmethod
@@ -145,7 +145,7 @@ class MLP(torch.nn.Module):
 
     @level.setter
     def level(self, level: str | None) -> None:
-        check_level(level)
+        LADDER.check(level)
         self.fc1.level = self.fc2.level = level
 
     @classmethod
@@ -219,7 +219,7 @@ class GatedMLP(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_activation(activation)
-        check_level(level)
+        LADDER.check(level)
         last = in_features if out_features is None else out_features
         self.gate_up_proj = torch.nn.Linear(in_features, 2 * hidden_features, False, device, dtype)
         self.down_proj = torch.nn.Linear(hidden_features, last, False, device, dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.fused_ln_act.stock import why_not_plain
+from kernel_pytorch.fused_ln_act._core.stock import why_not_plain
 
 from .module import MLP, GatedMLP, LinearAct
 

@@ -6,20 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.arguments import (
-    check_activation,
-    check_dropout,
-    check_eps,
-    check_like,
-    check_parameter,
-    check_tensor,
-    draw_seed,
-)
-from kernel_pytorch.fused_ln_act.levels import Group, chosen, resolve
-
-from . import autograd, native, reference
-
-GROUP = Group(reference, native, reference, autograd)
+from kernel_pytorch.fused_ln_act._core.arguments import check_eps, check_like, check_parameter, check_tensor
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, draw_seed
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
 def layer_norm(
@@ -56,7 +45,7 @@ def layer_norm(
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450.
     """
     _check(x, weight, bias, eps)
-    return resolve(GROUP, "layer_norm", level, x, weight, bias)(x, weight, bias, eps)
+    return LADDER.resolve("layer_norm", level, x, weight, bias)(x, weight, bias, eps)
 
 
 def add_layer_norm(
@@ -105,7 +94,7 @@ def add_layer_norm(
     """
     _check(x, weight, bias, eps, residual)
     scalars = (eps, *_dropout("add_layer_norm", level, dropout_p, seed, x))
-    run = resolve(GROUP, "add_layer_norm", level, x, residual, weight, bias)
+    run = LADDER.resolve("add_layer_norm", level, x, residual, weight, bias)
     return run(x, residual, weight, bias, *scalars)
 
 
@@ -150,7 +139,7 @@ def layer_norm_act(
     _check(x, weight, bias, eps)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("layer_norm_act", level, dropout_p, seed, x))
-    return resolve(GROUP, "layer_norm_act", level, x, weight, bias)(x, weight, bias, *scalars)
+    return LADDER.resolve("layer_norm_act", level, x, weight, bias)(x, weight, bias, *scalars)
 
 
 def add_layer_norm_act(
@@ -195,7 +184,7 @@ def add_layer_norm_act(
     _check(x, weight, bias, eps, residual)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("add_layer_norm_act", level, dropout_p, seed, x))
-    run = resolve(GROUP, "add_layer_norm_act", level, x, residual, weight, bias)
+    run = LADDER.resolve("add_layer_norm_act", level, x, residual, weight, bias)
     return run(x, residual, weight, bias, *scalars)
 
 
@@ -235,7 +224,7 @@ def rms_norm_act(
     _check(x, weight, None, eps)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("rms_norm_act", level, dropout_p, seed, x))
-    return resolve(GROUP, "rms_norm_act", level, x, weight)(x, weight, *scalars)
+    return LADDER.resolve("rms_norm_act", level, x, weight)(x, weight, *scalars)
 
 
 def add_rms_norm_act(
@@ -277,7 +266,7 @@ def add_rms_norm_act(
     _check(x, weight, None, eps, residual)
     check_activation(activation)
     scalars = (eps, activation, *_dropout("add_rms_norm_act", level, dropout_p, seed, x))
-    return resolve(GROUP, "add_rms_norm_act", level, x, residual, weight)(x, residual, weight, *scalars)
+    return LADDER.resolve("add_rms_norm_act", level, x, residual, weight)(x, residual, weight, *scalars)
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *residual: Tensor) -> None:
@@ -292,6 +281,6 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *r
 def _dropout(function: str, level: str | None, p: float, seed: Tensor | None, x: Tensor) -> tuple[Any, ...]:
     """The probability and the seed that the level gets."""
     check_dropout(p, seed, x)
-    if p > 0.0 and seed is None and chosen(function, level, x) != "native":
+    if p > 0.0 and seed is None and LADDER.chosen(function, level, x) != "native":
         seed = draw_seed(x.device)
     return p, seed

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.arguments import check_tensor
+from kernel_pytorch.fused_ln_act._core.stock import check_plain
 from kernel_pytorch.fused_ln_act.activations import module_of, name_of
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, check_tensor, names_of
-from kernel_pytorch.fused_ln_act.levels import check_level
-from kernel_pytorch.fused_ln_act.stock import check_plain
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, names_of
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 from .functional import add_layer_norm, layer_norm, layer_norm_act
 
@@ -47,7 +48,7 @@ class LayerNorm(torch.nn.LayerNorm):
         level: str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        check_level(level)
+        LADDER.check(level)
         self.level = level
 
     @classmethod

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.arguments import DTYPES, check_number, check_tensor, shape_of
-from kernel_pytorch.fused_ln_act.levels import Group, resolve
-
-from . import autograd, native, reference
-
-GROUP = Group(reference, native, reference, autograd)
+from kernel_pytorch.fused_ln_act._core.arguments import DTYPES, check_device, check_number, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
 def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level: str | None = None) -> Tensor:
@@ -47,7 +43,7 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level:
         _check_mask(mask, x)
     if level is None and mask is None and scale == 1.0 and x.device.type == "cpu":
         level = "native"  # one operator of PyTorch's own: there is nothing to fuse
-    return resolve(GROUP, "softmax", level, x, mask)(x, scale, mask)
+    return LADDER.resolve("softmax", level, x, mask)(x, scale, mask)
 
 
 def _check_mask(mask: Tensor, x: Tensor) -> None:
@@ -62,5 +58,4 @@ def _check_mask(mask: Tensor, x: Tensor) -> None:
     ends = zip(reversed(mask.shape), reversed(x.shape), strict=False)
     if mask.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in ends):
         raise ValueError(f"mask: shape is {shape_of(mask)}; it must broadcast to that of x, {shape_of(x)}")
-    if mask.device != x.device:
-        raise ValueError(f"mask: device is {mask.device}; it must be that of x, {x.device}")
+    check_device("mask", mask, x)

@@ -13,7 +13,7 @@ technique = Technique(
     title="Norm, residual, dropout and activation in one kernel",
     paper="https://arxiv.org/abs/1607.06450",
     operations=[operation for group in GROUPS for operation in group.OPERATIONS],
-    levels=f"{PACKAGE}.levels",
+    levels=f"{PACKAGE}.levels:LADDER",
     replacements=f"{PACKAGE}.replacements:replacements",
     contracts={
         # It stores the sum over a tile: one row, too short for wide stores.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.fused_ln_act.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
@@ -67,7 +67,7 @@ def bias_act_cost(case: Case, direction: Direction) -> Cost:
     The bias is read each way, its gradient written. The last launch of the backward adds the shares of that.
     """
     x, bias = bytes_of(case.shape, case.dtype), _bias_bytes(case)
-    value, slope = FLOPS_OF_ACTIVATION[case.activation]
+    value, slope = FLOPS[case.activation]
     elements = torch.Size(case.shape).numel()
     one = Cost(2 * x + bias, elements * (value + (bias > 0)), launches=1)
     passes = 1 if case.activation == "identity" else 3

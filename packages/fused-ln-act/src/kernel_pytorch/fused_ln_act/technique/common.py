@@ -5,17 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.levels import COMPILED
+from kernel_pytorch.fused_ln_act.levels import LADDER
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Spared
 
 PACKAGE = "kernel_pytorch.fused_ln_act"
-MODULES = {
-    Level.REFERENCE: "reference",
-    Level.NATIVE: "native",
-    Level.TORCHSCRIPT: "jit",
-    Level.COMPILE: "compiled",
-    Level.TRITON: "autograd",
-}
+# The modules of kernel_pytorch.cuda_ops that level "cuda" is in, by group.
+COMPILED = {"norm": "norm_act", "gated": "gated", "softmax": "softmax"}
 CUDA = ("cuda",)
 
 # In bytes: far from the 255 registers that it could have, ptxas keeps a value or two of a loop on the stack rather than
@@ -70,13 +65,13 @@ def implementations(
         function: its name.
         budgets: by level, a budget factor other than 2 and its reason.
     """
-    targets = {level: f"{PACKAGE}.{group}.{module}:{function}" for level, module in MODULES.items()}
-    if function in COMPILED:
-        targets[Level.CUDA] = f"kernel_pytorch.cuda_ops.{COMPILED[function]}:{function}"
     found = []
-    for level, target in targets.items():
+    for name in LADDER.levels(function):
+        level, target = Level(name), f"{PACKAGE}.{group}.levels.{name}:{function}"
+        if level is Level.CUDA:
+            target = f"kernel_pytorch.cuda_ops.{COMPILED.get(group, function)}:{function}"
         factor, reason = (budgets or {}).get(level, (2.0, ""))
-        found.append(Implementation(level.value, level, target, factor, reason, unsupported(level, function)))
+        found.append(Implementation(name, level, target, factor, reason, unsupported(level, function)))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.fused_ln_act.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
@@ -64,7 +64,7 @@ def _cost(function: str, case: Case, direction: Direction) -> Cost:
     y = max(gate, up)  # no case pairs float16 with bfloat16
     tanh = case.sizes.get("approximate", "none") == "tanh"
     activation = {"swiglu": "silu", "geglu": "gelu_tanh" if tanh else "gelu", "reglu": "relu"}[function]
-    value, slope = FLOPS_OF_ACTIVATION[activation]
+    value, slope = FLOPS[activation]
     elements = torch.Size(case.shape).numel()
     one = Cost(gate + up + y, elements * (value + 1), launches=1)
     two = Cost(y + 2 * (gate + up), elements * (value + slope + 3), launches=1)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
-from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS, FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
@@ -90,7 +89,7 @@ def linear_act_cost(case: Case, direction: Direction) -> Cost:
     """Forward: read x, weight and bias, write y. Backward: read dy, x and weight, write dx, dweight and dbias."""
     rows, depth = torch.Size(case.shape[:-1]).numel(), case.shape[-1]
     product, results = 2 * rows * case.out * depth, rows * case.out
-    value, slope = FLOPS_OF_ACTIVATION[_activation(case, "gelu")]
+    value, slope = FLOPS[_activation(case, "gelu")]
     x, weight, y, bias = (
         bytes_of(shape, case.dtype) for shape in ((rows, depth), (case.out, depth), (rows, case.out), (case.out,))
     )
@@ -104,7 +103,7 @@ def gated_mlp_cost(case: Case, direction: Direction) -> Cost:
     """Forward: read x and both weights, write y. Backward: read dy, x and both weights, write their gradients."""
     rows, depth = torch.Size(case.shape[:-1]).numel(), case.shape[-1]
     products = 2 * rows * case.hidden * (2 * depth + case.out)
-    value, slope = FLOPS_OF_ACTIVATION[_activation(case, "silu")]
+    value, slope = FLOPS[_activation(case, "silu")]
     x, first, second, y = (
         bytes_of(shape, case.dtype)
         for shape in ((rows, depth), (2 * case.hidden, depth), (case.out, case.hidden), (rows, case.out))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.flops import FLOPS_OF_ACTIVATION
+from kernel_pytorch.fused_ln_act.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,
@@ -80,7 +80,7 @@ def _cost(function: str, case: Case, direction: Direction) -> Cost:
     h = max(x, residual)  # no case pairs float16 with bfloat16
     names = [name for name in _parameters(function) if name not in case.sizes.get("without", ())]
     parameters = len(names) * bytes_of(shape[-1:], case.sizes.get("parameter_dtype", case.dtype))
-    forward_flops, backward_flops = FLOPS_OF_ACTIVATION[case.sizes.get("activation", "identity")]
+    forward_flops, backward_flops = FLOPS[case.sizes.get("activation", "identity")]
     elements = torch.Size(shape).numel()
     launches = 2 if shape[-1] <= 8192 else 3
     layer, extra = "layer_norm" in function, adds + dropout + ("bias" in names)

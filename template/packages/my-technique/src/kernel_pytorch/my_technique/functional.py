@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .arguments import check_number, check_tensor
-from .levels import resolve
+from ._core.arguments import check_floats
+from .arguments import check_positive
+from .levels import LADDER
 
 
 def my_technique(x: Tensor, *, beta: float, level: str | None = None) -> Tensor:
@@ -16,7 +17,7 @@ def my_technique(x: Tensor, *, beta: float, level: str | None = None) -> Tensor:
     Args:
         x: `(...)`, float16, bfloat16, float32 or float64, any strides, may be empty.
         beta: a Python number, finite and above 0.
-        level: None for the default of this device, or one of `levels.LEVELS` by name.
+        level: None for the default of this device, or one of `LADDER.levels("my_technique")` by name.
 
     Returns:
         `(...)`, the dtype of x.
@@ -28,6 +29,6 @@ def my_technique(x: Tensor, *, beta: float, level: str | None = None) -> Tensor:
 
     Source: Ramachandran, Zoph and Le, "Searching for Activation Functions", 2017, https://arxiv.org/abs/1710.05941.
     """
-    check_tensor("x", x)
-    check_number("beta", beta)
-    return resolve(level, x)(x, beta)
+    check_floats("x", x)
+    check_positive("beta", beta)
+    return LADDER.resolve("my_technique", level, x)(x, beta)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import check_number
+from .arguments import check_positive
 from .functional import my_technique
-from .levels import check_level
+from .levels import LADDER
 
 
 class MyTechnique(torch.nn.SiLU):
@@ -23,8 +23,8 @@ class MyTechnique(torch.nn.SiLU):
 
     def __init__(self, beta: float = 1.0, *, level: str | None = None) -> None:
         super().__init__()
-        check_number("beta", beta)
-        check_level(level)
+        check_positive("beta", beta)
+        LADDER.check(level)
         self.beta = beta
         self.level = level
 

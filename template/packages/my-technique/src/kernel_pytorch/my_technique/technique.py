@@ -45,10 +45,12 @@ if torch.__version__ < "2.11":
     )
 
 implementations = [
-    Implementation("reference", Level.REFERENCE, f"{HERE}.reference:{FUNCTION}", unsupported=UNSUPPORTED),
-    Implementation("native", Level.NATIVE, f"{HERE}.native:{FUNCTION}", unsupported=UNSUPPORTED),
-    Implementation("torchscript", Level.TORCHSCRIPT, f"{HERE}.jit:{FUNCTION}", unsupported=UNSUPPORTED_SCRIPT),
-    Implementation("compile", Level.COMPILE, f"{HERE}.compiled:{FUNCTION}", unsupported=UNSUPPORTED_COMPILED),
+    Implementation("reference", Level.REFERENCE, f"{HERE}.levels.reference:{FUNCTION}", unsupported=UNSUPPORTED),
+    Implementation("native", Level.NATIVE, f"{HERE}.levels.native:{FUNCTION}", unsupported=UNSUPPORTED),
+    Implementation(
+        "torchscript", Level.TORCHSCRIPT, f"{HERE}.levels.torchscript:{FUNCTION}", unsupported=UNSUPPORTED_SCRIPT
+    ),
+    Implementation("compile", Level.COMPILE, f"{HERE}.levels.compile:{FUNCTION}", unsupported=UNSUPPORTED_COMPILED),
 ]
 
 
@@ -104,6 +106,6 @@ technique = Technique(
             real_input=real_input,
         )
     ],
-    levels=f"{HERE}.levels",
+    levels=f"{HERE}.levels:LADDER",
     replacements=f"{HERE}.replacements:replacements",
 )

@@ -1,0 +1,50 @@
+"""Level "cuda": what the package kernel_pytorch.cuda_ops offers, where it is installed.
+
+It is imported here, and not when it is asked for: its operators have to be there before anything is traced.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+cuda_ops: ModuleType | None = None
+_why_absent = ""
+try:
+    cuda_ops = importlib.import_module("kernel_pytorch.cuda_ops")
+except ModuleNotFoundError as error:
+    if error.name != "kernel_pytorch.cuda_ops":
+        raise
+    _why_absent = (
+        "kernel-pytorch-cuda-ops is not installed (in a checkout of kernel-pytorch: pip install ./packages/cuda-ops)"
+    )
+except ImportError as error:
+    _why_absent = str(error)
+
+
+def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the level cannot run there, or None if it can."""
+    if cuda_ops is None:
+        return _why_absent
+    # A mask of bools is read as it is; nothing else is of that dtype.
+    return cuda_ops.levels.unavailable("cuda", device, torch.float32 if dtype == torch.bool else dtype)
+
+
+def describe(device: torch.device) -> str:
+    """What was compiled for that kind of device, and where it was verified."""
+    return "" if cuda_ops is None else cuda_ops.levels.describe("cuda", device)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The function of that name; one that raises ImportError where the package is not installed."""
+    if cuda_ops is not None:
+        return getattr(cuda_ops, name)
+
+    def absent(*arguments: Any, **keywords: Any) -> Any:
+        raise ImportError(f"level 'cuda' of {name} cannot run here: {_why_absent}")
+
+    return absent

@@ -1,0 +1,65 @@
+"""Arithmetic of launches. What Triton offers for it unpacks constants of kernels: microseconds a call on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from .device import cache_size
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """The quotient rounded up."""
+    return -(-dividend // divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is no less than `number`, which is at least 1."""
+    return 1 << (number - 1).bit_length()
+
+
+def warps(elements: int, each: int = 16) -> int:
+    """16 elements a thread, if no other number is given: two 128-bit loads of a 16-bit dtype in flight."""
+    return min(16, max(1, elements // (32 * each)))
+
+
+def exceeds_int32(*tensors: Tensor) -> bool:
+    """Whether an offset into one of these, or into a contiguous one of its shape, may pass 2^31 - 1.
+
+    Masked lanes of the last block are included.
+    """
+    return any(_reach(tensor) >= 2**31 - 2**17 for tensor in tensors)
+
+
+def _reach(tensor: Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.numel()
+    offsets = ((n - 1) * abs(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return max(sum(offsets), tensor.numel())
+
+
+def bytes_of(*tensors: Tensor | None) -> int:
+    """What reading or writing these once moves."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def eviction_policy(x: Tensor, traffic: int) -> str:
+    """How to read `x`, which nobody reads again soon, in a kernel that moves `traffic` bytes through the L2 cache.
+
+    Where everything fits, x makes room for y, which the next kernel reads. Where nothing can stay, reads that are held
+    longer get the last 2 to 4 % of the bandwidth (H200; NVIDIA does not say why).
+    """
+    return "evict_last" if traffic > cache_size(x.device) else "evict_first"
+
+
+def reader(x: Tensor, make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What gives a kernel the memory of `make(x)`: x itself where that is a view of it, else a copy each time.
+
+    A kernel is told strides apart, so the first address is all that it needs of a view.
+    """
+    return _itself if make(x).data_ptr() == x.data_ptr() else make
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x

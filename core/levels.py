@@ -1,0 +1,184 @@
+"""The levels of a package's functions: which there are, where each can run, and which is the default where."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .device import compute_capability
+from .operator import has_transform, is_transformed
+
+LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+KERNELS = ("triton", "cuda")
+MINIMUM_CAPABILITY = (8, 0)
+
+HAS_TRITON = find_spec("triton") is not None
+HAS_NUMPY = find_spec("numpy") is not None
+
+
+class Compiled(Protocol):
+    """What a ladder asks about level "cuda"; the module `cuda_level` is one."""
+
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why the level cannot run there, or None if it can."""
+
+    def describe(self, device: torch.device) -> str:
+        """What is worth knowing of the level there, for tables."""
+
+
+@dataclass(frozen=True)
+class Default:
+    """A row of a package's table: where a level other than native is the default.
+
+    Attributes:
+        level: the default there.
+        record: the folder of `results/` that it rests on; a test holds the row against it.
+        device: type of device.
+        functions: of which functions; None for all.
+        capabilities: of a GPU; None for all.
+        dtypes: of the principal tensor; None for all.
+    """
+
+    level: str
+    record: str
+    device: str = "cuda"
+    functions: Collection[str] | None = None
+    capabilities: Collection[tuple[int, int]] | None = None
+    dtypes: Collection[torch.dtype] | None = None
+
+    def covers(self, function: str, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether the row is about such a call."""
+        return (
+            device.type == self.device
+            and (self.functions is None or function in self.functions)
+            and (self.dtypes is None or dtype in self.dtypes)
+            and (self.capabilities is None or compute_capability(device) in self.capabilities)
+        )
+
+
+class Ladder:
+    """The levels of a package's functions.
+
+    Args:
+        functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
+            `reference.py`, `native.py` and so on, and each the function of that name.
+        defaults: the first row that covers a call says its default; where none does it is native. Rows go by what
+            they name and never by rows or batch: levels round differently, and the result of a row must not depend on
+            how many rows there are.
+        cuda: what is asked about level "cuda"; None if no function has it.
+        absent: by function, levels that it lacks.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, str],
+        defaults: Sequence[Default],
+        cuda: Compiled | None,
+        absent: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        self.functions = functions
+        self.defaults = tuple(defaults)
+        self.cuda = cuda
+        self._absent = absent or {}
+        self._levels = {
+            (function, level): getattr(importlib.import_module(f"{package}.{level}"), function)
+            for function, package in functions.items()
+            for level in self.levels(function)
+        }
+        self._resolved: dict[Any, Callable[..., Any]] = {}
+
+    def levels(self, function: str) -> tuple[str, ...]:
+        """The levels of a function, from the definition to CUDA C++."""
+        return tuple(level for level in LEVELS if level not in self._absent.get(function, ()))
+
+    def default(self, function: str, device: torch.device, dtype: torch.dtype) -> str:
+        """The level that `level=None` means there."""
+        for row in self.defaults:
+            able = row.level in self.levels(function) and row.covers(function, device, dtype)
+            if able and self.unavailable(row.level, device, dtype) is None:
+                return row.level
+        return "native"
+
+    def unavailable(self, level: str, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why this level cannot run there, or None if it can."""
+        if level == "cuda":
+            return "the package has none" if self.cuda is None else self.cuda.unavailable(device, dtype)
+        return _no_triton(device, dtype) if level == "triton" else None
+
+    def describe(self, level: str, device: torch.device) -> str:
+        """What is worth knowing of a level that runs there, for tables."""
+        return self.cuda.describe(device) if level == "cuda" and self.cuda is not None else ""
+
+    def check(self, level: str | None) -> None:
+        """Raise ValueError, listing the levels, unless this is one of them or None."""
+        if level is not None and level not in LEVELS:
+            raise ValueError(f"level: given {level!r}; allowed are None, {', '.join(map(repr, LEVELS))}")
+
+    def resolve(self, function: str, level: str | None, *tensors: Tensor | None) -> Callable[..., Any]:
+        """The level's function, or an error that names what is allowed.
+
+        Args:
+            function: its name.
+            level: as the user gave it.
+            tensors: the arguments that decide, the principal one first.
+
+        Raises:
+            ValueError: no such level, or not of this function.
+            RuntimeError: the level exists but cannot run on this device or dtype, with the reason.
+        """
+        self.check(level)
+        interpreted = level == "triton" and not (tensors[0] is not None and tensors[0].is_cuda)  # the environment says
+        if torch.compiler.is_compiling() or has_transform() or interpreted:
+            return self._levels[function, self.chosen(function, level, *tensors)]
+        key = (function, level, *[None if t is None else (t.device, t.dtype) for t in tensors])
+        found = self._resolved.get(key)
+        if found is None:
+            found = self._resolved[key] = self._levels[function, self.chosen(function, level, *tensors)]
+        return found
+
+    def chosen(self, function: str, level: str | None, *tensors: Tensor | None) -> str:
+        """The name of the level that `resolve` takes; same arguments and errors."""
+        self.check(level)
+        x = tensors[0]
+        assert x is not None
+        if level is None:
+            level = self.default(function, x.device, x.dtype)
+            if level in KERNELS and (is_transformed() or self._why_not(level, tensors) is not None):
+                return "native"
+            return level
+        if level not in self.levels(function):
+            having = ", ".join(map(repr, self.levels(function)))
+            raise ValueError(f"level: {level!r} of {function} does not exist yet; it has {having}")
+        if (reason := self._why_not(level, tensors)) is not None:
+            raise RuntimeError(f"level {level!r} of {function} cannot run here: {reason}")
+        return level
+
+    def _why_not(self, level: str, tensors: tuple[Tensor | None, ...]) -> str | None:
+        """Why a level cannot run for one of these tensors."""
+        reasons = [self.unavailable(level, t.device, t.dtype) for t in tensors if t is not None]
+        return next((reason for reason in reasons if reason is not None), None)
+
+
+def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why Triton's kernels cannot run there, or None if they can."""
+    if not HAS_TRITON:
+        return "triton is not installed (pip install triton)"
+    if device.type == "cuda":
+        capability = compute_capability(device)
+        if capability < MINIMUM_CAPABILITY:
+            return f"compute capability is {capability[0]}.{capability[1]}; Triton kernels need 8.0"
+        return None
+    if device.type != "cpu" or os.environ.get("TRITON_INTERPRET", "").lower() not in ("1", "true", "yes", "on", "y"):
+        return f"device is {device.type}; Triton needs CUDA, or TRITON_INTERPRET=1 to check kernels on the CPU"
+    if not HAS_NUMPY:
+        return "Triton's interpreter needs numpy (pip install numpy)"
+    if dtype == torch.bfloat16:
+        return "Triton's interpreter computes bfloat16 wrongly"
+    return None

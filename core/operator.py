@@ -1,0 +1,381 @@
+"""An operator declared once; its registration, its autograd function and the short way past the dispatcher follow.
+
+    rms_norm = declare("rms_norm(Tensor x, float eps) -> (Tensor y, Tensor rstd)", launch=..., fake=..., gradient=...)
+
+Each level is an operator of its own with the same schema: Triton's is `kernel_pytorch::<name>`, that of CUDA C++ is
+`kernel_pytorch_cuda::<name>`, which the compiled library defines. All that is private to PyTorch is used here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .after_import import after_import
+
+TRITON, CUDA = "kernel_pytorch", "kernel_pytorch_cuda"
+"""Namespaces of operators, by level."""
+
+# Private names of PyTorch; those of DTensor are in `shard`.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_alive = torch._C._functorch.unwrap_if_dead  # a tensor that outlives its transform of torch.func is wrapped still
+_trace = torch._C._get_tracing_state
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+_libraries: list[torch.library.Library] = []  # a registration lasts as long as its library
+
+
+def declare(
+    schema: str,
+    *,
+    fake: Callable[..., Any],
+    launch: Callable[[], Callable[..., Any]] | None = None,
+    gradient: Callable[..., Any] | None = None,
+    save: Callable[..., tuple[Tensor | None, ...]] | None = None,
+    formula: Callable[..., Any] | None = None,
+    follows: Mapping[str, Sequence[str]] | None = None,
+    keys: Sequence[str] = ("CUDA", "CPU"),
+    flops: Callable[..., int] | None = None,
+    sharding: Callable[..., Iterable[tuple[Sequence[Any], Sequence[Any]]]] | None = None,
+) -> Callable[..., Any]:
+    """Make the operator and return the function that calls it, by position, the shortest way that is right.
+
+    Args:
+        schema: without namespace; names matter, see `gradient`. A result without a name is called y.
+        fake: what is allocated: same shapes, dtypes and strides.
+        launch: imports the launcher and returns it: called once, at the first call of all, so that Triton is imported
+            neither with the package nor while Dynamo traces. (A string would hide the kernels from type checkers and
+            from the digest of the sources.) None where a library in C++ has defined the operator already.
+        gradient: asks by the names of its parameters for what it needs: `d<output>`, inputs, outputs (both are saved),
+            scalars, `saved`, and of each tensor that goes in `needs`, a bool, and `dtypes`, None for one that is
+            absent. It returns a gradient for each of these. An output whose `d<output>` it does not ask for has none.
+        save: asks in the same way for inputs, outputs and scalars, and returns what `gradient` gets as `saved`; where
+            what is saved depends on scalars.
+        formula: the same function in PyTorch that autograd can follow, used where a graph is wanted and there is no
+            `gradient`: for second derivatives. With neither, wanting a graph is an error.
+        follows: by output, the tensors that go in of which alone it is made: it has a gradient only if all of them are
+            there, and one of them has.
+        keys: of the dispatcher, that the launcher is for; "CompositeExplicitAutograd" is every kind of device.
+        flops: of the shapes of the arguments, as `register_flop_formula` wants it.
+        sharding: `rule(placements, *arguments)` yields acceptable placements of outputs and of tensor arguments, where
+            `placements` is the module `torch.distributed.tensor`.
+
+    Raises:
+        ImportError: the library defines the operator with another schema.
+    """
+    name = schema.partition("(")[0]
+    space = TRITON if launch is not None else CUDA
+    library = torch.library.Library(space, "FRAGMENT")
+    _libraries.append(library)
+    if launch is not None:
+        library.define(schema)
+    packet = getattr(getattr(torch.ops, space), name)
+    operator = packet.default
+    _check_schema(operator, f"{space}::{schema}", fake.__module__)
+
+    call = operator._op  # what OpOverload.__call__ calls, less one frame
+    below = _below_autograd(call)
+    kernel = below
+    if launch is not None:
+        kernel = _lazy(launch)
+        for key in keys:
+            library.impl(name, kernel, key)
+    torch.library.register_fake(f"{space}::{name}", _on_one_device(name, fake), lib=library)
+
+    calls = _Calls(operator, kernel, below)
+    graph, run = _differentiable(calls, gradient, save, follows or {}, formula)
+    library.impl(name, _autograd_kernel(operator, below, graph), "Autograd")
+    run.calls, run.sharding = calls, sharding  # type: ignore[attr-defined]
+    if flops is not None:
+        after_import("torch.utils.flop_counter", lambda counter: counter.register_flop_formula(packet)(flops))
+    if sharding is not None:
+        after_import("torch.distributed.tensor", lambda placements: shard(placements, operator, sharding))
+    return run
+
+
+def with_gradient(
+    run: Any, gradient: Callable[..., Any], save: Callable[..., tuple[Tensor | None, ...]] | None = None
+) -> Callable[..., Any]:
+    """The function that calls an operator which `declare` made, differentiated in another way; see there."""
+    return _differentiable(run.calls, gradient, save, {}, None)[1]
+
+
+class _Calls(NamedTuple):
+    """An operator, its launcher (of one that a library defines: itself), and what calls it below autograd."""
+
+    operator: Any
+    kernel: Callable[..., Any]
+    below: Callable[..., Any]
+
+
+def _differentiable(
+    calls: _Calls,
+    gradient: Callable[..., Any] | None,
+    save: Callable[..., tuple[Tensor | None, ...]] | None,
+    follows: Mapping[str, Sequence[str]],
+    formula: Callable[..., Any] | None,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What computes a call that is to be differentiated, and the function that users call."""
+    operator, kernel, below = calls
+    name = operator._schema.name.partition("::")[2]
+    if gradient is not None:
+        rules = _autograd_rules(operator._schema, gradient, save, follows)
+        # Of plain tensors a graph is made around the launcher itself, of all others around the operator.
+        shortest, dispatched = _function(name, kernel, rules), _function(name, below, rules)
+        plain_graph, graph, transformed = _apply(shortest), _apply(dispatched), dispatched.apply
+    else:
+        plain_graph = graph = transformed = formula if formula is not None else _refused(operator)
+
+    def run(*arguments: Any) -> Any:
+        """Call past the dispatcher where it has nothing to do.
+
+        With a subclass (DTensor, FakeTensor) or a mode (FLOP counter, selective checkpointing) that would bypass what
+        the user asked for. Transforms of torch.func go to the autograd function, which says what it cannot do.
+        """
+        if torch.compiler.is_compiling():
+            return operator(*arguments)
+        if _transforms() is not None or forward_ad._current_level >= 0:
+            return transformed(*arguments)
+        if _dispatch_modes() or _trace() is not None:
+            return operator(*arguments)
+        wanted = False
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                if type(argument) not in _PLAIN or _alive(argument) is not argument:
+                    return operator(*arguments)
+                wanted = wanted or argument.requires_grad
+        return plain_graph(*arguments) if wanted and torch.is_grad_enabled() else kernel(*arguments)
+
+    run.operator = operator  # type: ignore[attr-defined]
+    run.__name__ = run.__qualname__ = name
+    return graph, run
+
+
+def _autograd_kernel(operator: Any, below: Callable[..., Any], graph: Callable[..., Any]) -> Callable[..., Any]:
+    """What the dispatcher calls: of subclasses, modes and traces, and for whoever calls the operator itself."""
+    arguments_of = operator._schema.arguments
+    defaults = tuple(a.default_value for a in arguments_of if a.has_default_value())
+    required = [(place, a.name) for place, a in enumerate(arguments_of) if str(a.type) == "Tensor"]
+    name = operator._schema.name
+
+    def autograd(*arguments: Any) -> Any:
+        if has_transform() and any(isinstance(a, Tensor) and a.is_floating_point() for a in arguments):
+            # Here it would run, and be wrong: tangents get lost, and so do gradients of gradients.
+            raise NotImplementedError(
+                f"{name}: transforms of torch.func and forward-mode differentiation need a function of the package at "
+                "level 'native', not the operator"
+            )
+        missing = len(arguments_of) - len(arguments)
+        arguments += defaults[len(defaults) - missing :] if missing else ()
+        for place, argument in required:
+            if arguments[place] is None:  # PyTorch hands it on as a tensor without a type
+                raise TypeError(f"{name.partition('::')[2]}: {argument}: given None; it must be a tensor")
+        arguments = tuple(_alive(a) if isinstance(a, Tensor) else a for a in arguments)
+        return graph(*arguments) if wants_graph(*arguments) else below(*arguments)
+
+    return autograd
+
+
+def _function(name: str, forward: Callable[..., Any], rules: dict[str, Any]) -> Any:
+    return type(name, (torch.autograd.Function,), {"forward": staticmethod(forward), **rules})
+
+
+def _apply(function: Any) -> Callable[..., Any]:
+    """`function.apply`, which looks at the signature of `forward` in every call: longer than a small kernel takes."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def _refused(operator: Any) -> Callable[..., Any]:
+    def refuse(*arguments: Any) -> Any:
+        raise RuntimeError(f"{operator._schema.name} has no gradient: call it under torch.no_grad()")
+
+    return refuse
+
+
+def _autograd_rules(
+    schema: Any,
+    gradient: Callable[..., Any],
+    save: Callable[..., tuple[Tensor | None, ...]] | None,
+    follows: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """`setup_context` and `backward`, by the names that `gradient` and `save` ask for."""
+    inputs = [a.name for a in schema.arguments]
+    outputs = [result.name or "y" for result in schema.returns]
+    tensors = [i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
+    plan = [_asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(gradient).parameters]
+    save_plan = [] if save is None else [
+        _asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(save).parameters
+    ]  # fmt: skip
+    save_in = [place for kind, place in plan if kind == "input"]
+    save_out = [place for kind, place in plan if kind == "output"]
+    scalars = [place for kind, place in plan if kind == "scalar"]
+    followed = [place for kind, place in plan if kind == "gradient"]
+    hidden = [place for place in range(len(outputs)) if place not in followed]
+    made_of = {outputs.index(name): [inputs.index(source) for source in of] for name, of in follows.items()}
+
+    def setup_context(ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
+        results = output if isinstance(output, tuple) else (output,)
+        more = () if save is None else save(*[(results if k == "output" else arguments)[i] for k, i in save_plan])
+        ctx.save_for_backward(*[arguments[i] for i in save_in], *[results[i] for i in save_out], *more)
+        still = [
+            o
+            for o, sources in made_of.items()
+            if any(arguments[i] is None for i in sources) or not any(ctx.needs_input_grad[i] for i in sources)
+        ]
+        ctx.mark_non_differentiable(*[results[i] for i in [*hidden, *still]])
+        ctx.set_materialize_grads(False)  # an output that nobody used comes as None, not as zeros to be read
+        ctx.scalars = [arguments[i] for i in scalars]
+        ctx.dtypes = [None if arguments[i] is None else arguments[i].dtype for i in tensors]
+
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [None] * len(inputs)
+        if all(gradients[i] is None for i in followed):
+            return tuple(found)
+        kept, (first, second) = ctx.saved_tensors, (len(save_in), len(save_in) + len(save_out))
+        in_order = {"input": iter(kept[:first]), "output": iter(kept[first:second]), "scalar": iter(ctx.scalars)}
+        needs = [ctx.needs_input_grad[i] for i in tensors]
+        whole = {"needs": needs, "dtypes": ctx.dtypes, "saved": kept[second:]}
+        arguments = [
+            gradients[place] if kind == "gradient" else whole[kind] if kind in whole else next(in_order[kind])
+            for kind, place in plan
+        ]
+        for place, needed, dtype, result in zip(tensors, needs, ctx.dtypes, gradient(*arguments), strict=True):
+            if needed and result is not None:
+                found[place] = result if result.dtype == dtype else result.to(dtype)
+        return tuple(found)
+
+    return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
+
+
+def _asked(name: str, inputs: list[str], outputs: list[str], tensors: list[int], of: str) -> tuple[str, int]:
+    """What a parameter of a gradient stands for, and where it is."""
+    if name in inputs:
+        place = inputs.index(name)
+        return ("input" if place in tensors else "scalar", place)
+    if name in outputs:
+        return ("output", outputs.index(name))
+    if name[:1] == "d" and name[1:] in outputs:
+        return ("gradient", outputs.index(name[1:]))
+    if name in ("needs", "dtypes", "saved"):
+        return (name, 0)
+    raise TypeError(f"the gradient of {of} asks for {name!r}, which is in none of {inputs + outputs}")
+
+
+# What a call is like.
+
+
+def wants_graph(*values: Any) -> bool:
+    """Whether what is computed of these, of which some are tensors, is to be differentiated."""
+    return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether the dispatcher has nothing to do: plain Tensors and Parameters, no dispatch mode, no transform."""
+    return _dispatch_modes() == 0 and _transforms() is None and all(t is None or type(t) in _PLAIN for t in tensors)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work, vmap for example, or forward-mode differentiation.
+
+    Kernels of one's own have no rules for those. What torch.compile traces says no: it may not ask.
+    """
+    return not torch.compiler.is_compiling() and has_transform()
+
+
+def has_transform() -> bool:
+    """The same, for what is not traced."""
+    return _transforms() is not None or forward_ad._current_level >= 0
+
+
+# Registration.
+
+
+def _check_schema(operator: Any, wanted: str, needed_by: str) -> None:
+    """Raise ImportError unless the operator has this schema: a library of another version is refused by name."""
+    schema = torch._C.parse_schema(wanted)
+    if str(operator._schema) != str(schema):
+        raise ImportError(f"{needed_by} needs {schema}; installed is {operator._schema}")
+
+
+def _below_autograd(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator without its gradient; PyTorch's own error where a GPU has no memory left."""
+
+    def below(*arguments: Any) -> Any:
+        try:
+            with _BelowAutograd():
+                return call(*arguments)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError or not str(error).startswith("CUDA out of memory"):
+                raise
+            # The stable ABI hands on the text of an exception alone.
+            raise torch.OutOfMemoryError(str(error)) from None
+
+    return below
+
+
+def _lazy(launch: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """The launcher, imported when it is called first."""
+    launcher: Callable[..., Any] | None = None
+
+    def kernel(*arguments: Any) -> Any:
+        nonlocal launcher
+        if launcher is None:
+            launcher = launch()
+        return launcher(*arguments)
+
+    return kernel
+
+
+def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake, but for tensors that lie apart: one on "meta" among others is enough for PyTorch to ask a fake."""
+
+    @functools.wraps(fake)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        devices = dict.fromkeys(str(a.device) for a in arguments if isinstance(a, Tensor))
+        if len(devices) > 1:
+            raise RuntimeError(f"{name}: tensors are on {' and '.join(devices)}; all of them must be on one device")
+        return fake(*arguments, **keywords)
+
+    return checked
+
+
+def per_element(factor: int) -> Callable[..., int]:
+    """The FLOP formula of an operator that does `factor` operations for each element of its first argument."""
+    return lambda shape, *args, **kwargs: factor * torch.Size(shape).numel()
+
+
+def shard(placements: ModuleType, operator: Any, rule: Callable[..., Any]) -> None:
+    """Tell DTensor, which remembers its decisions by tensors and integers; here every scalar is part of the key."""
+    try:
+        from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+        from torch.distributed.tensor.experimental import register_sharding
+
+        remembered = placements.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    except (ImportError, AttributeError) as error:
+        warnings.warn(
+            f"{operator} will not accept DTensors, torch {torch.__version__} registers sharding rules in another way "
+            f"({error})",
+            stacklevel=2,
+        )
+        return
+    kinds = ["Tensor" in str(argument.type) for argument in operator._schema.arguments]
+
+    def complete(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
+        found = []
+        for outputs, tensors in rule(placements, *arguments):
+            rest = iter(tensors)
+            found.append((list(outputs), [next(rest) if kind else None for kind in kinds]))
+        return found
+
+    register_sharding(operator)(complete)
+    remembered[operator] = RuntimeSchemaInfo(kinds.index(False) if False in kinds else len(kinds))

@@ -1,0 +1,189 @@
+"""The backward pass in Triton: narrow blocks, few shares of the bias's gradient. The kernel, then the launcher.
+
+    dx        = dropout(dy) * activation'(x + bias)
+    dbias     = sum over rows of dx, before dx is rounded
+    dresidual = dy, which takes no kernel
+
+No sum runs over a row, so a row may be cut anywhere: one program takes a narrow block of columns and a share of the
+rows, keeps its share of dbias in registers, and copies the next tiles into shared memory meanwhile. Narrow blocks make
+few shares of each column, so that adding them in a fixed order (`kernels/rows.py`) moves next to nothing. Of few rows
+one program takes all, and where no dbias is asked for every tile has a program of its own. The mask is
+drawn again from the seed. Without an activation x is not read, and was not saved.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act._core.device import on_device, program_count
+from kernel_pytorch.fused_ln_act._core.launch import cdiv, exceeds_int32, next_power_of_2
+from kernel_pytorch.fused_ln_act.kernels.activations import derivative
+from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
+from kernel_pytorch.fused_ln_act.kernels.rows import Walk, add_shares, are_half, as_rows, stages
+from kernel_pytorch.fused_ln_act.kernels.tiles import MOST_IN_GRID, tile_of_few, widest_tile
+
+from .forward import check
+
+ALONE = (2048, 8)  # elements and warps of a tile where nothing is summed
+# Columns of a tile: 8 for every thread of one warp, or of two. With fewer a thread the bias would be laid out otherwise
+# than x, and the compiler would compute everything twice, once in either way.
+NARROW, WIDE = 256, 512
+ELEMENTS_PER_WARP = 1024
+TALLEST = 32  # rows of a tile, however narrow: they are added up in the end, and a long chain of sums loses digits
+BYTES_AT_ONCE = 16384  # of dy in the tiles of all programs of a multiprocessor
+
+
+@triton.jit
+def _bias_backward_kernel(
+    dy_ptr, x_ptr, bias_ptr, seed_ptr, dx_ptr, shares_ptr, rows, columns, dy_stride, x_stride,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
+    NEED_DX: tl.constexpr, NEED_DBIAS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """This program takes every P-th tile of ROWS rows in one block of columns, and sums its share of dbias.
+
+    dy, x: (T, N) with unit stride in N. bias: (N). seed: (). dx: (T, N) contiguous. shares: (P, N), of which a single
+    one is dbias itself.
+    """
+    program = tl.program_id(1)
+    wide = tl.float64 if dy_ptr.dtype.element_ty == tl.float64 else tl.float32
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    column_mask = column < columns
+    seed = load_seed(seed_ptr, DROPOUT_P)
+    bias = 0.0
+    if HAS_BIAS and ACTIVATION != "identity":
+        bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(wide)
+    share = tl.zeros([ROWS, BLOCK], dtype=wide)
+    lost = tl.zeros([ROWS, BLOCK], dtype=wide)
+
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        if LONG_OFFSETS:
+            row = row.to(tl.int64)
+        mask = (row < rows) & column_mask
+        dx = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(wide)
+        if DROPOUT_P > 0.0:
+            dx = dropout(dx, seed, row, column, columns, DROPOUT_P)
+        if ACTIVATION != "identity":
+            z = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0).to(wide)
+            if HAS_BIAS:
+                z += bias
+            dx *= derivative(z, ACTIVATION, HALF)
+        if NEED_DX:
+            tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if NEED_DBIAS:
+            if HALF:
+                share += dx
+            else:
+                # What a sum of thousands of rows loses is above the last digit of float32: what rounding cuts off is
+                # kept and added to the next term (Kahan, 1965).
+                dx -= lost
+                total = share + dx
+                lost = (total - share) - dx
+                share = total
+
+    if NEED_DBIAS:
+        column_out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        total = tl.sum(share, axis=0).to(shares_ptr.dtype.element_ty)
+        tl.store(shares_ptr + program * columns + column_out, total, mask=column_out < columns)
+
+
+def bias_act_backward(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    activation: str,
+    need_dx: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor]:
+    """The launcher of the operator: `(dx, dbias)`; what is not needed comes back empty."""
+    check(dy, {"x": x}, bias, seed, dropout_p, activation)
+    if x is None and activation != "identity":
+        raise ValueError(f"x: given None; the derivative of {activation!r} needs it")
+    return backward(dy, x, bias, seed, dropout_p, activation, need_dx, need_dbias)
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    activation: str,
+    need_dx: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor]:
+    """Launch the backward kernel, and the addition of the shares where there are several of dbias.
+
+    Args:
+        dy: `(..., N)`, any strides.
+        x: `(..., N)`, any strides; None for "identity", which needs none.
+        bias: as in the forward.
+        seed: as in the forward.
+        dropout_p: as in the forward.
+        activation: as in the forward.
+        need_dx: whether dx is computed.
+        need_dbias: whether dbias is computed; not without a bias.
+
+    Returns:
+        dx like x, or in the dtype of dy without an x, and dbias like bias, contiguous; empty where not needed.
+    """
+    need_dbias = need_dbias and bias is not None
+    columns = dy.shape[-1]
+    dx = torch.empty(dy.shape if need_dx else (0,), dtype=(dy if x is None else x).dtype, device=dy.device)
+    dbias = torch.empty(
+        (columns,) if need_dbias else (0,), dtype=(dy if bias is None else bias).dtype, device=dy.device
+    )
+    if dy.numel() == 0:
+        return dx, dbias.zero_()
+    if not (need_dx or need_dbias):
+        return dx, dbias
+    dy_rows, x_rows = as_rows(dy), None if x is None else as_rows(x)
+    rows = dy_rows.shape[0]
+    tensors = 1 if x is None else 2
+    way = walk(rows, columns, dy, tensors) if need_dbias else apart(columns)
+    blocks = cdiv(columns, way.block)
+    programs = MOST_IN_GRID
+    if need_dbias:
+        programs = max(1, program_count(dy.device, way.programs) // blocks)
+    programs = min(cdiv(rows, way.rows), programs)
+    shares = dbias
+    if need_dbias and programs > 1:
+        wide = torch.promote_types(dy.dtype, torch.float32)
+        shares = torch.empty((1, programs, columns), dtype=wide, device=dy.device)
+    walked = [t for t in (dy_rows, x_rows, dx.view(-1, columns) if need_dx else None) if t is not None]
+    with on_device(dy):
+        _bias_backward_kernel[(blocks, programs)](
+            dy_rows, x_rows, bias if bias is None else bias.contiguous(), seed if dropout_p > 0.0 else None, dx, shares,
+            rows, columns, dy_rows.stride(0), 0 if x_rows is None else x_rows.stride(0),
+            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, HALF=are_half(dy, x, bias),
+            NEED_DX=need_dx, NEED_DBIAS=need_dbias, LONG_OFFSETS=exceeds_int32(*walked), **way.options,
+        )  # fmt: skip
+        if shares is not dbias:
+            add_shares(shares, dbias, None)
+    return dx, dbias
+
+
+def apart(columns: int) -> Walk:
+    """How every tile gets a program of its own, where no dbias is asked for; as far as a grid has so many."""
+    shape = widest_tile(columns, *ALONE)
+    return Walk(shape.rows, shape.block, shape.warps, 1, 1)
+
+
+def walk(rows: int, columns: int, dy: Tensor, tensors: int) -> Walk:
+    """How programs walk so many rows of so many columns, of which so many tensors are copied."""
+    whole = tile_of_few(rows, columns, WIDE)
+    if whole is not None:
+        return Walk(whole.rows, whole.block, whole.warps, 1, 1)
+    narrow, wide = (cdiv(columns, width) * width for width in (NARROW, WIDE))
+    block = min(NARROW if narrow < wide else WIDE, next_power_of_2(columns))
+    num_warps = max(1, block // NARROW)
+    tile_rows = min(TALLEST, num_warps * ELEMENTS_PER_WARP // block)
+    tile_bytes = tile_rows * block * dy.element_size()
+    programs = BYTES_AT_ONCE // tile_bytes
+    return Walk(tile_rows, block, num_warps, programs, stages(programs * tensors * tile_bytes, dy.device))

@@ -1,0 +1,119 @@
+"""The forward pass in Triton: one kernel, the mask drawn where it is used. The kernel, then the launcher.
+
+x and residual are seen as `(T, N)` with a row stride each. One launch, tiles of some rows and some columns
+(`kernels/tiles.py`), everything in float32 (float64 for float64 input).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act._core.arguments import check_choice
+from kernel_pytorch.fused_ln_act._core.device import on_device
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
+from kernel_pytorch.fused_ln_act._core.launch import bytes_of, eviction_policy, exceeds_int32
+from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act.kernels.activations import activate
+from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout
+from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
+from kernel_pytorch.fused_ln_act.kernels.tiles import FEW_ELEMENTS, Tile, place, widest_tile
+
+
+@triton.jit
+def _bias_forward_kernel(
+    x_ptr, bias_ptr, residual_ptr, seed_ptr, y_ptr, rows, columns, x_stride, residual_stride,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
+):  # fmt: skip
+    """This program computes one tile.
+
+    x, residual: (T, N) with unit stride in N. bias: (N). seed: (). y: (T, N) contiguous.
+    """
+    row, column, mask = place(rows, columns, ROWS, BLOCK, LONG_OFFSETS)
+    wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
+    y = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(wide)
+    y = activate(y, ACTIVATION, y_ptr.dtype.element_ty.primitive_bitwidth == 16)
+    if DROPOUT_P > 0.0:
+        y = dropout(y, tl.load(seed_ptr), row, column, columns, DROPOUT_P)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + row * residual_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
+        y += residual.to(wide)
+    tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def bias_act(
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, dropout_p: float, activation: str
+) -> Tensor:
+    """The launcher of the operator: y."""
+    check(x, {"residual": residual}, bias, seed, dropout_p, activation)
+    return forward(x, bias, residual, seed, dropout_p, activation)
+
+
+def check(
+    x: Tensor,
+    like_x: Mapping[str, Tensor | None],
+    bias: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    activation: str,
+) -> None:
+    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    check_choice("activation", activation, ACTIVATIONS)
+    check_floats(x=x, bias=bias)
+    check_floats(**like_x)  # it may hold an x of its own
+    for name, tensor in like_x.items():
+        if tensor is not None and tensor.shape != x.shape:
+            raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be that of x, {tuple(x.shape)}")
+    if bias is not None and bias.shape != x.shape[-1:]:
+        raise ValueError(f"bias: shape is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be its end")
+    check_seed(seed, dropout_p)
+
+
+def forward(
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, dropout_p: float, activation: str
+) -> Tensor:
+    """Launch the forward kernel: `residual + dropout(activation(x + bias))`.
+
+    Args:
+        x: `(..., N)`, any strides.
+        bias: `(N,)` or None.
+        residual: `(..., N)`, any strides, or None.
+        seed: int64 `()`, or None where `dropout_p` is 0.
+        dropout_p: the probability that an element is dropped.
+        activation: one of `ACTIVATIONS`.
+
+    Returns:
+        `(..., N)`, contiguous, in the promoted dtype of x and residual.
+    """
+    columns = x.shape[-1]
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    rows = x.numel() // columns
+    if rows == 0:
+        return y
+    x_rows = as_rows(x)
+    residual_rows = None if residual is None else as_rows(residual)
+    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
+    shape = tile_of(rows, columns, x)
+    with on_device(x):
+        _bias_forward_kernel[shape.grid(rows, columns)](
+            x_rows, bias if bias is None else bias.contiguous(), residual_rows, seed if dropout_p > 0.0 else None, y,
+            rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
+            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACTIVATION=activation, DROPOUT_P=dropout_p,
+            LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(x, bytes_of(*walked)), **shape.options,
+        )  # fmt: skip
+    return y
+
+
+def tile_of(rows: int, columns: int, x: Tensor) -> Tile:
+    """What one program computes: little of few elements; of many with 16 bits several rows, which share the bias."""
+    if rows * columns <= FEW_ELEMENTS:
+        return widest_tile(columns, 512, 4)
+    return widest_tile(columns, 8192, 8, widest=1024) if x.element_size() == 2 else widest_tile(columns, 1024, 4)

@@ -1,0 +1,1 @@
+"""Triton kernels that all groups share; imported when a kernel is launched, as Triton is."""

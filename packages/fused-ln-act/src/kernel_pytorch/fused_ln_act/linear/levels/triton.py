@@ -1,0 +1,23 @@
+"""Triton: the product and what follows it in one kernel. What is elementwise in the backward is Triton's too."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act._core.operator import wants_graph
+from kernel_pytorch.fused_ln_act.linear import operators
+
+
+def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool) -> Tensor:
+    """`linear_act` of `reference.py`."""
+    # Without a backward nothing is written for it.
+    save = save_preactivation and activation not in operators.NOTHING_SAVED and wants_graph(x, weight, bias)
+    y: Tensor = operators.linear_act(x, weight.to(x.dtype), bias, activation, save)[0]
+    return y
+
+
+def gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> Tensor:
+    """`gated_mlp` of `reference.py`, a kernel for each of its two products."""
+    save = not recompute and wants_graph(x, w_gate_up, w_down)
+    y: Tensor = operators.gated_mlp(x, w_gate_up.to(x.dtype), w_down.to(x.dtype), activation, save)[0]
+    return y

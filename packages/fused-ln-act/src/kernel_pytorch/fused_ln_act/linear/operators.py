@@ -1,0 +1,346 @@
+"""The operators of the Triton level: `linear_act`, `gated_mlp` and their gradients.
+
+The operators of gradients end at the gradient of the pre-activation. What remains are products of matrices by PyTorch's
+own operators (cuBLAS): torch.compile, checkpointing policies and DTensor know those. Saved for the backward, beside x
+and the weights:
+
+- linear_act: the result for relu, tanh and sigmoid, whose derivative follows from it; nothing for identity; else the
+  pre-activation, `(..., N)`, or nothing where it is to be computed again.
+- gated_mlp: nothing where gate and up are to be computed again, else both, `(..., 2I)`; h is made again in either case.
+
+Rows are independent: DTensor may shard x over every dimension but the last with replicated weights, and nothing is
+sent; each rank holds its own rows' part of the gradient of the bias. A linear layer may be sharded by the rows of its
+weight too, with the bias: column parallelism, which shards y over its last dimension. A gated MLP may not, since the
+rows of gate and up would part; nor may K be sharded, since the activation needs the whole sum. What comes in otherwise
+is redistributed first, by DTensor, to what costs least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act._core.operator import declare
+from kernel_pytorch.fused_ln_act.activations import FLOPS, activate, derivative
+
+Placed = Iterator[tuple[list[Any], list[Any]]]
+
+# Their derivative follows from the result, which is there anyway, or is one.
+FROM_RESULT = ("relu", "tanh", "sigmoid")
+NOTHING_SAVED = (*FROM_RESULT, "identity")
+
+
+def gradient_of_input(dz: Tensor, weight: Tensor) -> Tensor:
+    """`dz @ weight`: of the input of `input @ weight.T`."""
+    return dz @ weight
+
+
+def gradient_of_weight(dz: Tensor, x: Tensor) -> Tensor:
+    """`dz.T @ x` over all rows: of the weight of `x @ weight.T`."""
+    return dz.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+def of_rows(dtensor: Any, x: Any) -> list[tuple[Any, Any]]:
+    """Placements of x, and of a sum over its rows, with replicated weights."""
+    replicate, partial = dtensor.Replicate(), dtensor.Partial()
+    return [(replicate, replicate), *((dtensor.Shard(d), partial) for d in range(x.ndim - 1))]
+
+
+def of_layer(dtensor: Any, x: Any) -> list[tuple[Any, Any, Any, Any]]:
+    """Placements of x, y, the parameters and the gradient of the bias that belong together."""
+    found = [(rows, rows, dtensor.Replicate(), of_sum) for rows, of_sum in of_rows(dtensor, x)]
+    return [*found, (dtensor.Replicate(), dtensor.Shard(x.ndim - 1), dtensor.Shard(0), dtensor.Shard(0))]
+
+
+# A linear layer.
+
+
+def launch_linear() -> Callable[..., Any]:
+    """The launcher."""
+    from .kernels import forward
+
+    return forward.linear_act
+
+
+def fake_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not saved is empty."""
+    shape = (*x.shape[:-1], weight.shape[0])
+    return x.new_empty(shape), x.new_empty(shape if save_preactivation else (0,))
+
+
+def save_linear(y: Tensor, preactivation: Tensor, activation: str, save_preactivation: bool) -> tuple[Tensor | None]:
+    """What the derivative is computed of."""
+    if activation in FROM_RESULT:
+        return (y,)
+    return (preactivation if save_preactivation and activation != "identity" else None,)
+
+
+def gradient_linear(
+    dy: Tensor,
+    saved: tuple[Tensor | None],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Of x, weight and bias, each only where it is needed."""
+    need_dx, need_dweight, need_dbias = needs
+    dz, dbias = dy, None
+    if need_dbias or activation != "identity":
+        need_dz = need_dx or need_dweight
+        dz, dbias = linear_act_backward(dy, *saved, x, weight, bias, activation, need_dz, need_dbias)
+    dz = dy if activation == "identity" else dz
+    return (
+        gradient_of_input(dz, weight) if need_dx else None,
+        gradient_of_weight(dz, x) if need_dweight else None,
+        dbias,
+    )
+
+
+def flops_linear(x: Any, weight: Any, bias: Any, activation: str, *_: Any, **__: Any) -> int:
+    """A product and what follows it; shapes in the place of tensors, here and below."""
+    rows, (columns, depth) = torch.Size(x[:-1]).numel(), weight
+    each = FLOPS[activation][0] + (bias is not None)
+    return rows * columns * (2 * depth + each)
+
+
+def placements_linear(
+    dtensor: Any, x: Any, weight: Any, bias: Any, activation: str, save_preactivation: bool
+) -> Placed:
+    """Where y, the pre-activation and what goes in may lie; what is not saved is empty, and the same everywhere."""
+    for of_x, of_y, of_weight, _ in of_layer(dtensor, x):
+        outputs = [of_y, of_y if save_preactivation else dtensor.Replicate()]
+        yield outputs, [of_x, of_weight, None if bias is None else of_weight]
+
+
+linear_act = declare(
+    "linear_act(Tensor x, Tensor weight, Tensor? bias, str activation, bool save_preactivation)"
+    " -> (Tensor y, Tensor preactivation)",
+    launch=launch_linear,
+    fake=fake_linear,
+    save=save_linear,
+    gradient=gradient_linear,
+    flops=flops_linear,
+    sharding=placements_linear,
+)
+
+
+# Its gradient at the pre-activation.
+
+
+def launch_linear_backward() -> Callable[..., Any]:
+    """The launcher."""
+    from .kernels import backward
+
+    return backward.linear_act_backward
+
+
+def fake_linear_backward(
+    dy: Tensor,
+    saved: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    need_dz: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not needed is empty, and so is dz of "identity", which is dy."""
+    dz = dy.new_empty(dy.shape if need_dz and activation != "identity" else (0,))
+    return dz, dy.new_empty((0,)) if bias is None else bias.new_empty((weight.shape[0] if need_dbias else 0,))
+
+
+def formula_linear(
+    dy: Tensor,
+    saved: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    need_dz: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `kernels/backward.py` in PyTorch that autograd can follow."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    z = x.to(wide) @ weight.to(wide).t()
+    z = z if bias is None else z + bias.to(wide)
+    dz = dy.to(wide) * derivative(z, activation)
+    found = dz.to(dy.dtype) if need_dz and activation != "identity" else dy.new_empty(0)
+    if bias is None or not need_dbias:
+        return found, (dy if bias is None else bias).new_empty(0)
+    return found, dz.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def flops_linear_backward(
+    dy: Any, saved: Any, x: Any, weight: Any, bias: Any, activation: str, *_: Any, **__: Any
+) -> int:
+    """The derivative, and the product once more where nothing was saved; the other products count themselves."""
+    depth = 0 if saved is not None or activation == "identity" else weight[1]
+    return torch.Size(dy).numel() * (2 * depth + FLOPS[activation][1] + 1 + (bias is not None))
+
+
+def placements_linear_backward(
+    dtensor: Any,
+    dy: Any,
+    saved: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    activation: str,
+    need_dz: bool,
+    need_dbias: bool,
+) -> Placed:
+    """Where dz, dbias and what goes in may lie."""
+    nothing = dtensor.Replicate()
+    has_dz, has_dbias = need_dz and activation != "identity", need_dbias and bias is not None
+    for of_x, of_y, of_weight, of_dbias in of_layer(dtensor, x):
+        inputs = (dy, of_y), (saved, of_y), (x, of_x), (weight, of_weight), (bias, of_weight)
+        outputs = [of_y if has_dz else nothing, of_dbias if has_dbias else nothing]
+        yield outputs, [None if tensor is None else place for tensor, place in inputs]
+
+
+linear_act_backward = declare(
+    "linear_act_backward(Tensor dy, Tensor? saved, Tensor x, Tensor weight, Tensor? bias, str activation,"
+    " bool need_dz, bool need_dbias) -> (Tensor dz, Tensor dbias)",
+    launch=launch_linear_backward,
+    fake=fake_linear_backward,
+    formula=formula_linear,
+    flops=flops_linear_backward,
+    sharding=placements_linear_backward,
+)
+
+
+# A gated MLP.
+
+
+def launch_gated() -> Callable[..., Any]:
+    """The launcher."""
+    from .kernels import forward
+
+    return forward.gated_mlp
+
+
+def fake_gated(
+    x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, save_preactivation: bool
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not saved is empty."""
+    saved = (*x.shape[:-1], w_gate_up.shape[0]) if save_preactivation else (0,)
+    return x.new_empty((*x.shape[:-1], w_down.shape[0])), x.new_empty(saved)
+
+
+def save_gated(preactivation: Tensor, save_preactivation: bool) -> tuple[Tensor | None]:
+    """Gate and up, where they are not to be computed again."""
+    return (preactivation if save_preactivation else None,)
+
+
+def gradient_gated(
+    dy: Tensor,
+    saved: tuple[Tensor | None],
+    x: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    activation: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Of x and both weights, each only where it is needed."""
+    need_dx, need_first, need_second = needs
+    dh = gradient_of_input(dy, w_down)
+    h, dz = gated_mlp_backward(dh, *saved, x, w_gate_up, activation, need_second, need_dx or need_first)
+    return (
+        gradient_of_input(dz, w_gate_up) if need_dx else None,
+        gradient_of_weight(dz, x) if need_first else None,
+        gradient_of_weight(dy, h) if need_second else None,
+    )
+
+
+def flops_gated(x: Any, w_gate_up: Any, w_down: Any, activation: str, *_: Any, **__: Any) -> int:
+    """Two products and what stands between them."""
+    rows, (outputs, hidden), (packed, depth) = torch.Size(x[:-1]).numel(), w_down, w_gate_up
+    between = hidden * (FLOPS[activation][0] + 1)
+    return rows * (2 * depth * packed + between + 2 * hidden * outputs)
+
+
+def placements_gated(
+    dtensor: Any, x: Any, w_gate_up: Any, w_down: Any, activation: str, save_preactivation: bool
+) -> Placed:
+    """Where y, the pre-activation and what goes in may lie."""
+    whole = dtensor.Replicate()
+    for rows, _ in of_rows(dtensor, x):
+        yield [rows, rows if save_preactivation else whole], [rows, whole, whole]
+
+
+gated_mlp = declare(
+    "gated_mlp(Tensor x, Tensor w_gate_up, Tensor w_down, str activation, bool save_preactivation)"
+    " -> (Tensor y, Tensor preactivation)",
+    launch=launch_gated,
+    fake=fake_gated,
+    save=save_gated,
+    gradient=gradient_gated,
+    flops=flops_gated,
+    sharding=placements_gated,
+)
+
+
+# Its gradient at the pre-activation, and h once more.
+
+
+def launch_gated_backward() -> Callable[..., Any]:
+    """The launcher."""
+    from .kernels import backward
+
+    return backward.gated_mlp_backward
+
+
+def fake_gated_backward(
+    dh: Tensor, saved: Tensor | None, x: Tensor, w_gate_up: Tensor, activation: str, need_h: bool, need_dz: bool
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not needed is empty."""
+    dz = (*dh.shape[:-1], w_gate_up.shape[0]) if need_dz else (0,)
+    return dh.new_empty(dh.shape if need_h else (0,)), dh.new_empty(dz)
+
+
+def formula_gated(
+    dh: Tensor, saved: Tensor | None, x: Tensor, w_gate_up: Tensor, activation: str, need_h: bool, need_dz: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `kernels/backward.py` in PyTorch that autograd can follow."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    gate, up = (x.to(wide) @ w_gate_up.to(wide).t()).chunk(2, -1)
+    activated, incoming = activate(gate, activation), dh.to(wide)
+    dz = torch.cat([incoming * up * derivative(gate, activation), incoming * activated], -1)
+    return (
+        (activated * up).to(dh.dtype) if need_h else dh.new_empty(0),
+        dz.to(dh.dtype) if need_dz else dh.new_empty(0),
+    )
+
+
+def flops_gated_backward(dh: Any, saved: Any, x: Any, w_gate_up: Any, activation: str, *_: Any, **__: Any) -> int:
+    """Both derivatives and h, and the first product once more where nothing was saved."""
+    depth = 0 if saved is not None else w_gate_up[1]
+    return torch.Size(dh).numel() * (4 * depth + sum(FLOPS[activation]) + 4)
+
+
+def placements_gated_backward(
+    dtensor: Any, dh: Any, saved: Any, x: Any, w_gate_up: Any, activation: str, need_h: bool, need_dz: bool
+) -> Placed:
+    """Where h, dz and what goes in may lie."""
+    whole = dtensor.Replicate()
+    for rows, _ in of_rows(dtensor, x):
+        outputs = [rows if need_h else whole, rows if need_dz else whole]
+        yield outputs, [rows, None if saved is None else rows, rows, whole]
+
+
+gated_mlp_backward = declare(
+    "gated_mlp_backward(Tensor dh, Tensor? saved, Tensor x, Tensor w_gate_up, str activation, bool need_h,"
+    " bool need_dz) -> (Tensor h, Tensor dz)",
+    launch=launch_gated_backward,
+    fake=fake_gated_backward,
+    formula=formula_gated,
+    flops=flops_gated_backward,
+    sharding=placements_gated_backward,
+)

@@ -1,0 +1,397 @@
+"""The backward pass in Triton: tiles copied ahead, sums over rows in a fixed order. Kernels, then the launcher.
+
+With `x_hat` and `z = x_hat * weight + bias` made again from h and the statistics, everything in float32 (float64 for
+float64 input):
+
+    dz        = dropout(dy) * activation'(z)                dropout here without a residual only
+    dweight   = sum over rows of dz * x_hat                 dbias = sum over rows of dz
+    g         = dz * weight
+    dresidual = rstd * (g - mean(g) - x_hat * mean(g * x_hat)) + dh        without mean(g) for the RMS norm
+    dx        = dropout(dresidual)                          dresidual itself without dropout or residual
+
+A fixed number of programs walk the rows, each keeping its shares of dweight and dbias in registers while the next tiles
+are on their way into shared memory (`_backward_kernel`); a second kernel adds the shares in a fixed order, so the
+result is bitwise reproducible. Of few rows each has a program of its own. Rows longer than a block take one kernel for
+dx (`_backward_long_kernel`) and one for the shares (`_parameter_shares_kernel`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act._core.device import on_device, program_count
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_count, check_floats
+from kernel_pytorch.fused_ln_act._core.launch import cdiv, exceeds_int32, next_power_of_2
+from kernel_pytorch.fused_ln_act.kernels.activations import derivative
+from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
+from kernel_pytorch.fused_ln_act.kernels.rows import (
+    LONG_BLOCK,
+    LONG_PROGRAMS_PER_MULTIPROCESSOR,
+    LONG_WARPS,
+    add_shares,
+    are_half,
+    as_rows,
+    new_shares,
+    product,
+    walk,
+)
+
+from .forward import check
+
+BLOCK_LIMIT = 8192  # columns of h, dy, the parameters and their gradients that one program holds in registers
+
+
+@triton.jit
+def dz_of(
+    dy, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """The gradient of what is activated."""
+    if (DROPOUT_P > 0.0) and (not HAS_RESIDUAL):
+        dy = dropout(dy, seed, row, column, columns, DROPOUT_P)
+    if ACTIVATION != "identity":
+        z = x_hat
+        if HAS_WEIGHT:
+            z = z * weight
+        if HAS_BIAS:
+            z = z + bias
+        dy = product(dy, derivative(z, ACTIVATION, HALF))
+    return dy
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, bias_ptr, seed_ptr, statistics_ptr, dx_ptr, dresidual_ptr,
+    dweight_ptr, dbias_ptr, rows, columns, dy_stride, dh_stride, h_stride,
+    LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_DH: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
+    NEED_DX: tl.constexpr, NEED_DRESIDUAL: tl.constexpr, NEED_DWEIGHT: tl.constexpr, NEED_DBIAS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """This program takes every P-th tile of ROWS rows, and sums its shares of dweight and dbias.
+
+    dy, dh, h: (T, N) with unit stride in N. weight, bias: (N). seed: (). statistics: mean (T), with LAYER only, then
+    rstd (T). dx, dresidual: (T, N) contiguous. dweight, dbias: shares (P, N); a single one is the gradient itself.
+    """
+    program = tl.program_id(0)
+    wide = statistics_ptr.dtype.element_ty
+    column = tl.arange(0, BLOCK)[None, :]
+    column_mask = column < columns
+    seed = load_seed(seed_ptr, DROPOUT_P)
+    weight = 0.0
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=column_mask, other=0.0).to(wide)
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(wide)
+    dweight = tl.zeros([ROWS, BLOCK], dtype=wide)
+    dbias = tl.zeros([ROWS, BLOCK], dtype=wide)
+    rstd_ptr = statistics_ptr
+    if LAYER:
+        rstd_ptr += rows
+
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row_index = tile * ROWS + tl.arange(0, ROWS)
+        if LONG_OFFSETS:
+            row_index = row_index.to(tl.int64)
+        # Before the axis of columns is added: a thread would load them once for every column that it holds.
+        rstd = tl.load(rstd_ptr + row_index, mask=row_index < rows, other=0.0)[:, None]
+        row = row_index[:, None]
+        mask = (row < rows) & column_mask
+        x_hat = tl.load(h_ptr + row * h_stride + column, mask=mask, other=0.0).to(wide)
+        if LAYER:
+            mean = tl.load(statistics_ptr + row_index, mask=row_index < rows, other=0.0)[:, None]
+            x_hat = (x_hat - mean) * rstd  # not x_hat * rstd - mean * rstd, in which a large mean costs digits
+        else:
+            x_hat *= rstd
+        dz = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0).to(wide)
+        if HAS_DH and STAGES == 1:  # else it is copied ahead, and takes registers where it is needed alone
+            dh = tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0)
+        dz = dz_of(
+            dz, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
+            DROPOUT_P, HALF,
+        )  # fmt: skip
+        if NEED_DWEIGHT:
+            dweight += dz * x_hat
+        if NEED_DBIAS:
+            dbias += dz
+        if NEED_DX or NEED_DRESIDUAL:
+            if HAS_WEIGHT:
+                dz = product(dz, tl.broadcast_to(weight, dz.shape))
+            # The constants of a row first: of each element two multiplications and additions in one remain.
+            if LAYER:
+                # Both sums at once, so that the program waits for its warps half as often.
+                along, mean_g = tl.split(tl.sum(tl.join(product(dz, x_hat), dz), axis=1) / columns)
+                common = tl.fma(x_hat, -along[:, None] * rstd, -mean_g[:, None] * rstd)
+            else:
+                common = x_hat * (-tl.sum(product(dz, x_hat), axis=1, keep_dims=True) / columns * rstd)
+            dx = tl.fma(dz, rstd, common)
+            if HAS_DH:
+                if STAGES > 1:
+                    dh = tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0)
+                dx += dh.to(wide)
+            if NEED_DRESIDUAL:
+                tl.store(dresidual_ptr + row * columns + column, dx.to(dresidual_ptr.dtype.element_ty), mask=mask)
+            if NEED_DX:
+                if (DROPOUT_P > 0.0) and HAS_RESIDUAL:
+                    dx = dropout(dx, seed, row, column, columns, DROPOUT_P)
+                tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+    column_out = tl.arange(0, BLOCK)
+    if NEED_DWEIGHT:
+        total = tl.sum(dweight, axis=0).to(dweight_ptr.dtype.element_ty)
+        tl.store(dweight_ptr + program * columns + column_out, total, mask=column_out < columns)
+    if NEED_DBIAS:
+        total = tl.sum(dbias, axis=0).to(dbias_ptr.dtype.element_ty)
+        tl.store(dbias_ptr + program * columns + column_out, total, mask=column_out < columns)
+
+
+@triton.jit
+def g_of_block(
+    dy_row, h_row, weight_ptr, bias_ptr, mean, rstd, seed, row, column, columns, HAS_RESIDUAL: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
+    """`g` and `x_hat` of one block of a row."""
+    mask = column < columns
+    x_hat = (tl.load(h_row + column, mask=mask, other=0.0).to(rstd.dtype) - mean) * rstd
+    dy = tl.load(dy_row + column, mask=mask, other=0.0).to(rstd.dtype)
+    weight = 0.0
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(rstd.dtype)
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + column, mask=mask, other=0.0).to(rstd.dtype)
+    g = dz_of(
+        dy, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P,
+        HALF,
+    )  # fmt: skip
+    if HAS_WEIGHT:
+        g = g * weight
+    return g, x_hat
+
+
+@triton.jit
+def _backward_long_kernel(
+    dy_ptr, dh_ptr, h_ptr, weight_ptr, bias_ptr, seed_ptr, statistics_ptr, dx_ptr, dresidual_ptr,
+    rows, columns, dy_stride, dh_stride, h_stride,
+    LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_DH: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
+    NEED_DX: tl.constexpr, NEED_DRESIDUAL: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """This program computes dx of one row, block by block: one walk for the means, one for the result."""
+    row = tl.program_id(0)
+    if LONG_OFFSETS:
+        row = row.to(tl.int64)
+    wide = statistics_ptr.dtype.element_ty
+    seed = load_seed(seed_ptr, DROPOUT_P)
+    mean = 0.0
+    rstd_ptr = statistics_ptr
+    if LAYER:
+        mean = tl.load(statistics_ptr + row)
+        rstd_ptr += rows
+    rstd = tl.load(rstd_ptr + row)
+
+    sums = tl.zeros([BLOCK], dtype=wide)
+    products = tl.zeros([BLOCK], dtype=wide)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        g, x_hat = g_of_block(
+            dy_ptr + row * dy_stride, h_ptr + row * h_stride, weight_ptr, bias_ptr, mean, rstd, seed, row, column,
+            columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P, HALF,
+        )  # fmt: skip
+        sums += g
+        products += g * x_hat
+    mean_g = tl.sum(sums, axis=0) / columns
+    mean_product = tl.sum(products, axis=0) / columns
+
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < columns
+        g, x_hat = g_of_block(
+            dy_ptr + row * dy_stride, h_ptr + row * h_stride, weight_ptr, bias_ptr, mean, rstd, seed, row, column,
+            columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION, DROPOUT_P, HALF,
+        )  # fmt: skip
+        dx = g - x_hat * mean_product
+        if LAYER:
+            dx -= mean_g
+        dx *= rstd
+        if HAS_DH:
+            dx += tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0).to(wide)
+        if NEED_DRESIDUAL:
+            tl.store(dresidual_ptr + row * columns + column, dx.to(dresidual_ptr.dtype.element_ty), mask=mask)
+        if NEED_DX:
+            if (DROPOUT_P > 0.0) and HAS_RESIDUAL:
+                dx = dropout(dx, seed, row, column, columns, DROPOUT_P)
+            tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _parameter_shares_kernel(
+    dy_ptr, h_ptr, weight_ptr, bias_ptr, seed_ptr, statistics_ptr, dweight_ptr, dbias_ptr,
+    rows, columns, dy_stride, h_stride,
+    LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr, NEED_DWEIGHT: tl.constexpr,
+    NEED_DBIAS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """This program sums dz and dz * x_hat over every P-th row, for one block of columns."""
+    program = tl.program_id(0)
+    wide = statistics_ptr.dtype.element_ty
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column_mask = column < columns
+    seed = load_seed(seed_ptr, DROPOUT_P)
+    weight = 0.0
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=column_mask, other=0.0).to(wide)
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + column, mask=column_mask, other=0.0).to(wide)
+    dweight = tl.zeros([BLOCK], dtype=wide)
+    dbias = tl.zeros([BLOCK], dtype=wide)
+    rstd_ptr = statistics_ptr
+    if LAYER:
+        rstd_ptr += rows
+    if LONG_OFFSETS:
+        program = program.to(tl.int64)
+    for row in range(program, rows, tl.num_programs(0)):
+        x_hat = tl.load(h_ptr + row * h_stride + column, mask=column_mask, other=0.0).to(wide)
+        if LAYER:
+            x_hat -= tl.load(statistics_ptr + row)
+        x_hat *= tl.load(rstd_ptr + row)
+        dz = tl.load(dy_ptr + row * dy_stride + column, mask=column_mask, other=0.0).to(wide)
+        dz = dz_of(
+            dz, x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
+            DROPOUT_P, HALF,
+        )  # fmt: skip
+        if NEED_DWEIGHT:
+            dweight += dz * x_hat
+        if NEED_DBIAS:
+            dbias += dz
+    if NEED_DWEIGHT:
+        tl.store(dweight_ptr + program * columns + column, dweight, mask=column_mask)
+    if NEED_DBIAS:
+        tl.store(dbias_ptr + program * columns + column, dbias, mask=column_mask)
+
+
+def norm_act_backward(
+    dy: Tensor,
+    dh: Tensor | None,
+    h: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    statistics: Tensor,
+    eps: float,
+    dropout_p: float,
+    norm: str,
+    activation: str,
+    has_residual: bool,
+    need_dx: bool,
+    need_dresidual: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The launcher of the operator.
+
+    Args:
+        dy: `(..., N)`, gradient of y, any strides.
+        dh: `(..., N)`, gradient of h, any strides; None for none.
+        h: `(..., N)`, what was normalised.
+        weight: `(N,)` or None.
+        bias: `(N,)` or None.
+        seed: as in the forward.
+        statistics: as the forward returned them.
+        eps: nothing: it is in the statistics.
+        dropout_p: as in the forward.
+        norm: as in the forward.
+        activation: as in the forward.
+        has_residual: whether the forward had one, which decides where dropout was.
+        need_dx: whether the gradient of x is wanted.
+        need_dresidual: whether that of the residual is wanted beside it.
+        need_dweight: whether that of the weight is wanted; where there is one.
+        need_dbias: whether that of the bias is wanted; where there is one.
+
+    Returns:
+        `dx` and `dresidual` `(..., N)` in the dtype of h, `dweight` and `dbias` `(N,)` in their own; else `(0,)`.
+    """
+    check(h, {"dy": dy, "dh": dh}, {"weight": weight, "bias": bias}, seed, dropout_p, norm, activation)
+    check_floats(statistics=statistics)
+    check_count(h.shape[:-1].numel() * (2 if norm == "layer" else 1), statistics=statistics)
+    need_dweight, need_dbias = need_dweight and weight is not None, need_dbias and bias is not None
+    columns = h.shape[-1]
+    dx = torch.empty(h.shape if need_dx else (0,), dtype=h.dtype, device=h.device)
+    dresidual = torch.empty(h.shape if need_dresidual else (0,), dtype=h.dtype, device=h.device)
+    dweight = torch.empty(
+        columns if need_dweight else 0, dtype=(h if weight is None else weight).dtype, device=h.device
+    )
+    dbias = torch.empty(columns if need_dbias else 0, dtype=(h if bias is None else bias).dtype, device=h.device)
+    if h.numel() == 0:
+        return dx, dresidual, dweight.zero_(), dbias.zero_()
+    views = (as_rows(dy), None if dh is None else as_rows(dh), as_rows(h))
+    parameters = (p if p is None else p.contiguous() for p in (weight, bias))
+    constants = (*parameters, seed if dropout_p > 0.0 else None, statistics.contiguous())
+    flags: dict[str, Any] = {"LAYER": norm == "layer", "HAS_RESIDUAL": has_residual}
+    flags |= {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
+    flags |= {"ACTIVATION": activation, "DROPOUT_P": dropout_p, "HALF": are_half(dy, h, weight, bias)}
+    flags["LONG_OFFSETS"] = exceeds_int32(*(v for v in views if v is not None))
+    needs_rows = {"NEED_DX": need_dx, "NEED_DRESIDUAL": need_dresidual}
+    needs_sums = {"NEED_DWEIGHT": need_dweight, "NEED_DBIAS": need_dbias}
+    launch = _launch_one_block if next_power_of_2(columns) <= BLOCK_LIMIT else _launch_long_rows
+    with on_device(h):
+        launch(views, constants, (dx, dresidual), (dweight, dbias), flags, needs_rows, needs_sums)
+    return dx, dresidual, dweight, dbias
+
+
+def _launch_one_block(
+    views: tuple[Tensor, Tensor | None, Tensor], constants: tuple[Tensor | None, ...],
+    gradients: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor],
+    flags: dict[str, Any], needs_rows: dict[str, bool], needs_sums: dict[str, bool],
+) -> None:  # fmt: skip
+    """Fill the gradients: one launch, and one for the sums over rows where more than one program has a share."""
+    dy, dh, h = views
+    rows, columns = h.shape
+    copied = [view for view in (h, dy, dh) if view is not None]
+    way = walk(copied, constants[:2], flags["ACTIVATION"] != "identity")
+    programs = min(cdiv(rows, way.rows), program_count(h.device, way.programs))
+    shares = new_shares(programs, needs_sums, constants[-1], columns) if programs > 1 else None
+    _backward_kernel[(programs,)](
+        dy, dh, h, *constants, *gradients, *(sums if shares is None else (shares[0], shares[-1])),
+        rows, columns, dy.stride(0), 0 if dh is None else dh.stride(0), h.stride(0),
+        HAS_DH=dh is not None, **way.options, **flags, **needs_rows, **needs_sums,
+    )  # fmt: skip
+    if shares is not None:
+        add_shares(shares, *(s if need else None for s, need in zip(sums, needs_sums.values(), strict=True)))
+
+
+def _launch_long_rows(
+    views: tuple[Tensor, Tensor | None, Tensor], constants: tuple[Tensor | None, ...],
+    gradients: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor],
+    flags: dict[str, Any], needs_rows: dict[str, bool], needs_sums: dict[str, bool],
+) -> None:  # fmt: skip
+    """Fill the gradients: one launch for those of rows, one for the shares of the sums over rows, one to add them."""
+    dy, dh, h = views
+    rows, columns = h.shape
+    shape = {"BLOCK": LONG_BLOCK, "num_warps": LONG_WARPS}
+    if any(needs_rows.values()):
+        _backward_long_kernel[(rows,)](
+            dy, dh, h, *constants, *gradients,
+            rows, columns, dy.stride(0), 0 if dh is None else dh.stride(0), h.stride(0),
+            HAS_DH=dh is not None, **flags, **needs_rows, **shape,
+        )  # fmt: skip
+    if not any(needs_sums.values()):
+        return
+    blocks = cdiv(columns, LONG_BLOCK)
+    walkers = program_count(h.device, LONG_PROGRAMS_PER_MULTIPROCESSOR)
+    programs = min(rows, max(1, walkers // blocks))
+    shares = new_shares(programs, needs_sums, constants[-1], columns)
+    assert shares is not None
+    _parameter_shares_kernel[(programs, blocks)](
+        dy, h, *constants, shares[0], shares[-1], rows, columns, dy.stride(0), h.stride(0),
+        **flags, **needs_sums, **shape,
+    )  # fmt: skip
+    add_shares(shares, *(s if need else None for s, need in zip(sums, needs_sums.values(), strict=True)))

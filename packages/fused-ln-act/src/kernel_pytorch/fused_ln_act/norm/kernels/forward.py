@@ -1,0 +1,306 @@
+"""The forward pass in Triton: everything between two matrix products in one kernel. Kernels, then the launcher.
+
+The input is seen as `(T, N)`: T rows of N columns. One launch for every combination of norm, residual, dropout and
+activation. A row that fits in one block is read once and stays in registers (`_forward_kernel`): the mean first, then
+the mean of the centred squares, so that a mean far from zero costs no digits. A longer one is walked twice
+(`_forward_long_kernel`), the second time mostly out of the L2 cache; there each lane keeps the mean and the squares of
+its own columns by Welford's method, and Chan's formula joins the lanes. How a row is summed up does not depend on how
+many rows there are.
+
+Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962; Chan, Golub and LeVeque,
+"Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.fused_ln_act._core.arguments import check_choice
+from kernel_pytorch.fused_ln_act._core.device import on_device, program_count
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
+from kernel_pytorch.fused_ln_act._core.launch import (
+    bytes_of,
+    cdiv,
+    eviction_policy,
+    exceeds_int32,
+    next_power_of_2,
+    warps,
+)
+from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act.kernels.activations import activate
+from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout, load_seed
+from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, LONG_WARPS, are_shared_alike, as_rows, divide, product
+
+BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
+# Elements of a program: two rows, where they fit into the larger number, or as many short ones as make the smaller.
+SMALLEST_PROGRAM, LARGEST_PROGRAM = 2048, 4096
+FEW_ROWS_PER_MULTIPROCESSOR = 2
+
+
+@triton.jit
+def add_dropped(x, residual, seed, row, column, columns, DROPOUT_P: tl.constexpr, H_DTYPE: tl.constexpr):
+    """`residual + dropout(x)`, rounded as it is stored and wide again; `x` is wide."""
+    if DROPOUT_P > 0.0:
+        x = dropout(x, seed, row, column, columns, DROPOUT_P)
+    return (residual.to(x.dtype) + x).to(H_DTYPE).to(x.dtype)
+
+
+@triton.jit
+def load_parameters(weight_ptr, bias_ptr, column, mask, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Weight and bias of these columns; 0 for what is not there, and nobody uses."""
+    weight = 0.0
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + column, mask=mask, other=0.0)
+    return weight, bias
+
+
+@triton.jit
+def finish(
+    x_hat, weight, bias, seed, row, column, columns, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Scale, shift, activate, and drop where nothing was dropped before."""
+    y = x_hat
+    if HAS_WEIGHT:
+        y = y * weight.to(y.dtype)
+    if HAS_BIAS:
+        y = y + bias.to(y.dtype)
+    y = activate(y, ACTIVATION, HALF)
+    if (DROPOUT_P > 0.0) and (not HAS_RESIDUAL):
+        y = dropout(y, seed, row, column, columns, DROPOUT_P)
+    return y
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, h_ptr, statistics_ptr,
+    rows, columns, x_stride, residual_stride,
+    LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, EPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """This program normalises ROWS whole rows.
+
+    x, residual: (T, N) with unit stride in N. weight, bias: (N). seed: (). y, h: (T, N) contiguous. statistics: mean
+    (T), with LAYER only, and behind it rstd (T).
+    """
+    row_index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if LONG_OFFSETS:
+        row_index = row_index.to(tl.int64)
+    row = row_index[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    column_mask = column < columns
+    mask = (row < rows) & column_mask
+    wide = statistics_ptr.dtype.element_ty
+    seed = load_seed(seed_ptr, DROPOUT_P)
+
+    h = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
+    residual = 0.0
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + row * residual_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
+    # Of few rows all that is read is on its way before the first is looked at, for nobody else would hide that the
+    # parameters come late. Of many rows others do, and the registers are better used for more programs.
+    if FEW:
+        weight, bias = load_parameters(weight_ptr, bias_ptr, column, column_mask, HAS_WEIGHT, HAS_BIAS)
+    h = h.to(wide)
+    if HAS_RESIDUAL:
+        H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+        h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
+        tl.store(h_ptr + row * columns + column, h.to(H_DTYPE), mask=mask)
+    rstd_ptr = statistics_ptr
+    if LAYER:
+        mean = divide(tl.sum(h, axis=1), columns)
+        tl.store(statistics_ptr + row_index, mean, mask=row_index < rows)
+        rstd_ptr += rows
+        h = h - mean[:, None]
+    squares = tl.sum(tl.where(mask, product(h, h), 0.0), axis=1)
+    rstd = tl.rsqrt(divide(squares, columns) + EPS)
+    if LAYER:
+        # Of one column nothing is left without the mean. With an rstd of zero every gradient is zero too, exactly; what
+        # is rounded on the way would be multiplied by 1 / sqrt(eps) otherwise.
+        rstd = tl.where(columns > 1, rstd, 0.0)
+    tl.store(rstd_ptr + row_index, rstd, mask=row_index < rows)
+
+    if not FEW:
+        weight, bias = load_parameters(weight_ptr, bias_ptr, column, column_mask, HAS_WEIGHT, HAS_BIAS)
+    y = finish(
+        h * rstd[:, None], weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
+        DROPOUT_P, y_ptr.dtype.element_ty.primitive_bitwidth == 16,
+    )  # fmt: skip
+    tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _forward_long_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, h_ptr, statistics_ptr,
+    rows, columns, x_stride, residual_stride,
+    LAYER: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DROPOUT_P: tl.constexpr, EPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """This program normalises one row, block by block: one walk for the statistics, one for the result."""
+    row = tl.program_id(0)
+    if LONG_OFFSETS:
+        row = row.to(tl.int64)
+    x_row = x_ptr + row * x_stride
+    residual_row = residual_ptr
+    if HAS_RESIDUAL:
+        residual_row += row * residual_stride
+    wide = statistics_ptr.dtype.element_ty
+    H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    seed = load_seed(seed_ptr, DROPOUT_P)
+
+    means = tl.zeros([BLOCK], dtype=wide)
+    squares = tl.zeros([BLOCK], dtype=wide)
+    counts = tl.zeros([BLOCK], dtype=wide)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < columns
+        h = tl.load(x_row + column, mask=mask, other=0.0, eviction_policy="evict_last").to(wide)
+        if HAS_RESIDUAL:
+            residual = tl.load(residual_row + column, mask=mask, other=0.0, eviction_policy="evict_last")
+            h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
+            tl.store(h_ptr + row * columns + column, h.to(H_DTYPE), mask=mask)
+        if LAYER:
+            counts += mask.to(wide)
+            delta = tl.where(mask, h - means, 0.0)
+            means += delta / (start // BLOCK + 1)
+            squares += delta * (h - means)
+        else:
+            squares += h * h
+    mean = 0.0
+    rstd_ptr = statistics_ptr
+    if LAYER:
+        mean = divide(tl.sum(means * counts, axis=0), columns)
+        apart = tl.where(counts > 0.0, means - mean, 0.0)
+        squares += counts * apart * apart
+        tl.store(statistics_ptr + row, mean)
+        rstd_ptr += rows
+    rstd = tl.rsqrt(divide(tl.sum(squares, axis=0), columns) + EPS)
+    tl.store(rstd_ptr + row, rstd)
+
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < columns
+        # The sum is made again rather than read back: another thread of this program may have stored it.
+        h = tl.load(x_row + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
+        if HAS_RESIDUAL:
+            residual = tl.load(residual_row + column, mask=mask, other=0.0, eviction_policy=POLICY)
+            h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
+        weight, bias = load_parameters(weight_ptr, bias_ptr, column, mask, HAS_WEIGHT, HAS_BIAS)
+        y = finish(
+            (h - mean) * rstd, weight, bias, seed, row, column, columns, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, ACTIVATION,
+            DROPOUT_P, y_ptr.dtype.element_ty.primitive_bitwidth == 16,
+        )  # fmt: skip
+        tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def norm_act(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    dropout_p: float,
+    norm: str,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The launcher of the operator: `(y, h, statistics)`."""
+    check(x, {"residual": residual}, {"weight": weight, "bias": bias}, seed, dropout_p, norm, activation)
+    return forward(x, residual, weight, bias, seed, eps, dropout_p, norm, activation)
+
+
+def check(
+    x: Tensor, like_x: Mapping[str, Tensor | None], parameters: Mapping[str, Tensor | None], seed: Tensor | None,
+    dropout_p: float, norm: str, activation: str,
+) -> None:  # fmt: skip
+    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    check_choice("norm", norm, ("layer", "rms"))
+    check_choice("activation", activation, ACTIVATIONS)
+    check_floats(x=x, **like_x, **parameters)
+    for name, tensor in like_x.items():
+        if tensor is not None and tensor.shape != x.shape:
+            raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be that of x, {tuple(x.shape)}")
+    for name, tensor in parameters.items():
+        if tensor is not None and tensor.shape != x.shape[-1:]:
+            raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; for x of {tuple(x.shape)} it must be its end")
+    check_seed(seed, dropout_p)
+
+
+def forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    dropout_p: float,
+    norm: str,
+    activation: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the forward kernel.
+
+    Args:
+        x: `(..., N)`, any strides.
+        residual: `(..., N)` or None.
+        weight: `(N,)` or None.
+        bias: `(N,)` or None.
+        seed: int64 `()`, or None where `dropout_p` is 0.
+        eps: added to the variance or mean square.
+        dropout_p: applied to x with a residual, else to y.
+        norm: "layer" or "rms".
+        activation: one of `ACTIVATIONS`.
+
+    Returns:
+        `y` `(..., N)`; `h`, which is `residual + dropout(x)`, or `(0,)` without a residual; the statistics in float32
+        (float64 for float64 input), `(2, ...)` for "layer": mean and rstd, `(1, ...)` for "rms": rstd. All contiguous.
+    """
+    columns = x.shape[-1]
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    h = torch.empty((0,) if residual is None else x.shape, dtype=dtype, device=x.device)
+    shape = (2 if norm == "layer" else 1, *x.shape[:-1])
+    statistics = torch.empty(shape, dtype=torch.promote_types(dtype, torch.float32), device=x.device)
+    rows = x.numel() // columns
+    if rows == 0:
+        return y, h, statistics
+    x_rows = as_rows(x)
+    residual_rows = None if residual is None else as_rows(residual)
+
+    kernel = _forward_kernel
+    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
+    few = rows <= program_count(x.device, FEW_ROWS_PER_MULTIPROCESSOR)
+    rows_per_program, block, num_warps = shape_of(few, walked[:-1], (weight, bias))
+    if block > BLOCK_LIMIT:
+        kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
+    with on_device(x):
+        kernel[(cdiv(rows, rows_per_program),)](
+            x_rows, residual_rows, *(p if p is None else p.contiguous() for p in (weight, bias)),
+            seed if dropout_p > 0.0 else None, y, None if residual is None else h, statistics,
+            rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
+            LAYER=norm == "layer", HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, EPS=eps,
+            ROWS=rows_per_program, BLOCK=block, LONG_OFFSETS=exceeds_int32(*walked),
+            POLICY=eviction_policy(x, bytes_of(*walked)), FEW=few and kernel is _forward_kernel, num_warps=num_warps,
+        )  # fmt: skip
+    return y, h, statistics
+
+
+def shape_of(few: bool, views: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> tuple[int, int, int]:
+    """Rows and columns of a program, and its warps, for x and perhaps a residual, and whether there are few rows."""
+    block = next_power_of_2(views[0].shape[-1])
+    rows = max(1, min(LARGEST_PROGRAM // block, max(2, SMALLEST_PROGRAM // block)))
+    # With a residual there are two loads of each element, and enough under way with half as many elements.
+    num_warps = warps(rows * block, 16 if len(views) > 1 or views[0].element_size() > 2 else 32)
+    if few and are_shared_alike(block, num_warps, views, parameters):
+        rows = 1
+    return rows, block, num_warps

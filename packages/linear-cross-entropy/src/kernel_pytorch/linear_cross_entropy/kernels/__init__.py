@@ -1,0 +1,1 @@
+"""What the operators launch: Triton's kernels, imported when they are, and the chunks of level "native"."""

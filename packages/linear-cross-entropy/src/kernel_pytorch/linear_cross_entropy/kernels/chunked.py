@@ -1,0 +1,189 @@
+"""Level "native": PyTorch's matrix products, a part of the vocabulary at a time. Tokens are rows, T of them.
+
+The forward keeps two numbers a token, its largest logit and the logarithm of the sum of exponentials relative to that;
+the backward computes the logits of each part again. That is a third more products than computing the gradients in the
+forward, as Liger-Kernel does, and it is done here for three reasons. Nothing is held between the passes, instead of the
+gradients of hidden and weight. A float32 copy of the weight's gradient, which those have to be added up in, is not
+needed (see `chunks.py`). And the incoming gradient is known when gradients are rounded, so any reduction, weights of
+tokens, and loss scaling in float16 work.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .chunks import CHUNK_BYTES, counted, incoming, multiplies_half, operand, product, wide_dtype, words_at_a_time
+from .chunks import backward as backward_by_chunks
+
+
+def forward_linear(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """`(loss, normalizer)`, `(T,)` and `(T, 2)`: one walk over the vocabulary."""
+    tokens, words = hidden.shape[0], weight.shape[0]
+    wide = wide_dtype(hidden.dtype)
+    step = words_at_a_time(tokens, words, wide.itemsize, chunk)
+    half = multiplies_half(hidden)
+    data = operand(hidden, half)
+    largest = hidden.new_full((tokens,), float("-inf"), dtype=wide)
+    base, picked, total, logits_sum = (hidden.new_zeros((tokens,), dtype=wide) for _ in range(4))
+    for first in range(0, words, step):
+        z = capped_(_logits(data, weight, bias, first, step, half), softcap)[0]
+        place = target - first
+        inside = (place >= 0) & (place < z.shape[1])
+        found = z.gather(1, column(place, z.shape[1]))[:, 0]
+        picked = torch.where(inside, found, picked)
+        new = torch.maximum(largest, z.amax(1))
+        old, base = base, new.masked_fill(new == float("-inf"), 0.0)  # a difference of infinities would be no number
+        z = z.sub_(base[:, None])
+        if label_smoothing > 0.0:
+            logits_sum += first * (old - base) + z.sum(1)
+        total = total * (largest - base).exp() + z.exp_().sum(1)
+        largest = new
+    log_sum = total.log()
+    loss = log_sum - (1.0 - label_smoothing) * (picked - largest)
+    if label_smoothing > 0.0:
+        loss -= label_smoothing * (logits_sum / words)
+    if z_loss > 0.0:
+        loss += z_loss * (largest + log_sum).square()
+    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), torch.stack((largest, log_sum), 1)
+
+
+def backward_linear(
+    dloss: Tensor,
+    normalizer: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int,
+    need_dhidden: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of hidden, weight and bias; what is not needed is `(0,)`."""
+    words = weight.shape[0]
+    step = words_at_a_time(hidden.shape[0], words, normalizer.dtype.itemsize, chunk)
+    half = multiplies_half(hidden)
+    data = operand(hidden, half)
+    counts = counted(target, words, ignore_index)
+    dloss, scale = incoming(dloss, target, words, ignore_index, half and hidden.dtype == torch.float16)
+
+    def logits_gradient(first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        logits = _logits(data, weight, bias, first, last - first, half)
+        rows = target - first, normalizer, dloss, counts
+        gradient = logits_gradient_(logits, *rows, words, label_smoothing, z_loss, softcap)
+        over_tokens = gradient.sum(0) if need_dbias else None
+        return gradient.to(hidden.dtype) if half else gradient, over_tokens
+
+    needed = need_dhidden, need_dweight, need_dbias
+    return backward_by_chunks(logits_gradient, half, scale, hidden, weight, bias, step, *needed)
+
+
+def forward_logits(
+    logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """`(loss, normalizer)`, `(T,)` and `(T, 2)`, of logits `(T, V)`, some rows at a time."""
+    words, wide = logits.shape[1], wide_dtype(logits.dtype)
+    loss, normalizer = (logits.new_empty((logits.shape[0], *more), dtype=wide) for more in ((), (2,)))
+    for rows in _row_chunks(logits):
+        z = capped_(logits[rows].to(wide, copy=softcap > 0.0), softcap)[0]
+        largest = z.amax(1)
+        z = z - largest[:, None]
+        log_sum = z.logsumexp(1)
+        loss[rows] = log_sum - (1.0 - label_smoothing) * z.gather(1, column(target[rows], words))[:, 0]
+        if label_smoothing > 0.0:
+            loss[rows] -= label_smoothing * z.mean(1)
+        normalizer[rows] = torch.stack((largest, log_sum), 1)
+    if z_loss > 0.0:
+        loss += z_loss * normalizer.sum(1).square()
+    return loss.masked_fill_(~counted(target, words, ignore_index), 0.0), normalizer
+
+
+def backward_logits(
+    dloss: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    normalizer: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    result: Tensor,
+) -> None:
+    """Write the gradient of logits `(T, V)` into `result`, which may be the logits themselves, some rows at a time."""
+    words = logits.shape[1]
+    counts = counted(target, words, ignore_index)
+    dloss, _ = incoming(dloss, target, words, ignore_index, False)
+    for rows in _row_chunks(logits):
+        result[rows] = logits_gradient_(
+            logits[rows].to(normalizer.dtype, copy=True), target[rows], normalizer[rows], dloss[rows], counts[rows],
+            words, label_smoothing, z_loss, softcap,
+        )  # fmt: skip
+
+
+def logits_gradient_(
+    logits: Tensor,
+    target: Tensor,
+    normalizer: Tensor,
+    dloss: Tensor,
+    counts: Tensor,
+    words: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> Tensor:
+    """The gradient of logits `(T, B)`, wide, written over them; targets count from their first column."""
+    z, squashed = capped_(logits, softcap)
+    gradient = z.sub_(normalizer[:, :1]).sub_(normalizer[:, 1:]).exp_()
+    if z_loss > 0.0:
+        gradient.mul_(1.0 + 2.0 * z_loss * normalizer.sum(1, keepdim=True))
+    if label_smoothing > 0.0:
+        gradient.sub_(label_smoothing / words)
+    inside = (target >= 0) & (target < gradient.shape[1])
+    place = column(target, gradient.shape[1])
+    found = gradient.gather(1, place)
+    gradient.scatter_(1, place, torch.where(inside[:, None], found - (1.0 - label_smoothing), found))
+    gradient.mul_(dloss[:, None])
+    if squashed is not None:
+        gradient.mul_(squashed.square_().neg_().add_(1.0))
+    # What a token that does not count computes may be NaN, times zero.
+    return gradient.masked_fill_(~counts[:, None], 0.0)
+
+
+def capped_(logits: Tensor, softcap: float) -> tuple[Tensor, Tensor | None]:
+    """Capped logits, and `tanh(logits / softcap)`, written over them; as they are, and None, without a cap."""
+    if softcap <= 0.0:
+        return logits, None
+    squashed = logits.div_(softcap).tanh_()
+    return softcap * squashed, squashed
+
+
+def _logits(data: Tensor, weight: Tensor, bias: Tensor | None, first: int, step: int, half: bool) -> Tensor:
+    logits = product(data, weight[first : first + step].t(), half)
+    if bias is not None:
+        logits.add_(bias[first : first + step])
+    return logits
+
+
+def column(target: Tensor, width: int) -> Tensor:
+    """Which of so many columns is that of a word, `(..., 1)`, as `gather` takes it; some column if none of them is."""
+    return target.to(torch.int64).clamp(0, width - 1)[..., None]
+
+
+def _row_chunks(logits: Tensor) -> list[slice]:
+    step = max(1, CHUNK_BYTES // (wide_dtype(logits.dtype).itemsize * logits.shape[1]))
+    return [slice(first, first + step) for first in range(0, logits.shape[0], step)]

@@ -1,0 +1,190 @@
+"""What the operators call: the checks of direct calls, then the kernels of Triton or the chunks of PyTorch.
+
+Whoever calls an operator directly passes no other check: a wrong shape would read foreign memory. Triton is imported
+by its own level alone, when that is launched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.linear_cross_entropy._core.direct_calls import check_count, check_floats, check_memory
+from kernel_pytorch.linear_cross_entropy.arguments import TARGETS, check_words
+
+LEVELS = ("native", "triton")
+
+
+def _check(rows: Tensor, target: Tensor, level: str) -> None:
+    if level not in LEVELS:
+        raise ValueError(f"level: given {level!r}; allowed are {', '.join(map(repr, LEVELS))}")
+    check_floats(rows=rows)
+    if target.dtype not in TARGETS:
+        raise TypeError(f"target: dtype is {target.dtype}; allowed are torch.int64, torch.int32")
+    if target.shape != rows.shape[:-1]:
+        raise ValueError(f"target: shape is {tuple(target.shape)}; it must be {tuple(rows.shape[:-1])}")
+    check_memory("target", target)
+
+
+def _check_parameters(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+        shape = tuple(weight.shape)
+        raise ValueError(f"weight: shape is {shape}; it must have two dimensions, the last {hidden.shape[-1]}")
+    if weight.dtype != hidden.dtype:
+        raise TypeError(f"weight: dtype is {weight.dtype}; it must be that of hidden, {hidden.dtype}")
+    check_floats(weight=weight, bias=bias)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias: shape is {tuple(bias.shape)}; it must be {tuple(weight.shape[:1])}")
+
+
+def _check_of_tokens(dloss: Tensor, normalizer: Tensor, target: Tensor) -> None:
+    check_floats(dloss=dloss, normalizer=normalizer)
+    check_count(target.numel(), dloss=dloss)
+    check_count(2 * target.numel(), normalizer=normalizer)
+
+
+def _without_autocast(x: Tensor) -> torch.autocast:
+    """Products inside an operator are what they are, whatever its caller has switched on."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of each row in the shape of the target, and no views, which nobody could change in place."""
+    loss, normalizer = found
+    view = torch.ops.aten._unsafe_view
+    return view(loss, target.shape), view(normalizer, (*target.shape, 2))
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int,
+    level: str,
+) -> tuple[Tensor, Tensor]:
+    """`(loss, normalizer)` of each token."""
+    _check(hidden, target, level)
+    _check_parameters(hidden, weight, bias)
+    rows, scalars = hidden.reshape(-1, hidden.shape[-1]), (ignore_index, label_smoothing, z_loss, softcap)
+    with _without_autocast(hidden):
+        if level == "triton":
+            from . import forward
+
+            found = forward.forward(rows, weight, target.reshape(-1), bias, *scalars)
+        else:
+            from . import chunked
+
+            found = chunked.forward_linear(rows, weight, target.reshape(-1), bias, *scalars, chunk)
+    return _of_tokens(found, target)
+
+
+def linear_cross_entropy_backward(
+    dloss: Tensor,
+    normalizer: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int,
+    level: str,
+    need_dhidden: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of hidden, weight and bias; `(0,)` where not needed."""
+    _check(hidden, target, level)
+    _check_parameters(hidden, weight, bias)
+    _check_of_tokens(dloss, normalizer, target)
+    arguments = (
+        dloss.reshape(-1), normalizer.reshape(-1, 2), hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1),
+        bias, ignore_index, label_smoothing, z_loss, softcap, chunk, need_dhidden, need_dweight,
+        need_dbias and bias is not None,
+    )  # fmt: skip
+    with _without_autocast(hidden):
+        if level == "triton":
+            from . import backward
+
+            dhidden, dweight, dbias = backward.backward(*arguments)
+        else:
+            from . import chunked
+
+            dhidden, dweight, dbias = chunked.backward_linear(*arguments)
+    return dhidden.view(hidden.shape) if need_dhidden else dhidden, dweight, dbias
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    level: str,
+) -> tuple[Tensor, Tensor]:
+    """`(loss, normalizer)` of each token."""
+    _check(logits, target, level)
+    rows, scalars = logits.reshape(-1, logits.shape[-1]), (ignore_index, label_smoothing, z_loss, softcap)
+    with _without_autocast(logits):
+        if level == "triton":
+            from . import logits as of_logits
+
+            found = of_logits.forward(rows, target.reshape(-1), *scalars)
+        else:
+            from . import chunked
+
+            found = chunked.forward_logits(rows, target.reshape(-1), *scalars)
+    return _of_tokens(found, target)
+
+
+def cross_entropy_backward(
+    dloss: Tensor,
+    normalizer: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    level: str,
+    inplace: bool = False,
+) -> Tensor:
+    """The gradient of logits, contiguous; with `inplace`, which the operator does not have, the logits themselves."""
+    _check(logits, target, level)
+    _check_of_tokens(dloss, normalizer, target)
+    result = logits if inplace else torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    if logits.numel() == 0:
+        return result
+    rows = logits.reshape(-1, logits.shape[-1])
+    in_rows = rows if inplace else result.view(rows.shape)
+    arguments = dloss.reshape(-1), rows, target.reshape(-1), normalizer.reshape(-1, 2)
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    with _without_autocast(logits):
+        if level == "triton":
+            from . import logits as of_logits
+
+            of_logits.backward(*arguments, *scalars, in_rows)
+        else:
+            from . import chunked
+
+            chunked.backward_logits(*arguments, *scalars, in_rows)
+    if inplace:
+        if in_rows.data_ptr() != logits.data_ptr():  # no view of these logits has rows
+            logits.copy_(in_rows.view(logits.shape))
+        torch.autograd.graph.increment_version(logits)
+    return result
+
+
+def check_target(target: Tensor, words: int, ignore_index: int) -> Tensor:
+    """A copy of the target, or IndexError: an operator, so that a compiled graph checks what it is given."""
+    check_memory("target", target)
+    check_words(target, words, ignore_index)
+    return target.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,98 @@
+"""The table of a package: the default goes by what its rows name, and what cannot run says why."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from kernel_pytorch.rmsnorm._core import levels
+from kernel_pytorch.rmsnorm._core.levels import LEVELS, Default, Ladder
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Compiled:
+    """What a package of compiled operators says of itself."""
+
+    def unavailable(self, device, dtype):
+        return "no float64" if dtype == torch.float64 else None
+
+    def describe(self, device):
+        return f"compiled for {device.type}"
+
+
+@pytest.fixture
+def ladder(monkeypatch):
+    """Two functions, of which one has no level cuda; a GPU of compute capability 9.0."""
+    for level in LEVELS:
+        module = types.ModuleType(f"made_up.{level}")
+        module.both, module.one = (lambda level=level: level), (lambda level=level: f"one {level}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "made_up", types.ModuleType("made_up"))
+    monkeypatch.setattr(levels, "compute_capability", lambda device: (9, 0))
+    rows = [
+        Default("cuda", record="a", functions=["both"], capabilities=[(9, 0)], dtypes=[torch.bfloat16, torch.float64]),
+        Default("triton", record="a", capabilities=[(9, 0)]),
+        Default("cuda", record="b", device="cpu", dtypes=[torch.bfloat16]),
+    ]
+    return Ladder({"both": "made_up", "one": "made_up"}, rows, Compiled(), absent={"one": ["cuda"]})
+
+
+@pytest.mark.parametrize(
+    ("function", "device", "dtype", "level"),
+    [
+        ("both", GPU, torch.bfloat16, "cuda"),
+        ("both", GPU, torch.float64, "triton"),  # where the first row cannot run the next one counts
+        ("both", GPU, torch.float32, "triton"),
+        ("one", GPU, torch.bfloat16, "triton"),
+        ("both", CPU, torch.bfloat16, "cuda"),
+        ("one", CPU, torch.bfloat16, "native"),  # it has no such level
+        ("both", CPU, torch.float32, "native"),
+        ("both", torch.device("meta"), torch.bfloat16, "native"),
+    ],
+)
+def test_the_first_row_that_covers_a_call_and_can_run_is_its_default(ladder, function, device, dtype, level):
+    assert ladder.default(function, device, dtype) == level
+
+
+def test_other_cards_get_native(ladder, monkeypatch):
+    monkeypatch.setattr(levels, "compute_capability", lambda device: (12, 0))
+    assert ladder.default("both", GPU, torch.bfloat16) == "native"
+
+
+def test_a_level_by_name_is_that_level_or_an_error(ladder):
+    x = torch.ones(2)
+    assert [ladder.resolve("both", level, x)() for level in ("reference", "native", "cuda")] == [
+        "reference",
+        "native",
+        "cuda",
+    ]
+    with pytest.raises(ValueError, match="level: given 'hip'; allowed are None, 'reference'"):
+        ladder.resolve("both", "hip", x)
+    with pytest.raises(ValueError, match="level: 'cuda' of one does not exist yet; it has 'reference', 'native'"):
+        ladder.resolve("one", "cuda", x)
+    with pytest.raises(RuntimeError, match="level 'cuda' of both cannot run here: no float64"):
+        ladder.resolve("both", "cuda", x, None, x.double())
+
+
+def test_a_default_that_another_tensor_keeps_from_running_is_native(ladder):
+    x = torch.ones(2, dtype=torch.bfloat16)
+    assert ladder.resolve("both", None, x)() == "cuda"
+    assert ladder.resolve("both", None, x, x.double())() == "native"
+
+
+def test_what_was_resolved_is_remembered_by_all_that_decides(ladder):
+    x = torch.ones(2, dtype=torch.bfloat16)
+    asked = [ladder.resolve("both", None, t)() for t in (x, x.float(), x, x.float())]
+    assert asked == ["cuda", "native"] * 2
+    assert torch.func.grad(lambda x: [asked.append(ladder.resolve("both", None, x)()), x.sum()][1])(x) is not None
+    assert asked[-1] == "native"  # kernels have no rules for transforms
+
+
+def test_what_it_says_of_levels(ladder):
+    assert ladder.describe("cuda", CPU) == "compiled for cpu"
+    assert ladder.describe("native", CPU) == ""
+    without = Ladder({"both": "made_up"}, [], None, absent={"both": ["cuda"]})
+    assert without.unavailable("cuda", CPU, torch.float32) == "the package has none"
+    assert without.levels("both") == LEVELS[:-1]
