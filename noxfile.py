@@ -108,8 +108,9 @@ def static(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site into site/; `-- serve` shows it while you write."""
-    install_once(session, SITE)
-    session.run("mkdocs", *(session.posargs or ["build", "--strict", "--quiet"]), env=QUIET)
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, [], more=SITE)  # tables are made from results/ by the harness, which needs torch
+    session.run("mkdocs", *(arguments or ["build", "--strict", "--quiet"]), env=QUIET)
 
 
 @nox.session(default=False, venv_backend="none")

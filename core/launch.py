@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from .device import cache_size
@@ -53,13 +56,33 @@ def eviction_policy(x: Tensor, traffic: int) -> str:
     return "evict_last" if traffic > cache_size(x.device) else "evict_first"
 
 
-def reader(x: Tensor, make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What gives a kernel the memory of `make(x)`: x itself where that is a view of it, else a copy each time.
+def reader(x: Tensor | None, make: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    """What gives a kernel the memory of `make(x)`: x itself where that is a view of it, or None, else a copy each time.
 
     A kernel is told strides apart, so the first address is all that it needs of a view.
     """
-    return _itself if make(x).data_ptr() == x.data_ptr() else make
+    return _itself if x is None or make(x).data_ptr() == x.data_ptr() else make
 
 
-def _itself(x: Tensor) -> Tensor:
+def _itself(x: Tensor | None) -> Tensor | None:
     return x
+
+
+def allocator(
+    like: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, needed: bool = True
+) -> Callable[[], Tensor]:
+    """What makes results, each time another: contiguous, and like a tensor where not said otherwise.
+
+    Args:
+        like: of this shape and dtype, on this device.
+        shape: another.
+        dtype: another.
+        needed: else they are `(0,)`.
+    """
+    shape = (like.shape if shape is None else shape) if needed else (0,)
+    return functools.partial(torch.empty, shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def unmade(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor without memory: what a plan needs to know of a result."""
+    return torch.empty(shape, dtype=dtype, device="meta")

@@ -1,15 +1,7 @@
-"""Launches of Triton kernels with little host time: decided once for a geometry, then past `JITFunction.run`.
+"""Launches of Triton kernels with little host time: past `JITFunction.run` once a launch is known.
 
-    @planned
-    def scale(x, factor):                      # runs once for a geometry: checks, block sizes, grid
-        launch = bind(_kernel, (grid,), x.numel(), BLOCK=1024, num_warps=4)
-
-        def run(x, factor):                    # runs in every call
-            y = torch.empty_like(x)
-            launch(x, y)                       # _kernel[(grid,)](x, y, x.numel(), BLOCK=1024, num_warps=4)
-            return y
-
-        return run
+    launch = bind(_kernel, (grid,), rows, columns, BLOCK=1024, num_warps=4)       # once, by a plan (`plans.py`)
+    launch(x, y)                         # _kernel[(grid,)](x, y, rows, columns, BLOCK=1024, num_warps=4), in every call
 
 A `Launch` belongs to one geometry: its grid, scalars, constants, and the dtypes of its tensors are the same each time,
 addresses may differ. The first launch on a device, for each pattern of 16-byte alignment, goes through the JITFunction,
@@ -18,15 +10,21 @@ launcher ends in. Every launch falls back to the JITFunction under the interpret
 debugging or instrumentation, for kernels with scratch memory, and where Triton's internals are not as known here. What
 it no longer sees: changed global variables of a kernel.
 
+Of a tensor that the kernel reads through a TensorDescriptor the C function takes a CUtensorMap, which the driver makes
+of an address, a shape, strides and a block, and of nothing else. So what is not the address is fixed with the launch
+(`Tiles`), and the maps are kept by address: an address that comes back gets its own map, one that is new a new map.
+
 All that is private to Triton is used here.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -34,11 +32,12 @@ from torch import Tensor
 from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .device import on_device
 
-PLANS = 4096  # geometries of one launcher; beyond that all are forgotten
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+MAPS = 256  # addresses of one tensor of a launch; beyond that all are forgotten
 KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))
 """Versions of Triton whose launches were read; a test holds what is handed over against what they hand over."""
 
@@ -49,58 +48,59 @@ _current_device = getattr(torch._C, "_cuda_getDevice", None)  # None: PyTorch wi
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-def planned(plan: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    """A launcher that decides once for a geometry.
+class Tiles(NamedTuple):
+    """How a kernel sees a tensor through a TensorDescriptor.
 
-    Args:
-        plan: checks its arguments and returns what runs with them, and with all others of the same shapes, strides,
-            dtypes, devices and scalars. It gets tensors whose memory was freed alone: those it must refuse.
+    Attributes:
+        shape: of the tensor.
+        strides: of the tensor, the last one 1, the others multiples of 16 bytes.
+        block: shape of a tile.
     """
-    known: dict[Any, Callable[..., Any]] = {}
 
-    @functools.wraps(plan)
-    def launcher(*arguments: Any) -> Any:
-        key = tuple(
-            [
-                (a.shape, a.stride(), a.dtype, a.device, a.data_ptr() == 0) if isinstance(a, Tensor) else a
-                for a in arguments
-            ]
-        )
-        run = known.get(key)
-        if run is None:
-            if len(known) >= PLANS:
-                known.clear()
-            with on_device(next(a for a in arguments if isinstance(a, Tensor))):
-                run = known[key] = plan(*arguments)
-        return run(*arguments)
-
-    return launcher
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: list[int]
 
 
-def bind(kernel: Any, grid: tuple[int, ...], *scalars: Any, **keywords: Any) -> Launch:
+def tiles(matrix: Tensor, *block: int) -> Tiles:
+    """See tensors like `matrix`, at any address, in tiles of this shape."""
+    return Tiles(tuple(matrix.shape), matrix.stride(), list(block))
+
+
+def bind(kernel: Any, grid: tuple[int, ...], *scalars: Any, described: Any = (), **keywords: Any) -> Launch:
     """All of a launch but its tensors, which come first in the kernel's signature.
 
     Args:
         kernel: a `triton.jit` function.
         grid: how many programs.
         *scalars: the arguments that follow its tensors.
+        described: `Tiles` of what the kernel reads and writes through descriptors, in the order of the tensors; None
+            for pointers and for what is absent. Of such a tensor the first address counts, and 16 must divide it.
         **keywords: the constants that end its signature, by name, and options of the compiler such as `num_warps`.
     """
     named = [name for name in kernel.arg_names if name in keywords]
     if named != kernel.arg_names[len(kernel.arg_names) - len(named) :]:
         raise TypeError(f"{kernel.__name__}: {', '.join(named)} must end its signature, {', '.join(kernel.arg_names)}")
     constants = (*scalars, *(keywords.pop(name) for name in named))
-    return Launch(kernel, (*grid, 1, 1)[:3], constants, keywords)
+    return Launch(kernel, (*grid, 1, 1)[:3], constants, keywords, described if any(described) else ())
 
 
 class Launch:
     """A launch of which the tensors are given each time. Operators alone may use it: torch.compile cannot trace it."""
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], constants: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        constants: tuple[Any, ...],
+        options: dict[str, Any],
+        described: Sequence[Tiles | None],
+    ) -> None:
         self.kernel = kernel
         self.grid = grid
         self.constants = constants
         self.options = options
+        self.described = described
         self.is_known = type(kernel) is JITFunction and VERSION in KNOWN and _current_device is not None
         self._launches: dict[Any, Callable[[int, list[int]], None]] = {}
 
@@ -137,6 +137,9 @@ class Launch:
 
     def _through_jit(self, tensors: tuple[Tensor | None, ...]) -> Any:
         """The launch as Triton documents it."""
+        if self.described:
+            pairs = zip(tensors, self.described, strict=True)
+            tensors = tuple(t if seen is None else TensorDescriptor(t, *seen) for t, seen in pairs)
         return self.kernel[self.grid](*tensors, *self.constants, **self.options)
 
     def _past_jit(self, compiled: CompiledKernel) -> Callable[[int, list[int]], None] | None:
@@ -146,9 +149,10 @@ class Launch:
             return None
         if run.global_scratch_size or run.profile_scratch_size:  # allocated anew for each launch
             return None
-        if getattr(compiled.metadata, "tensordesc_meta", None):
+        launch, maps = _c_function(run.launch), self._maps(compiled)
+        if launch is None or maps is None:
             return None
-        launch, constants, (x, y, z) = run.launch, self.constants, self.grid
+        constants, (x, y, z) = self.constants, self.grid
         function, packed = compiled.function, compiled.packed_metadata
         cooperative, overlapped = run.launch_cooperative_grid, run.launch_pdl
 
@@ -156,16 +160,63 @@ class Launch:
         if VERSION == (3, 6):
 
             def go(stream: int, addresses: list[int], kept: CompiledKernel = compiled) -> None:
+                arguments = _with_maps(addresses, maps) if maps else addresses
                 launch(x, y, z, stream, function, cooperative, overlapped, None, None, packed, None, None, None,
-                       *addresses, *constants)  # fmt: skip
+                       *arguments, *constants)  # fmt: skip
         else:
             annotations, signature = run.arg_annotations, run.kernel_signature
 
             def go(stream: int, addresses: list[int], kept: CompiledKernel = compiled) -> None:
+                arguments = _with_maps(addresses, maps) if maps else addresses
                 launch(x, y, z, stream, function, cooperative, overlapped, packed, None, None, None, None, None,
-                       annotations, signature, (*addresses, *constants))  # fmt: skip
+                       annotations, signature, (*arguments, *constants))  # fmt: skip
 
         return go
+
+    def _maps(self, compiled: CompiledKernel) -> list[tuple[int, _Maps]] | None:
+        """Places of descriptors among the tensors, and their maps; None for a kind of descriptor that is not known."""
+        layouts = getattr(compiled.metadata, "tensordesc_meta", None) or ()
+        seen = [(place, tiles) for place, tiles in enumerate(self.described) if tiles is not None]
+        # Without layouts the kernel was compiled for addresses: before compute capability 9.0.
+        if len(layouts) != len(seen) or any(layout["fp4_padded"] or layout.get("is_im2col") for layout in layouts):
+            return None
+        return [(place, _Maps(layout, tiles)) for layout, (place, tiles) in zip(layouts, seen, strict=True)]
+
+
+class _Maps(dict[int, tuple[Any, ...]]):
+    """What the C function takes of a descriptor, by address: the CUtensorMap, shape and strides."""
+
+    def __init__(self, layout: Any, tiles: Tiles) -> None:
+        super().__init__()
+        from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+        utils = triton.runtime.driver.active.utils
+        self.encode = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor
+        self.layout = layout["swizzle"], layout["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[layout["elem_type"]]
+        self.block, self.tiles = layout["block_size"], tiles
+
+    def __missing__(self, address: int) -> tuple[Any, ...]:
+        if len(self) >= MAPS:
+            self.clear()
+        shape, strides, _ = self.tiles
+        zeros_beyond_edges = 0
+        found = (self.encode(address, *self.layout, self.block, shape, strides, zeros_beyond_edges), *shape, *strides)
+        self[address] = found
+        return found
+
+
+def _with_maps(addresses: list[int], maps: list[tuple[int, _Maps]]) -> list[Any]:
+    """Put in the place of addresses what the C function takes of descriptors."""
+    arguments: list[Any] = addresses
+    for place, known in reversed(maps):
+        address = addresses[place]
+        arguments[place : place + 1] = known[address]
+    return arguments
+
+
+def _c_function(launch: Any) -> Any:
+    """Triton's launch, without the function around it that makes maps of descriptors in every call, if it is known."""
+    return inspect.getclosurevars(launch).nonlocals.get("launcher") if isinstance(launch, FunctionType) else launch
 
 
 def _is_watched(kernel: JITFunction[Any]) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -97,6 +98,19 @@ class Ladder:
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
         return tuple(level for level in LEVELS if level not in self._absent.get(function, ()))
+
+    @contextlib.contextmanager
+    def replaced(self, function: str, level: str, by: Callable[..., Any]) -> Iterator[None]:
+        """Let another function be a level of a function, for tests: a fault planted there must be found."""
+        key = function, level
+        own = self._levels[key]
+        self._levels[key] = by
+        self._resolved.clear()
+        try:
+            yield
+        finally:
+            self._levels[key] = own
+            self._resolved.clear()
 
     def default(self, function: str, device: torch.device, dtype: torch.dtype) -> str:
         """The level that `level=None` means there."""

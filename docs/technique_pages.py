@@ -5,9 +5,9 @@ has one folder per group of operations:
 
     definition   the source of `levels/reference.py`
     ladder       a table of the levels: file, and the first paragraph of its docstring
-    support      what works with what, from the package's README
-    static       what the compiled kernels look like, from the package's README
-    results      the measured tables and plots, from the package's README and `results/`
+    support      which PyTorch features each level supports, from `results/<device>/support/`
+    static       what the compiled kernels look like, from `results/static/`
+    results      the measured tables and plots, from `results/<device>/`
     api          the public names, from their docstrings
 
 A section that a page does not mention stands at its end, under a heading of its own. A package without a page in
@@ -21,6 +21,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kernel_pytorch.harness import page as results_page
+from kernel_pytorch.harness import results as measured
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.static import record as static_record
+from kernel_pytorch.harness.static import table as static_table
+from kernel_pytorch.harness.support import markdown as support_tables
+from kernel_pytorch.harness.support import recorded
 
 if TYPE_CHECKING:  # so that the tests of what is put together need no mkdocs
     from mkdocs.config.defaults import MkDocsConfig
@@ -84,20 +92,10 @@ def packages() -> list[str]:
 
 def readme_as_page(package: str) -> str:
     """A README without its generated blocks and what leads to them; its title is that of the technique."""
-    text = GENERATED.sub("", readme(package))
+    text = GENERATED.sub("", (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8"))
     head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     kept = [section for section in sections if len(section.strip().splitlines()) > 1 and "../../docs/" not in section]
     return re.sub(r"^# kernel-pytorch-", "# ", head) + "".join(kept)
-
-
-def readme(package: str) -> str:
-    """The text of a package's README."""
-    return (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")
-
-
-def block(package: str, name: str) -> str:
-    """What a command of the harness has written between two markers of a package's README."""
-    return readme(package).partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].strip()
 
 
 def folder_of(package: str, group: str = "") -> Path:
@@ -148,18 +146,20 @@ def first_paragraph(file: Path) -> str:
 
 def results(package: str, _group: str) -> str:
     """The measured tables, under the plots of all operations, device by device."""
-    found = block(package, "results")
+    found = [measured.load(file) for file in sorted(ROOT.glob(f"results/*/{package}.json"))]
     if not found:
         return (
             "Not measured yet: there is no `results/<device>/" + package + ".json`. "
             f"`nox -s bench -- {package} --full` measures it on your machine."
         )
+    found.sort(key=lambda results: results.machine.environment.device_type != "cuda")  # GPUs first
+    tables = [results_page.markdown(results) for results in found]
     drawn: dict[str, list[str]] = {}
     for plot in plots(package):
         device, what = plot.parent.name, plot.stem.removeprefix(f"{package}-")
         image = f"    ![{what} on {device}](../{plot_uri(plot)}){{loading=lazy}}"
         drawn.setdefault(f'??? example "Drawn: {device}"', []).append(image)
-    return "\n\n".join([*(line for title, images in drawn.items() for line in (title, *images)), found])
+    return "\n\n".join([*(line for title, images in drawn.items() for line in (title, *images)), *tables])
 
 
 def plots(package: str) -> list[Path]:
@@ -173,21 +173,22 @@ def plot_uri(plot: Path) -> str:
 
 
 def support(package: str, _group: str) -> str:
-    """What works with what."""
-    return block(package, "support") or (
-        f"Not recorded yet: `kernel-pytorch support {package} --json results/<device>` asks every level about every "
-        "row."
-    )
+    """Which PyTorch features each level supports."""
+    records = list(ROOT.glob(f"results/*/support/{package}.json"))
+    if not records:
+        return f"Not recorded yet: `kernel-pytorch support {package} --json results/<device>` tests every feature."
+    technique = discover().get(package)
+    return support_tables(technique, recorded(technique, ROOT / "results"))
 
 
 def static(package: str, _group: str) -> str:
     """What the compiled kernels look like."""
+    record = static_record.record_file(ROOT / "results", package)
+    if record.is_file():
+        return static_table.markdown(static_record.load(record))
     if not any(folder_of(package).rglob("levels/triton.py")):
         return "It has no kernel of its own."
-    return block(package, "static") or (
-        f"Not recorded yet: `kernel-pytorch static {package} --readme packages/{package}/README.md` compiles the "
-        "kernels."
-    )
+    return f"Not recorded yet: `kernel-pytorch static {package} --json results` compiles the kernels."
 
 
 def api(package: str, _group: str) -> str:
@@ -237,8 +238,8 @@ def public(package: str, module: str = "__init__") -> list[str]:
 SECTIONS: dict[str, tuple[str, Callable[[str, str], str]]] = {
     "definition": ("The definition", definition),
     "ladder": ("The ladder", ladder),
-    "support": ("What works with what", support),
-    "static": ("What the compiled kernels look like", static),
-    "results": ("Measured", results),
+    "support": ("Compatibility", support),
+    "static": ("Compiled kernels", static),
+    "results": ("Results", results),
     "api": ("API", api),
 }

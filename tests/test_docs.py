@@ -7,6 +7,7 @@ import importlib.util
 import re
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,9 +54,9 @@ SECTIONS = [
     "The ladder",
     "The default",
     "How the kernels work",
-    "What works with what",
-    "What the compiled kernels look like",
-    "Measured",
+    "Compatibility",
+    "Compiled kernels",
+    "Results",
     "API",
 ]
 
@@ -65,7 +66,7 @@ def test_pages_of_techniques_have_one_order(page):
     """Use comes before results, whose tables are long; chapters of a page's own stand where they like."""
     headings = re.findall("^## (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert [heading for heading in headings if heading in SECTIONS] == [s for s in SECTIONS if s in headings]
-    assert {"The idea", "How to use it", "When not to use it", "Measured", "API"} <= {*headings}
+    assert {"The idea", "How to use it", "When not to use it", "Results", "API"} <= {*headings}
 
 
 # How the page of a technique is put together.
@@ -98,9 +99,9 @@ PACKAGE = {
 HEADINGS = [
     "The definition",
     "The ladder",
-    "What works with what",
-    "What the compiled kernels look like",
-    "Measured",
+    "Compatibility",
+    "Compiled kernels",
+    "Results",
     "API",
 ]
 
@@ -127,25 +128,35 @@ def test_a_page_has_its_sections_where_it_wants_them_and_the_others_at_the_end(p
     assert re.findall("^## (.*)", page, re.MULTILINE) == [h for h in HEADINGS if h != "The ladder"]
 
 
-def test_tables_come_from_the_readme_and_plots_from_the_results(pages, tmp_path):
-    (tmp_path / "results" / "toaster").mkdir(parents=True)
-    (tmp_path / "results" / "toaster" / "soft-cap-more-soft_cap.svg").write_text("<svg/>")
+def test_tables_and_plots_come_from_the_results(pages, tmp_path, monkeypatch):
+    device = tmp_path / "results" / "toaster"
+    for file in (
+        "soft-cap.json",
+        "support/soft-cap.json",
+        "../static/soft-cap.kernels.json",
+        "soft-cap-more-soft_cap.svg",
+    ):
+        (device / file).parent.mkdir(parents=True, exist_ok=True)
+        (device / file).write_text(file)
     for name in ("soft_cap", "hard_cap"):
-        (tmp_path / "results" / "toaster" / f"soft-cap-{name}.svg").write_text("<svg/>")
+        (device / f"soft-cap-{name}.svg").write_text("<svg/>")
     (tmp_path / "packages" / "soft-cap" / SOURCE / "levels" / "triton.py").write_text('"""One kernel."""')
-    readme = tmp_path / "packages" / "soft-cap" / "README.md"
-    blocks = {
-        name: f"<!-- {name}:begin -->\nthe {name} table\n<!-- {name}:end -->"
-        for name in ("results", "support", "static")
-    }
-    readme.write_text("# kernel-pytorch-soft-cap\n\n" + "\n\n".join(blocks.values()))
+    machine = SimpleNamespace(environment=SimpleNamespace(device_type="cpu"))
+    monkeypatch.setattr(pages.measured, "load", lambda file: SimpleNamespace(machine=machine, text=file.read_text()))
+    monkeypatch.setattr(pages.results_page, "markdown", lambda results: f"the table of {results.text}")
+    monkeypatch.setattr(pages.static_record, "load", lambda file: file.read_text())
+    monkeypatch.setattr(pages.static_table, "markdown", lambda record: f"the table of {record}")
+    monkeypatch.setattr(pages, "discover", lambda: {"soft-cap": "the technique"})
+    monkeypatch.setattr(pages, "recorded", lambda technique, results: [technique, results])
+    monkeypatch.setattr(pages, "support_tables", lambda technique, records: f"the table of {technique}: {records}")
     page = pages.complete("# Soft cap\n", "soft-cap")
-    for name in blocks:
-        assert page.count(f"the {name} table") == 1
+    of_support = f"the table of the technique: {['the technique', tmp_path / 'results']}"
+    for table in ("the table of soft-cap.json", "the table of ../static/soft-cap.kernels.json", of_support):
+        assert page.count(table) == 1
     pictures = (
         '??? example "Drawn: toaster"\n\n    ![hard_cap on toaster](../assets/results/toaster-soft-cap-hard_cap.svg'
     )
-    assert page.index(pictures) < page.index("    ![soft_cap on toaster]") < page.index("the results table")
+    assert page.index(pictures) < page.index("    ![soft_cap on toaster]") < page.index("the table of soft-cap.json")
     assert page.count("??? example") == 1
     assert page.count("![") == 2, "and not that of soft-cap-more"
     assert "| `triton` | `triton.py` | One kernel. |" in page

@@ -1,5 +1,7 @@
 """Every public function and module of every package, at its default level: imported, compiled in one piece, exported.
 
+Compiled for sizes as they are and, with `dynamic=True`, for any: forward and backward.
+
 What is tried is found by the packages' public names, so a new one without a call is an error. A package may name its
 calls itself, as `CALLS` in its `tests/traced.py`, in the form of those below.
 """
@@ -120,14 +122,20 @@ def results(call, subject, tensors, names):
 
 
 @pytest.mark.parametrize(("package", "name", "dtype"), list(cases()))
-def test_it_is_compiled_in_one_piece_and_exported(package, name, dtype):
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_it_is_compiled_in_one_piece(package, name, dtype, dynamic):
     call, subject, tensors = prepared(package, name, dtype)
     names = call.__code__.co_varnames[1:]
     torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     eager = results(call, subject, tensors, names)
     for ours, theirs in zip(results(compiled, subject, tensors, names), eager, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("package", "name", "dtype"), list(cases()))
+def test_it_is_exported(package, name, dtype):
+    call, subject, tensors = prepared(package, name, dtype)
 
     class Exported(torch.nn.Module):
         def __init__(self):

@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.readme import read_block
-from kernel_pytorch.harness.static.table import kernel_digest
+from kernel_pytorch.harness.results import load
+from kernel_pytorch.harness.static import ARCHITECTURES
+from kernel_pytorch.harness.static.kernel_sources import kernel_digest
+from kernel_pytorch.harness.static.record import load as load_static
+from kernel_pytorch.harness.static.record import record_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,8 +85,21 @@ def test_a_technique_has_a_page(package):
     if "kernel_pytorch.techniques" in declaration(package)["entry-points"]:
         page = (ROOT / "docs" / "techniques" / f"{package.name}.md").read_text()
         assert f"<!-- results: {package.name} -->" in page
-        readme = (package / "README.md").read_text()
-        assert readme.count("<!-- results:begin -->") == readme.count("<!-- results:end -->") == 1
+
+
+@each_package
+def test_a_readme_is_short_and_leads_to_its_page(package):
+    readme = (package / "README.md").read_text()
+    assert len(readme.splitlines()) <= 80
+    assert readme.count(":begin -->") == readme.count("<!-- results:begin -->") == 1
+    assert f"(../../docs/techniques/{package.name}.md)" in readme
+
+
+@each_package
+def test_the_table_of_a_readme_comes_from_the_results(package):
+    found = [load(file) for file in sorted(ROOT.glob(f"results/*/{package.name}.json"))]
+    written = read_block(package / "README.md", "results")
+    assert not found or written == headline(found), "`kernel-pytorch report --readme packages` writes it"
 
 
 def test_ci_runs_what_the_readme_says():
@@ -118,12 +136,15 @@ def test_no_package_is_listed_by_hand():
 
 
 @each_package
-def test_the_table_of_compiled_kernels_is_of_the_present_sources(package):
+def test_the_record_of_compiled_kernels_is_of_the_present_sources(package):
     technique = discover().get(package.name)
     digest = kernel_digest(technique)
     if not digest:
         pytest.skip("it has no kernel of its own")
-    recorded = re.search("<!-- sources: (\\w+) -->", read_block(package / "README.md", "static"))
-    how = f"`kernel-pytorch static {package.name} --readme packages/{package.name}/README.md` writes it"
-    assert recorded, f"there is none yet; {how}"
-    assert recorded[1] == digest, f"kernels have changed since; {how}"
+    file = record_file(ROOT / "results", package.name)
+    how = f"`kernel-pytorch static {package.name} --json results` writes it"
+    assert file.is_file(), f"there is none yet; {how}"
+    record = load_static(file)
+    assert record.sources == digest, f"kernels have changed since; {how}"
+    assert record.broken == record.not_compiled == ()
+    assert {compiled.arch for compiled in record.compiled} == set(ARCHITECTURES)

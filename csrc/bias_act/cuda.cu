@@ -37,10 +37,10 @@ cudaError_t with_choices(DType dtype, Activation activation, bool vectors, const
 }
 
 template <Activation A, typename T, int N>
-cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
   const ForwardPointers<T> p = {static_cast<const T*>(f.x.data), bias_of(f.bias), static_cast<T*>(f.y.data), f.rows,
                                 f.columns};
-  if (version == 1) {
+  if (rung == 1) {
     const int64_t blocks = ceil_divide(f.rows * f.columns, kNaiveThreads);
     if (!fits_grid(blocks)) return cudaErrorInvalidValue;
     forward_naive<A, T><<<static_cast<unsigned>(blocks), kNaiveThreads, 0, stream>>>(p);
@@ -75,14 +75,14 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.rows == 0) return cudaSuccess;
-  if (version < 0 || version > 2) return cudaErrorNotSupported;
+  if (rung < 0 || rung > 2) return cudaErrorNotSupported;
   const bool vectors =
       aligned(f.bias ? f.rows : 1, f.columns, 16 / size_of(f.x.dtype), {f.x.data, f.bias.data, f.y.data});
   return with_choices(f.x.dtype, f.activation, vectors, [&](auto a, auto type, auto n) {
     return run_forward<decltype(a)::value, typename decltype(type)::type, decltype(n)::value>(
-        f, version, static_cast<cudaStream_t>(stream));
+        f, rung, static_cast<cudaStream_t>(stream));
   });
 }
 

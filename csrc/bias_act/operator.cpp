@@ -24,7 +24,7 @@ int64_t parts_of(const Tensor& x, Rows rows) {
   return smaller(larger(1, ceil_divide(rows.rows, 16)), 512);
 }
 
-Tensor bias_act(const Tensor& x_given, const OptionalTensor& bias_given, std::string activation, int64_t version) {
+Tensor bias_act(const Tensor& x_given, const OptionalTensor& bias_given, std::string activation) {
   const char* const name = "bias_act";
   Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
@@ -43,7 +43,7 @@ Tensor bias_act(const Tensor& x_given, const OptionalTensor& bias_given, std::st
   forward.rows = rows.rows;
   forward.columns = rows.columns;
   if (x.is_cuda()) {
-    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     for_tiles(rows.rows, rows.columns, kTileColumns, [&](int64_t begin, int64_t end) { kernel(forward, begin, end); });
@@ -111,7 +111,7 @@ std::tuple<Tensor, Tensor> bias_act_backward(const Tensor& dy_given, const Optio
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
-  library.def("bias_act(Tensor x, Tensor? bias, str activation, int version=0) -> Tensor");
+  library.def("bias_act(Tensor x, Tensor? bias, str activation) -> Tensor");
   library.def(
       "bias_act_backward(Tensor dy, Tensor? x, Tensor? bias, str activation, bool need_dx, bool need_dbias)"
       " -> (Tensor dx, Tensor dbias)");

@@ -36,9 +36,9 @@ cudaError_t with_choices(DType dtype, bool vectors, const Launch& launch) {
 }
 
 template <typename T, int N>
-cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
   const ForwardPointers<T> p = {f.x, f.bias, f.residual, static_cast<T*>(f.y.data), on_device(f.dropout), f.rows, f.columns};
-  if (version == 1) {
+  if (rung == 1) {
     const int64_t blocks = ceil_divide(f.rows * f.columns, kNaiveThreads);
     if (!fits_grid(blocks)) return cudaErrorInvalidValue;
     forward_naive<T><<<static_cast<unsigned>(blocks), kNaiveThreads, 0, stream>>>(p);
@@ -68,12 +68,12 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.rows == 0) return cudaSuccess;
-  if (version < 0 || version > 2) return cudaErrorNotSupported;
+  if (rung < 0 || rung > 2) return cudaErrorNotSupported;
   const bool vectors = aligned(f.columns, f.y.dtype, {f.x, f.bias, f.residual, f.y});
   return with_choices(f.y.dtype, vectors, [&](auto type, auto n) {
-    return run_forward<typename decltype(type)::type, decltype(n)::value>(f, version, static_cast<cudaStream_t>(stream));
+    return run_forward<typename decltype(type)::type, decltype(n)::value>(f, rung, static_cast<cudaStream_t>(stream));
   });
 }
 

@@ -11,7 +11,7 @@ namespace bias_dropout_add {
 namespace {
 
 Tensor bias_dropout_add(const Tensor& x_given, const OptionalTensor& bias_given, const Tensor& residual_given,
-                        const OptionalTensor& seed, double p, int64_t version) {
+                        const OptionalTensor& seed, double p) {
   const char* const name = "bias_dropout_add";
   const Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
@@ -34,7 +34,7 @@ Tensor bias_dropout_add(const Tensor& x_given, const OptionalTensor& bias_given,
   forward.rows = rows.rows;
   forward.columns = rows.columns;
   if (x.is_cuda()) {
-    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     for_tiles(rows.rows, rows.columns, kTileColumns, [&](int64_t begin, int64_t end) { kernel(forward, begin, end); });
@@ -95,7 +95,7 @@ std::tuple<Tensor, Tensor> bias_dropout_add_backward(const Tensor& dy_given, con
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
-      "bias_dropout_add(Tensor x, Tensor? bias, Tensor residual, Tensor? seed, float p, int version=0) -> Tensor");
+      "bias_dropout_add(Tensor x, Tensor? bias, Tensor residual, Tensor? seed, float p) -> Tensor");
   library.def(
       "bias_dropout_add_backward(Tensor dy, Tensor? bias, Tensor? seed, float p, str x_dtype, bool need_dx,"
       " bool need_dbias) -> (Tensor dx, Tensor dbias)");

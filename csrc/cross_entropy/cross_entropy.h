@@ -62,8 +62,8 @@ KP_HOST_DEVICE bool counts(int64_t target, int64_t columns, const Options& optio
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
-int launch_forward(const Forward&, int64_t version, void* stream);
+// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 
 }  // namespace cross_entropy

@@ -23,7 +23,7 @@ bool is_aligned(const void* data, int64_t columns) {
 }
 
 template <typename T, bool kCapped>
-cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
   ForwardPointers<T> p = {};
   p.logits = static_cast<const T*>(f.logits.data);
   p.target = f.target;
@@ -36,13 +36,13 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   p.z_loss = static_cast<float>(f.options.z_loss);
   p.softcap = static_cast<float>(f.options.softcap);
   const int best = is_aligned<T>(f.logits.data, f.columns) ? 3 : 2;
-  if (version > best || version < 0) return cudaErrorNotSupported;
-  if (version == 0) version = best;
+  if (rung > best || rung < 0) return cudaErrorNotSupported;
+  if (rung == 0) rung = best;
   const auto blocks = static_cast<unsigned>(f.rows);
-  if (version == 1) {
+  if (rung == 1) {
     const auto naive_blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
     forward_naive<T, kCapped><<<naive_blocks, kNaiveThreads, 0, stream>>>(p);
-  } else if (version == 2) {
+  } else if (rung == 2) {
     forward_block<T, kCapped><<<blocks, kBlockThreads, 0, stream>>>(p);
   } else {
     forward_vectorized<T, kCapped><<<blocks, kVectorThreads, 0, stream>>>(p);
@@ -86,11 +86,11 @@ cudaError_t with_types(DType logits, double softcap, const Run& run) {
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.rows == 0) return cudaSuccess;
   if (!fits_grid(f.rows)) return cudaErrorInvalidValue;
   return with_types(f.logits.dtype, f.options.softcap, [&](auto type, auto capped) {
-    return run_forward<typename decltype(type)::type, capped>(f, version, static_cast<cudaStream_t>(stream));
+    return run_forward<typename decltype(type)::type, capped>(f, rung, static_cast<cudaStream_t>(stream));
   });
 }
 

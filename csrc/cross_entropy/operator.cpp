@@ -37,7 +37,7 @@ std::vector<int64_t> normalizer_sizes(const Tensor& target) {
 }
 
 std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tensor& target_given, int64_t ignore_index,
-                                         double label_smoothing, double z_loss, double softcap, int64_t version) {
+                                         double label_smoothing, double z_loss, double softcap) {
   const char* const name = "cross_entropy";
   const Rows rows = rows_of("logits", logits_given);
   check_floating("logits", logits_given);
@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tenso
   forward.columns = rows.columns;
   forward.options = options_of(name, ignore_index, label_smoothing, z_loss, softcap);
   if (logits.is_cuda()) {
-    on_cuda(name, logits, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, logits, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     for_rows(rows.rows, rows.columns, [&](int64_t begin, int64_t end) { kernel(forward, begin, end); });
@@ -120,7 +120,7 @@ void cross_entropy_backward_(const Tensor& dloss, const Tensor& normalizer, Tens
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
       "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, float z_loss,"
-      " float softcap, int version=0) -> (Tensor loss, Tensor normalizer)");
+      " float softcap) -> (Tensor loss, Tensor normalizer)");
   library.def(
       "cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target, SymInt ignore_index,"
       " float label_smoothing, float z_loss, float softcap) -> Tensor");

@@ -46,7 +46,7 @@ cudaError_t launch_mma(const Pointers<T>& p, int64_t batch_heads, cudaStream_t s
 }
 
 template <typename T>
-cudaError_t run(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run(const Forward& f, int64_t rung, cudaStream_t stream) {
   Pointers<T> p = {};
   p.q = static_cast<const T*>(f.q.data);
   p.k = static_cast<const T*>(f.k.data);
@@ -66,9 +66,9 @@ cudaError_t run(const Forward& f, int64_t version, cudaStream_t stream) {
   }
   const bool mma = !std::is_same_v<T, float> && aligned && (f.depth == 64 || f.depth == 128);
   const int best = mma ? 2 : 1;
-  if (version > best || version < 0) return cudaErrorNotSupported;
+  if (rung > best || rung < 0) return cudaErrorNotSupported;
   if constexpr (!std::is_same_v<T, float>) {
-    if (best == 2 && version != 1) return launch_mma(p, f.batch * f.heads, stream);
+    if (best == 2 && rung != 1) return launch_mma(p, f.batch * f.heads, stream);
   }
   return launch_shared_memory(p, f.batch * f.heads, stream);
 }
@@ -89,7 +89,7 @@ Forward batches_of(const Forward& f, int64_t first, int64_t count) {
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   const int64_t batch_heads = f.batch * f.heads;
   if (batch_heads == 0 || f.queries == 0) return cudaSuccess;
   if (f.heads > kMostHeads || f.depth > kMostDepth) return cudaErrorInvalidValue;
@@ -98,7 +98,7 @@ int launch_forward(const Forward& f, int64_t version, void* stream) {
   for (int64_t batch = 0; batch < f.batch && error == cudaSuccess; batch += together) {
     const Forward part = batches_of(f, batch, smaller(together, f.batch - batch));
     error = with_type(f.q.dtype, [&](auto type) {
-      return run<typename decltype(type)::type>(part, version, static_cast<cudaStream_t>(stream));
+      return run<typename decltype(type)::type>(part, rung, static_cast<cudaStream_t>(stream));
     });
   }
   return error;

@@ -56,8 +56,8 @@ constexpr int64_t kTaskQueries = 32;
 // The twin: tasks `begin` to `end` of `batch * heads * ceil(queries / kTaskQueries)`.
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
-int launch_forward(const Forward&, int64_t version, void* stream);
+// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t rung, void* stream);
 
 }  // namespace flash_attention
 }  // namespace kernel_pytorch

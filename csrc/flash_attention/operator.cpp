@@ -19,7 +19,7 @@ void check_keys(const char* argument, const Tensor& tensor, const Tensor& q) {
 }
 
 std::tuple<Tensor, Tensor> flash_attention(const Tensor& q_given, const Tensor& k_given, const Tensor& v_given,
-                                           double scale, bool causal, int64_t version) {
+                                           double scale, bool causal) {
   const char* const name = "flash_attention";
   check_floating("q", q_given);
   check(q_given.dim() == 4, name, ": q: shape is ", shape(q_given), "; it must be (batch, heads, queries, depth)");
@@ -52,7 +52,7 @@ std::tuple<Tensor, Tensor> flash_attention(const Tensor& q_given, const Tensor& 
   forward.scale = scale;
   forward.causal = causal;
   if (q.is_cuda()) {
-    on_cuda(name, q, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, q, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     const int64_t tasks = forward.batch * forward.heads * ceil_divide(forward.queries, kTaskQueries);
@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor> flash_attention(const Tensor& q_given, const Tensor& 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
-      "flash_attention(Tensor q, Tensor k, Tensor v, float scale, bool causal, int version=0) -> (Tensor o, Tensor lse)");
+      "flash_attention(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor o, Tensor lse)");
 }
 
 KP_IMPLEMENT(library) { library.impl("flash_attention", TORCH_BOX(&flash_attention)); }

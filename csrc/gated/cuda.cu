@@ -30,7 +30,7 @@ bool aligned(const Shape& shape, int64_t length, std::initializer_list<const voi
   return shape.rows == 1 || (shape.columns % length == 0 && shape.stride % length == 0);
 }
 
-// Blocks of version 2.
+// Blocks of rung 2.
 int64_t blocks_for(const Shape& shape, int length) {
   return ceil_divide(shape.rows * ceil_divide(shape.columns, length), kThreads);
 }
@@ -49,9 +49,9 @@ cudaError_t with_choices(DType dtype, Activation activation, bool vectors, const
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.shape.rows == 0 || f.shape.columns == 0) return cudaSuccess;
-  if (version < 0 || version > 2) return cudaErrorNotSupported;
+  if (rung < 0 || rung > 2) return cudaErrorNotSupported;
   const bool vectors = aligned(f.shape, 16 / size_of(f.gate.dtype), {f.gate.data, f.up.data, f.y.data});
   return with_choices(f.gate.dtype, f.function.activation, vectors, [&](auto a, auto type, auto n) {
     using T = typename decltype(type)::type;
@@ -60,7 +60,7 @@ int launch_forward(const Forward& f, int64_t version, void* stream) {
     const ForwardPointers<T> p = {static_cast<const T*>(f.gate.data), static_cast<const T*>(f.up.data),
                                   static_cast<T*>(f.y.data), sizes_of(f.shape, f.function)};
     const auto on = static_cast<cudaStream_t>(stream);
-    if (version == 1) {
+    if (rung == 1) {
       const int64_t blocks = ceil_divide(f.shape.rows * f.shape.columns, kNaiveThreads);
       if (!fits_grid(blocks)) return cudaErrorInvalidValue;
       forward_naive<A, T><<<static_cast<unsigned>(blocks), kNaiveThreads, 0, on>>>(p);

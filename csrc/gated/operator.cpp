@@ -61,7 +61,7 @@ Output output_behind(const Tensor& tensor, DType type, int64_t bytes) {
 }
 
 Tensor gated(const Tensor& gate, const OptionalTensor& up, std::string activation, double alpha,
-             std::optional<double> limit, double offset, int64_t version) {
+             std::optional<double> limit, double offset) {
   const char* const name = "gated";
   const Halves halves = halves_of(name, gate, up);
   const Function function = function_of(name, activation, alpha, limit, offset);
@@ -73,7 +73,7 @@ Tensor gated(const Tensor& gate, const OptionalTensor& up, std::string activatio
   forward.shape = halves.shape;
   forward.function = function;
   if (gate.is_cuda()) {
-    on_cuda(name, gate, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, gate, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     for_tiles(halves.shape.rows, halves.shape.columns, kTileColumns,
@@ -120,7 +120,7 @@ std::tuple<Tensor, Tensor> gated_backward(const Tensor& dy_given, const Tensor& 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
-      "gated(Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset, int version=0)"
+      "gated(Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset)"
       " -> Tensor");
   library.def(
       "gated_backward(Tensor dy, Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset,"

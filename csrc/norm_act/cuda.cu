@@ -24,7 +24,7 @@ namespace norm_act {
 namespace {
 
 constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
-constexpr int kLongRow = 8192;          // columns from which on a block of version 2 has more threads
+constexpr int kLongRow = 8192;          // columns from which on a block of rung 2 has more threads
 
 template <Kind kKind>
 using KindConstant = std::integral_constant<Kind, kKind>;
@@ -67,7 +67,7 @@ ForwardPointers<T> pointers_of(const Forward& f) {
 }
 
 template <typename T>
-cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
   const ForwardPointers<T> p = pointers_of<T>(f);
   const DType type = f.y.dtype;
   const bool whole = made_of_vectors(f.norm.columns, sizeof(T), {f.x.data, f.residual.data, f.weight.data, f.bias.data,
@@ -77,9 +77,9 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   const Lengths& lengths = f.residual ? kAddLengths : kForwardLengths;
   const RowLayout layout = layout_of(f.norm.columns / kVectorLength<T>, lengths, most_blocks());
   const int best = !whole || layout.cluster == 0 || (layout.cluster > 1 && !same) ? 2 : layout.cluster > 1 ? 4 : 3;
-  if (version < 0 || version > best || (version == 3 && best == 4)) return cudaErrorNotSupported;
-  if (version == 0) version = best;
-  if (version == 1) {
+  if (rung < 0 || rung > best || (rung == 3 && best == 4)) return cudaErrorNotSupported;
+  if (rung == 0) rung = best;
+  if (rung == 1) {
     const auto blocks = static_cast<unsigned>(ceil_divide(p.rows, kNaiveThreads));
     forward_naive<T><<<blocks, kNaiveThreads, 0, stream>>>(p);
     return launched();
@@ -88,8 +88,8 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
     forward_block<T><<<static_cast<unsigned>(p.rows), kBlockThreads, 0, stream>>>(p);
     return launched();
   };
-  if (version == 2) return in_blocks();
-  if (version == 3) {
+  if (rung == 2) return in_blocks();
+  if (rung == 3) {
     const auto blocks = static_cast<unsigned>(ceil_divide(p.rows, layout.rows));
     return with_kind(typed, f.norm, [&](auto kind) {
       return with_vectors<4>(layout.each, [&](auto count) {
@@ -139,7 +139,7 @@ BackwardPointers<T> pointers_of(const Backward& b) {
 }
 
 template <typename T>
-cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream) {
+cudaError_t run_backward(const Backward& b, int64_t rung, cudaStream_t stream) {
   const BackwardPointers<T> p = pointers_of<T>(b);
   const DType type = b.h.dtype;
   const bool whole = made_of_vectors(b.norm.columns, sizeof(T), {b.dy.data, b.dh.data, b.h.data, b.weight.data, b.bias.data,
@@ -149,8 +149,8 @@ cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream
   const Lengths& lengths = is_plain(b.norm) ? kBackwardLengths : kActivatedLengths;
   const RowLayout layout = layout_of(b.norm.columns / kVectorLength<T>, lengths, most_blocks());
   const int64_t best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
-  if (version < 0 || version == 1 || version > best || (version == 3 && best == 4)) return cudaErrorNotSupported;
-  if (version == 0) version = best;
+  if (rung < 0 || rung == 1 || rung > best || (rung == 3 && best == 4)) return cudaErrorNotSupported;
+  if (rung == 0) rung = best;
   const auto in_blocks = [&] {
     if (p.rows > 0 && (p.dx.data != nullptr || p.dresidual.data != nullptr)) {
       const int threads = p.columns > kLongRow ? kMostBlockThreads : kBlockThreads;
@@ -173,7 +173,7 @@ cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream
     return adds ? launch(std::true_type{}) : launch(std::false_type{});
   };
   cudaError_t error;
-  if (version == 2) {
+  if (rung == 2) {
     error = in_blocks();
   } else if (layout.cluster > 1) {
     error = with_kind_of_ring(typed, b.norm, [&](auto kind) {
@@ -200,19 +200,19 @@ cudaError_t run_backward(const Backward& b, int64_t version, cudaStream_t stream
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.norm.rows == 0) return cudaSuccess;
   if (!fits_grid(f.norm.rows) || f.norm.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
   return with_type(f.y.dtype, [&](auto type) {
-    return run_forward<typename decltype(type)::type>(f, version, static_cast<cudaStream_t>(stream));
+    return run_forward<typename decltype(type)::type>(f, rung, static_cast<cudaStream_t>(stream));
   });
 }
 
-int launch_backward(const Backward& b, int64_t version, void* stream) {
+int launch_backward(const Backward& b, int64_t rung, void* stream) {
   if (!b.dx && !b.dresidual && !b.dweight && !b.dbias) return cudaSuccess;
   if (!fits_grid(b.norm.rows) || b.norm.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
   return with_type(b.h.dtype, [&](auto type) {
-    return run_backward<typename decltype(type)::type>(b, version, static_cast<cudaStream_t>(stream));
+    return run_backward<typename decltype(type)::type>(b, rung, static_cast<cudaStream_t>(stream));
   });
 }
 

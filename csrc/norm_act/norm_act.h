@@ -94,9 +94,9 @@ inline int64_t shares_on_cuda(const Norm& norm, int64_t size) {
   return larger(1, smaller(shares_of(norm.rows, layout, resident), kFloats / (2 * norm.columns)));
 }
 
-// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
-int launch_forward(const Forward&, int64_t version, void* stream);
-int launch_backward(const Backward&, int64_t version, void* stream);
+// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t rung, void* stream);
+int launch_backward(const Backward&, int64_t rung, void* stream);
 
 }  // namespace norm_act
 }  // namespace kernel_pytorch

@@ -41,7 +41,7 @@ void place_statistics(Data whole, Rows rows, bool layer, Data* mean, Data* rstd)
 std::tuple<Tensor, Tensor, Tensor> norm_act(const Tensor& x_given, const OptionalTensor& residual_given,
                                             const OptionalTensor& weight_given, const OptionalTensor& bias_given,
                                             const OptionalTensor& seed, double eps, double dropout_p, std::string norm,
-                                            std::string activation, int64_t version) {
+                                            std::string activation) {
   const char* const name = "norm_act";
   const Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
@@ -78,7 +78,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_act(const Tensor& x_given, const Optiona
   if (residual.has_value()) forward.h = output(h);
   place_statistics(output(statistics), rows, forward.norm.layer, &forward.mean, &forward.rstd);
   if (x.is_cuda()) {
-    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     for_rows(rows.rows, rows.columns, [&](int64_t begin, int64_t end) { kernel(forward, begin, end); });
@@ -107,9 +107,9 @@ void check_backward(const char* name, const Tensor& dy, const OptionalTensor& dh
         ": statistics: dtype is not the one that h is computed in");
 }
 
-void run_backward(const char* name, const Backward& backward, const Tensor& h, int64_t version) {
+void run_backward(const char* name, const Backward& backward, const Tensor& h) {
   if (h.is_cuda()) {
-    on_cuda(name, h, [&](auto stream) { return launch_backward(backward, version, stream); });
+    on_cuda(name, h, [&](auto stream) { return launch_backward(backward, rung(), stream); });
     return;
   }
   const auto kernel = KP_BEST(backward);
@@ -126,7 +126,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
     const Tensor& dy_given, const OptionalTensor& dh_given, const Tensor& h_given, const OptionalTensor& weight_given,
     const OptionalTensor& bias_given, const OptionalTensor& seed, const Tensor& statistics_given, double eps,
     double dropout_p, std::string norm, std::string activation, std::string x_dtype, std::string residual_dtype,
-    bool need_dx, bool need_dresidual, bool need_dweight, bool need_dbias, int64_t version) {
+    bool need_dx, bool need_dresidual, bool need_dweight, bool need_dbias) {
   const char* const name = "norm_act_backward";
   const Rows rows = rows_of("h", h_given);
   check_cuda_size(name, "h", h_given, rows);
@@ -177,7 +177,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
   if (need_dbias) backward.dbias = output(dbias);
   if (need_dweight) backward.weight_shares = output(weight_shares);
   if (need_dbias) backward.bias_shares = output(bias_shares);
-  run_backward(name, backward, h, version);
+  run_backward(name, backward, h);
   const DType weight_type = weight_given.has_value() ? dtype_of("weight", *weight_given) : type;
   const DType bias_type = bias_given.has_value() ? dtype_of("bias", *bias_given) : type;
   return {in_type(dx, x_type), in_type(dresidual, residual_type), in_type(dweight, weight_type),
@@ -189,11 +189,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
       "norm_act(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor? seed, float eps, float dropout_p,"
-      " str norm, str activation, int version=0) -> (Tensor y, Tensor h, Tensor statistics)");
+      " str norm, str activation) -> (Tensor y, Tensor h, Tensor statistics)");
   library.def(
       "norm_act_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor? bias, Tensor? seed, Tensor statistics,"
       " float eps, float dropout_p, str norm, str activation, str x_dtype, str residual_dtype, bool need_dx,"
-      " bool need_dresidual, bool need_dweight, bool need_dbias, int version=0)"
+      " bool need_dresidual, bool need_dweight, bool need_dbias)"
       " -> (Tensor dx, Tensor dresidual, Tensor dweight, Tensor dbias)");
 }
 

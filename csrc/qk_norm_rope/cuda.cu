@@ -79,7 +79,7 @@ cudaError_t launch_vectorized(const ForwardPointers<T, W, C>& p, cudaStream_t st
 }
 
 template <typename T, typename W, typename C, bool kInterleaved>
-cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
   ForwardPointers<T, W, C> p = {};
   p.q = heads_of<T, W>(f.sides[0]);
   p.k = heads_of<T, W>(f.sides[1]);
@@ -89,19 +89,19 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   p.eps = static_cast<float>(f.eps);
   p.offset = static_cast<float>(f.offset);
   const int64_t best = is_vectorizable(p.tables, p.columns) && is_aligned(p.q) && is_aligned(p.k) ? 3 : 2;
-  if (version > best || version < 0) return cudaErrorNotSupported;
-  if (version == 0) version = best;
-  if (version == 3) {
+  if (rung > best || rung < 0) return cudaErrorNotSupported;
+  if (rung == 0) rung = best;
+  if (rung == 3) {
     constexpr int kHeads = 16 / sizeof(T) / 2;
     const int64_t rows = f.tokens * (f.sides[0].heads + f.sides[1].heads);
     const bool many = rows * p.columns >= int64_t{kManyThreads} * kSlot * kHeads;
     return many ? launch_vectorized<kHeads, kInterleaved>(p, stream) : launch_vectorized<1, kInterleaved>(p, stream);
   }
-  const int heads_a_block = version == 1 ? kNaiveThreads : kWarpThreads / kWarp;
+  const int heads_a_block = rung == 1 ? kNaiveThreads : kWarpThreads / kWarp;
   const int64_t blocks = ceil_divide(f.tokens * (f.sides[0].heads + f.sides[1].heads), heads_a_block);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
   const auto grid = static_cast<unsigned>(blocks);
-  if (version == 1) {
+  if (rung == 1) {
     norm_rope_naive<T, W, C, kInterleaved><<<grid, kNaiveThreads, 0, stream>>>(p);
   } else {
     norm_rope_warp<T, W, C, kInterleaved><<<grid, kWarpThreads, 0, stream>>>(p);
@@ -160,12 +160,12 @@ using Of = typename Each::type;
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.tokens == 0) return cudaSuccess;
   if (f.columns >= (int64_t{1} << 30)) return cudaErrorInvalidValue;
   return with_types(f.sides[0].x.dtype, f.sides[0].weight.dtype, f.rotation, [&](auto t, auto w, auto c, auto order) {
     return run_forward<Of<decltype(t)>, Of<decltype(w)>, Of<decltype(c)>, decltype(order)::value>(
-        f, version, static_cast<cudaStream_t>(stream));
+        f, rung, static_cast<cudaStream_t>(stream));
   });
 }
 

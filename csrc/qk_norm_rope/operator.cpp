@@ -50,7 +50,7 @@ Tensor empty_rstd(const Heads& x) {
 
 Four forward_operator(const Tensor& q_given, const Tensor& k_given, const Tensor& q_weight, const Tensor& k_weight,
                       const Tensor& cos, const Tensor& sin, double eps, bool interleaved,
-                      double offset, int64_t version) {
+                      double offset) {
   const char* const name = "qk_norm_rope";
   const Heads heads[2] = {heads_of("q", q_given), heads_of("k", k_given)};
   const Heads& q = heads[0];
@@ -72,7 +72,7 @@ Four forward_operator(const Tensor& q_given, const Tensor& k_given, const Tensor
   forward.eps = eps;
   forward.offset = offset;
   if (q.tensor.is_cuda()) {
-    on_cuda(name, q.tensor, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, q.tensor, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     const int64_t elements = (q.heads + heads[1].heads) * q.columns;
@@ -188,7 +188,7 @@ Four backward_operator(const OptionalTensor& dq_out, const OptionalTensor& dk_ou
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
       "qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, float eps,"
-      " bool interleaved, float offset, int version=0)"
+      " bool interleaved, float offset)"
       " -> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)");
   library.def(
       "qk_norm_rope_backward(Tensor? dq_out, Tensor? dk_out, Tensor q, Tensor k, Tensor q_weight, Tensor k_weight,"

@@ -22,10 +22,10 @@ namespace rms_norm {
 namespace {
 
 constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
-constexpr int kLongRow = 8192;          // columns from which on a block of version 2 has more threads
+constexpr int kLongRow = 8192;          // columns from which on a block of rung 2 has more threads
 
 template <typename T, typename W, typename Y>
-cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
   ForwardPointers<T, W, Y> p = {};
   p.x = static_cast<const T*>(f.x.data);
   p.residual = static_cast<const T*>(f.residual.data);
@@ -42,9 +42,9 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   const bool whole = made_of_vectors(f.columns, sizeof(T), {f.x.data, f.residual.data, f.weight.data, y});
   const RowLayout layout = layout_of(f.columns / kVectorLength<T>, f.residual ? kAddLengths : kForwardLengths, most_blocks());
   const int best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
-  if (version > best || version < 0 || (version == 3 && best == 4)) return cudaErrorNotSupported;
-  if (version == 0) version = best;
-  if (version == 1) {
+  if (rung > best || rung < 0 || (rung == 3 && best == 4)) return cudaErrorNotSupported;
+  if (rung == 0) rung = best;
+  if (rung == 1) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
     forward_naive<T, W, Y><<<blocks, kNaiveThreads, 0, stream>>>(p);
     return launched();
@@ -53,8 +53,8 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
     forward_block<T, W, Y><<<static_cast<unsigned>(f.rows), kBlockThreads, 0, stream>>>(p);
     return launched();
   };
-  if (version == 2) return in_blocks();
-  if (version == 3) {
+  if (rung == 2) return in_blocks();
+  if (rung == 3) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, layout.rows));
     return with_vectors<8>(layout.each, [&](auto count) {
       forward_vectorized<T, W, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
@@ -142,13 +142,13 @@ cudaError_t with_types(DType x, DType weight, DType y, const Run& run) {
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.rows == 0) return cudaSuccess;
   if (!fits_grid(f.rows) || f.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
   const DType x = f.residual ? f.h.dtype : f.x.dtype;
   return with_types(x, f.weight ? f.weight.dtype : x, f.y.dtype, [&](auto t, auto w, auto y) {
     return run_forward<typename decltype(t)::type, typename decltype(w)::type, typename decltype(y)::type>(
-        f, version, static_cast<cudaStream_t>(stream));
+        f, rung, static_cast<cudaStream_t>(stream));
   });
 }
 

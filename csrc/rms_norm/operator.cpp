@@ -59,8 +59,7 @@ struct Normalized {
 };
 
 Normalized run_forward(const char* name, const Tensor& x_given, const OptionalTensor& residual_given,
-                       const OptionalTensor& weight_given, double eps, double offset, const std::string& casting,
-                       int64_t version) {
+                       const OptionalTensor& weight_given, double eps, double offset, const std::string& casting) {
   const Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
   check_cuda_size(name, "x", x_given, rows);
@@ -109,7 +108,7 @@ Normalized run_forward(const char* name, const Tensor& x_given, const OptionalTe
   forward.eps = eps;
   forward.offset = offset;
   if (x.is_cuda()) {
-    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     for_rows(rows.rows, rows.columns, [&](int64_t begin, int64_t end) { kernel(forward, begin, end); });
@@ -118,14 +117,14 @@ Normalized run_forward(const char* name, const Tensor& x_given, const OptionalTe
 }
 
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const OptionalTensor& weight, double eps, double offset,
-                                    std::string casting, int64_t version) {
-  const Normalized result = run_forward("rms_norm", x, std::nullopt, weight, eps, offset, casting, version);
+                                    std::string casting) {
+  const Normalized result = run_forward("rms_norm", x, std::nullopt, weight, eps, offset, casting);
   return {result.y, result.rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const OptionalTensor& weight,
-                                                double eps, double offset, std::string casting, int64_t version) {
-  const Normalized result = run_forward("add_rms_norm", x, residual, weight, eps, offset, casting, version);
+                                                double eps, double offset, std::string casting) {
+  const Normalized result = run_forward("add_rms_norm", x, residual, weight, eps, offset, casting);
   return {result.y, result.h, result.rstd};
 }
 
@@ -216,10 +215,10 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy_given, const Optio
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
-      "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting, int version=0)"
+      "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting)"
       " -> (Tensor y, Tensor rstd)");
   library.def(
-      "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting, int version=0)"
+      "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting)"
       " -> (Tensor y, Tensor h, Tensor rstd)");
   library.def(
       "rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor rstd, float eps, float offset,"

@@ -64,8 +64,8 @@ constexpr Lengths kAddLengths = {{32, 512, 2048, 2048}, 4, 512};
 // For elements of `size` bytes: eight vectors of 16-bit numbers would be shares in 64 registers.
 constexpr Lengths backward_lengths(int64_t size) { return {{512, 1024, 1024, 1024}, 4, 256, size == 2 ? 4 : 8}; }
 
-// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
-int launch_forward(const Forward&, int64_t version, void* stream);
+// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 
 }  // namespace rms_norm

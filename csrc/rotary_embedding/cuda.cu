@@ -48,19 +48,19 @@ cudaError_t run_vectorized(const Pointers<T, C>& p, cudaStream_t stream) {
 }
 
 template <typename T, typename C, bool kInterleaved>
-cudaError_t run(const Pointers<T, C>& p, int64_t version, cudaStream_t stream) {
+cudaError_t run(const Pointers<T, C>& p, int64_t rung, cudaStream_t stream) {
   constexpr int N = kVectorLength<T>;
   const bool whole = is_vectorizable<N>(p), half = is_vectorizable<N / 2>(p);
   const int64_t best = whole || half ? 3 : 2;
-  if (version > best || version < 0) return cudaErrorNotSupported;
-  if (version == 0) version = best;
-  if (version == 3 && whole) return run_vectorized<T, C, kInterleaved, N>(p, stream);
-  if (version == 3) return run_vectorized<T, C, kInterleaved, N / 2>(p, stream);
-  const int threads = version == 2 ? kPairThreads : kNaiveThreads;
-  const int64_t blocks = ceil_divide(version == 2 ? p.rows * (p.columns - p.pairs) : p.rows, threads);
+  if (rung > best || rung < 0) return cudaErrorNotSupported;
+  if (rung == 0) rung = best;
+  if (rung == 3 && whole) return run_vectorized<T, C, kInterleaved, N>(p, stream);
+  if (rung == 3) return run_vectorized<T, C, kInterleaved, N / 2>(p, stream);
+  const int threads = rung == 2 ? kPairThreads : kNaiveThreads;
+  const int64_t blocks = ceil_divide(rung == 2 ? p.rows * (p.columns - p.pairs) : p.rows, threads);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
   const auto grid = static_cast<unsigned>(blocks);
-  if (version == 1) {
+  if (rung == 1) {
     rotate_naive<T, C, kInterleaved><<<grid, threads, 0, stream>>>(p);
   } else {
     rotate_pairs<T, C, kInterleaved><<<grid, threads, 0, stream>>>(p);
@@ -69,7 +69,7 @@ cudaError_t run(const Pointers<T, C>& p, int64_t version, cudaStream_t stream) {
 }
 
 template <typename T, typename C>
-cudaError_t run_types(const Arguments& a, int64_t version, cudaStream_t stream) {
+cudaError_t run_types(const Arguments& a, int64_t rung, cudaStream_t stream) {
   Pointers<T, C> p = {};
   p.x = static_cast<const T*>(a.x.data);
   p.y = static_cast<T*>(a.y.data);
@@ -82,20 +82,20 @@ cudaError_t run_types(const Arguments& a, int64_t version, cudaStream_t stream) 
   p.columns = static_cast<int>(a.columns);
   p.pairs = static_cast<int>(a.rotation.pairs);
   p.sign = a.rotation.transposed ? -1.0f : 1.0f;
-  return a.rotation.interleaved ? run<T, C, true>(p, version, stream) : run<T, C, false>(p, version, stream);
+  return a.rotation.interleaved ? run<T, C, true>(p, rung, stream) : run<T, C, false>(p, rung, stream);
 }
 
 }  // namespace
 
-int launch(const Arguments& a, int64_t version, void* stream) {
+int launch(const Arguments& a, int64_t rung, void* stream) {
   if (a.tokens == 0) return cudaSuccess;
   if (a.columns >= (int64_t{1} << 30) || a.heads >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
   return with_type(a.x.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    if (a.rotation.cos.dtype == a.x.dtype) return run_types<T, T>(a, version, cuda_stream);
+    if (a.rotation.cos.dtype == a.x.dtype) return run_types<T, T>(a, rung, cuda_stream);
     if (a.rotation.cos.dtype != DType::kFloat32) return cudaErrorInvalidValue;
-    return run_types<T, float>(a, version, cuda_stream);
+    return run_types<T, float>(a, rung, cuda_stream);
   });
 }
 

@@ -8,8 +8,7 @@ namespace rotary_embedding {
 
 namespace {
 
-Tensor rotary_embedding(const Tensor& x_given, const Tensor& cos, const Tensor& sin, bool interleaved, bool transposed,
-                        int64_t version) {
+Tensor rotary_embedding(const Tensor& x_given, const Tensor& cos, const Tensor& sin, bool interleaved, bool transposed) {
   const char* const name = "rotary_embedding";
   const Heads x = heads_of("x", x_given);
   const RotationTensors tables = rotation_of(name, cos, sin, x, interleaved, transposed);
@@ -23,7 +22,7 @@ Tensor rotary_embedding(const Tensor& x_given, const Tensor& cos, const Tensor& 
   arguments.heads = x.heads;
   arguments.columns = x.columns;
   if (y.is_cuda()) {
-    on_cuda(name, y, [&](auto stream) { return launch(arguments, version, stream); });
+    on_cuda(name, y, [&](auto stream) { return launch(arguments, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(rotate);
     for_rows(x.tokens, x.heads * x.columns, [&](int64_t begin, int64_t end) { kernel(arguments, begin, end); });
@@ -35,7 +34,7 @@ Tensor rotary_embedding(const Tensor& x_given, const Tensor& cos, const Tensor& 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
   library.def(
-      "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False, int version=0)"
+      "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False)"
       " -> Tensor");
 }
 

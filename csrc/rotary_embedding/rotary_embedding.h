@@ -27,8 +27,8 @@ struct Arguments {
 // The twin: tokens `begin` to `end`.
 KP_DECLARE_FOR_EACH_ISA(void rotate(const Arguments&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for the shape.
-int launch(const Arguments&, int64_t version, void* stream);
+// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for the shape.
+int launch(const Arguments&, int64_t rung, void* stream);
 
 }  // namespace rotary_embedding
 }  // namespace kernel_pytorch

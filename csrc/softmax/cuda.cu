@@ -40,7 +40,7 @@ RowLayout forward_layout(int64_t columns) {
   return {2, layout.threads / 2, 2 * layout.rows, 1};
 }
 
-// Blocks of version 2.
+// Blocks of rung 2.
 struct BlockLayout {
   unsigned blocks;
   dim3 threads;
@@ -55,7 +55,7 @@ BlockLayout block_layout(int64_t rows, int64_t columns, int64_t length) {
 }
 
 template <typename T, typename M, typename Y>
-cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) {
+cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
   ForwardPointers<T, M, Y> p = {};
   p.x = static_cast<const T*>(f.x.data);
   p.mask = static_cast<const M*>(f.mask.data);
@@ -67,9 +67,9 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
   const bool whole = made_of_vectors(f.columns, sizeof(T), {f.x.data, f.mask.data, f.y.data});
   const RowLayout layout = forward_layout<T>(f.columns);
   const int best = !whole || layout.cluster == 0 ? 2 : layout.cluster > 1 ? 4 : 3;
-  if (version > best || version < 0 || (version == 3 && best == 4)) return cudaErrorNotSupported;
-  if (version == 0) version = best;
-  if (version == 1) {
+  if (rung > best || rung < 0 || (rung == 3 && best == 4)) return cudaErrorNotSupported;
+  if (rung == 0) rung = best;
+  if (rung == 1) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, kNaiveThreads));
     forward_naive<T, M, Y><<<blocks, kNaiveThreads, 0, stream>>>(p);
     return launched();
@@ -79,8 +79,8 @@ cudaError_t run_forward(const Forward& f, int64_t version, cudaStream_t stream) 
     forward_block<T, M, Y><<<of_blocks.blocks, of_blocks.threads, 0, stream>>>(p);
     return launched();
   };
-  if (version == 2) return in_blocks();
-  if (version == 3) {
+  if (rung == 2) return in_blocks();
+  if (rung == 3) {
     const auto blocks = static_cast<unsigned>(ceil_divide(f.rows, layout.rows));
     return with_vectors<kMostEach<T>>(layout.each, [&](auto count) {
       forward_vectorized<T, M, Y, count><<<blocks, block_of(layout), 0, stream>>>(p);
@@ -157,16 +157,16 @@ cudaError_t run_mask_gradient(const Backward& b, cudaStream_t stream) {
 
 }  // namespace
 
-int launch_forward(const Forward& f, int64_t version, void* stream) {
+int launch_forward(const Forward& f, int64_t rung, void* stream) {
   if (f.rows == 0) return cudaSuccess;
   if (!fits_grid(f.rows) || f.columns >= kMostColumns) return cudaErrorInvalidValue;
   const auto on = static_cast<cudaStream_t>(stream);
   return with_type(f.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (f.mask && f.mask.dtype == DType::kBool) return run_forward<T, Bool, T>(f, version, on);
-    if (!f.mask || f.mask.dtype == f.x.dtype) return run_forward<T, T, T>(f, version, on);
+    if (f.mask && f.mask.dtype == DType::kBool) return run_forward<T, Bool, T>(f, rung, on);
+    if (!f.mask || f.mask.dtype == f.x.dtype) return run_forward<T, T, T>(f, rung, on);
     if (f.mask.dtype != DType::kFloat32) return cudaErrorInvalidValue;
-    return run_forward<T, float, float>(f, version, on);
+    return run_forward<T, float, float>(f, rung, on);
   });
 }
 

@@ -42,7 +42,7 @@ OptionalTensor mask_beside(const OptionalTensor& mask, DType type) {
   return as_contiguous(taken ? *mask : in_type(*mask, compute_type({type})));
 }
 
-Tensor softmax(const Tensor& x_given, const OptionalTensor& mask_given, double scale, int64_t version) {
+Tensor softmax(const Tensor& x_given, const OptionalTensor& mask_given, double scale) {
   const char* const name = "softmax";
   const Rows rows = rows_of("x", x_given);
   check_floating("x", x_given);
@@ -69,7 +69,7 @@ Tensor softmax(const Tensor& x_given, const OptionalTensor& mask_given, double s
   forward.columns = rows.columns;
   forward.scale = scale;
   if (x.is_cuda()) {
-    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, version, stream); });
+    on_cuda(name, x, [&](auto stream) { return launch_forward(forward, rung(), stream); });
   } else {
     const auto kernel = KP_BEST(forward);
     for_rows(rows.rows, rows.columns, [&](int64_t begin, int64_t end) { kernel(forward, begin, end); });
@@ -136,7 +136,7 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& dy_given, const Tensor
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) {
-  library.def("softmax(Tensor x, Tensor? mask, float scale, int version=0) -> Tensor");
+  library.def("softmax(Tensor x, Tensor? mask, float scale) -> Tensor");
   library.def(
       "softmax_backward(Tensor dy, Tensor y, Tensor? mask, float scale, bool need_dx, bool need_dmask)"
       " -> (Tensor dx, Tensor dmask)");

@@ -52,8 +52,8 @@ KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end)
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void mask_gradient(const Backward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `version` is a number of kernels/, 0 for the best for shape and architecture.
-int launch_forward(const Forward&, int64_t version, void* stream);
+// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 
 }  // namespace softmax

@@ -157,13 +157,13 @@ def raising(x):
 
 def inputs(case, generator):
     """Give x (*shape)."""
-    return (torch.randn(case.shape, generator=generator, device=generator.device).to(case.dtype),)
+    return (torch.randn(case.shape, generator=generator, device=generator.device).to(case.dtype),), {}
 
 
 def operation(name):
     return Operation(
         name=name,
-        implementations=[
+        levels=[
             Implementation("reference", Level.REFERENCE, "planted_kernels:reference"),
             Implementation("triton", Level.TRITON, f"planted_kernels:{name}"),
         ],

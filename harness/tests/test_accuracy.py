@@ -23,7 +23,7 @@ def measure(toy, monkeypatch):
     monkeypatch.setattr(trials, "TOKENS", 4)
 
     def real_input(activations, dtype):
-        return activations.to(dtype), torch.ones(8, dtype=dtype), 2.0
+        return (activations.to(dtype), torch.ones(8, dtype=dtype)), {"factor": 2.0}
 
     operation = dataclasses.replace(toy.gate, real_input=real_input)
     technique = dataclasses.replace(toy.technique, operations=[operation])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness import trials as trials_module
-from kernel_pytorch.harness.real_input import ACTIVATIONS_VARIABLE, TOKENS, imitated_activations
+from kernel_pytorch.harness.real_input import ACTIVATIONS_VARIABLE, TOKENS, has_real_activations, imitated_activations
 from kernel_pytorch.harness.trials import IMITATED, REAL, make_arguments, trials
 from kernel_pytorch.harness.verification import verify
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def gate_of_activations(activations, dtype):
-    return activations.to(dtype), torch.full(activations.shape[-1:], 0.1).to(dtype), 1.5
+    return (activations.to(dtype), torch.full(activations.shape[-1:], 0.1).to(dtype), 1.5), {}
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_real_activations_are_those_of_the_file(operation, monkeypatch, tmp_path
     safetensors = pytest.importorskip("safetensors.torch", reason="reading the file needs safetensors")
     stored = torch.randn(TOKENS, 384)
     safetensors.save_file({"activations": stored}, tmp_path / "activations.safetensors")
-    monkeypatch.undo()
+    monkeypatch.setattr(trials_module, "has_real_activations", has_real_activations)
     monkeypatch.setenv(ACTIVATIONS_VARIABLE, str(tmp_path / "activations.safetensors"))
     real = next(t for t in trials(operation, CPU) if t.adversary == REAL and t.case.dtype == torch.float16)
     assert torch.equal(make_arguments(operation, real, CPU)[0], stored.half())

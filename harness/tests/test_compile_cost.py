@@ -22,7 +22,7 @@ def slow_at_first(x, *rest):
 
 import dataclasses
 operation = technique.operations[0]
-operation = dataclasses.replace(operation, implementations=[operation.implementations[0],
+operation = dataclasses.replace(operation, levels=[operation.implementations[0],
     Implementation("slow", Level.NATIVE, "starting:slow_at_first"),
     Implementation("dead", Level.CUDA, "starting:nothing")])
 technique = dataclasses.replace(technique, name="starting", operations=[operation])

@@ -51,7 +51,7 @@ operation = technique.operations[0]
 planted = [Implementation(name, Level.NATIVE, f"crashing:{{name}}") for name in {functions}]
 operation = dataclasses.replace(
     operation,
-    implementations=[*operation.implementations[:2], *planted],
+    levels=[*operation.implementations[:2], *planted],
     bench_grid=grid(point("small", rows=8, columns=64), dtypes=(torch.float32,)),
 )
 technique = dataclasses.replace(technique, name="crashing", operations=[operation])

@@ -285,7 +285,7 @@ def test_the_unfused_pair_under_a_fused_name(toy, planted, device):
     implementation = Implementation("triton", Level.TRITON, "toy:native")
     operation = dataclasses.replace(
         toy.gate,
-        implementations=[toy.gate.implementation("reference"), implementation],
+        levels=[toy.gate.implementation("reference"), implementation],
         cost=lambda case, direction: Cost(1, 1, launches=1 if direction is Direction.FORWARD else None),
     )
     trial = next(t for t in trials(operation, device) if t.case.core)
@@ -300,7 +300,7 @@ def test_the_unfused_pair_under_a_fused_name(toy, planted, device):
 
 def test_a_compiled_function_on_the_cpu_is_not_asked_for_kernels_that_nobody_can_see(toy):
     implementation = Implementation("cuda", Level.CUDA, "toy:native")
-    operation = dataclasses.replace(toy.gate, implementations=[toy.gate.implementation("reference"), implementation])
+    operation = dataclasses.replace(toy.gate, levels=[toy.gate.implementation("reference"), implementation])
     toy.unavailable = lambda level, device, dtype: None
     trial = next(t for t in trials(operation, CPU) if t.case.core)
     found = verify_trial(toy.technique, operation, implementation, trial, CPU)

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from kernel_pytorch.harness import plots
-from kernel_pytorch.harness.page import markdown
+from kernel_pytorch.harness.page import headline, markdown
 from kernel_pytorch.harness.plots import plot
+from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
 from kernel_pytorch.harness.report import (
     COLUMNS,
     best_pytorch,
@@ -198,6 +199,81 @@ def test_the_tables_of_many_operations_are_folded_below_what_they_come_to(result
     assert [line for line in many.splitlines() if line.startswith("|")] == [
         line for _ in range(4) for line in markdown(results).splitlines() if line.startswith("|")
     ]
+
+
+def of_operations(results, *names, directions=("forward",)):
+    every = [
+        m.model_copy(update={"operation": name, "direction": direction})
+        for name in names
+        for direction in directions
+        for m in results.measurements
+    ]
+    return results.model_copy(update={"measurements": tuple(every)})
+
+
+def headline_rows(results):
+    return [line.strip("| ").split(" | ") for line in headline([results]).splitlines() if line.startswith("| `")]
+
+
+def test_a_headline_names_the_best_pytorch_beside_ours(results):
+    text = headline([results])
+    assert text.startswith("Made-up CPU, torch 2.13.0, 2026-01-02. The largest case of each operation: ")
+    best, ours = "`compile` 1 µs ± 10.0%, 25%", "`cuda` 1.01 µs ± 10.0%, 25%"
+    assert headline_rows(results) == [["`gate`, forward", "prefill 8x64 float16", best, ours, "0.50x ?"]]
+
+
+def test_a_headline_says_where_ours_was_not_measured(results):
+    theirs = [m for m in results.measurements if m.implementation != "cuda"]
+    (row,) = headline_rows(results.model_copy(update={"measurements": tuple(theirs)}))
+    assert row == ["`gate`, forward", "prefill 8x64 float16", "`compile` 1 µs ± 10.0%, 25%", "not measured here"]
+
+
+def test_headlines_are_five_rows_that_nobody_chooses(results):
+    seven = of_operations(results, *"abcdefg", directions=("forward", "backward"))
+    assert [row[0] for row in headline_rows(seven)] == [f"`{name}`, forward" for name in "abcef"]
+    three = of_operations(results, *"abc", directions=("backward", "forward"))
+    chosen = ["`a`, forward", "`a`, backward", "`b`, forward", "`b`, backward", "`c`, forward"]
+    assert [row[0] for row in headline_rows(three)] == chosen
+    larger = [
+        m.model_copy(update={"bytes": 10**6, "case": m.case.model_copy(update={"name": "large"})})
+        for m in results.measurements
+    ]
+    both = results.model_copy(update={"measurements": (*results.measurements, *larger)})
+    assert [row[1] for row in headline_rows(both)] == ["large 8x64 float16", "prefill 8x64 float16"]
+
+
+def test_a_headline_is_of_the_gpu_where_there_is_one(results):
+    environment = results.machine.environment.model_copy(update={"device_type": "cuda", "device_name": "A GPU"})
+    gpu = results.model_copy(update={"machine": results.machine.model_copy(update={"environment": environment})})
+    assert headline([results, gpu]).startswith("A GPU, torch")
+
+
+README = "# Toy\n\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n"
+
+
+def test_the_headline_goes_between_the_markers_of_a_readme(results, command_line, tmp_path):
+    results.save(tmp_path / "results" / "made-up" / "toy.json")
+    readme = tmp_path / "packages" / "toy" / "README.md"
+    readme.parent.mkdir(parents=True)
+    for place in (readme, tmp_path / "packages"):
+        readme.write_text(README)
+        assert command_line("report", str(tmp_path / "results"), "--readme", str(place)).code == 0
+        assert readme.read_text() == README.replace("old\n", headline([results]))
+    other = readme.parents[1] / "other" / "README.md"
+    printed = command_line("report", str(tmp_path / "results"), "--readme", str(other))
+    assert (printed.code, printed.err) == (2, f"kernel-pytorch: {other} was not written: no results of other\n")
+
+
+def test_a_block_is_replaced_and_nothing_else(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    assert read_block(readme, "results") == "old\n"
+    write_block(readme, "results", "new\n")
+    assert readme.read_text() == README.replace("old", "new")
+    with pytest.raises(ReadmeError, match=r"README\.md has no <!-- other:begin --> and <!-- other:end -->, each on"):
+        write_block(readme, "other", "new\n")
+    with pytest.raises(ReadmeError, match=r"no file .*absent\.md"):
+        read_block(tmp_path / "absent.md", "results")
 
 
 def test_a_plot_is_a_png_and_an_svg_that_come_out_the_same_twice(results, tmp_path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kernel_pytorch.harness.static.record import load
 
 triton = pytest.importorskip("triton", reason="needs Triton: it brings the compiler")
 
@@ -38,11 +39,11 @@ def run(environment, *arguments):
 
 @pytest.fixture(scope="module")
 def wrong(environment, tmp_path_factory):
-    """Exit code and printed text for the kernels that are wrong, and the document."""
-    file = tmp_path_factory.mktemp("json") / "wrong.json"
-    done = run(environment, "wrong", *ARCHS, "--json", str(file))
-    assert file.exists(), done.stdout + done.stderr
-    return done, json.loads(file.read_text())
+    """Exit code and printed text for the kernels that are wrong, and the record."""
+    results = tmp_path_factory.mktemp("json")
+    done = run(environment, "wrong", *ARCHS, "--json", str(results))
+    assert (results / "static").exists(), done.stdout + done.stderr
+    return done, load(results / "static" / "wrong.kernels.json")
 
 
 RED = {
@@ -70,43 +71,43 @@ RED = {
 
 
 def test_exactly_what_is_wrong_is_found(wrong):
-    done, document = wrong
-    found = {(b["kernel"], b["arch"], b["rule"]): b["allowed"] for b in document["broken"]}
+    done, record = wrong
+    found = {(b.kernel, b.arch, b.rule): b.allowed for b in record.broken}
     assert found == RED
     assert done.returncode == 1
 
 
 @pytest.mark.parametrize("expected", sorted(RED), ids=" ".join)
 def test_a_broken_contract_is_printed_with_all_it_takes_to_find_it(wrong, expected):
-    done, document = wrong
+    done, record = wrong
     kernel, arch, rule = expected
-    one = next(b for b in document["broken"] if (b["kernel"], b["arch"], b["rule"]) == expected)
+    one = next(b for b in record.broken if (b.kernel, b.arch, b.rule) == expected)
     lines = [line for line in done.stdout.splitlines() if line.startswith("broken:")]
     assert any(
-        all(part in line for part in ("wrong", kernel, arch, rule, one["allowed"], one["found"], one["configuration"]))
+        all(part in line for part in ("wrong", kernel, arch, rule, one.allowed, one.found, one.configuration))
         for line in lines
     ), lines
 
 
 def test_an_implementation_that_raises_stops_nobody_else(wrong):
-    (problem, *_) = [b["found"] for b in wrong[1]["broken"] if b["rule"] == "launches can be recorded"]
+    (problem, *_) = [b.found for b in wrong[1].broken if b.rule == "launches can be recorded"]
     assert "RuntimeError: on purpose: 4 cases" in problem
 
 
 def test_right_kernels_pass_and_are_known_the_next_time(environment, tmp_path):
-    file = tmp_path / "right.json"
-    first = run(environment, "right", *ARCHS, "--json", str(file))
+    file = tmp_path / "static" / "right.kernels.json"
+    first = run(environment, "right", *ARCHS, "--json", str(tmp_path))
     assert first.returncode == 0, first.stdout + first.stderr
     assert "(0 known from before)" in first.stdout
-    compiled = json.loads(file.read_text())["compiled"]
-    summary = {(c["constants"]["BLOCK"], c["arch"], bool(c["float64_scalars"])): c for c in compiled}
+    compiled = load(file).compiled
+    summary = {(c.constants["BLOCK"], c.arch, bool(c.float64_scalars)): c for c in compiled}
     # Forward and backward of both grids, once more with float64 scalars, and the kernel of the one odd case.
     assert set(summary) == {
         *((block, arch, False) for block in (1024, 512, 1) for arch in ("sm_80", "sm_90")),
         *((block, "sm_80", True) for block in (1024, 512)),
     }
-    assert all(c["loads"]["accesses"] == {"128": c["constants"]["BLOCK"] // 512} for c in compiled if c["bench"])
-    assert {c["f64"] for c in compiled if c["float64_scalars"]} == {1}
+    assert all(c.loads.accesses == {128: c.constants["BLOCK"] // 512} for c in compiled if c.bench)
+    assert {c.f64 for c in compiled if c.float64_scalars} == {1}
     again = run(environment, "right", *ARCHS, "--details")
     assert again.returncode == 0
     assert f"({len(compiled)} known from before)" in again.stdout
@@ -118,9 +119,9 @@ def test_right_kernels_pass_and_are_known_the_next_time(environment, tmp_path):
 def test_all_compiles_every_specialisation(environment, tmp_path):
     counts = []
     for option in ([], ["--all"]):
-        file = tmp_path / "right.json"
-        assert run(environment, "right", "--arch", "sm_80", "--json", str(file), *option).returncode == 0
-        counts.append(len(json.loads(file.read_text())["compiled"]))
+        file = tmp_path / "static" / "right.kernels.json"
+        assert run(environment, "right", "--arch", "sm_80", "--json", str(tmp_path), *option).returncode == 0
+        counts.append(len(load(file).compiled))
     assert counts[0] < counts[1]
 
 
@@ -131,28 +132,9 @@ def test_a_name_that_does_not_exist_is_exit_code_2(environment, arguments):
     assert "there are: sm_80, sm_90, sm_100, sm_120" in done.stderr or "installed are:" in done.stderr
 
 
-def test_where_there_is_no_kernel_there_is_no_table(site, tmp_path):
+def test_where_there_is_no_kernel_there_is_no_record(site, tmp_path):
     site.install_toy()
-    readme = tmp_path / "toy" / "README.md"
-    readme.parent.mkdir()
-    readme.write_text(block := "<!-- static:begin -->\nNot recorded yet.\n<!-- static:end -->\n")
-    done = site.run("static", "toy", "--readme", str(readme))
+    done = site.run("static", "toy", "--json", str(tmp_path / "results"))
     assert done.code == 0, done.err
-    assert "toy launches no kernel, so its README stays as it is" in done.err
-    assert readme.read_text() == block
-
-
-def test_a_table_goes_into_no_other_packages_readme(command_line, tmp_path):
-    readme = tmp_path / "another" / "README.md"
-    readme.parent.mkdir()
-    readme.write_text(block := "<!-- static:begin -->\n<!-- static:end -->\n")
-    for options, words in [
-        (["rmsnorm", "--readme", str(readme)], "lies in another/, and is no README of rmsnorm"),
-        (["--readme", str(readme)], "name the technique whose README it is"),
-        (["another", "--readme", str(readme), "--arch", "sm_90"], "its table holds all architectures"),
-    ]:
-        printed = command_line("static", *options)
-        assert printed.code == 2
-        assert words in printed.err
-    assert readme.read_text() == block
-    assert "is no README of rmsnorm" in command_line("support", "rmsnorm", "--readme", str(readme)).err
+    assert "every contract kept: 0 compilations" in done.out
+    assert list((tmp_path / "results").iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from kernel_pytorch.harness.commands import static as command
 from kernel_pytorch.harness.static.nvcc import MISSING, _places, find_nvcc
+from kernel_pytorch.harness.static.record import load
 
 PLANTED = Path(__file__).with_name("planted_cuda")
 COMMAND = [sys.executable, "-c", "from kernel_pytorch.harness.cli import main; main()", "static"]
@@ -51,11 +51,11 @@ def run(environment, *arguments):
 
 @pytest.fixture(scope="module")
 def wrong(environment, tmp_path_factory):
-    """Exit code and printed text for the kernels that are wrong, and the document."""
-    file = tmp_path_factory.mktemp("json") / "wrong.json"
-    done = run(environment, "wrong", *ARCHS, "--json", str(file))
-    assert file.exists(), done.stdout + done.stderr
-    return done, json.loads(file.read_text())
+    """Exit code and printed text for the kernels that are wrong, and the record."""
+    results = tmp_path_factory.mktemp("json")
+    done = run(environment, "wrong", *ARCHS, "--json", str(results))
+    assert (results / "static").exists(), done.stdout + done.stderr
+    return done, load(results / "static" / "wrong.kernels.json")
 
 
 RED = {
@@ -83,8 +83,8 @@ RED = {
 
 @needs_nvcc
 def test_exactly_what_is_wrong_is_found(wrong):
-    done, document = wrong
-    found = {(b["kernel"], b["arch"], b["rule"]): b["allowed"] for b in document["broken"]}
+    done, record = wrong
+    found = {(b.kernel, b.arch, b.rule): b.allowed for b in record.broken}
     assert found == RED
     assert done.returncode == 1
     assert 'broken.cu(2): error: expected a ";"' in done.stdout
@@ -94,29 +94,27 @@ def test_exactly_what_is_wrong_is_found(wrong):
 
 @needs_nvcc
 def test_a_kernel_that_is_refused_stops_no_other_of_its_file(wrong):
-    unbounded = [c for c in wrong[1]["compiled"] if c["kernel"] == "unbounded_kernel"]
-    assert [c["arch"] for c in unbounded] == ["sm_80", "sm_90"]
-    assert all(c["registers"] > 0 and not c["error"] for c in unbounded)
-    assert {c["occupancy"] for c in unbounded} == {c["warps"] for c in unbounded} == {None}, "it has no launch bounds"
+    unbounded = [c for c in wrong[1].compiled if c.kernel == "unbounded_kernel"]
+    assert [c.arch for c in unbounded] == ["sm_80", "sm_90"]
+    assert all(c.registers > 0 and not c.error for c in unbounded)
+    assert {c.occupancy for c in unbounded} == {c.warps for c in unbounded} == {None}, "it has no launch bounds"
     assert "fp32, unknown warps; planted_cuda/hoarding.cu" in wrong[0].stdout
 
 
 @needs_nvcc
 def test_right_kernels_pass_and_are_known_until_a_header_changes(environment, tmp_path):
-    file = tmp_path / "good.json"
-    first = run(environment, "good", *ARCHS, "--json", str(file))
+    file = tmp_path / "static" / "good.kernels.json"
+    first = run(environment, "good", *ARCHS, "--json", str(tmp_path))
     assert first.returncode == 0, first.stdout + first.stderr
     assert "10 compilations (0 known from before)" in first.stdout
     assert "for the 10 instantiations in CUDA C++, in" in first.stdout
-    compiled = {
-        (c["kernel"], c["constants"].get("template"), c["arch"]): c for c in json.loads(file.read_text())["compiled"]
-    }
+    compiled = {(c.kernel, c.constants.get("template"), c.arch): c for c in load(file).compiled}
     wide = compiled["scale_kernel", "__nv_bfloat16, 8", "sm_90"]
-    assert (wide["warps"], wide["arguments"]["0"], wide["loads"]["accesses"]) == (8, "*bf16", {"128": 1})
-    assert compiled["scale_kernel", "double, 2", "sm_80"]["f64"] > 0
-    assert compiled["scale_kernel", "__nv_bfloat16, 1", "sm_80"]["loads"]["accesses"] == {"16": 1}
+    assert (wide.warps, wide.arguments["0"], wide.loads.accesses) == (8, "*bf16", {128: 1})
+    assert compiled["scale_kernel", "double, 2", "sm_80"].f64 > 0
+    assert compiled["scale_kernel", "__nv_bfloat16, 1", "sm_80"].loads.accesses == {16: 1}
     product = compiled["product_kernel", None, "sm_80"]
-    assert (product["async_copies"], product["dynamic_shared"], product["shared_bytes"]) == (1, True, 0)
+    assert (product.async_copies, product.dynamic_shared, product.shared_bytes) == (1, True, 0)
     again = run(environment, "good", *ARCHS)
     assert "(10 known from before)" in again.stdout
     assert "0 KiB + dynamic" in again.stdout
@@ -129,18 +127,14 @@ def test_right_kernels_pass_and_are_known_until_a_header_changes(environment, tm
 
 
 def test_without_a_compiler_one_line_says_how_to_get_one(without_nvcc, tmp_path):
-    readme = tmp_path / "good" / "README.md"
-    readme.parent.mkdir()
-    readme.write_text(block := "<!-- static:begin -->\n<!-- static:end -->\n")
     done = run(without_nvcc, "good", "--arch", "sm_80")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"not compiled here: good: {MISSING}" in done.stdout
     assert "every contract kept of what was compiled: 0 compilations" in done.stdout
-    done = run(without_nvcc, "good", "--readme", str(readme))
-    assert done.returncode == 1
+    done = run(without_nvcc, "good", "--json", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("not compiled here:") == 1, "four architectures, one line"
-    assert "not every kernel of good was compiled, so its README stays as it is" in done.stderr
-    assert readme.read_text() == block
+    assert load(tmp_path / "static" / "good.kernels.json").not_compiled == (MISSING,)
 
 
 def test_an_architecture_that_the_compiler_does_not_know_is_named(environment, tmp_path):

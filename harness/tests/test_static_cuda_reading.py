@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kernel_pytorch.harness.contracts import CudaUnit, KernelContract
-from kernel_pytorch.harness.sources import digest, implementation_files
-from kernel_pytorch.harness.static import Compiled, Inspection, violations
+from kernel_pytorch.harness.sources import digest, kernel_files
+from kernel_pytorch.harness.static import Compiled, Inspection, summarize, violations
 from kernel_pytorch.harness.static.compiled import Traffic
 from kernel_pytorch.harness.static.entries import demangle, entries, parse_signature
 from kernel_pytorch.harness.static.inspection import Findings
@@ -198,7 +198,7 @@ def test_the_digest_of_a_technique_holds_both_languages(unit, monkeypatch):
     triton = Implementation("triton", Level.TRITON, "kernel_pytorch.harness.sources:digest")
     operation = type("Operation", (), {"implementations": [triton]})
     alone = kernel_digest(Technique("t", "t", "", [operation], "t"))
-    assert alone == digest(sorted(implementation_files(triton)))
+    assert alone == digest(sorted(kernel_files(triton)))
     monkeypatch.setattr("kernel_pytorch.harness.sources.units", lambda: [unit], raising=False)
     both = kernel_digest(Technique("t", "t", "", [operation], "t", cuda_units="kernel_pytorch.harness.sources:units"))
     of_cuda = kernel_digest(Technique("t", "t", "", [], "t", cuda_units="kernel_pytorch.harness.sources:units"))
@@ -220,7 +220,7 @@ def test_the_table_says_which_compiler_and_what_it_does_not_know():
     technique = Technique("t", "t", "", [], "t")
     kernels = (compiled("float", warps=None), compiled("double", dynamic_shared=True, shared_bytes=1024))
     findings = Findings(compiled=kernels, nvcc="13.0.88", instantiations=2)
-    text = markdown(technique, [Inspection(technique, "sm_90", findings, cached=False)])
+    text = markdown(summarize([Inspection(technique, "sm_90", findings, cached=False)]))
     assert "Compiled by nvcc 13.0.88: every instantiation" in text
     assert "Triton" not in text
     (row,) = [line for line in text.splitlines() if line.startswith("| `k`")]

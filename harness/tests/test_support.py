@@ -1,4 +1,4 @@
-"""The support table: recorded, merged over devices, written into a README, and held against it."""
+"""The support table: recorded, merged over devices, and checked against the present sources."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import torch
 
 from kernel_pytorch.harness import availability
 from kernel_pytorch.harness.commands import support as command_module
-from kernel_pytorch.harness.commands.support import problems
 from kernel_pytorch.harness.isolation import Outcome as IsolatedOutcome
-from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
 from kernel_pytorch.harness.results import ResultsError
 from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.static import StaticRecord
 from kernel_pytorch.harness.support import (
     CAPABILITIES,
     check_declaration,
     examination,
     load,
     load_all,
+    markdown,
+    problems,
+    recorded,
     table,
     up_to_date,
 )
 
 QUICK = [c for c in CAPABILITIES if c.name in ("fullgraph", "CUDA graphs", "determinism")]
-README = "# Toy\n\n<!-- support:begin -->\nold\n<!-- support:end -->\nafter\n"
 
 
 # Records.
@@ -71,85 +72,59 @@ def test_what_was_found_out_about_other_sources_does_not_count(record, toy):
 
 def test_a_row_that_does_not_exist_cannot_be_declared(toy):
     native = dataclasses.replace(toy.gate.implementation("native"), unsupported={"double backwards": "mistyped"})
-    operation = dataclasses.replace(toy.gate, implementations=[toy.gate.reference, native])
+    operation = dataclasses.replace(toy.gate, levels=[toy.gate.reference, native])
     with pytest.raises(KeyError, match="no row 'double backwards'; it has fullgraph, dynamic shapes, opcheck"):
         check_declaration(operation)
 
 
-# READMEs.
-
-
-def test_a_block_is_replaced_and_nothing_else(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(README)
-    assert read_block(readme, "support") == "old\n"
-    write_block(readme, "support", "new\n")
-    assert readme.read_text() == README.replace("old", "new")
-    with pytest.raises(
-        ReadmeError, match=r"README\.md has no <!-- results:begin --> and <!-- results:end -->, each on"
-    ):
-        write_block(readme, "results", "new\n")
-    with pytest.raises(ReadmeError, match=r"no file .*absent\.md"):
-        read_block(tmp_path / "absent.md", "support")
+# What is recorded of the present sources.
 
 
 @pytest.fixture
-def package(site, toy, record, tmp_path):
-    """The toy installed, with a README and one record: the folder and where its results are."""
+def results(site, toy, record, tmp_path):
+    """The toy installed, with one record: the folder of results."""
     site.install_toy()
-    readme = tmp_path / "packages" / "toy" / "README.md"
-    readme.parent.mkdir(parents=True)
-    readme.write_text(README)
     record().save(tmp_path / "results" / "made-up")
-    return readme, tmp_path / "results"
+    return tmp_path / "results"
 
 
-def test_a_readme_is_written_and_then_holds_what_is_recorded(package, command_line):
-    readme, results = package
-    arguments = ("support", "--readme", str(readme), "--results", str(results))
-    printed = command_line(*arguments, "--check")
+def test_what_is_recorded_can_be_checked(results, command_line):
+    printed = command_line("support", "toy", "--check", "--results", str(results))
+    assert (printed.code, printed.out) == (0, "everything is recorded of the present sources\n")
+    (results / "made-up" / "support" / "toy.json").unlink()
+    printed = command_line("support", "--check", "--results", str(results))
     assert printed.code == 1
-    assert "does not hold what is recorded; `kernel-pytorch support --readme" in printed.out
-    assert "old" in readme.read_text()
-    assert command_line(*arguments).code == 0
-    printed = command_line(*arguments, "--check")
-    assert (printed.code, printed.out) == (0, f"{readme} holds what is recorded of the present sources\n")
-    assert "| fullgraph | yes | yes | yes |" in readme.read_text()
-    assert readme.read_text().endswith("<!-- support:end -->\nafter\n")
+    assert (
+        "gate/reference is not recorded; `kernel-pytorch support toy --json results/<device>` asks again" in printed.out
+    )
 
 
-def test_changed_sources_are_named_unless_another_device_knows_them(package, record, toy, command_line):
-    readme, results = package
+def test_changed_sources_are_named_unless_another_device_knows_them(results, record, toy):
     old = technique_digests(toy.technique, "cpu") | {"gate/native": "of other sources"}
     path = record(sources=old).save(results / "made-up")
-    command_line("support", "--readme", str(readme), "--results", str(results))
-    assert "| | reference | compile |" in readme.read_text()
-    assert problems(readme, results) == [
+    assert "| | reference | compile |" in markdown(toy.technique, recorded(toy.technique, results))
+    assert problems("toy", results) == [
         f"{path}: gate/native has changed since; `kernel-pytorch support toy --json results/<device>` asks again"
     ]
     record("Another CPU").save(results / "another")
-    (only,) = problems(readme, results)
-    assert "does not hold what is recorded" in only
-    command_line("support", "--readme", str(readme), "--results", str(results))
-    assert problems(readme, results) == []
+    assert problems("toy", results) == []
 
 
-def test_what_is_wrong_comes_into_no_readme(package, record, command_line):
-    readme, results = package
+def test_what_is_wrong_is_not_published(results, record, toy, command_line):
     record(noes=[(("native", "export"), ("wrong", "does not work"))]).save(results / "made-up")
-    printed = command_line("support", "--readme", str(readme), "--results", str(results))
+    words = "a record with wrong outcomes is not published: toy gate level 'native', export: does not work"
+    with pytest.raises(ResultsError, match=words):
+        recorded(toy.technique, results)
+    printed = command_line("support", "toy", "--check", "--results", str(results))
     assert printed.code == 2
-    assert "what is wrong belongs into no table: toy gate level 'native', export: does not work" in printed.err
-    assert readme.read_text() == README
+    assert words in printed.err
 
 
-def test_bad_input_ends_in_one_line(package, tmp_path, command_line):
-    readme, _ = package
+@pytest.mark.usefixtures("results")
+def test_bad_input_ends_in_one_line(command_line):
     lines = {
-        ("--check",): "kernel-pytorch: --check compares a README with what is recorded: give --readme too",
-        ("--readme", str(readme), "--results", str(tmp_path)): "kernel-pytorch: no record in ",
-        ("--readme", str(tmp_path / "README.md")): "kernel-pytorch: no technique ",
         ("nope",): "kernel-pytorch: no technique 'nope'; installed are: toy",
+        ("nope", "--check"): "kernel-pytorch: no technique 'nope'; installed are: toy",
         ("--device", "tpu"): "kernel-pytorch: no device 'tpu'",
     }
     for arguments, line in lines.items():
@@ -175,7 +150,7 @@ def test_help_names_every_option_and_the_exit_codes(command_line, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     printed = command_line("support", "--help")
     assert printed.code == 0
-    for option in ("--device", "--json", "--readme", "--check", "--results", "--timeout"):
+    for option in ("--device", "--json", "--check", "--results", "--timeout"):
         assert option in printed.out
     assert "Exit code: 0" in " ".join(printed.out.split())
 
@@ -247,6 +222,8 @@ def test_a_check_that_ends_its_process_costs_itself_alone(site, toy, monkeypatch
 
 def test_reports_do_not_read_records_as_results(record, command_line, tmp_path):
     record().save(tmp_path / "results" / "made-up")
+    kernels = {"sources": "", "triton": "", "nvcc": "", "broken": (), "not_compiled": (), "compiled": ()}
+    assert StaticRecord(technique="toy", **kernels).save(tmp_path / "results").is_file()
     printed = command_line("report", str(tmp_path / "results"))
     assert printed.code == 2
     assert printed.err.startswith("kernel-pytorch: no results in ")

@@ -190,7 +190,7 @@ def subject(toy, monkeypatch):
         monkeypatch.setattr(toy, "reference", gate)
         monkeypatch.setattr(toy, "native", function)
         native = dataclasses.replace(toy.gate.implementation("native"), unsupported=unsupported)
-        operation = dataclasses.replace(toy.gate, implementations=[toy.gate.reference, native])
+        operation = dataclasses.replace(toy.gate, levels=[toy.gate.reference, native])
         technique = dataclasses.replace(toy.technique, operations=[operation])
         return Subject(Shared(technique, device), operation, native)
 

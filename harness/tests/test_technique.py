@@ -13,19 +13,19 @@ from kernel_pytorch.harness.technique import Case, Implementation, Level, Spared
 
 def test_two_references_are_refused(toy):
     second = dataclasses.replace(toy.gate.reference, name="second")
-    with pytest.raises(ValueError, match="gate: implementations must hold exactly one 'reference' level"):
-        dataclasses.replace(toy.gate, implementations=[toy.gate.reference, second])
+    with pytest.raises(ValueError, match="gate: levels must hold exactly one 'reference' level"):
+        dataclasses.replace(toy.gate, levels=[toy.gate.reference, second])
 
 
 def test_no_reference_is_refused(toy):
     with pytest.raises(ValueError, match="exactly one 'reference' level"):
-        dataclasses.replace(toy.gate, implementations=[toy.gate.implementation("native")])
+        dataclasses.replace(toy.gate, levels=[toy.gate.implementation("native")])
 
 
 def test_two_implementations_of_one_name_are_refused(toy):
     twice = [*toy.gate.implementations, Implementation("native", Level.PEER, "toy:native")]
     with pytest.raises(ValueError, match="two implementations share a name: reference, native"):
-        dataclasses.replace(toy.gate, implementations=twice)
+        dataclasses.replace(toy.gate, levels=twice)
 
 
 def test_a_grid_without_float32_is_refused(toy):

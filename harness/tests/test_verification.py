@@ -50,7 +50,7 @@ def test_right_levels_pass(toy):
 
 def test_of_a_mean_the_errors_of_its_terms_are_known(toy):
     """By the arguments that the operation names; of what is no mean nothing is run twice."""
-    named = dataclasses.replace(toy.gate, averaged=lambda arguments: (arguments[0][:1], *arguments[1:]))
+    named = dataclasses.replace(toy.gate, averaged=lambda arguments: arguments | {"x": arguments["x"][:1]})
     trial = trials(toy.gate, CPU)[0]
     against = standard(named, trial, CPU)
     for found in (against.reference, against.truth):
@@ -102,7 +102,7 @@ def test_what_is_unavailable_is_no_failure_and_says_why(toy):
 
 def test_a_peer_that_is_not_installed_is_unavailable(toy):
     peer = Implementation("peer:nobody", Level.PEER, "a_library_that_nobody_has:function")
-    operation = dataclasses.replace(toy.gate, implementations=[toy.gate.reference, peer])
+    operation = dataclasses.replace(toy.gate, levels=[toy.gate.reference, peer])
     found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["peer:nobody"])
     reasons = {v.unavailable for v in found["peer:nobody"]}
     assert reasons == {"ModuleNotFoundError: No module named 'a_library_that_nobody_has'"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Given,
     Implementation,
     Level,
     Operation,
@@ -44,11 +43,11 @@ def cuda(x: Tensor, weight: Tensor, factor: float) -> Tensor:
     raise AssertionError("never called: this level is unavailable")
 
 
-def inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(rows, columns)`, weight `(columns,)`, factor."""
+def inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(rows, columns)`, weight `(columns,)`; factor."""
     shapes = ((case.rows, case.columns), (case.columns,))
     x, weight = (torch.randn(s, generator=generator, device=generator.device).to(case.dtype) for s in shapes)
-    return x, weight, 1.5
+    return (x, weight), {"factor": 1.5}
 
 
 def cost(case: Case, direction: Direction) -> Cost:
@@ -57,7 +56,7 @@ def cost(case: Case, direction: Direction) -> Cost:
 
 gate = Operation(
     name="gate",
-    implementations=[
+    levels=[
         Implementation("reference", Level.REFERENCE, "toy:reference"),
         Implementation("native", Level.NATIVE, "toy:native"),
         Implementation("compile", Level.COMPILE, "toy:compiled"),

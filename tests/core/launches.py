@@ -1,59 +1,15 @@
-"""Launches on a GPU of paper: Triton compiles for sm_90, and what it would hand to CUDA is recorded.
-
-Run as a program, without Triton's interpreter: it holds what `Launch` hands over against what the JITFunction does.
-"""
+"""Launches on a GPU of paper: holds what `Launch` hands over against what the JITFunction does. A program."""
 
 import importlib
 import threading
 import types
 
-import torch
 import triton
-import triton.backends.nvidia.driver as nvidia
 import triton.language as tl
+from paper_gpu import calls, encoded, on_gpu, plain, use
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 
 launcher = importlib.import_module("kernel_pytorch.rmsnorm._core.launcher")
-calls = []
-
-
-class Utils:
-    """What Triton asks the driver's library for."""
-
-    def launch(self, *arguments):
-        calls.append(arguments)
-
-    def load_binary(self, name, kernel, shared, device):
-        return 1, 7000, 32, 0, 1024
-
-    def get_device_properties(self, device):
-        return {"max_shared_mem": 232448, "multiprocessor_count": 132}
-
-    def build_signature_metadata(self, signature):
-        return ",".join(signature).encode()
-
-    def unload_module(self, module):
-        pass
-
-
-class PaperDriver(nvidia.CudaDriver):
-    """A GPU of compute capability 9.0 that is not there."""
-
-    def __init__(self):
-        self.utils, self.launcher_cls = Utils(), nvidia.CudaLauncher
-        self.get_current_device, self.get_current_stream = lambda: 0, lambda device: 42
-        self.get_device_capability = lambda device: (9, 0)
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    def get_device(self):
-        return 0
 
 
 @triton.jit
@@ -66,23 +22,14 @@ def scale_kernel(x, w, y, columns, stride, eps, HAS: tl.constexpr, BLOCK: tl.con
     tl.store(y + row + column, value, column < columns)
 
 
-def on_gpu(*shape, offset=0):
-    count = offset + torch.Size(shape).numel()
-    return torch.empty(count, dtype=torch.bfloat16)[offset:].view(shape).as_subclass(OnGpu)
-
-
-def plain(call):
-    """What was handed over, with addresses for tensors and nothing where hooks and descriptions of a launch were."""
-
-    def one(value):
-        if isinstance(value, torch.Tensor):
-            return value.data_ptr()
-        if isinstance(value, (list, tuple)):
-            return tuple(map(one, value))
-        hidden = isinstance(value, knobs.HookChain) or type(value).__name__ == "LazyDict"
-        return "nothing" if value is None or hidden else value
-
-    return tuple(map(one, call))
+@triton.jit
+def product_kernel(x, w, bias, y, depth, HAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for step in range(tl.cdiv(depth, 64)):
+        total = tl.dot(x.load([0, step * 64]), w.load([0, step * 64]).T, total)
+    if HAS:
+        total += tl.load(bias + tl.arange(0, COLUMNS))[None, :]
+    y.store([0, 0], total.to(y.dtype))
 
 
 def bound(columns=1024, stride=1024, eps=1e-6, has=True, **options):
@@ -117,6 +64,63 @@ def tensor_that_is_absent():
     launch(x, None, y)
     first, second = (tuple(0 if value == "nothing" else value for value in plain(call)) for call in calls)
     assert str(first).replace("'nothing'", "0") == str(second).replace("'nothing'", "0"), (first, second)
+
+
+def product(x, w, bias, y):
+    seen = [launcher.tiles(x, 64, 64), launcher.tiles(w, 128, 64), None, launcher.tiles(y, 64, 128)]
+    constants = {"HAS": bias is not None, "ROWS": 64, "COLUMNS": 128, "num_warps": 4}
+    return launcher.bind(product_kernel, (1,), x.shape[1], described=seen, **constants), constants
+
+
+def descriptors_are_handed_over_as_maps():
+    x, w, y, bias = on_gpu(64, 256), on_gpu(128, 256), on_gpu(64, 128), on_gpu(128)
+    describe = launcher.TensorDescriptor.from_tensor
+    for given in (bias, None):
+        launch, constants = product(x, w, given, y)
+        calls.clear()
+        for _ in range(2):
+            launch(x, w, given, y)
+        described = describe(x, [64, 64]), describe(w, [128, 64]), given, describe(y, [64, 128])
+        product_kernel[(1,)](*described, 256, **constants)
+        found = [str(plain(call)).replace("'nothing'", "0") for call in calls]
+        assert found[0] == found[1] == found[2], found
+        assert launch.is_known
+        assert len(launch._launches) == 1
+
+
+def maps_are_kept_by_address():
+    """A map belongs to an address: another tensor gets its own, and the first one's is not made again."""
+    x, w, y = on_gpu(64, 256), on_gpu(128, 256), on_gpu(64, 128)
+    other = on_gpu(64, 256)
+    launch, _ = product(x, w, None, y)
+    launch(x, w, None, y)  # through the JITFunction
+    encoded.clear()
+    calls.clear()
+    for given in (x, x, other, x, other):
+        launch(given, w, None, y)
+        (seen,) = {part[1] for part in flat(calls[-1]) if isinstance(part, tuple) and part[1:2] == (given.data_ptr(),)}
+        assert seen == given.data_ptr()
+    assert encoded == [y.data_ptr(), w.data_ptr(), x.data_ptr(), other.data_ptr()], encoded
+    launcher.MAPS = 1
+    launch(x.clone(), w, None, y)
+    ((_, go),) = launch._launches.items()
+    kept = dict(zip(go.__code__.co_freevars, (cell.cell_contents for cell in go.__closure__), strict=True))["maps"]
+    assert {len(maps) for _, maps in kept} == {1}
+
+
+def flat(call):
+    """The kernel's own arguments, in whatever order Triton wants the others."""
+    last = call[-1]
+    return list(last) if isinstance(last, tuple) else list(call)
+
+
+def a_map_of_another_kind_goes_through_the_jit():
+    x, w, y = on_gpu(64, 256), on_gpu(128, 256), on_gpu(64, 128)
+    launch, _ = product(x, w, None, y)
+    compiled = types.SimpleNamespace(metadata=types.SimpleNamespace(tensordesc_meta=[{"fp4_padded": True}] * 3))
+    assert launch._maps(compiled) is None
+    compiled.metadata.tensordesc_meta = None
+    assert launch._maps(compiled) is None
 
 
 def goes_through_the_jit_where_somebody_watches():
@@ -170,18 +174,12 @@ def unknown_versions_go_through_the_jit():
     assert not bound().is_known
 
 
-triton.runtime.driver.set_active(PaperDriver())
-if launcher.VERSION == (3, 6):
-    nvidia.library_dirs = list
-    nvidia.compile_module_from_src = lambda **_: types.SimpleNamespace(launch=triton.runtime.driver.active.utils.launch)
-else:
-    nvidia.PyKernelArg = lambda nested_tuple, type: (type, nested_tuple)
-    nvidia.ARG_CONSTEXPR, nvidia.ARG_KERNEL, nvidia.ARG_TUPLE = "c", "k", "t"
-launcher._current_device, launcher._current_stream = (lambda: 0), (lambda device: 42)
-assert launcher.VERSION in launcher.KNOWN, f"Triton {triton.__version__}: read its launches, then add it to KNOWN"
-
+use(launcher)
 hands_over_the_same()
 tensor_that_is_absent()
+descriptors_are_handed_over_as_maps()
+maps_are_kept_by_address()
+a_map_of_another_kind_goes_through_the_jit()
 goes_through_the_jit_where_somebody_watches()
 any_thread_may_launch()
 unknown_versions_go_through_the_jit()

@@ -1,5 +1,6 @@
 """Launches past `JITFunction.run` hand over what it does, and plans are made once for a geometry."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,15 +11,17 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernel_pytorch.rmsnorm._core import launcher
-from kernel_pytorch.rmsnorm._core.launcher import bind, planned
+from kernel_pytorch.rmsnorm._core import plans
+from kernel_pytorch.rmsnorm._core.launcher import bind
+from kernel_pytorch.rmsnorm._core.plans import forget_plans, planned
 from kernel_pytorch.rmsnorm.kernels.forward import _forward_kernel
 
 
-def test_what_is_handed_to_cuda_is_what_triton_hands_over(tmp_path):
+@pytest.mark.parametrize("program", ["launches", "group_launches"])
+def test_what_is_handed_to_cuda_is_what_triton_hands_over(program, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    program = Path(__file__).with_name("launches.py")
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment, timeout=300)
+    command = [sys.executable, str(Path(__file__).with_name(f"{program}.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr
 
 
@@ -48,6 +51,35 @@ def test_a_plan_is_made_once_for_a_geometry(doubled):
         double(other, 1.0)
     double(x, 2.0)
     assert len(asked) == 6
+    shifted = torch.arange(7.0)[1:].view(2, 3)  # memory that begins elsewhere than at a multiple of 16 bytes
+    assert torch.equal(double(shifted, 1.0), 2 * shifted)
+    assert len(asked) == 7
+
+
+def test_scalars_that_compare_otherwise_than_they_are(doubled):
+    """NaN is never equal to itself, and -0.0 is equal to 0.0."""
+    double, asked = doubled
+    x = torch.arange(6.0)
+    for _ in range(3):
+        for factor in (float("nan"), -float("nan"), 0.0, -0.0, float("inf")):
+            double(x, factor)
+    assert [repr(factor) for _, factor in asked] == ["nan", "0.0", "-0.0", "inf"]
+
+
+def test_what_a_plan_rests_on_beside_its_arguments():
+    switch, asked = [True], []
+
+    @functools.partial(planned, state=lambda x: switch[0])
+    def double(x):
+        asked.append(switch[0])
+        return lambda x: 2 * x
+
+    for switch[0] in (True, True, False, True, False):
+        double(torch.ones(2))
+    assert asked == [True, False]
+    forget_plans()
+    double(torch.ones(2))
+    assert asked == [True, False, False]
 
 
 def test_memory_that_was_freed_is_seen_although_there_is_a_plan(doubled):
@@ -63,7 +95,7 @@ def test_memory_that_was_freed_is_seen_although_there_is_a_plan(doubled):
 
 def test_plans_are_forgotten_before_they_fill_the_memory(doubled, monkeypatch):
     double, asked = doubled
-    monkeypatch.setattr(launcher, "PLANS", 2)
+    monkeypatch.setattr(plans, "PLANS", 2)
     for size in (1, 2, 3, 1):
         double(torch.ones(size), 1.0)
     assert len(asked) == 4

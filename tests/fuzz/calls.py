@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
-import inspect
 import math
 import random
 from collections.abc import Iterator
@@ -75,14 +74,14 @@ def examples(instead: str | None) -> list[dict[str, Any]]:
         package = technique.levels.rpartition(".")[0]
         for operation in technique.operations:
             cases = [case for case in operation.test_grid.cases("cpu") if case.dtype == torch.float32]
-            made = [operation.inputs(case, torch.Generator().manual_seed(0)) for case in cases]
+            made = [operation.arguments(case, torch.Generator().manual_seed(0)) for case in cases]
             made = sorted((inputs for inputs in made if 0 < _elements(inputs) < 8000), key=_elements)[-3:]
             kernels = [i for i in operation.implementations if i.level in (Level.TRITON, Level.CUDA)]
             for inputs in made:
                 for implementation in kernels:
                     _differentiate(recorder, implementation.load(), inputs)
-                    if implementation.level is Level.CUDA:  # a public function, of the package of compiled operators
-                        public.append({"target": implementation.target, "args": [describe(value) for value in inputs]})
+                    if implementation.level is Level.CUDA:
+                        public.append(_compiled(technique, operation, implementation, inputs))
                 public += _public(recorder, package, operation, inputs)
     in_place = [{**c, "target": c["target"].replace("_backward.", "_backward_.")} for c in recorder.calls]
     in_place = [call for call in in_place if call["target"].count("_backward_.") and _exists(call["target"])]
@@ -123,23 +122,29 @@ def _exists(target: str) -> bool:
     return hasattr(getattr(torch.ops, namespace), operator)
 
 
+def _compiled(technique: Any, operation: Any, cuda: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
+    """The call that level "cuda" makes of its function, which is public too, in the package of compiled operators."""
+    target, given = cuda.target, [inputs]
+    if operation.function:
+        module, _, name = cuda.level_target().partition(":")
+        compiled = getattr(importlib.import_module(module), name)
+        target, given = f"{compiled.__module__}:{name}", []
+        with technique.ladder().replaced(name, "cuda", lambda *own: given.append(own) or compiled(*own)):
+            cuda.load()(*inputs)
+    return {"target": target, "args": [describe(value) for value in given[0]]}
+
+
 def _public(recorder: _Recorder, package: str, operation: Any, inputs: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
-    """Calls of the public function of that name, at every level that needs no compiler."""
-    function = getattr(importlib.import_module(package), operation.name, None)
-    if function is None:
-        return
-    names = list(inspect.signature(operation.implementations[0].load()).parameters)
-    known = inspect.signature(function).parameters
-    values = {name: value for name, value in zip(names, inputs, strict=False) if name in known}
-    for name, value in values.items():
-        if isinstance(value, (int, float)) and value == 0 and known[name].default is None:
-            values[name] = None  # what kernels take as zero
+    """Calls of the public function at every level that needs no compiler; as it is, where it takes none."""
+    named = dict(zip(operation.signature(), inputs, strict=True))
+    target = operation.function or f"{package}:{operation.name}"
+    module, _, function = target.partition(":")
     with recorder:
-        function(**values)
-    given = {name: describe(value) for name, value in values.items()}
-    for level in ("native", "triton", "cuda") if "level" in known else (None,):
-        named = {**given, **({} if level is None else {"level": level})}
-        yield {"target": f"{package}:{operation.name}", "names": list(named), "args": list(named.values())}
+        getattr(importlib.import_module(module), function)(**named)
+    given = {name: describe(value) for name, value in named.items()}
+    for level in ("native", "triton", "cuda") if operation.function else (None,):
+        keywords = {**given, **({} if level is None else {"level": level})}
+        yield {"target": target, "names": list(keywords), "args": list(keywords.values())}
 
 
 # Changing.

@@ -265,6 +265,9 @@ class __attribute__((visibility("hidden"))) OnDeviceOf {
   void* stream_ = nullptr;
 };
 
+// Which numbered kernel of an operator this thread asks for; 0, unless `choose_rung` was called: the launcher's choice.
+int64_t rung();
+
 // Raise, naming operator and shape, if CUDA's error code is not that of success. The error is taken off CUDA's record, so
 // that it is not found again by whatever runs next.
 void check_launch(int error, const char* name, const Tensor& x);

@@ -1,4 +1,4 @@
-// What versions 3 and 4 do to a vector of a row: its parameters, x to y, and dy to the gradients.
+// What rungs 3 and 4 do to a vector of a row: its parameters, x to y, and dy to the gradients.
 #pragma once
 
 #include "parameters.cuh"

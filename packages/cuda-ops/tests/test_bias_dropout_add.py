@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.cuda_ops import LIBRARY, bias_dropout_add, levels
 from kernel_pytorch.cuda_ops.philox import dropout
+from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import check_compiled_equals_eager
 
 operators = torch.ops.kernel_pytorch_cuda
@@ -219,13 +220,14 @@ def test_bad_dtype_of_a_gradient():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("columns", [33, 64, 4096])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_version_on_cuda(version, columns, dtype):
+def test_every_rung_on_cuda(number, columns, dtype):
     runs_on("cuda", dtype)
     x, residual = make(37, columns, dtype=dtype).detach().cuda(), make(37, columns, seed=1).detach().cuda()
     bias, seed = make(columns, dtype=dtype, seed=2).detach().cuda(), seed_on("cuda")
-    y = operators.bias_dropout_add(x, bias, residual, seed, 0.3, version)
+    with rung(number):
+        y = operators.bias_dropout_add(x, bias, residual, seed, 0.3)
     want = definition(x.double(), bias.double(), residual.double(), 0.3, seed)
     torch.testing.assert_close(y.double(), want, rtol=4e-6, atol=4e-6)

@@ -11,6 +11,7 @@ from kernel_pytorch.cuda_ops import LIBRARY, add_layer_norm, add_rms_norm_act, l
 from kernel_pytorch.cuda_ops.activations import ACTIVATIONS, activate
 from kernel_pytorch.cuda_ops.norm_act import run_norm_act
 from kernel_pytorch.cuda_ops.philox import dropout
+from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export
 
 operators = torch.ops.kernel_pytorch_cuda
@@ -48,11 +49,12 @@ def wide(tensor):
     return None if tensor is None else tensor.detach().double().requires_grad_()
 
 
-def check(given, norm, activation, p, version=0):
+def check(given, norm, activation, p, number=0):
     """Results and gradients of `(x, residual, weight, bias)` against those of plain PyTorch in float64."""
     x, residual = given[:2]
     scalars = (seed_on(x.device), EPS, p, norm, activation)
-    ours = run_norm_act(*given, *scalars, version)[: 1 if residual is None else 2]
+    with rung(number):
+        ours = run_norm_act(*given, *scalars)[: 1 if residual is None else 2]
     h_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     assert all(t.dtype == h_dtype and t.is_contiguous() and t.shape == x.shape for t in ours)
     truths = [wide(t) for t in given]
@@ -366,27 +368,30 @@ def test_functional_gradients():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("columns", [64, 768, 1600, 4096, 8192])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_version_on_cuda(version, columns, dtype):
+def test_every_rung_on_cuda(number, columns, dtype):
     runs_on("cuda", dtype)
     for norm, activation, p in (("layer", "identity", 0.0), ("rms", "gelu", 0.2)):
-        check(tensors(37, columns, dtype, "cuda"), norm, activation, p, version)
+        check(tensors(37, columns, dtype, "cuda"), norm, activation, p, number)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("columns", [64, 768, 1600, 2048])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_version_of_the_backward_on_cuda(columns, dtype):
+def test_every_rung_of_the_backward_on_cuda(columns, dtype):
     runs_on("cuda", dtype)
     x, residual, weight, bias = (t.detach() for t in tensors(1031, columns, dtype, "cuda"))
     scalars = (EPS, 0.2, "layer", "gelu")
     _, h, statistics = operators.norm_act(x, residual, weight, bias, seed_on("cuda"), *scalars)
     arguments = (x, residual, h, weight, bias, seed_on("cuda"), statistics, *scalars)
     name = str(dtype).removeprefix("torch.")
-    found = [operators.norm_act_backward(*arguments, name, name, *[True] * 4, version) for version in (2, 3)]
+    found = []
+    for number in (2, 3):
+        with rung(number):
+            found.append(operators.norm_act_backward(*arguments, name, name, *[True] * 4))
     for a, b in zip(*found, strict=True):
         bound = TOLERANCES[dtype]
         torch.testing.assert_close(a, b, rtol=bound, atol=bound * max(1.0, b.abs().max().item()))

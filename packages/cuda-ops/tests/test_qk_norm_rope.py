@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.cuda_ops import head_rms_norm, levels, qk_norm_rope, rotary_embedding
 from kernel_pytorch.cuda_ops.qk_norm_rope import reference
+from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
     check_deterministic,
@@ -221,13 +222,14 @@ def test_a_gradient_needs_what_it_is_computed_of():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_version_on_cuda(version, interleaved, dtype):
+def test_every_rung_on_cuda(number, interleaved, dtype):
     if reason := levels.unavailable("cuda", torch.device("cuda"), dtype):
         pytest.skip(reason)
     given = [t.detach().cuda() for t in arguments(2, 33, columns=96, rotated=64, dtype=dtype)]
     scalars = (1e-6, interleaved, 1.0)
-    ours = operators.qk_norm_rope(*given, *scalars, version)[:2]
+    with rung(number):
+        ours = operators.qk_norm_rope(*given, *scalars)[:2]
     torch.testing.assert_close(ours, reference.qk_norm_rope(*given, *scalars))

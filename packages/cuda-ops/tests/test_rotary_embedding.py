@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.cuda_ops import levels, rotary_embedding
 from kernel_pytorch.cuda_ops.rotary_embedding import reference
+from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
     check_deterministic,
@@ -197,13 +198,13 @@ def test_bad_dtypes():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_version_on_cuda(version, interleaved, dtype):
+def test_every_rung_on_cuda(number, interleaved, dtype):
     if reason := levels.unavailable("cuda", torch.device("cuda"), dtype):
         pytest.skip(reason)
     x, (cos, sin) = make(2, 33, 5, 128, dtype=dtype, grad=False).cuda(), (t.cuda() for t in tables(33, 96))
-    torch.testing.assert_close(
-        operator(x, cos, sin, interleaved, False, version), reference.rotary_embedding(x, cos, sin, interleaved)
-    )
+    with rung(number):
+        y = operator(x, cos, sin, interleaved)
+    torch.testing.assert_close(y, reference.rotary_embedding(x, cos, sin, interleaved))

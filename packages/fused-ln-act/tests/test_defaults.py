@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not FILES, reason="not a checkout")
 
 
 def group_of(operation):
-    return operation.implementation("triton").target.split(".")[2]
+    return operation.implementation("triton").level_target().split(".")[2]
 
 
 def computes_again(m):

@@ -24,7 +24,8 @@ def test_forward_mode_has_a_default(name, device):
         tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(x, direction))).tangent
     _, expected = torch.func.jvp(function, (x,), (direction,))
     assert tangent is not None
-    torch.testing.assert_close(tangent, expected, rtol=2e-2, atol=2e-2)
+    # jvp of torch 2.11 widens the tangent of F.layer_norm on CUDA.
+    torch.testing.assert_close(tangent, expected.to(x.dtype), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("build", [LinearAct, MLP, GatedMLP])

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.fused_ln_act import LinearAct, levels, linear_act
+from kernel_pytorch.fused_ln_act._core.plans import forget_plans
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.linear.levels import reference
 from kernel_pytorch.harness.checks import (
@@ -24,6 +25,7 @@ WHY_NO_TRITON = levels.LADDER.unavailable("triton", DEVICE, torch.float32)
 operators = torch.ops.kernel_pytorch
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated"), pytest.mark.slow]
 triton_matmul = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.kernels.matmul")
+launcher = pytest.importorskip("kernel_pytorch.fused_ln_act._core.launcher")
 
 
 def layer(rows=9, depth=16, columns=24, device="cpu", dtype=torch.float32):
@@ -76,18 +78,30 @@ def test_any_strides(layout, save, device):
 @pytest.fixture
 def descriptors(monkeypatch):
     """How many descriptors have been made; of float32, which tensor cores would round, there are none."""
-    made, plain = [], triton_matmul.TensorDescriptor.from_tensor
-    monkeypatch.setattr(triton_matmul.TensorDescriptor, "from_tensor", lambda *a: made.append(1) or plain(*a))
+    made, plain = [], launcher.TensorDescriptor
+    monkeypatch.setattr(launcher, "TensorDescriptor", lambda *a: made.append(1) or plain(*a))
     return made
 
 
+@pytest.fixture
+def copy_engine(monkeypatch):
+    """Switch the copy engine on or off, which plans rest on."""
+
+    def switch(engine):
+        monkeypatch.setattr(triton_matmul, "copy_engine", lambda device: engine)
+        forget_plans()
+
+    yield switch
+    forget_plans()
+
+
 @pytest.mark.parametrize("shape", [(40, 48, 80), (33, 16, 8)])
-def test_descriptors_and_pointers_give_the_same(shape, descriptors, monkeypatch, device):
+def test_descriptors_and_pointers_give_the_same(shape, descriptors, copy_engine, device):
     x, weight, bias = layer(*shape, device, torch.float16)
     results, used = {}, []
     for engine in (True, False):
         if device.type == "cpu":  # a GPU may have none
-            monkeypatch.setattr(triton_matmul, "copy_engine", lambda device, engine=engine: engine)
+            copy_engine(engine)
         for save in (True, False):
             y = triton_level(x, weight, bias, "gelu", save)
             results[engine, save] = [y, *torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y))]
@@ -101,11 +115,11 @@ def test_descriptors_and_pointers_give_the_same(shape, descriptors, monkeypatch,
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: bfloat16 through the copy engine")
 @pytest.mark.parametrize("save", [True, False])
-def test_descriptors_and_pointers_give_the_same_in_bfloat16(save, monkeypatch, device):
+def test_descriptors_and_pointers_give_the_same_in_bfloat16(save, copy_engine, device):
     x, weight, bias = layer(1000, 768, 1032, device, torch.bfloat16)
     results = []
     for engine in (torch.cuda.get_device_capability() >= (9, 0), False):
-        monkeypatch.setattr(triton_matmul, "copy_engine", lambda device, engine=engine: engine)
+        copy_engine(engine)
         y = triton_level(x, weight, bias, "gelu", save)
         results.append([y, *torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y))])
     for a, b in zip(*results, strict=True):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import linear_act
+from kernel_pytorch.fused_ln_act._core.plans import forget_plans
 from kernel_pytorch.fused_ln_act.linear.kernels import configurations
 from kernel_pytorch.harness.checks import check_deterministic
 from kernel_pytorch.harness.launches import count_launches
@@ -92,14 +93,18 @@ def test_saved_for_the_backward(activation, save, elements, device):
 
 def test_without_gradients_nothing_is_written_for_them(monkeypatch, device):
     triton_forward = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.kernels.forward")
-    asked, launch = [], triton_forward.linear
-    monkeypatch.setattr(triton_forward, "linear", lambda *a: asked.append(a[-1]) or launch(*a))
+    asked, plan = [], triton_forward.plan_linear
+    monkeypatch.setattr(triton_forward, "plan_linear", lambda *a: asked.append(a[-1]) or plan(*a))
     x, weight, bias = layer(device=device)
-    triton_level(x, weight, bias)
-    with torch.no_grad():
-        triton_level(x, weight, bias)
-    triton_level(x.detach(), weight.detach(), bias.detach())
+    for arguments, wanted in (((x, weight, bias), True), ((x, weight, bias), False), (detached(x, weight, bias), True)):
+        forget_plans()  # each of these is planned anew, and the plan looked at
+        with torch.set_grad_enabled(wanted):
+            triton_level(*arguments)
     assert asked == [True, False, False]
+
+
+def detached(*tensors):
+    return [tensor.detach() for tensor in tensors]
 
 
 # Configurations.

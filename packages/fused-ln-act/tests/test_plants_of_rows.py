@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import bias_dropout_add, levels, philox
+from kernel_pytorch.fused_ln_act._core.plans import forget_plans
 from kernel_pytorch.fused_ln_act.bias.levels import reference as bias
 from kernel_pytorch.fused_ln_act.bias.levels import triton as bias_triton
 from kernel_pytorch.fused_ln_act.gated.levels import reference as gated
@@ -216,12 +217,19 @@ def test_a_kernel_that_draws_another_mask_is_found(monkeypatch, device):
     """The fault where it would be: the backward kernel is given another seed."""
     triton_backward = pytest.importorskip("kernel_pytorch.fused_ln_act.bias.kernels.backward")
     x = torch.randn(8, 40, device=device, requires_grad=True)
-    right = triton_backward.backward
+    bind = triton_backward.bind
 
     def gradient():
         y = bias_dropout_add(x, None, torch.zeros_like(x), 0.3, torch.tensor(5, device=device), level="triton")
+        forget_plans()
         return torch.autograd.grad(y.sum(), x)[0]
 
+    def astray(*arguments, **constants):
+        launch = bind(*arguments, **constants)
+        return lambda dy, x, b, seed, *rest: launch(dy, x, b, seed + 1, *rest)
+
     expected = gradient()
-    monkeypatch.setattr(triton_backward, "backward", lambda dy, x, b, seed, *rest: right(dy, x, b, seed + 1, *rest))
+    assert torch.equal(gradient(), expected)
+    monkeypatch.setattr(triton_backward, "bind", astray)
     assert not torch.equal(gradient(), expected)
+    forget_plans()

@@ -52,9 +52,9 @@ def liger_linear_cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    softcap: float,
+    softcap: float | None,
     reduction: str,
-    chunk: int,
+    chunk: int | None,
 ) -> Tensor:
     """Liger-Kernel's fused linear cross entropy (Triton and cuBLAS), its weight gradient added up in float32."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
@@ -77,9 +77,9 @@ def quack_linear_cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    softcap: float,
+    softcap: float | None,
     reduction: str,
-    chunk: int,
+    chunk: int | None,
 ) -> Tensor:
     """quack's chunked linear cross entropy (CuTe DSL), tuned at its first call."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
@@ -102,9 +102,9 @@ def cce_linear_cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    softcap: float,
+    softcap: float | None,
     reduction: str,
-    chunk: int,
+    chunk: int | None,
 ) -> Tensor:
     """Apple's cut-cross-entropy (Triton), with every gradient: by default it leaves out those of small probability."""
     from cut_cross_entropy import linear_cross_entropy
@@ -122,7 +122,7 @@ def quack_cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    softcap: float,
+    softcap: float | None,
     reduction: str,
     inplace: bool,
 ) -> Tensor:

@@ -9,6 +9,7 @@ from kernel_pytorch.harness.checks import check_deterministic, check_rows_indepe
 from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
 from kernel_pytorch.linear_cross_entropy._core.launch import exceeds_int32
+from kernel_pytorch.linear_cross_entropy._core.plans import forget_plans
 from kernel_pytorch.linear_cross_entropy.kernels import configurations
 
 matmul = pytest.importorskip("kernel_pytorch.linear_cross_entropy.kernels.matmul")
@@ -78,15 +79,24 @@ def test_a_loss_does_not_depend_on_the_number_of_tokens(device):
     )
 
 
+@pytest.fixture
+def plan_anew():
+    """Forget the plans, which rest on what a test changes, when it says so and when it ends."""
+    yield forget_plans
+    forget_plans()
+
+
 @pytest.mark.parametrize("shape", [(40, 48, 80), (33, 16, 8), (19, 32, 70)])
-def test_descriptors_and_pointers_give_the_same(shape, monkeypatch, device):
+def test_descriptors_and_pointers_give_the_same(shape, monkeypatch, plan_anew, device):
     hidden, weight, target = problem(device, *shape)
-    results = []
+    results, asked = [], []
     for engine in (True, False):
         if device.type == "cpu":  # a GPU may have none
-            monkeypatch.setattr(matmul, "copy_engine", lambda engine=engine: engine)
+            monkeypatch.setattr(matmul, "copy_engine", lambda engine=engine: asked.append(engine) or engine)
+        plan_anew()
         loss = level(hidden, weight, target, label_smoothing=0.1)
         results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
+    assert device.type != "cpu" or asked == [True, True, False, False]  # forward and backward
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -150,12 +160,13 @@ def test_wide_offsets_where_they_are_needed(shape, stride, expected):
     assert exceeds_int32(torch.empty_strided(shape, stride, device="meta")) is expected
 
 
-def test_long_offsets_compute_the_same(monkeypatch, device):
+def test_long_offsets_compute_the_same(monkeypatch, plan_anew, device):
     hidden, weight, target = problem(device)
     results = []
     for long in (False, True):
         monkeypatch.setattr(matmul, "exceeds_int32", lambda *tensors, long=long: long)
         monkeypatch.setattr(matmul, "copy_engine", lambda: False)
+        plan_anew()
         loss = level(hidden, weight, target)
         results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
     for a, b in zip(*results, strict=True):

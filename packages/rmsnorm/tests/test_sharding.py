@@ -72,7 +72,7 @@ def sharded(mesh, name, level, shape, data, weight="replicate", count=True, **si
     device = torch.device(mesh.device_type, mesh.get_local_rank() if mesh.device_type == "cuda" else None)
     subject = Subject(Shared(technique, device), operation, operation.implementation(level))
     case = Case("sharded", sizes.pop("dtype", torch.float32), {"shape": shape, **sizes})
-    arguments = list(operation.inputs(case, torch.Generator(device).manual_seed(0)))
+    arguments = list(operation.arguments(case, torch.Generator(device).manual_seed(0)))
     against = standard_for(operation, arguments, device)
 
     def function(*arguments):

@@ -1,6 +1,6 @@
 """Declare a technique once; prove it, time it, explain it.
 
-What is of quick use from Python can be imported from here; nothing is loaded until it is asked for.
+What is of use from Python can be imported from here; nothing is loaded until it is asked for.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kernel_pytorch.harness.api import bench, verify
+    from kernel_pytorch.harness.benchmark import Plan
     from kernel_pytorch.harness.profiling import profile_module
     from kernel_pytorch.harness.quick import (
         compare_implementations,
@@ -19,17 +21,21 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Plan",
+    "bench",
     "compare_implementations",
     "compare_levels",
     "profile_memory",
     "profile_module",
     "quick_benchmark",
     "scaling",
+    "verify",
 ]
+
+_WHERE = {"Plan": "benchmark", "bench": "api", "profile_module": "profiling", "verify": "api"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    where = "profiling" if name == "profile_module" else "quick"
-    return getattr(importlib.import_module(f"{__name__}.{where}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE.get(name, 'quick')}"), name)

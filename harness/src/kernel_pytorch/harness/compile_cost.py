@@ -71,8 +71,9 @@ def host_time(operation: Operation, implementation: str, case: Case, device: tor
 
     On a CPU there is no device to launch on: the figures are those of the whole call.
     """
-    function = operation.implementation(implementation).load()
-    arguments = operation.inputs(case, torch.Generator(device).manual_seed(0))
+    chosen = operation.implementation(implementation)
+    arguments = operation.arguments(case, torch.Generator(device).manual_seed(0))
+    function, call = chosen.load(), chosen.call(arguments)
     torch._dynamo.reset()
     compiled: float | None = None
     with contextlib.suppress(Exception):  # TorchScript functions, and whatever else cannot be traced as one graph
@@ -81,8 +82,8 @@ def host_time(operation: Operation, implementation: str, case: Case, device: tor
     graph = None
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # what waits for the device cannot be captured
-            graph = _seconds_per_call(_captured(lambda: function(*arguments)), device)
-    return HostTime(_seconds_per_call(lambda: function(*arguments), device), compiled, graph)
+            graph = _seconds_per_call(_captured(call), device)
+    return HostTime(_seconds_per_call(call, device), compiled, graph)
 
 
 def _seconds_per_call(call: Callable[[], object], device: torch.device, calls: int = 50, rounds: int = 15) -> float:
@@ -121,7 +122,7 @@ def _first_call(
     operation = discover().get(technique).operation(operation_name)
     function, names = operation.implementation(implementation).load(), operation.signature()
     generator = torch.Generator(device).manual_seed(0)
-    arguments = operation.inputs(case, generator)
+    arguments = operation.arguments(case, generator)
     incoming = random_like(run(operation.reference.load(), names, arguments).outputs, generator)
     seconds = []
     for turn in ("first call", "second call"):

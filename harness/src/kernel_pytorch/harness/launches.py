@@ -88,13 +88,13 @@ def judge_launches(
         incoming: gradients of the outputs.
         device: where they lie.
     """
-    function = implementation.load()
     leaves = [a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    call = implementation.call(leaves)
     wanted = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
     problems = []
 
     def forward() -> tuple[Tensor, ...]:
-        outputs = function(*leaves)
+        outputs = call()
         return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
     torch.autograd.grad(forward(), wanted, incoming, allow_unused=True)  # what is launched once only, compilation too

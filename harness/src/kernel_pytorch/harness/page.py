@@ -1,13 +1,14 @@
-"""Results as a page shows them: one row per case, one column per level, in Markdown."""
+"""Results in Markdown: every case on the page of a technique, five in the README of its package."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kernel_pytorch.harness.report import (
     COST_COLUMNS,
     ENDURANCE,
     NO_FIGURE,
+    NOT_MEASURED,
     PYTORCH_LEVELS,
     accuracy_figures,
     best_peer,
@@ -15,6 +16,7 @@ from kernel_pytorch.harness.report import (
     conditions,
     cost_rows,
     endurance_rows,
+    fastest,
     groups,
     missing_costs,
     reasons,
@@ -28,8 +30,67 @@ LEGEND = (
     "memory that the working set fits in. `=`: no difference beyond 2 %. `?`: the interval does not tell."
 )
 
+HEADLINE_LEGEND = (
+    "The largest case of each operation: median time of a call ± half of its 99 % interval, and the share of the copy "
+    "bandwidth or of the fastest matrix product, whichever is higher. `=`: no difference beyond 2 %. `?`: the interval "
+    "does not tell."
+)
+
 UNFOLDED = 3
 """Of so many operations every table is shown; of more, each operation's on a click."""
+
+HEADLINES = 5
+"""Rows of the table in a README."""
+
+
+def headline(devices: Sequence[Results]) -> str:
+    """The table of a package's README: the best PyTorch beside the best of ours, on the first GPU or else device."""
+    results = min(devices, key=lambda results: results.machine.environment.device_type != "cuda")
+    e = results.machine.environment
+    where = f"{e.device_name}, torch {e.torch}{f', triton {e.triton}' if e.triton else ''}, {results.created[:10]}"
+    rows = [_headline_row(group) for group in _headline_cases(results)]
+    table = _table(["operation", "case", "best PyTorch", "ours", "speedup"], rows)
+    return "\n".join([f"{where}. {HEADLINE_LEGEND}", "", *table]) + "\n"
+
+
+def _headline_cases(results: Results) -> list[list[Measurement]]:
+    """The largest case of each operation forward, then backward, then smaller ones, until there are `HEADLINES`.
+
+    Of more operations it takes as many at equal distances in their order. So nobody chooses the rows.
+    """
+    cases = [group for group in groups(results).values() if best_pytorch(group)]
+    operations = list(dict.fromkeys(group[0].operation for group in cases))
+    if len(operations) > HEADLINES:
+        operations = [operations[place * len(operations) // HEADLINES] for place in range(HEADLINES)]
+
+    def place(group: list[Measurement]) -> tuple[int, bool]:
+        return operations.index(group[0].operation), group[0].direction != "forward"
+
+    def larger(group: list[Measurement]) -> int:
+        return sum(place(other) == place(group) and other[0].bytes > group[0].bytes for other in shown)
+
+    shown = [group for group in cases if group[0].operation in operations]
+    chosen = sorted(shown, key=lambda group: (larger(group), place(group)[::-1]))[:HEADLINES]
+    return sorted(chosen, key=place)
+
+
+def _headline_row(group: list[Measurement]) -> list[str]:
+    by_name = {m.implementation: m for m in group}
+    best, ours = best_pytorch(group) or "", _best_own(group) or ""
+
+    def cell(name: str) -> str:
+        m = by_name.get(name)
+        if m is None:
+            return NOT_MEASURED
+        share = max(m.share_of_copy or 0.0, m.share_of_matmul or 0.0)
+        return f"`{name}` {time_cell(m.model_copy(update={'share_of_copy': share or None}))}"
+
+    ratio = speedup(by_name[ours].comparisons.get(best)) if ours else ""
+    return [f"`{group[0].operation}`, {group[0].direction}", group[0].case.label, cell(best), cell(ours), ratio]
+
+
+def _best_own(group: Iterable[Measurement]) -> str | None:
+    return fastest(m for m in group if _is_own(m))
 
 
 def markdown(results: Results) -> str:

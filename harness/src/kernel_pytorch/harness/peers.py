@@ -104,7 +104,7 @@ def with_peers(technique: Technique) -> Technique:
         if name not in names:
             raise ValueError(f"peers of {technique.name} name operation {name!r}; there are: {', '.join(names)}")
     operations = [
-        dataclasses.replace(o, implementations=[*o.implementations, *peers[o.name]]) if o.name in peers else o
+        dataclasses.replace(o, levels=[*o.levels, *peers[o.name]]) if o.name in peers else o
         for o in technique.operations
     ]
     return dataclasses.replace(technique, operations=operations) if peers else technique

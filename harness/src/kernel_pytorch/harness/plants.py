@@ -1,4 +1,4 @@
-"""Planting faults: a function stood at a level of an operation, and what verification says of it.
+"""Planting faults: another function in place of a level of an operation, and what verification says of it.
 
 A check that was never seen red proves nothing. So a technique's tests plant wrong functions, and want the line that
 names each.
@@ -6,6 +6,7 @@ names each.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.technique import Implementation, Level, Point, Technique
+from kernel_pytorch.harness.technique import Implementation, Level, Operation, Point, Technique
 from kernel_pytorch.harness.verification import verify
 
 CPU = torch.device("cpu")
@@ -44,12 +45,14 @@ def failures_of(
     adversarial: bool = True,
     budget_factor: float = 2.0,
 ) -> list[str]:
-    """Hold a function against an operation's reference, as `kernel-pytorch verify --device cpu` does.
+    """Check a function against an operation's reference, as `kernel-pytorch verify --device cpu` does.
+
+    Where the operation has a public function, it is what that calls at the level, so the plant is called as a level is.
 
     Args:
         technique: declares the operation.
         operation: its name.
-        function: takes the arguments of the operation.
+        function: takes the arguments of the level.
         level: where it stands; at `Level.TRITON` its launches are counted.
         points: makes of each point of the test grid the one to run, or None to leave it out.
         adversarial: whether adversarial inputs take part.
@@ -63,18 +66,33 @@ def failures_of(
     """
     declared = technique.operation(operation)
     kept = tuple(chosen for point in declared.test_grid.points if (chosen := points(point)) is not None)
-    reason = "that of what it stands for"
-    planted = Planted(level.value, level, f"{__name__}:planted", budget_factor, reason, function=function)
     changed = dataclasses.replace(
         declared,
-        implementations=[declared.reference, planted],
+        **_levels(declared, level, function, budget_factor),
         test_grid=dataclasses.replace(declared.test_grid, points=kept),
         adversarial=declared.adversarial if adversarial else (),
         spared=declared.spared if adversarial else (),
         shift_invariant=declared.shift_invariant if adversarial else (),
     )
-    found = list(verify(dataclasses.replace(technique, operations=[changed]), CPU, levels=[planted.name]))
+    stand = contextlib.nullcontext()
+    if declared.function:
+        stand = technique.ladder().replaced(operation, level.value, function)
+    with stand:
+        found = list(verify(dataclasses.replace(technique, operations=[changed]), CPU, levels=[level.value]))
     if all(v.unavailable is not None for v in found):
         reasons = sorted({v.unavailable for v in found if v.unavailable is not None})
         raise ValueError(f"{operation}: nothing was held against the reference: {'; '.join(reasons)}")
     return [line for v in found for line in v.failures()]
+
+
+def _levels(declared: Operation, level: Level, function: Callable[..., Any], budget_factor: float) -> dict[str, Any]:
+    """The reference and the level of the plant, as fields of an operation."""
+    name, reason = level.value, "that of what it stands for"
+    if declared.function:
+        return {
+            "levels": [Level.REFERENCE.value, name],
+            "budgets": {name: (budget_factor, reason)},
+            "unsupported": {},
+        }
+    planted = Planted(name, level, f"{__name__}:planted", budget_factor, reason, function=function)
+    return {"levels": [declared.reference, planted]}

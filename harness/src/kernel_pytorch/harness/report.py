@@ -39,15 +39,16 @@ def speedup(comparison: ComparisonRecord | None) -> str:
 
 def best_pytorch(group: Iterable[Measurement]) -> str | None:
     """The fastest PyTorch level of a group: the only baseline that a claim may stand on."""
-    return _fastest(m for m in group if m.level in PYTORCH_LEVELS)
+    return fastest(m for m in group if m.level in PYTORCH_LEVELS)
 
 
 def best_peer(group: Iterable[Measurement]) -> str | None:
     """The fastest implementation of others in a group."""
-    return _fastest(m for m in group if m.level == "peer")
+    return fastest(m for m in group if m.level == "peer")
 
 
-def _fastest(group: Iterable[Measurement]) -> str | None:
+def fastest(group: Iterable[Measurement]) -> str | None:
+    """The fastest implementation that was measured, if any was."""
     timed = [m for m in group if m.status == "measured" and m.seconds]
     return min(timed, key=lambda m: m.seconds.median if m.seconds else 0.0).implementation if timed else None
 

@@ -44,8 +44,7 @@ def ceiling_for(ceilings: Ceilings, pool_bytes: int) -> BandwidthPoint:
 
     At a measured size it is the fastest point of that size or above: what a larger working set reaches a smaller one
     can reach too. Between two sizes it follows a straight line in the logarithms, because a cache is outgrown
-    gradually: on a processor with 32 MiB, copies over 32, 64 and 256 MiB ran at 99, 58 and 39 GB/s. Outside the
-    measured sizes the nearest one holds.
+    gradually. Outside the measured sizes the nearest one holds.
 
     Args:
         ceilings: of the machine.

@@ -8,21 +8,62 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+from collections.abc import Callable
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
-from kernel_pytorch.harness.technique import Implementation, Technique
+from kernel_pytorch.harness.implementation import Implementation, Level, PublicLevel, imported
+from kernel_pytorch.harness.technique import Technique
 
 
-def implementation_files(implementation: Implementation) -> list[Path]:
-    """The implementation's module and all modules of its own package that it imports, at whatever depth.
-
-    The package's own `__init__` is left out: it names everything, and no implementation consists of everything.
+def kernel_files(implementation: Implementation) -> list[Path]:
+    """What computes the result, once the public function has passed its arguments on: the level and what it imports.
 
     Raises:
         ModuleNotFoundError: there is no such module here, or it has no Python source.
     """
-    module = implementation.target.partition(":")[0]
+    return _files(_closure(level_module(implementation)))
+
+
+def path_files(implementation: Implementation) -> list[Path]:
+    """All that a call runs: the module of the public function with what that imports, and `kernel_files`.
+
+    A package's ladder, the module `<package>.levels`, finds the levels by their names, so that one level's files are no
+    part of another's. Its own text is left out: it says which level `level=None` means, and each is called by name.
+
+    Raises:
+        ModuleNotFoundError: as `kernel_files`.
+    """
+    found = _closure(level_module(implementation))
+    if isinstance(implementation, PublicLevel):
+        found = {**_closure(imported(implementation.target).__module__), **found}
+    return _files(found)
+
+
+def level_module(implementation: Implementation) -> str:
+    """The module that holds an implementation.
+
+    Raises:
+        ModuleNotFoundError: it would be in a package that is not installed.
+    """
+    if not isinstance(implementation, PublicLevel):
+        return implementation.target.partition(":")[0]
+    target = implementation.level_target()
+    module = target.partition(":")[0]
+    if implementation.level is not Level.CUDA:
+        return module
+    # Compiled code is in a package of its own, whose function the level is.
+    module = imported(target).__module__
+    if _package(module) == _package(target.partition(":")[0]):
+        raise ModuleNotFoundError(f"level 'cuda' of {implementation.target} is not installed")
+    return module
+
+
+def _closure(module: str) -> dict[str, Path]:
+    """A module and all modules of its own package that it imports, at whatever depth, by name.
+
+    The package's own `__init__` is left out: it names everything, and no implementation consists of everything.
+    """
     package, folder = _package(module)
     found: dict[str, Path] = {}
     pending = [module]
@@ -35,7 +76,12 @@ def implementation_files(implementation: Implementation) -> list[Path]:
         pending += [n for n in _imports(path, name) if n.startswith(f"{package}.")]
     if not found:
         raise ModuleNotFoundError(f"{module} has no Python source here")
-    return [found[name] for name in sorted(found)]
+    found.pop(f"{package}.levels", None)
+    return found
+
+
+def _files(modules: dict[str, Path]) -> list[Path]:
+    return [modules[name] for name in sorted(modules)]
 
 
 def digest(files: list[Path], compiled: str = "") -> str:
@@ -65,18 +111,26 @@ def _code(source: str) -> list[str]:
     return [line for line in lines if line and not line.lstrip().startswith("#")]
 
 
-def implementation_digest(implementation: Implementation, device_type: str) -> str:
-    """The digest that results carry; empty for what has no Python source here (a peer that is not installed).
+def kernels_digest(implementation: Implementation, device_type: str) -> str:
+    """The digest of `kernel_files`, which device time depends on; arguments and exceptions as `path_digest`."""
+    return _digest(implementation, device_type, kernel_files)
+
+
+def path_digest(implementation: Implementation, device_type: str) -> str:
+    """The digest of `path_files`, which results carry; empty for what has no Python source here.
 
     Args:
-        implementation: of what.
+        implementation: of what; for a peer that is not installed it is empty.
         device_type: "cpu" or "cuda": of what was compiled, that which runs there counts.
     """
+    return _digest(implementation, device_type, path_files)
+
+
+def _digest(implementation: Implementation, device_type: str, files: Callable[[Implementation], list[Path]]) -> str:
     try:
-        files = implementation_files(implementation)
+        return digest(files(implementation), compiled_digest(level_module(implementation), device_type))
     except (ModuleNotFoundError, ValueError):  # ValueError: a module made at run time, without a file
         return ""
-    return digest(files, compiled_digest(implementation.target.partition(":")[0], device_type))
 
 
 def compiled_digest(module: str, device_type: str) -> str:
@@ -96,7 +150,7 @@ def compiled_digest(module: str, device_type: str) -> str:
 def technique_digests(technique: Technique, device_type: str) -> dict[str, str]:
     """The digests of all implementations on a type of device, by `operation/implementation`."""
     return {
-        f"{operation.name}/{implementation.name}": implementation_digest(implementation, device_type)
+        f"{operation.name}/{implementation.name}": path_digest(implementation, device_type)
         for operation in technique.operations
         for implementation in operation.implementations
     }

@@ -1,201 +1,52 @@
 """The declaration that an author writes; everything else in the harness follows from it.
 
-A `Technique` holds `Operation`s; an operation holds `Implementation`s (one per level), the inputs, the cost and two
-grids of `Case`s: awkward shapes for the tests, shapes of published models for the benchmarks.
+A `Technique` holds `Operation`s; an operation names a public function and its levels, and holds the inputs, the cost
+and two grids of `Case`s: awkward shapes for the tests, shapes of published models for the benchmarks.
 """
 
 from __future__ import annotations
 
-import enum
+import functools
 import importlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, IMITATED, LAYOUTS, REAL
+from kernel_pytorch.harness.cases import Case, Cost, Direction, Grid, Point, grid, point, short
 from kernel_pytorch.harness.contracts import KernelContract
+from kernel_pytorch.harness.exemptions import unsupported_rows
+from kernel_pytorch.harness.implementation import (
+    BUDGET_FACTOR,
+    OUR_KERNELS,
+    Implementation,
+    Level,
+    PublicLevel,
+    imported,
+)
 
+__all__ = [
+    "Case",
+    "Cost",
+    "Direction",
+    "Given",
+    "Grid",
+    "Implementation",
+    "KernelContract",
+    "Level",
+    "Operation",
+    "Point",
+    "Replacement",
+    "Spared",
+    "Technique",
+    "grid",
+    "point",
+]
 
-class Level(enum.Enum):
-    """How an implementation is written. The order is the ladder, from the definition to CUDA C++."""
-
-    REFERENCE = "reference"
-    NATIVE = "native"
-    TORCHSCRIPT = "torchscript"
-    COMPILE = "compile"
-    TRITON = "triton"
-    CUDA = "cuda"
-    PEER = "peer"
-
-
-OUR_KERNELS = (Level.TRITON.value, Level.CUDA.value)
-
-
-class Direction(enum.Enum):
-    """Which pass is run: the forward, the backward on a graph that stands already, or both."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    BOTH = "both"
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """One way of computing an operation.
-
-    Attributes:
-        name: what tables print; a peer is named `peer:<library>`.
-        level: the rung of the ladder.
-        target: import string `module:function`, resolved only when the implementation is run, so that a declaration
-            imports nothing optional.
-        budget_factor: how many times the reference's own error is allowed; above 2 only with a reason, never above 4.
-        budget_reason: why `budget_factor` is above 2.
-        unsupported: row of the support table, or "<row> on cuda", "<row> on cpu" -> why this implementation has to say
-            no there. A row that is not named must work; one that is named must not, unless it is a promise about all
-            calls (determinism, batch invariance).
-    """
-
-    name: str
-    level: Level
-    target: str
-    budget_factor: float = 2.0
-    budget_reason: str = ""
-    unsupported: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.budget_factor <= 4.0:
-            raise ValueError(f"{self.name}: budget_factor is {self.budget_factor}; allowed is above 0 and at most 4")
-        if self.budget_factor > 2.0 and not self.budget_reason:
-            raise ValueError(f"{self.name}: budget_factor {self.budget_factor} is above 2 and needs budget_reason")
-
-    def load(self) -> Callable[..., Any]:
-        """Import the function. ImportError and AttributeError pass through: they are the reason it cannot run."""
-        module_name, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module_name), attribute)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One point of a grid: a dtype and named sizes, read as attributes (`case.rows`).
-
-    Attributes:
-        name: what it stands for ("Llama 3.1 8B, prefill", "one column").
-        dtype: dtype of the principal input.
-        sizes: everything else that the operation's `inputs` needs to know.
-        reason: why this shape is awkward, for the test grid.
-        core: whether implementations that compile anew for every shape run it in an ordinary verification.
-    """
-
-    name: str
-    dtype: torch.dtype
-    sizes: Mapping[str, Any]
-    reason: str = ""
-    core: bool = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return self.sizes[name]
-        except KeyError:
-            raise AttributeError(f"case {self.name!r} has no size {name!r}; it has {', '.join(self.sizes)}") from None
-
-    @property
-    def dtype_name(self) -> str:
-        """The dtype without the `torch.` prefix."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def label(self) -> str:
-        """Name, sizes and dtype in one line, unique within a grid."""
-        sizes = " ".join(f"{key}={_short(value)}" for key, value in self.sizes.items())
-        return f"{self.name} [{sizes}] {self.dtype_name}"
-
-    def __hash__(self) -> int:
-        return hash(self.label)
-
-
-def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class Point:
-    """A `Case` before its dtype is chosen; `grid` multiplies points by dtypes."""
-
-    name: str
-    sizes: Mapping[str, Any]
-    reason: str = ""
-    core: bool = False
-    dtypes: tuple[torch.dtype, ...] | None = None
-    devices: tuple[str, ...] = ("cpu", "cuda")
-
-
-def point(
-    name: str,
-    *,
-    reason: str = "",
-    core: bool = False,
-    dtypes: Sequence[torch.dtype] | None = None,
-    devices: Sequence[str] = ("cpu", "cuda"),
-    **sizes: Any,
-) -> Point:
-    """Describe one shape of a grid.
-
-    Args:
-        name: what the shape stands for.
-        reason: why it is awkward (test grids).
-        core: run it also at levels that compile anew for every shape.
-        dtypes: replaces the grid's own dtypes for this point.
-        devices: device types on which the case finishes in reasonable time.
-        **sizes: the numbers that `inputs` and `cost` read.
-    """
-    return Point(name, sizes, reason, core, None if dtypes is None else tuple(dtypes), tuple(devices))
-
-
-@dataclass(frozen=True)
-class Grid:
-    """An ordered set of cases, one per point and dtype."""
-
-    points: tuple[Point, ...]
-    dtypes: tuple[torch.dtype, ...]
-
-    def cases(self, device_type: str = "cpu") -> list[Case]:
-        """Every case that is meant to run on this device type."""
-        return [
-            Case(p.name, dtype, p.sizes, p.reason, p.core)
-            for p in self.points
-            if device_type in p.devices
-            for dtype in (p.dtypes or self.dtypes)
-        ]
-
-    def __iter__(self) -> Iterator[Case]:
-        return iter(self.cases())
-
-
-def grid(*points: Point, dtypes: Sequence[torch.dtype]) -> Grid:
-    """The product of `points` and `dtypes` (a point may bring dtypes of its own)."""
-    if not points:
-        raise ValueError("grid: points is empty; give at least one point(...)")
-    return Grid(tuple(points), tuple(dtypes))
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What an operation cannot avoid doing.
-
-    Attributes:
-        bytes: compulsory traffic: each input read once, each output written once.
-        flops: floating-point operations of the definition; 0 where nobody counts them (memory-bound operations).
-        launches: kernels that the best level may launch, when that is part of the promise.
-    """
-
-    bytes: int
-    flops: int = 0
-    launches: int | None = None
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a call, by position and by name."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +96,7 @@ class Spared:
         )
 
     def __str__(self) -> str:
-        dtypes = "" if self.dtypes is None else f" in {', '.join(_short(dtype) for dtype in self.dtypes)}"
+        dtypes = "" if self.dtypes is None else f" in {', '.join(short(dtype) for dtype in self.dtypes)}"
         dtypes += "" if self.levels is None else f" at {', '.join(self.levels)}"
         devices = "" if self.devices is None else f" on {', '.join(self.devices)}"
         return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}{devices}: {self.reason}"
@@ -253,61 +104,94 @@ class Spared:
 
 @dataclass(frozen=True)
 class Operation:
-    """One mathematical function and its implementations.
+    """One mathematical function: a public function of a package, which is what is verified, timed and asked about.
 
     Attributes:
         name: the function's name; also the operator's name in `torch.ops.kernel_pytorch`.
-        implementations: one per level, the reference among them.
-        inputs: `(case, generator) -> arguments`, positional, on the generator's device. Tensors that are floating
-            point receive gradients. The docstring gives their shapes.
+        levels: names of levels of the public function, the reference among them. What is no level of it stands here as
+            an `Implementation`: another library's function, or every level of an operation without a public function
+            that takes `level=`.
+        inputs: `(case, generator) -> (args, kwargs)` of the public function without `level`, on the generator's device.
+            Tensors that are floating point receive gradients. The docstring gives their shapes.
         cost: `(case, direction) -> Cost`.
         test_grid: awkward shapes, each with its reason; always some float32.
         bench_grid: shapes of named published models.
+        function: import string `module:function` of the public function, which takes `level=`; "" where there is none.
+        budgets: by level, how many times the reference's own error is allowed where that is not twice, and why.
+        unsupported: by level, the rows of the support table in which it says no, with reasons, as far as they differ
+            from those of `kernel_pytorch.harness.exemptions`; None for a row that works although it is named there.
         adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
-        spared: which of them are not planted with which adversary, and why.
+        with_rows: names of other arguments that have a row for each row of the data: the targets of tokens.
+        spared: which of the adversarial ones are not planted with which adversary, and why.
         shift_invariant: names of the adversarial arguments of which only the differences in a row matter, as in a
             softmax: they get a common offset, and may lose no digits to it.
         constants: names of the floating-point arguments that have no gradient, at any level: positions and the like.
-        averaged: `arguments -> arguments` that give, element by element, what the given ones give the mean of; or None
-            where they give no mean. A mean may err as far as what it is of: the reference's own error of one number
-            is luck, and no measure.
-        summands: `arguments -> {name: count}`: how many terms the gradient of an argument is the sum of, where that is
-            more than the shapes of a broadcast argument and the outputs tell: the rows of a matrix product.
-        real_input: `(activations, dtype) -> arguments`: positional arguments made of a `(tokens, channels)` float32
-            tensor of real activations, or None where real activations mean nothing.
+        averaged: `arguments by name -> arguments by name` that give, element by element, what the given ones give the
+            mean of; or None where they give no mean. A mean may err as far as what it is of: the reference's own error
+            of one number is luck, and no measure.
+        summands: `arguments by name -> {name: count}`: how many terms the gradient of an argument is the sum of, where
+            that is more than the shapes of a broadcast argument and the outputs tell: the rows of a matrix product.
+        real_input: `(activations, dtype) -> (args, kwargs)` made of a `(tokens, channels)` float32 tensor of real
+            activations, or None where real activations mean nothing.
     """
 
     name: str
-    implementations: Sequence[Implementation]
-    inputs: Callable[[Case, torch.Generator], tuple[Any, ...]]
+    levels: Sequence[str | Implementation]
+    inputs: Callable[[Case, torch.Generator], Given]
     cost: Callable[[Case, Direction], Cost]
     test_grid: Grid
     bench_grid: Grid
+    function: str = ""
+    budgets: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    unsupported: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     adversarial: tuple[str, ...] = ()
+    with_rows: tuple[str, ...] = ()
     spared: tuple[Spared, ...] = ()
     shift_invariant: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
-    averaged: Callable[[tuple[Any, ...]], tuple[Any, ...] | None] = lambda arguments: None
-    summands: Callable[[tuple[Any, ...]], Mapping[str, int]] = lambda arguments: {}
-    real_input: Callable[[torch.Tensor, torch.dtype], tuple[Any, ...]] | None = None
+    averaged: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda arguments: None
+    summands: Callable[[dict[str, Any]], Mapping[str, int]] = lambda arguments: {}
+    real_input: Callable[[torch.Tensor, torch.dtype], Given] | None = None
 
     def __post_init__(self) -> None:
-        levels = [i.level for i in self.implementations]
-        if levels.count(Level.REFERENCE) != 1:
-            raise ValueError(f"{self.name}: implementations must hold exactly one {Level.REFERENCE.value!r} level")
-        names = [i.name for i in self.implementations]
-        if len(set(names)) != len(names):
-            raise ValueError(f"{self.name}: two implementations share a name: {', '.join(names)}")
+        self._check_levels()
         if torch.float32 not in {case.dtype for case in self.test_grid}:
             raise ValueError(f"{self.name}: test_grid has no float32 case; low precision hides wrong formulas")
         if not any(point.core for point in self.test_grid.points):
             raise ValueError(f"{self.name}: test_grid has no core case; torch.compile and adversaries run on no other")
-        if strangers := {name for each in self.spared for name in each.arguments} - set(self.adversarial):
-            among = ", ".join(self.adversarial) or "none"
-            raise ValueError(f"{self.name}: spared names {', '.join(sorted(strangers))}; adversarial are {among}")
-        if strangers := set(self.shift_invariant) - set(self.adversarial):
-            among, named = ", ".join(self.adversarial) or "none", ", ".join(sorted(strangers))
-            raise ValueError(f"{self.name}: shift_invariant names {named}; adversarial are {among}")
+        for what, given in (
+            ("spared", {name for each in self.spared for name in each.arguments}),
+            ("shift_invariant", set(self.shift_invariant)),
+        ):
+            if strangers := given - set(self.adversarial):
+                among = ", ".join(self.adversarial) or "none"
+                raise ValueError(f"{self.name}: {what} names {', '.join(sorted(strangers))}; adversarial are {among}")
+
+    def _check_levels(self) -> None:
+        of_function = [each for each in self.levels if isinstance(each, str)]
+        if of_function and not self.function:
+            raise ValueError(
+                f"{self.name}: levels names {of_function[0]!r}, which is a level of function, and none is given"
+            )
+        for what, given in (("budgets", self.budgets), ("unsupported", self.unsupported)):
+            if strangers := set(given) - set(of_function):
+                among = ", ".join(of_function) or "none"
+                raise ValueError(f"{self.name}: {what} names {', '.join(sorted(strangers))}; levels are {among}")
+        if [i.level for i in self.implementations].count(Level.REFERENCE) != 1:
+            raise ValueError(f"{self.name}: levels must hold exactly one {Level.REFERENCE.value!r} level")
+        names = [i.name for i in self.implementations]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.name}: two implementations share a name: {', '.join(names)}")
+
+    @functools.cached_property
+    def implementations(self) -> tuple[Implementation, ...]:
+        """All levels and peers."""
+        return tuple(self._level(each) if isinstance(each, str) else each for each in self.levels)
+
+    def _level(self, name: str) -> PublicLevel:
+        level, (factor, reason) = Level(name), self.budgets.get(name, (BUDGET_FACTOR, ""))
+        rows = unsupported_rows(level, self.unsupported.get(name, {}))
+        return PublicLevel(name, level, self.function, factor, reason, rows)
 
     @property
     def reference(self) -> Implementation:
@@ -338,8 +222,29 @@ class Operation:
         return next((e.reason for e in about if e.covers(adversary, dtype, device)), None)
 
     def signature(self) -> list[str]:
-        """Names of the positional arguments, read off the reference."""
-        return list(inspect.signature(self.reference.load()).parameters)
+        """Names of the arguments, in the order in which the harness keeps their values: the public function's."""
+        return list(self.reference.signature().parameters)
+
+    def arguments(self, case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+        """The values of all arguments on a case, in the order of `signature`."""
+        return self._bound(self.inputs(case, generator), "inputs")
+
+    def real_arguments(self, activations: torch.Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+        """The same, made of real activations."""
+        assert self.real_input is not None
+        return self._bound(self.real_input(activations, dtype), "real_input")
+
+    def _bound(self, given: Given, what: str) -> tuple[Any, ...]:
+        signature = self.reference.signature()
+        try:
+            args, kwargs = given
+            bound = signature.bind(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{self.name}: {what} must return (args, kwargs) of {self.reference.target}{signature}: {error}"
+            ) from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
 
 
 @dataclass(frozen=True)
@@ -389,8 +294,7 @@ class Technique:
 
     def ladder(self) -> Any:
         """Import what says which level runs where."""
-        module, _, attribute = self.levels.partition(":")
-        return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
+        return imported(self.levels) if ":" in self.levels else importlib.import_module(self.levels)
 
     def operation(self, name: str) -> Operation:
         """The operation of that name. Raises KeyError naming what exists."""

@@ -76,7 +76,7 @@ def make_arguments(operation: Operation, trial: Trial, device: torch.device, see
     if trial.adversary in (IMITATED, REAL):
         return _arguments_of_activations(operation, trial, device, seed)
     generator = torch.Generator(device).manual_seed(zlib.crc32(trial.label.encode()) ^ seed)
-    arguments = list(operation.inputs(trial.case, generator))
+    arguments = list(operation.arguments(trial.case, generator))
     if trial.adversary != RANDOM:
         names = operation.signature()
         for name in operation.planted_in(trial.adversary, trial.case.dtype, device.type):
@@ -90,12 +90,11 @@ def make_arguments(operation: Operation, trial: Trial, device: torch.device, see
 
 def _arguments_of_activations(operation: Operation, trial: Trial, device: torch.device, seed: int) -> list[object]:
     """Arguments made of activations; of real ones another seed scales each row a little, which keeps the outliers."""
-    assert operation.real_input is not None
     if trial.adversary == IMITATED:
         activations = imitated_activations(seed)
     else:
         activations = real_activations(tokens=TOKENS)
         if seed:
             activations *= 0.75 + 0.5 * torch.rand(TOKENS, 1, generator=torch.Generator().manual_seed(seed))
-    given = operation.real_input(activations.to(device), trial.case.dtype)
+    given = operation.real_arguments(activations.to(device), trial.case.dtype)
     return [a.to(device) if isinstance(a, Tensor) else a for a in given]

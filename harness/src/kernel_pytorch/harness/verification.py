@@ -108,13 +108,18 @@ def standard_for(
     seed: int = 0,
     adversary: str = RANDOM,
     incoming: list[Tensor] | None = None,
+    public: bool = False,
 ) -> Standard:
-    """Run the reference on given arguments, in their dtype and in float64.
+    """Run the definition on given arguments, in their dtype and in float64.
+
+    The reference level itself, not the public function at that level, unless `public`: what the function passes on
+    wrongly must show.
 
     Incoming gradients that are not given are random, in the layout of the arguments where the adversary is about that.
     With a common offset the budget is that of the same differences without it: the reference may lose no digits either.
     """
-    names, function = operation.signature(), operation.reference.load()
+    names, reference_level = operation.signature(), operation.reference
+    function = reference_level.load() if public else reference_level.definition()
     if incoming is None:
         outputs = run(function, names, arguments).outputs
         generator = torch.Generator(device).manual_seed(seed + 1)
@@ -124,12 +129,12 @@ def standard_for(
     centred = _without_offset(operation, names, arguments) if adversary == COMMON_OFFSET else arguments
     reference = run(function, names, centred, incoming)
     truth = run(function, names, in_float64(arguments), in_float64(incoming))
-    terms, own_terms = operation.averaged(tuple(arguments)), operation.averaged(tuple(centred))
+    named = dict(zip(names, arguments, strict=True))
+    terms, own_terms = operation.averaged(named), operation.averaged(dict(zip(names, centred, strict=True)))
     if terms is not None and own_terms is not None:
-        reference = replace(reference, terms=run(function, names, own_terms).outputs)
-        truth = replace(truth, terms=run(function, names, in_float64(terms)).outputs)
-    summands = summands_by_shape(reference.outputs, dict(zip(names, arguments, strict=True)))
-    summands |= operation.summands(tuple(arguments))
+        reference = replace(reference, terms=run(function, names, list(own_terms.values())).outputs)
+        truth = replace(truth, terms=run(function, names, in_float64(list(terms.values()))).outputs)
+    summands = summands_by_shape(reference.outputs, named) | dict(operation.summands(named))
     return Standard(names, arguments, incoming, reference, truth, summands)
 
 
@@ -198,12 +203,24 @@ def verify_trial(
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or standard(operation, trial, device)
+    if reason := _refused_beside(technique, implementation, against, device):
+        return Verification(*about, unavailable=reason)
     judgements = examine(implementation, against)
     if reason := not_offered(implementation, judgements):
         return Verification(*about, unavailable=reason)
     if is_counted(implementation.level, device) and trial.case.core and trial.adversary == RANDOM:
         judgements += (_judge_launches(operation, implementation, trial.case, against, device),)
     return Verification(*about, judgements)
+
+
+def _refused_beside(
+    technique: Technique, implementation: Implementation, against: Standard, device: torch.device
+) -> str | None:
+    """Why Triton cannot run with a weight, say, of another dtype than the case's: its interpreter, with bfloat16."""
+    if implementation.level is not Level.TRITON:
+        return None
+    dtypes = {a.dtype: None for a in against.arguments if isinstance(a, Tensor) and a.is_floating_point()}
+    return next(filter(None, (why_unavailable(technique, implementation, device, dtype) for dtype in dtypes)), None)
 
 
 def _judge_launches(

@@ -46,7 +46,7 @@ def call_cost(
             missing["compiled"] = "torch.compile(fullgraph=True) cannot trace it"
         if host.graph is None:
             missing["graph"] = "no CUDA" if device.type != "cuda" else "it cannot be captured"
-    memory = profile_memory(implementation.load(), *operation.inputs(case, torch.Generator(device).manual_seed(0)))
+    memory = profile_memory(implementation.load(), *operation.arguments(case, torch.Generator(device).manual_seed(0)))
     figures |= {
         "forward_peak": memory.forward_peak,
         "training_peak": memory.training_peak,
@@ -93,13 +93,12 @@ def _launches(
     operation: Operation, implementation: Implementation, case: Case, device: torch.device, missing: dict[str, str]
 ) -> int | None:
     """Kernels of one forward: all of them on CUDA, Triton's own in the interpreter."""
-    arguments = operation.inputs(case, torch.Generator(device).manual_seed(0))
-    function = implementation.load()
+    call = implementation.call(operation.arguments(case, torch.Generator(device).manual_seed(0)))
     if device.type != "cuda" and implementation.level is not Level.TRITON:
         missing["launches"] = "no CUDA"
         return None
     with torch.no_grad():
-        function(*arguments)
+        call()
         with watch_device(device) as names:
-            function(*arguments)
+            call()
     return len(names)

@@ -34,7 +34,7 @@ class Workload:
     def of(cls, job: Job, sets: int, generator: torch.Generator) -> Workload:
         """Fill `sets` sets."""
         operation, backward = job.operation, job.direction is not Direction.FORWARD
-        arguments = [operation.inputs(job.case, generator) for _ in range(sets)]
+        arguments = [operation.arguments(job.case, generator) for _ in range(sets)]
         if not backward:
             return cls(job, arguments, [])
         wants = [name not in operation.constants for name in operation.signature()]
@@ -48,20 +48,18 @@ class Workload:
 
     def call(self, implementation: Implementation) -> Callable[[int], tuple[Tensor, ...]]:
         """One call on a set: outputs of the forward, or the gradients of every floating-point argument."""
-        function, arguments, incoming = implementation.load(), self.arguments, self.incoming
+        calls, incoming = [implementation.call(each) for each in self.arguments], self.incoming
         if self.job.direction is Direction.FORWARD:
 
             def forward(index: int) -> tuple[Tensor, ...]:
                 with torch.no_grad():
-                    return _tuple(function(*arguments[index]))
+                    return _tuple(calls[index]())
 
             return forward
-        wanted = [[a for a in each if _is_float(a) and a.requires_grad] for each in arguments]
+        wanted = [[a for a in each if _is_float(a) and a.requires_grad] for each in self.arguments]
         if self.job.direction is Direction.BOTH:
-            return lambda index: torch.autograd.grad(
-                _tuple(function(*arguments[index])), wanted[index], incoming[index]
-            )
-        graphs = [_tuple(function(*each)) for each in arguments]
+            return lambda index: torch.autograd.grad(_tuple(calls[index]()), wanted[index], incoming[index])
+        graphs = [_tuple(call()) for call in calls]
         return lambda index: torch.autograd.grad(graphs[index], wanted[index], incoming[index], retain_graph=True)
 
     def renew(self, generator: torch.Generator) -> Standard:
@@ -72,7 +70,7 @@ class Workload:
         job = self.job
         pairs: list[tuple[Any, Any]] = []
         if job.direction is not Direction.BACKWARD:
-            pairs += zip(self.arguments[0], job.operation.inputs(job.case, generator), strict=True)
+            pairs += zip(self.arguments[0], job.operation.arguments(job.case, generator), strict=True)
         if self.incoming:
             pairs += zip(self.incoming[0], random_like(self.incoming[0], generator), strict=True)
         for old, new in pairs:

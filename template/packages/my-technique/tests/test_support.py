@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_pytorch.harness.commands.support import problems
 from kernel_pytorch.harness.pytest_plugin import support_cases
+from kernel_pytorch.harness.support import problems
 
-README = Path(__file__).parents[1] / "README.md"
 RESULTS = Path(__file__).parents[3] / "results"
 RECORDS = sorted(RESULTS.glob("*/support/my-technique.json"))
 
@@ -19,4 +18,4 @@ def test_support(check_support, operation, implementation, row):
 
 @pytest.mark.skipif(not RECORDS, reason="not recorded yet; `kernel-pytorch support --json results/<device>` does it")
 def test_the_table_is_what_was_recorded_of_these_sources():
-    assert problems(README, RESULTS) == []
+    assert problems("my-technique", RESULTS) == []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,9 @@ import torch
 import typer
 from rich.markup import escape
 
+from kernel_pytorch.harness.api import bench, level_names
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.benchmark import Plan, benchmark, by_job, of_present_sources, why_not_resumed
+from kernel_pytorch.harness.benchmark import Plan, by_job, of_present_sources, why_not_resumed
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
@@ -121,7 +121,7 @@ def bench_command(
     wanted, of = (None if names is None else tuple(names) for names in (levels, operations))
     cases = QUICK_CASES if quick else SHORT_CASES
     plan = Plan(wanted, not full, tuple(direction or DIRECTIONS), whole_cost, of, cases)
-    plans = {t.name: replace(plan, operations=_first(t)) if quick and of is None else plan for t in techniques}
+    plans = {t.name: _plan_for(t, plan, first=quick and of is None) for t in techniques}
     if out is None and full and levels is operations is direction is None:
         out = Path("results")
     known = None if machine is None else _read_machine(machine)
@@ -175,8 +175,16 @@ def _targets(
     return found
 
 
-def _first(technique: Technique) -> tuple[str, ...]:
-    return (technique.operations[0].name,)
+def _plan_for(technique: Technique, plan: Plan, *, first: bool) -> Plan:
+    """What a plan for all techniques asks of one: the levels and operations that it has, or its first operation."""
+    names = tuple(o.name for o in technique.operations)
+    operations = names[:1] if first else None if plan.operations is None else _both(names, plan.operations)
+    levels = None if plan.levels is None else _both(level_names(technique.operations), plan.levels)
+    return replace(plan, operations=operations, levels=levels)
+
+
+def _both(known: Iterable[str], wanted: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in known if name in wanted)
 
 
 def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
@@ -255,13 +263,12 @@ def _measure(
             with _saying_what_is_saved(target):
                 results.save(_unfinished(target))
 
-    with on_job, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-        return benchmark(
-            technique,
-            machine,
-            device,
+    with on_job:
+        return bench(
+            technique.name,
             plan,
+            device=device,
+            machine=machine,
             worker=worker,
             previous=previous,
             on_job=on_job,

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from kernel_pytorch.harness.api import level_names
 from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
 from kernel_pytorch.harness.noise import CpuReader
 from kernel_pytorch.harness.peers import PeersError, add_peers
@@ -83,7 +84,7 @@ def check_levels(levels: list[str] | None, techniques: Iterable[Technique]) -> l
     Raises:
         UnknownNameError: one does not; the message lists those that do.
     """
-    return _check_names("level", levels, (i.name for t in techniques for o in t.operations for i in o.implementations))
+    return _check_names("level", levels, level_names(o for t in techniques for o in t.operations))
 
 
 def check_operations(operations: list[str] | None, techniques: Iterable[Technique]) -> list[str] | None:

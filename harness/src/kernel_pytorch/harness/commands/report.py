@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from rich.markup import escape
 
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.page import markdown
+from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.report import (
@@ -25,10 +26,11 @@ from kernel_pytorch.harness.report import (
 )
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load
 from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Level
 
-OTHER_FILES = ("pytest-benchmark.json", ".partial.json", VERIFICATION_SUFFIX)
+OTHER_FILES = ("pytest-benchmark.json", ".partial.json", VERIFICATION_SUFFIX, KERNELS_SUFFIX)
 BLOCK = "results"
 
 
@@ -39,7 +41,7 @@ def report_command(
     ] = False,
     readme: Annotated[
         Path | None,
-        typer.Option("--readme", help="Only write the tables of one package into its README, between its two markers."),
+        typer.Option("--readme", help="Only write the headline table into a package's README, or all in a folder."),
     ] = None,
 ) -> None:
     """Print the tables of results and draw their plots beside them (PNG and SVG).
@@ -63,7 +65,7 @@ def report_command(
     if check_stale:
         raise typer.Exit(1 if name_stale(found) else 0)
     if readme is not None:
-        write_readme(readme, list(found.values()))
+        write_readmes(readme, found.values())
         return
     for file, results in found.items():
         show(results)
@@ -82,15 +84,18 @@ def name_stale(found: dict[Path, Results]) -> bool:
     return bool(stale)
 
 
-def write_readme(readme: Path, found: list[Results]) -> None:
-    """Put the tables of the technique that lies beside `readme` between its markers."""
-    name = readme.resolve().parent.name
-    found = sorted(found, key=lambda results: results.machine.environment.device_type != "cuda")  # GPUs first
-    tables = [markdown(results) for results in found if results.technique == name]
+def write_readmes(place: Path, found: Iterable[Results]) -> None:
+    """Write the headline table into a README, or into that of every package of a folder that has results."""
+    devices: dict[str, list[Results]] = {}
+    for results in found:
+        devices.setdefault(results.technique, []).append(results)
+    readmes = [place / name / "README.md" for name in devices] if place.is_dir() else [place]
     try:
-        if not tables:
-            raise ReadmeError(f"{readme} was not written: no results of {name}")
-        write_block(readme, BLOCK, "\n".join(tables))
+        for readme in readmes:
+            name = readme.resolve().parent.name
+            if name not in devices:
+                raise ReadmeError(f"{readme} was not written: no results of {name}")
+            write_block(readme, BLOCK, headline(devices[name]))
     except ReadmeError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         raise typer.Exit(2) from None

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter
 from rich.markup import escape
 
-from kernel_pytorch.harness.commands.common import PLAIN, TechniqueArgument, messages, output, warn_broken
+from kernel_pytorch.harness.commands.common import (
+    PLAIN,
+    TechniqueArgument,
+    check_writable,
+    messages,
+    output,
+    warn_broken,
+)
 from kernel_pytorch.harness.discovery import UnknownNameError, discover
-from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
-from kernel_pytorch.harness.results import write_atomically
-from kernel_pytorch.harness.static import ARCHITECTURES, Compiled, Inspection, Violation, inspect, violations
+from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
 from kernel_pytorch.harness.static.inspection import WorkerError
 from kernel_pytorch.harness.static.kernel_sources import triton_level
-from kernel_pytorch.harness.static.table import markdown, terminal_tables
-
-BLOCK = "static"
+from kernel_pytorch.harness.static.table import terminal_table
 
 
 def static_command(
@@ -36,21 +35,23 @@ def static_command(
         typer.Option("--arch", help=f"One of {', '.join(ARCHITECTURES)}; all if omitted. May be given several times."),
     ] = None,
     details: Annotated[bool, typer.Option("--details", help="One row for every configuration.")] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write every configuration to this file.")] = None,
-    readme: Annotated[
-        Path | None, typer.Option("--readme", help="Also write the table into the README of the package that is named.")
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", help="Also write every configuration to DIR/static/<technique>.kernels.json.", metavar="DIR"
+        ),
     ] = None,
 ) -> None:
-    """Compile every Triton and CUDA kernel for every architecture, and hold it to its contract: registers, widths, ...
+    """Compile every Triton and CUDA kernel for every architecture, and check its contract: registers, widths, ...
 
     Exit code: 0 if every contract is kept, 1 if one is broken, 2 for a name that does not exist. What could not be
     compiled here for want of a CUDA compiler is named, and breaks nothing.
     """
     archs = _check_archs(arch)
-    _check_readme(readme, technique, archs)
     discovery = discover()
     warn_broken(discovery)
     techniques = discovery.select(technique)
+    check_writable(json)
     if find_spec("triton") is None and any(map(triton_level, techniques)):
         messages.print("Triton is not installed here (pip install triton, on Linux), so nothing can be compiled.")
         raise typer.Exit(1)
@@ -63,25 +64,14 @@ def static_command(
         try:
             inspections = inspect(techniques, archs, everything=everything, on_done=on_done)
         except WorkerError as error:
-            messages.print(f"kernel-pytorch static: {escape(str(error))}", highlight=False, soft_wrap=True)
+            messages.print(f"kernel-pytorch static: {escape(str(error))}", **PLAIN)
             raise typer.Exit(1) from None
-    broken, missing = _broken(inspections), _missing(inspections)
-    for table in terminal_tables(inspections, details):
-        output.print(table)
-    for violation in broken:
-        output.print(f"[red]broken:[/red] {escape(str(violation))}", highlight=False, soft_wrap=True)
-    for line in missing:
-        output.print(f"[yellow]not compiled here:[/yellow] {escape(line)}", highlight=False, soft_wrap=True)
-    if json is not None:
-        write_atomically(json, _document(inspections, broken, missing))
-    if readme is not None and missing:
-        messages.print(f"not every kernel of {techniques[0].name} was compiled, so its README stays as it is", **PLAIN)
-    elif readme is not None and not any(i.findings.compiled for i in inspections):
-        messages.print(f"{techniques[0].name} launches no kernel, so its README stays as it is", **PLAIN)
-    elif readme is not None and not broken:
-        write_block(readme, BLOCK, markdown(techniques[0], inspections))
-    output.print(_summary(inspections, broken, time.perf_counter() - started), highlight=False)
-    if broken or (readme is not None and missing) or (technique is None and discovery.broken):
+    names = dict.fromkeys(i.technique.name for i in inspections)
+    records = [summarize([i for i in inspections if i.technique.name == name]) for name in names]
+    for record in records:
+        _show(record, details, json)
+    output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
+    if any(record.broken for record in records) or (technique is None and discovery.broken):
         raise typer.Exit(1)
 
 
@@ -92,70 +82,26 @@ def _check_archs(archs: list[str] | None) -> list[str]:
     return [name for name in ARCHITECTURES if name in archs] if archs else list(ARCHITECTURES)
 
 
-def _check_readme(readme: Path | None, technique: str | None, archs: list[str]) -> None:
-    """End the command, before minutes of work, if the table could not be written."""
-    if readme is None:
-        return
-    problem = None
-    if technique is None:
-        problem = "--readme: name the technique whose README it is"
-    elif readme.resolve().parent.name != technique:
-        problem = f"--readme: {readme} lies in {readme.resolve().parent.name}/, and is no README of {technique}"
-    elif archs != list(ARCHITECTURES):
-        problem = "--readme: its table holds all architectures; leave --arch out"
-    else:
-        try:
-            read_block(readme, BLOCK)
-        except ReadmeError as error:
-            problem = str(error)
-    if problem is not None:
-        messages.print(f"kernel-pytorch: {escape(problem)}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2)
+def _show(record: StaticRecord, details: bool, folder: Path | None) -> None:
+    """Print the table of a technique and what is wrong, and write the record where it is wanted."""
+    if record.compiled:
+        output.print(terminal_table(record, details))
+    for violation in record.broken:
+        output.print(f"[red]broken:[/red] {escape(str(violation))}", **PLAIN)
+    for reason in record.not_compiled:
+        output.print(f"[yellow]not compiled here:[/yellow] {escape(f'{record.technique}: {reason}')}", **PLAIN)
+    if folder is not None:
+        output.print(f"written: {escape(str(record.save(folder)))}", **PLAIN)
 
 
-def _broken(inspections: Sequence[Inspection]) -> list[Violation]:
-    """Broken contracts, and cases whose launches could not even be recorded."""
-    broken: dict[Violation, None] = {}
-    compiled: dict[str, list[Compiled]] = defaultdict(list)
-    for inspection in inspections:
-        name = inspection.technique.name
-        compiled[name] += inspection.findings.compiled
-        for problem in inspection.findings.problems:
-            broken[Violation(name, "", inspection.arch, "", "launches can be recorded", "no error", problem)] = None
-    for technique in {i.technique.name: i.technique for i in inspections}.values():
-        complete = all(i.findings.complete for i in inspections if i.technique.name == technique.name)
-        broken |= dict.fromkeys(violations(technique, compiled[technique.name], complete=complete))
-    return list(broken)
-
-
-def _missing(inspections: Iterable[Inspection]) -> list[str]:
-    """Whose CUDA kernels were not compiled and why, each once: one line, not one for every architecture."""
-    return list(
-        dict.fromkeys(f"{i.technique.name}: {reason}" for i in inspections for reason in i.findings.not_compiled)
-    )
-
-
-def _document(inspections: Iterable[Inspection], broken: list[Violation], missing: list[str]) -> str:
-    rows = [
-        {"technique": i.technique.name, **c.model_dump(), "occupancy": c.occupancy}
-        for i in inspections
-        for c in i.findings.compiled
-    ]
-    document: dict[str, Any] = {
-        "compiled": rows,
-        "broken": [asdict(violation) for violation in broken],
-        "not_compiled": missing,
-    }
-    return TypeAdapter(dict[str, Any]).dump_json(document, indent=1).decode() + "\n"
-
-
-def _summary(inspections: list[Inspection], broken: list[Violation], seconds: float) -> str:
+def _summary(inspections: list[Inspection], records: list[StaticRecord], seconds: float) -> str:
     compiled = sum(len(i.findings.compiled) for i in inspections)
     known = sum(len(i.findings.compiled) for i in inspections if i.cached)
     launches = sum(i.findings.launches for i in inspections)
     instantiations = sum(i.findings.instantiations for i in inspections)
+    broken = sum(len(record.broken) for record in records)
     kept = "every contract kept" + ("" if all(i.findings.complete for i in inspections) else " of what was compiled")
-    verdict = f"[red]promises broken: {len(broken)}[/red]" if broken else f"[green]{kept}[/green]"
+    verdict = f"[red]promises broken: {broken}[/red]" if broken else f"[green]{kept}[/green]"
     what = [f"{launches} distinct launches of both grids"] if launches or not instantiations else []
     what += [f"{instantiations} instantiations in CUDA C++"] if instantiations else []
     return (

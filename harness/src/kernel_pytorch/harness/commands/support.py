@@ -23,16 +23,14 @@ from kernel_pytorch.harness.commands.common import (
     output,
     warn_broken,
 )
-from kernel_pytorch.harness.discovery import UnknownNameError, discover
+from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Workers
-from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
 from kernel_pytorch.harness.results import ResultsError
-from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load_all, markdown, up_to_date
+from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, problems
 from kernel_pytorch.harness.support.capabilities import without_a_device_each, without_compiler
 from kernel_pytorch.harness.support.table import terminal_table
 from kernel_pytorch.harness.technique import Technique
 
-BLOCK = "support"
 TIMEOUT = 300.0
 
 
@@ -43,37 +41,25 @@ def support_command(
         Path | None,
         typer.Option("--json", help="Also write what came out to DIR/support/<technique>.json.", metavar="DIR"),
     ] = None,
-    readme: Annotated[
-        Path | None,
-        typer.Option("--readme", help="Only write the recorded tables of one package into its README."),
-    ] = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="With --readme: only say whether it holds what is recorded of these sources."),
+        bool, typer.Option("--check", help="Only say whether everything is recorded of the present sources.")
     ] = False,
     results: Annotated[
-        Path, typer.Option("--results", help="With --readme: folder that holds one folder per device.")
+        Path, typer.Option("--results", help="With --check: folder that holds one folder per device.")
     ] = Path("results"),
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds after which a check counts as hanging.")
     ] = TIMEOUT,
     processes: ProcessesOption = 1,
 ) -> None:
-    """Ask every level about every row of the support table: fullgraph, export, checkpointing, sharding, determinism.
+    """Test which PyTorch features each level supports: fullgraph, export, checkpointing, sharding, determinism.
 
-    A level may say no where it declares so; a declared no that works is as wrong as an undeclared one. The README's
-    table is merged from all devices: results/<device>/support/<technique>.json. Exit code: 0 if everything is as
-    declared (with --check: if the README is as recorded); 1 if anything is not; 2 for what does not exist.
+    A level may say no where it declares so; undeclared failures and stale declarations both fail. The site merges the
+    records of all devices, results/<device>/support/<technique>.json, into one table. Exit code: 0 if everything is as
+    declared (with --check: recorded); 1 if anything is not; 2 for what does not exist.
     """
-    if readme is not None:
-        folder = readme.resolve().parent.name
-        if technique not in (None, folder):
-            messages.print(f"kernel-pytorch: {readme} lies in {folder}/, and is no README of {technique}", **PLAIN)
-            raise typer.Exit(2)
-        raise typer.Exit(_readme(readme, results, check=check))
     if check:
-        messages.print("kernel-pytorch: --check compares a README with what is recorded: give --readme too", **PLAIN)
-        raise typer.Exit(2)
+        raise typer.Exit(_check([t.name for t in discover().select(technique)], results))
     where = parse_device(device)
     reason = without_compiler(where)
     if reason is not None:
@@ -133,65 +119,13 @@ def _show(technique: Technique, record: SupportRecord) -> None:
         output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)
 
 
-def _readme(readme: Path, results: Path, *, check: bool) -> int:
-    """Write or check the block of a README; the exit code."""
-    name = readme.resolve().parent.name
+def _check(techniques: list[str], results: Path) -> int:
+    """Print what is not recorded; the exit code."""
     try:
-        if not check:
-            write_block(readme, BLOCK, recorded(name, results))
-            return 0
-        found = problems(readme, results)
-    except (ReadmeError, ResultsError, UnknownNameError) as error:
+        found = [line for technique in techniques for line in problems(technique, results)]
+    except ResultsError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         return 2
-    for line in found or [f"{readme} holds what is recorded of the present sources"]:
+    for line in found or ["everything is recorded of the present sources"]:
         output.print(escape(line), **PLAIN)
     return 1 if found else 0
-
-
-def recorded(technique: str, results: Path) -> str:
-    """The tables that the records of a technique give, without what is out of date.
-
-    Raises:
-        ResultsError: there is no record, or one cannot be read, or one holds what is wrong.
-        UnknownNameError: the technique is not installed.
-    """
-    declared = discover().get(technique)
-    records = [up_to_date(record, declared)[0] for record in load_all(results, technique).values()]
-    if not records:
-        raise ResultsError(f"no record in {results}/*/support/{technique}.json; `kernel-pytorch support` makes one")
-    wrong = [line for record in records for line in record.wrong()]
-    if wrong:
-        raise ResultsError(f"what is wrong belongs into no table: {'; '.join(wrong)}")
-    return markdown(declared, [record for record in records if record.outcomes])
-
-
-def problems(readme: Path, results: Path) -> list[str]:
-    """Why a README does not hold what is recorded of the present sources; empty if it does.
-
-    A record that is out of date does not count, and is no problem as long as another one speaks of those sources.
-
-    Raises:
-        ReadmeError: it has no place for the table.
-        ResultsError: as `recorded`.
-        UnknownNameError: as `recorded`.
-    """
-    name = readme.resolve().parent.name
-    declared = discover().get(name)
-    found = []
-    known: set[str] = set()
-    changed: dict[str, str] = {}
-    for path, record in load_all(results, name).items():
-        kept, out_of_date = up_to_date(record, declared)
-        known |= {f"{o.operation}/{o.implementation}" for o in kept.outcomes}
-        known |= {f"{a.operation}/{a.implementation}" for a in kept.absent}
-        changed |= {what: str(path) for what in out_of_date}
-    for operation in declared.operations:
-        for implementation in operation.implementations:
-            what = f"{operation.name}/{implementation.name}"
-            if what not in known:
-                reason = f"{changed[what]}: {what} has changed since" if what in changed else f"{what} is not recorded"
-                found.append(f"{reason}; `kernel-pytorch support {name} --json results/<device>` asks again")
-    if read_block(readme, BLOCK) != recorded(name, results):
-        found.append(f"{readme} does not hold what is recorded; `kernel-pytorch support --readme {readme}` writes it")
-    return found

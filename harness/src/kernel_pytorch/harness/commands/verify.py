@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from kernel_pytorch.harness.api import level_names, verify
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
@@ -30,7 +30,8 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, VerificationReport
-from kernel_pytorch.harness.verification import Verification, report, tasks, verify
+from kernel_pytorch.harness.technique import Technique
+from kernel_pytorch.harness.verification import Verification, tasks
 
 CASE_TIMEOUT = 300.0
 
@@ -68,16 +69,15 @@ def verify_command(
         messages.print("No technique is installed, so there is nothing to verify.")
         raise typer.Exit(1)
     check_writable(json)
-    found: list[Verification] = []
     every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
     total = sum(len(task.implementations) for task in every)
-    with Workers(processes, timeout, prepare) as workers, Steps("verify", total) as done, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-        for selected in techniques:
-            for verification in verify(selected, where, levels=levels, exhaustive=exhaustive, workers=workers):
-                found.append(verification)
-                done(f"{verification.operation} {verification.implementation}")
-    reports = [report(t, [v for v in found if v.technique == t.name], where) for t in techniques]
+    with Workers(processes, timeout, prepare) as workers, Steps("verify", total) as done:
+
+        def on_trial(verification: Verification) -> None:
+            done(f"{verification.operation} {verification.implementation}")
+
+        options = {"device": where, "exhaustive": exhaustive, "workers": workers, "on_trial": on_trial}
+        reports = [verify(t.name, levels=_of(t, levels), **options) for t in techniques]
     output.print(table(reports))
     for line in [line for r in reports for line in r.spared]:
         output.print(f"not asked: {escape(line)}", **PLAIN)
@@ -93,6 +93,11 @@ def verify_command(
             r.save(json if one_file else json / f"{r.technique}{VERIFICATION_SUFFIX}")
     if failures or broken:
         raise typer.Exit(1)
+
+
+def _of(technique: Technique, levels: list[str] | None) -> list[str] | None:
+    """Those of the levels that a technique has."""
+    return None if levels is None else [name for name in level_names(technique.operations) if name in levels]
 
 
 def table(reports: list[VerificationReport]) -> Table:

@@ -56,7 +56,7 @@ def compare_levels(
         f"{technique.name}.{found.name}, {CaseRecord.of(chosen).label}",
         [_candidate(technique, i, where, chosen.dtype) for i in implementations],
         found.reference.name,
-        Arguments.of(found.inputs(chosen, generator)),
+        Arguments.of(found.arguments(chosen, generator)),
         rounds=rounds,
         machine=machine,
         moved=found.cost(chosen, Direction.FORWARD).bytes,

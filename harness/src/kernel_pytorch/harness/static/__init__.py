@@ -17,7 +17,8 @@ and holds each to its `KernelContract`. From a launch, or a CUDA source, to a ve
     gate.py          the facts held against the contract
     worker.py        all of the above for one technique and architecture, in a process of its own
     inspection.py    the processes, and what they found before
-    table.py         all of it as people read it
+    record.py        all of it as `results/static/<technique>.kernels.json`
+    table.py         and as tables
 
 Nothing here imports Triton but the modules that only `triton_code.py` uses.
 """
@@ -26,5 +27,16 @@ from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.gate import Violation, violations
 from kernel_pytorch.harness.static.inspection import Inspection, inspect
 from kernel_pytorch.harness.static.limits import ARCHITECTURES, Limits
+from kernel_pytorch.harness.static.record import StaticRecord, summarize
 
-__all__ = ["ARCHITECTURES", "Compiled", "Inspection", "Limits", "Violation", "inspect", "violations"]
+__all__ = [
+    "ARCHITECTURES",
+    "Compiled",
+    "Inspection",
+    "Limits",
+    "StaticRecord",
+    "Violation",
+    "inspect",
+    "summarize",
+    "violations",
+]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernel_pytorch.harness.results import write_atomically
 from kernel_pytorch.harness.scratch import scratch_folder
-from kernel_pytorch.harness.sources import digest, implementation_files
+from kernel_pytorch.harness.sources import digest, kernel_files
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.kernel_sources import UnitsError, cuda_units, triton_level, units_digest
 from kernel_pytorch.harness.static.nvcc import find_nvcc
@@ -159,7 +159,7 @@ def _key(technique: Technique, request: Request) -> str:
     """Changes with all that can change the findings: sources, cases, compiler, its settings, and this package."""
     in_triton = triton_level(technique)
     declared = {python_inspect.getsourcefile(operation.inputs) for operation in technique.operations}
-    files = {file for implementation in in_triton for file in implementation_files(implementation)}
+    files = {file for implementation in in_triton for file in kernel_files(implementation)}
     files |= {Path(file) for file in declared if file} | set(Path(__file__).parent.glob("*.py"))
     cases = [case.label for o in technique.operations for g in (o.test_grid, o.bench_grid) for case in g.cases("cuda")]
     compilers = ("torch", "triton") if in_triton else ("torch",)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernel_pytorch.harness.contracts import CudaUnit
-from kernel_pytorch.harness.sources import digest, implementation_files
+from kernel_pytorch.harness.sources import digest, kernel_files
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 HEADERS = {".h", ".hpp", ".hh", ".cuh", ".inl", ".inc"}
@@ -49,7 +49,7 @@ def cuda_units(technique: Technique) -> tuple[CudaUnit, ...]:
 
 def kernel_digest(technique: Technique) -> str:
     """The digest of all sources of a technique's kernels, those in Triton and in CUDA C++; empty if it has none."""
-    files = {file for implementation in triton_level(technique) for file in implementation_files(implementation)}
+    files = {file for implementation in triton_level(technique) for file in kernel_files(implementation)}
     of_triton = digest(sorted(files)) if files else ""
     of_cuda = units_digest(cuda_units(technique))
     return hashlib.sha256(f"{of_triton}\0{of_cuda}".encode()).hexdigest() if of_cuda else of_triton

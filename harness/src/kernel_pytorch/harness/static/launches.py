@@ -169,9 +169,9 @@ def _arguments(operation: Operation, case: Case) -> list[Any]:
     What is no floating point (indices, lengths) may decide a launch, so then the real arguments are made.
     """
     with FakeTensorMode():
-        arguments = operation.inputs(case, torch.Generator().manual_seed(0))
+        arguments = operation.arguments(case, torch.Generator().manual_seed(0))
     if not all(a.is_floating_point() for a in arguments if isinstance(a, Tensor)):
-        arguments = operation.inputs(case, torch.Generator().manual_seed(0))
+        arguments = operation.arguments(case, torch.Generator().manual_seed(0))
         return [_leaf(a) if isinstance(a, Tensor) else a for a in arguments]
     return [
         _leaf(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)) if isinstance(a, Tensor) else a

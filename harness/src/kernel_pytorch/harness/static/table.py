@@ -1,18 +1,15 @@
-"""What was found out about kernels as people read it: a row per kernel and architecture, with the worst of each."""
+"""Tables of compiled kernels: one row per kernel and architecture, with the worst of its configurations."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
 from kernel_pytorch.harness.static.compiled import Compiled, Traffic
-from kernel_pytorch.harness.static.inspection import Inspection
-from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level
 from kernel_pytorch.harness.static.limits import KIB
-from kernel_pytorch.harness.technique import Technique
+from kernel_pytorch.harness.static.record import StaticRecord
 
 COLUMNS = ("registers", "spilled", "shared", "loads", "stores", "tf32", "f64", "matrix", "copies", "occupancy")
 
@@ -28,51 +25,41 @@ LEGEND = (
 )
 
 
-def rows(inspections: Iterable[Inspection], details: bool = False) -> dict[str, dict[tuple[str, ...], list[Compiled]]]:
-    """By technique and then by kernel and architecture (and configuration, for details), what was compiled."""
-    found: dict[str, dict[tuple[str, ...], list[Compiled]]] = defaultdict(lambda: defaultdict(list))
-    for inspection in inspections:
-        for c in inspection.findings.compiled:
-            if not c.error and not c.float64_scalars:
-                about = (c.kernel, c.arch, *([c.configuration] if details else []))
-                found[inspection.technique.name][about].append(c)
-    return {name: dict(sorted(of_one.items(), key=lambda row: row[0][0])) for name, of_one in found.items()}
+def rows(compiled: Iterable[Compiled], details: bool = False) -> dict[tuple[str, ...], list[Compiled]]:
+    """What was compiled, by kernel and architecture (and configuration, for details)."""
+    found: dict[tuple[str, ...], list[Compiled]] = defaultdict(list)
+    for c in compiled:
+        if not c.error and not c.float64_scalars:
+            about = (c.kernel, c.arch, *([c.configuration] if details else []))
+            found[about].append(c)
+    return dict(sorted(found.items(), key=lambda row: row[0][0]))
 
 
-def terminal_tables(inspections: Iterable[Inspection], details: bool) -> list[Table]:
-    """One table per technique: a row for every kernel and architecture, or for every configuration."""
-    drawn = []
-    for technique, of_technique in rows(inspections, details).items():
-        table = Table(title=f"{technique}: the worst of all configurations of a kernel", title_justify="left")
-        table.add_column("kernel", no_wrap=True)
-        table.add_column("arch", no_wrap=True)
-        table.add_column("configuration" if details else "of")
-        for column in COLUMNS:
-            table.add_column(column)
-        previous = None
-        for about, compiled in of_technique.items():
-            if previous not in (None, about[0]):
-                table.add_section()
-            previous = about[0]
-            table.add_row(*about, *([] if details else [str(len(compiled))]), *cells(compiled))
-        drawn.append(table)
-    return drawn
+def terminal_table(record: StaticRecord, details: bool) -> Table:
+    """A row for every kernel and architecture of a technique, or for every configuration."""
+    table = Table(title=f"{record.technique}: the worst of all configurations of a kernel", title_justify="left")
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("arch", no_wrap=True)
+    table.add_column("configuration" if details else "of")
+    for column in COLUMNS:
+        table.add_column(column)
+    previous = None
+    for about, compiled in rows(record.compiled, details).items():
+        if previous not in (None, about[0]):
+            table.add_section()
+        previous = about[0]
+        table.add_row(*about, *([] if details else [str(len(compiled))]), *cells(compiled))
+    return table
 
 
-def markdown(technique: Technique, inspections: Sequence[Inspection]) -> str:
-    """The table of one technique for its README, with the digest of the sources that it speaks of.
-
-    Args:
-        technique: whose kernels these are.
-        inspections: of it, one for every architecture.
-    """
+def markdown(record: StaticRecord) -> str:
+    """The table of one technique for its page."""
     header = ["kernel", "arch", "of", *COLUMNS]
-    legend = [OF_TRITON.format(importlib.metadata.version("triton"))] if triton_level(technique) else []
-    legend += [OF_CUDA.format(version) for version in sorted({i.findings.nvcc for i in inspections} - {""})]
-    lines = [f"<!-- sources: {kernel_digest(technique)} -->", " ".join([*legend, LEGEND]), ""]
+    legend = [OF_TRITON.format(record.triton)] if record.triton else []
+    legend += [OF_CUDA.format(record.nvcc)] if record.nvcc else []
+    lines = [" ".join([*legend, LEGEND]), ""]
     lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for about, compiled in rows(inspections).get(technique.name, {}).items():
-        kernel, arch = about
+    for (kernel, arch), compiled in rows(record.compiled).items():
         lines.append("| " + " | ".join([f"`{kernel}`", arch, str(len(compiled)), *cells(compiled)]) + " |")
     return "\n".join(lines) + "\n"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
+from collections.abc import Iterator
+from unittest import mock
 
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
 from kernel_pytorch.harness.static.inspection import Findings, Request
@@ -11,7 +14,7 @@ from kernel_pytorch.harness.static.launches import Launch, record_launches, use_
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.static.plan import covering_set, every_launch
 from kernel_pytorch.harness.static.resources import ToolMissingError, measure_resources
-from kernel_pytorch.harness.technique import Level, Technique
+from kernel_pytorch.harness.technique import Level, Operation, Technique
 
 
 def find_triton(technique: Technique, request: Request) -> Findings:
@@ -32,18 +35,33 @@ def _record(technique: Technique) -> tuple[list[Launch], list[str]]:
     """Launches of all Triton-level implementations on both grids, and what went wrong on the way."""
     launches: list[Launch] = []
     problems: dict[str, list[str]] = defaultdict(list)
-    for operation in technique.operations:
-        functions = [i.load() for i in operation.implementations if i.level is Level.TRITON]
-        # Nothing is computed, so the shapes that only a GPU finishes in time are no harder than the others.
-        cases = [(case, bench) for grid, bench in ((operation.bench_grid, True), (operation.test_grid, False))
-                 for case in grid.cases("cuda")]  # fmt: skip
-        for function in functions:
-            for case, bench in cases:
-                try:
-                    launches += record_launches(operation, function, case, bench=bench)
-                except Exception as error:  # the next case may be all right
-                    problems[one_line(error)].append(f"{operation.name}, {case.label}")
+    with _available(technique):
+        for operation in technique.operations:
+            _record_operation(operation, launches, problems)
     return launches, [f"{message}: {len(cases)} cases, {cases[0]} first" for message, cases in problems.items()]
+
+
+@contextlib.contextmanager
+def _available(technique: Technique) -> Iterator[None]:
+    """Let the technique's public functions call their kernels on CPU tensors: these are recorded, and do not run."""
+    if not any(operation.function for operation in technique.operations):
+        yield
+        return
+    with mock.patch.object(technique.ladder(), "unavailable", return_value=None):
+        yield
+
+
+def _record_operation(operation: Operation, launches: list[Launch], problems: dict[str, list[str]]) -> None:
+    functions = [i.load() for i in operation.implementations if i.level is Level.TRITON]
+    # Nothing is computed, so the shapes that only a GPU finishes in time are no harder than the others.
+    cases = [(case, bench) for grid, bench in ((operation.bench_grid, True), (operation.test_grid, False))
+             for case in grid.cases("cuda")]  # fmt: skip
+    for function in functions:
+        for case, bench in cases:
+            try:
+                launches += record_launches(operation, function, case, bench=bench)
+            except Exception as error:  # the next case may be all right
+                problems[one_line(error)].append(f"{operation.name}, {case.label}")
 
 
 def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:

@@ -5,7 +5,8 @@ must not. So the table is never typed: it is what came out.
 """
 
 from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
-from kernel_pytorch.harness.support.examination import absence, examine, examine_technique, up_to_date
+from kernel_pytorch.harness.support.examination import absence, examine, examine_technique
+from kernel_pytorch.harness.support.freshness import problems, recorded, up_to_date
 from kernel_pytorch.harness.support.processes import Processes, ProcessesError
 from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord, load, load_all
 from kernel_pytorch.harness.support.subject import Shared, Subject
@@ -29,5 +30,7 @@ __all__ = [
     "load",
     "load_all",
     "markdown",
+    "problems",
+    "recorded",
     "up_to_date",
 ]

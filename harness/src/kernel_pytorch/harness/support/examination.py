@@ -146,12 +146,3 @@ def _examine_in_child(
 def _shared_in_child(technique: str, device: str) -> Shared:
     """The same for all calls of this process."""
     return Shared(discover().get(technique), torch.device(device))
-
-
-def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportRecord, list[str]]:
-    """The record without what was found out about sources that have changed since, and what that is."""
-    now = technique_digests(technique, record.environment.device_type)
-    changed = {name for name, digest in record.sources.items() if now.get(name) != digest}
-    kept = tuple(o for o in record.outcomes if f"{o.operation}/{o.implementation}" not in changed)
-    absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in now)
-    return record.model_copy(update={"outcomes": kept, "absent": absent}), sorted(changed)

@@ -25,7 +25,7 @@ def check_determinism(subject: Subject) -> None:
 def check_batch_invariance(subject: Subject) -> None:
     """A row alone, or in a smaller batch, has the bits that it has in the whole batch; so has its gradient."""
     arguments = [
-        a.detach().requires_grad_() if isinstance(a, Tensor) and subject.has_rows(name) else a
+        a.detach().requires_grad_(a.is_floating_point()) if isinstance(a, Tensor) and subject.has_rows(name) else a
         for name, a in zip(subject.names, subject.arguments(), strict=True)
     ]
     torch._dynamo.reset()

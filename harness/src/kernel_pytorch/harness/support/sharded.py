@@ -115,7 +115,9 @@ def run_fully_sharded(
     rank, count = mesh.get_local_rank(), mesh.size()
     named = zip(against.names, against.arguments, strict=True)
     whole = {name: a for name, a in named if isinstance(a, Tensor) and name in data}
-    own = {name: a.detach().chunk(count)[rank].clone().requires_grad_() for name, a in whole.items()}
+    own = {
+        name: a.detach().chunk(count)[rank].clone().requires_grad_(a.is_floating_point()) for name, a in whole.items()
+    }
     outputs = tensors(module(**own))
     torch.autograd.backward(outputs, [g.chunk(count)[rank].clone() for g in against.output_gradients])
 
@@ -125,7 +127,7 @@ def run_fully_sharded(
         return DTensor.from_local(local, mesh, [Shard(0)], shape=shape, stride=stride).full_tensor()
 
     gradients: dict[str, Tensor | None] = {
-        name: joined(a.grad, a_whole) for (name, a), a_whole in zip(own.items(), whole.values(), strict=True)
+        name: joined(a.grad, whole[name]) for name, a in own.items() if a.requires_grad
     }
     gradients |= {name: parameter.grad.full_tensor() * count for name, parameter in module.named_parameters()}
     gradients |= dict.fromkeys(constants)

@@ -104,7 +104,7 @@ class Subject:
 
     def has_rows(self, name: str) -> bool:
         """Whether an argument is data, which a network has a row of per token, and no parameter."""
-        return name in self.operation.adversarial
+        return name in (*self.operation.adversarial, *self.operation.with_rows)
 
     def leaves(self, arguments: Sequence[Any]) -> list[Any]:
         """Copies of arguments that want their gradients, where they can have any."""

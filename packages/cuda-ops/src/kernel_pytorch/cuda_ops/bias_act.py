@@ -20,7 +20,7 @@ from .activations import FLOPS, activate
 from .operators import call
 
 
-def _fake(x: Tensor, bias: Tensor | None, activation: str, version: int = 0) -> Tensor:
+def _fake(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -75,7 +75,7 @@ def _backward_flops(dy: Any, x: Any, bias: Any, activation: str, *_: Any, **__: 
 
 
 run_bias_act = declare(
-    "bias_act(Tensor x, Tensor? bias, str activation, int version=0) -> Tensor",
+    "bias_act(Tensor x, Tensor? bias, str activation) -> Tensor",
     fake=_fake,
     gradient=_gradient,
     save=_save,

@@ -20,7 +20,7 @@ from .operators import DTYPE_NAMES, call
 from .philox import dropout
 
 
-def _fake(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float, version: int = 0) -> Tensor:
+def _fake(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
 
 
@@ -70,7 +70,7 @@ def _backward_flops(dy: Any, bias: Any, seed: Any, p: float, *_: Any, **__: Any)
 
 
 run_bias_dropout_add = declare(
-    "bias_dropout_add(Tensor x, Tensor? bias, Tensor residual, Tensor? seed, float p, int version=0) -> Tensor",
+    "bias_dropout_add(Tensor x, Tensor? bias, Tensor residual, Tensor? seed, float p) -> Tensor",
     fake=_fake,
     gradient=_gradient,
     flops=_forward_flops,

@@ -129,7 +129,7 @@ def _flops_backward(dloss: Any, normalizer: Any, logits: Any, *arguments: Any, *
 
 run_cross_entropy = declare(
     "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, float z_loss,"
-    " float softcap, int version=0) -> (Tensor loss, Tensor normalizer)",
+    " float softcap) -> (Tensor loss, Tensor normalizer)",
     fake=_fake,
     gradient=_gradient,
     flops=per_element(5),

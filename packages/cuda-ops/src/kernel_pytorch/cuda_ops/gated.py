@@ -27,7 +27,6 @@ def _fake(
     alpha: float,
     limit: float | None,
     offset: float,
-    version: int = 0,
 ) -> Tensor:
     if up is None:
         return gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
@@ -104,7 +103,7 @@ def _backward_flops(dy: Any, gate: Any, up: Any, activation: str, *_: Any, **__:
 
 
 run_gated = declare(
-    "gated(Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset, int version=0) -> Tensor",
+    "gated(Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset) -> Tensor",
     fake=_fake,
     gradient=_gradient,
     flops=_forward_flops,

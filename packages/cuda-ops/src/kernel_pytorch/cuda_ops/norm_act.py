@@ -37,7 +37,6 @@ def _fake(
     dropout_p: float,
     norm: str,
     activation: str,
-    version: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     shape = (2 if norm == "layer" else 1, *x.shape[:-1])
@@ -66,7 +65,6 @@ def _fake_backward(
     need_dresidual: bool,
     need_dweight: bool,
     need_dbias: bool,
-    version: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     nothing: tuple[int, ...] = (0,)
     of_x, of_residual = getattr(torch, x_dtype), getattr(torch, residual_dtype or x_dtype)
@@ -135,7 +133,6 @@ def _formula(
     need_dresidual: bool,
     need_dweight: bool,
     need_dbias: bool,
-    version: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The backward operator in PyTorch that autograd can follow."""
     scalars = (eps, dropout_p, norm, activation)
@@ -212,7 +209,7 @@ def _backward_flops(
 
 run_norm_act = declare(
     "norm_act(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor? seed, float eps, float dropout_p,"
-    " str norm, str activation, int version=0) -> (Tensor y, Tensor h, Tensor statistics)",
+    " str norm, str activation) -> (Tensor y, Tensor h, Tensor statistics)",
     fake=_fake,
     gradient=_gradient,
     save=_save,
@@ -223,7 +220,7 @@ run_norm_act = declare(
 run_norm_act_backward = declare(
     "norm_act_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor? bias, Tensor? seed, Tensor statistics,"
     " float eps, float dropout_p, str norm, str activation, str x_dtype, str residual_dtype, bool need_dx,"
-    " bool need_dresidual, bool need_dweight, bool need_dbias, int version=0)"
+    " bool need_dresidual, bool need_dweight, bool need_dbias)"
     " -> (Tensor dx, Tensor dresidual, Tensor dweight, Tensor dbias)",
     fake=_fake_backward,
     formula=_formula,

@@ -141,15 +141,14 @@ def _sharding_backward(
 
 
 run_rms_norm = declare(
-    "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting, int version=0)"
-    " -> (Tensor y, Tensor rstd)",
+    "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)",
     fake=_fake,
     gradient=_gradient,
     flops=per_element(4),
     sharding=_sharding,
 )
 run_add_rms_norm = declare(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting, int version=0)"
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting)"
     " -> (Tensor y, Tensor h, Tensor rstd)",
     fake=_fake_add,
     gradient=_gradient_add,

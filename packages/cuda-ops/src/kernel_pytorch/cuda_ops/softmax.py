@@ -23,7 +23,7 @@ from .operators import call
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def _fake(x: Tensor, mask: Tensor | None, scale: float, version: int = 0) -> Tensor:
+def _fake(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     if mask is None or mask.dtype == torch.bool:
         return x.new_empty(x.shape)
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, mask.dtype))
@@ -69,7 +69,7 @@ def _backward_flops(dy: Any, *_: Any, **__: Any) -> int:
 
 
 run_softmax = declare(
-    "softmax(Tensor x, Tensor? mask, float scale, int version=0) -> Tensor",
+    "softmax(Tensor x, Tensor? mask, float scale) -> Tensor",
     fake=_fake,
     gradient=_gradient,
     save=_save,

@@ -155,7 +155,7 @@ def gradient_in_place(
     arguments = dloss, normalizer, logits, target, ignore_index, label_smoothing, z_loss, softcap, level
     if not is_plain(*arguments[:4]) or wants_graph(*arguments) or overlaps_itself(logits):
         return cross_entropy_backward(*arguments), None
-    found: Tensor = launch_backward()(*arguments, inplace=True)
+    found: Tensor = launch_backward()(*arguments, True)
     return found.detach(), None
 
 

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.contracts import KernelContract
+from kernel_pytorch.harness.exemptions import (
+    COUNTED_MODE,
+    INTERPRETED_FIRST,
+    NO_OPERATOR,
+    ONE_PIECE,
+    PRODUCTS,
+    REDUCTIONS,
+)
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
-    Implementation,
-    Level,
+    Given,
     Operation,
     Spared,
     Technique,
@@ -24,72 +31,48 @@ from kernel_pytorch.harness.technique import (
 
 HERE = "kernel_pytorch.linear_cross_entropy"
 IGNORED = -100
-LEVELS = (Level.REFERENCE, Level.NATIVE, Level.TORCHSCRIPT, Level.COMPILE, Level.TRITON)
-BUDGETS = {
-    "linear_cross_entropy": {
-        Level.NATIVE: (4.0, "adds up exponentials chunk by chunk; a GPU rounds gradients of 16-bit logits to 16 bits"),
-        Level.COMPILE: (4.0, "TorchInductor adds the exponentials of a row one by one on the CPU, eager in a tree"),
-        Level.TRITON: (4.0, "adds H products in another order than the reference, and rounds gradients of logits"),
-    },
-    "cross_entropy": {
-        Level.COMPILE: (4.0, "TorchInductor adds the exponentials of a row one by one on the CPU, eager in a tree"),
-        Level.TRITON: (4.0, "takes exponentials by an instruction that is off by two units in the last place"),
-    },
+LEVELS = ("reference", "native", "torchscript", "compile", "triton")
+ONE_BY_ONE = (4.0, "TorchInductor adds the exponentials of a row one by one on the CPU, eager in a tree")
+
+LINEAR_BUDGETS = {
+    "native": (4.0, "adds up exponentials chunk by chunk; a GPU rounds gradients of 16-bit logits to 16 bits"),
+    "compile": ONE_BY_ONE,
+    "triton": (4.0, "adds H products in another order than the reference, and rounds gradients of logits"),
 }
-NO_FLOAT64 = {
-    "double backward on cuda": "checked in float64, which the CUDA kernels do not take; its formula is that of the CPU"
+LOGITS_BUDGETS = {
+    "compile": ONE_BY_ONE,
+    "triton": (4.0, "takes exponentials by an instruction that is off by two units in the last place"),
 }
-# The levels that are made of PyTorch's operators.
-NO_OPERATOR = "no operator of its own: PyTorch checks those that it is made of"
-NO_FORMULA = "PyTorch's counter has no formula for elementwise operators and sums"
-INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later ones, which may round differently"
-PRODUCTS = "PyTorch's products add in another order where there are fewer rows"
-REDUCTIONS = "PyTorch lays out its reductions by the number of rows"
+
+# On a CPU the public functions check targets, by an operator of this package.
+CHECKED: dict[str, str | None] = {"opcheck": None, "opcheck on cuda": NO_OPERATOR}
+SCRIPTED: dict[str, str | None] = {**CHECKED, "determinism": None, "determinism on cuda": INTERPRETED_FIRST}
+# PyTorch's counter knows products; level "native" is an operator of this package.
+# The operator that checks targets is one that a policy sees.
+CHECKED_BEFORE: dict[str, str | None] = {"selective checkpointing": None, "selective checkpointing on cuda": ONE_PIECE}
+LINEAR_UNSUPPORTED: dict[str, dict[str, str | None]] = {
+    "reference": {"batch invariance": PRODUCTS, "FLOP counter": None, **CHECKED},
+    "native": {"batch invariance": PRODUCTS, "FLOP counter": None, "opcheck": None},
+    "torchscript": {"batch invariance": PRODUCTS, "FLOP counter": None, **SCRIPTED},
+    "compile": {"batch invariance": PRODUCTS, **COUNTED_MODE, **CHECKED_BEFORE},
+    "triton": {"batch invariance": f"its losses are, not their gradients: {PRODUCTS}"},
+}
+LOGITS_UNSUPPORTED: dict[str, dict[str, str | None]] = {
+    "reference": {"batch invariance on cuda": REDUCTIONS, **CHECKED},
+    "native": CHECKED,
+    "compile": CHECKED_BEFORE,
+    "torchscript": {"batch invariance": None, "batch invariance on cuda": REDUCTIONS, **SCRIPTED},
+}
 
 
-def unsupported(level: Level, function: str) -> dict[str, str]:
-    """The rows of the support table in which a level says no."""
-    linear = function == "linear_cross_entropy"
-    if level is Level.CUDA:
-        return NO_FLOAT64
-    if level is Level.TRITON:
-        return {"batch invariance": f"its losses are, not their gradients: {PRODUCTS}"} if linear else {}
-    if level is Level.NATIVE and linear:
-        return {"batch invariance": PRODUCTS}
-    found = {"opcheck": NO_OPERATOR, **({"batch invariance": PRODUCTS} if linear else {"FLOP counter": NO_FORMULA})}
-    if level in (Level.REFERENCE, Level.TORCHSCRIPT) and not linear:
-        found["batch invariance on cuda"] = REDUCTIONS
-    if level is Level.TORCHSCRIPT:
-        found["determinism on cuda"] = INTERPRETED_FIRST
-        found["selective checkpointing"] = "a checkpoint ends its second forward by an exception that TorchScript hides"
-    if level is Level.COMPILE:
-        if linear and torch.__version__ >= "2.12":  # 2.11 compiled all the same
-            found["FLOP counter"] = "Dynamo compiles nothing while a dispatch mode like the counter's is on"
-        found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"
-        found["double backward"] = "AOTAutograd refuses it"
-        found["batch invariance on cuda"] = "TorchInductor makes another kernel for another number of rows"
-        if torch.__version__ < "2.11":
-            found |= dict.fromkeys(("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already")
-    return found
+def _keywords(case: Case, *more: str) -> dict[str, Any]:
+    """The keywords that a case names; the others have their defaults, but for the reduction."""
+    names = ("label_smoothing", "z_loss", "softcap", *more)
+    return {"reduction": _reduction(case), **{name: case.sizes[name] for name in names if name in case.sizes}}
 
 
-def implementations(function: str) -> list[Implementation]:
-    """One per level."""
-    found = []
-    for level in LEVELS:
-        factor, reason = BUDGETS[function].get(level, (2.0, ""))
-        target = f"{HERE}.levels.{level.value}:{function}"
-        found.append(Implementation(level.value, level, target, factor, reason, unsupported(level, function)))
-    if function == "cross_entropy":
-        target = f"kernel_pytorch.cuda_ops.cross_entropy:{function}"
-        found.append(Implementation("cuda", Level.CUDA, target, unsupported=unsupported(Level.CUDA, function)))
-    return found
-
-
-def _scalars(case: Case) -> tuple[int, float, float, float, str]:
-    sizes = case.sizes
-    numbers = sizes.get("label_smoothing", 0.0), sizes.get("z_loss", 0.0), sizes.get("softcap", 0.0)
-    return IGNORED, *numbers, sizes.get("reduction", "none")
+def _reduction(case: Case) -> str:
+    return case.sizes.get("reduction", "none")
 
 
 def _normal(shape: tuple[int, ...], case: Case, generator: torch.Generator) -> Tensor:
@@ -123,29 +106,25 @@ def _target(case: Case, words: int, generator: torch.Generator) -> Tensor:
         flat[3::7] = IGNORED
     elif kind == "all ignored":
         flat.fill_(IGNORED)
-    elif kind == "no words":
-        flat[1::4], flat[2::4] = words, -(2**40)
-    return target.to(case.sizes.get("target_dtype", torch.int64))
+    return target.to(case.sizes.get("target_dtype", torch.int64)).expand(case.shape[:-1])
 
 
-def linear_cross_entropy_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give hidden `(*shape)`, weight `(words, H)`, target, bias `(words,)` or None, five scalars, chunk."""
+def linear_cross_entropy_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give hidden `(*shape)`, weight `(words, H)`, target; bias `(words,)` or None, five scalars, chunk."""
     bias = _normal((case.words,), case, generator) if case.sizes.get("bias") else None
-    tensors = _normal(case.shape, case, generator), _weight(case, generator), _target(case, case.words, generator), bias
-    return *tensors, *_scalars(case), case.sizes.get("chunk", 0)
+    tensors = _normal(case.shape, case, generator), _weight(case, generator), _target(case, case.words, generator)
+    return tensors, {"bias": bias, **_keywords(case, "chunk")}
 
 
-def cross_entropy_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give logits `(*shape)`, target, five scalars, inplace."""
+def cross_entropy_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give logits `(*shape)`, target; four scalars."""
     logits = _rows(case.shape, case, generator, case.sizes.get("scale", 4.0))
-    return logits, _target(case, case.shape[-1], generator), *_scalars(case), False
+    return (logits, _target(case, case.shape[-1], generator)), _keywords(case)
 
 
-def losses_of_mean(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def losses_of_mean(arguments: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments that give every token's loss, where the given ones give their mean."""
-    if "mean" not in arguments:
-        return None
-    return tuple("none" if isinstance(a, str) else a for a in arguments)
+    return {**arguments, "reduction": "none"} if arguments["reduction"] == "mean" else None
 
 
 def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
@@ -172,7 +151,7 @@ def linear_cross_entropy_cost(case: Case, direction: Direction) -> Cost:
 def cross_entropy_cost(case: Case, direction: Direction) -> Cost:
     """Forward: read logits and target, write a loss each, two launches. Backward: read logits, write their gradient."""
     tokens, logits = torch.Size(case.shape[:-1]).numel(), torch.Size(case.shape).numel()
-    data, alone = logits * case.dtype.itemsize, _scalars(case)[-1] == "none"
+    data, alone = logits * case.dtype.itemsize, _reduction(case) == "none"
     # A target that all sequences share is copied for each.
     shared = bool(case.sizes.get("shared_target"))
     one = Cost(data + 12 * tokens, 4 * logits, 2 + shared if alone else None)
@@ -183,36 +162,27 @@ def _real_target(activations: Tensor, words: int) -> Tensor:
     return torch.randint(words, activations.shape[:1], generator=torch.Generator().manual_seed(0))
 
 
-def linear_cross_entropy_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def linear_cross_entropy_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as they are, and a vocabulary of 1,000 random words."""
     weight = torch.randn((1000, activations.shape[-1]), generator=torch.Generator().manual_seed(1)) * 0.05
-    target = _real_target(activations, 1000)
-    return activations.to(dtype), weight.to(dtype), target, None, IGNORED, 0.0, 0.0, 0.0, "mean", 0
+    return (activations.to(dtype), weight.to(dtype), _real_target(activations, 1000)), {}
 
 
-def cross_entropy_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def cross_entropy_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as logits: a few of them large, as in life."""
-    return (
-        activations.to(dtype),
-        _real_target(activations, activations.shape[-1]),
-        IGNORED,
-        0.0,
-        0.0,
-        0.0,
-        "mean",
-        False,
-    )
+    return (activations.to(dtype), _real_target(activations, activations.shape[-1])), {}
 
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LOW = (F32, F16, BF16)
+CUDA = ("cuda",)
 ONE = (F32,)
 ALL: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "softcap": 3.0}
 
 # On the CPU oneDNN takes denormal bfloat16 numbers for zero, so no core case, which those are planted in, is bfloat16.
 linear_cross_entropy_tests = grid(
     point("typical", shape=(22, 4, 48), words=193, shared_target=True, core=True, dtypes=(F32, F16),
-          reason="no size is a multiple of a tile; one target for all sequences, which expands"),
+          reason="no size is a multiple of a tile; one target for all sequences, expanded"),
     point("typical, bfloat16", shape=(6, 13, 40), words=193, dtypes=(BF16,), reason="what networks are trained in"),
     point("mean", shape=(61, 48), words=96, reduction="mean", reason="over the tokens that count"),
     point("mean of everything", shape=(61, 40), words=193, reduction="mean", bias=True, **ALL, core=True, dtypes=ONE,
@@ -226,8 +196,6 @@ linear_cross_entropy_tests = grid(
     point("soft cap", shape=(19, 32), words=65, softcap=2.0, scale=4.0, reason="where the cap bends"),
     point("no target counts", shape=(9, 16), words=33, target="all ignored", reduction="mean", bias=True,
           reason="zero, and zero gradients"),
-    point("targets that are no words", shape=(9, 16), words=33, target="no words", reduction="mean",
-          reason="ignored, and nothing outside is read"),
     point("32-bit targets", shape=(9, 16), words=33, target_dtype=torch.int32, dtypes=ONE, reason="loaded as they are"),
     point("chunks", shape=(11, 24), words=100, chunk=7, bias=True, **ALL, reason="many chunks, the last one shorter"),
     point("chunks of one", shape=(5, 8), words=9, chunk=1, dtypes=ONE, reason="as small as they get"),
@@ -242,7 +210,7 @@ linear_cross_entropy_tests = grid(
 
 cross_entropy_tests = grid(
     point("typical", shape=(6, 13, 193), shared_target=True, core=True, dtypes=(F32, F16),
-          reason="no size is a power of two; one target for all sequences, which expands"),
+          reason="no size is a power of two; one target for all sequences, expanded"),
     point("typical, bfloat16", shape=(6, 13, 193), dtypes=(BF16,), reason="what networks are trained in"),
     point("mean of everything", shape=(61, 100), reduction="mean", **ALL, core=True, dtypes=ONE, reason="every term"),
     point("sum", shape=(29, 70), reduction="sum", dtypes=ONE, reason="gradients of one"),
@@ -250,8 +218,6 @@ cross_entropy_tests = grid(
     point("z-loss", shape=(19, 65), z_loss=1e-2, dtypes=(F32, F16), reason="a square beside the difference"),
     point("soft cap", shape=(19, 65), softcap=2.0, dtypes=(F32, F16), reason="where the cap bends"),
     point("no target counts", shape=(9, 33), target="all ignored", reduction="mean", reason="zero, and zero gradients"),
-    point("targets that are no words", shape=(9, 33), target="no words", reduction="mean",
-          reason="ignored, and nothing outside is read"),
     point("32-bit targets", shape=(9, 33), target_dtype=torch.int32, dtypes=ONE, reason="loaded as they are"),
     point("one word", shape=(7, 1), dtypes=ONE, reason="loss zero, gradient zero"),
     point("no tokens", shape=(0, 8), reduction="mean", dtypes=ONE, reason="zero"),
@@ -262,7 +228,6 @@ cross_entropy_tests = grid(
     dtypes=LOW,
 )  # fmt: skip
 
-CUDA = ("cuda",)
 MEAN: dict[str, Any] = {"reduction": "mean"}
 
 linear_cross_entropy_bench = grid(
@@ -308,23 +273,31 @@ technique = Technique(
     operations=[
         Operation(
             name="linear_cross_entropy",
-            implementations=implementations("linear_cross_entropy"),
+            function=f"{HERE}:linear_cross_entropy",
+            levels=LEVELS,
+            budgets=LINEAR_BUDGETS,
+            unsupported=LINEAR_UNSUPPORTED,
             inputs=linear_cross_entropy_inputs,
             cost=linear_cross_entropy_cost,
             test_grid=linear_cross_entropy_tests,
             bench_grid=linear_cross_entropy_bench,
             adversarial=("hidden",),
+            with_rows=("target",),
             averaged=losses_of_mean,
             real_input=linear_cross_entropy_real,
         ),
         Operation(
             name="cross_entropy",
-            implementations=implementations("cross_entropy"),
+            function=f"{HERE}:cross_entropy",
+            levels=(*LEVELS, "cuda"),
+            budgets=LOGITS_BUDGETS,
+            unsupported=LOGITS_UNSUPPORTED,
             inputs=cross_entropy_inputs,
             cost=cross_entropy_cost,
             test_grid=cross_entropy_tests,
             bench_grid=cross_entropy_bench,
             adversarial=("logits",),
+            with_rows=("target",),
             shift_invariant=("logits",),
             spared=SPARED,
             averaged=losses_of_mean,

@@ -12,8 +12,7 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
-    Implementation,
-    Level,
+    Given,
     Operation,
     Technique,
     grid,
@@ -24,90 +23,28 @@ HERE = "kernel_pytorch.rmsnorm"
 EPS = 1e-6
 
 
-# The levels that are made of PyTorch's operators.
-UNSUPPORTED = {
-    "opcheck": "no operator of its own: PyTorch checks those that it is made of",
-    "FLOP counter": "PyTorch's counter has no formula for elementwise operators and sums",
+LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+BUDGETS = {
+    "native": (4.0, "the CUDA kernel of F.rms_norm adds the rows of dweight in long chains, not in a tree"),
+    "compile": (4.0, "TorchInductor adds the rows of the weight gradient one by one on the CPU, eager in a tree"),
+    "cuda": (4.0, "dweight adds rows in another order: of a few numbers the definition's happen to err less"),
 }
-NO_FLOAT64 = {
-    "double backward on cuda": "checked in float64, which the CUDA kernels do not take; its formula is that of the CPU"
-}
-INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later ones, which may round differently"
+WIDENED = {"torchscript": {"autocast": "TorchScript's own autocast widens the sum to float32"}}
 
 
-def unsupported(level: Level, function: str) -> dict[str, str]:
-    """The rows of the support table in which a level says no."""
-    if level is Level.TRITON:
-        return {}
-    if level is Level.CUDA:
-        return NO_FLOAT64
-    found = dict(UNSUPPORTED)
-    if level is Level.TORCHSCRIPT:
-        found["selective checkpointing"] = "a checkpoint ends its second forward by an exception that TorchScript hides"
-        found |= dict.fromkeys(("determinism", "batch invariance"), INTERPRETED_FIRST)
-        if function == "add_rms_norm":
-            found["autocast"] = "TorchScript's own autocast widens the sum to float32"
-    if level is Level.COMPILE:
-        found["selective checkpointing"] = "a policy sees no operator: what is compiled is in one piece"
-        found["double backward"] = "AOTAutograd refuses it"
-        found["batch invariance on cuda"] = "TorchInductor makes another kernel for another number of rows"
-        if torch.__version__ < "2.11":
-            found |= dict.fromkeys(("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already")
-    return found
+def _keywords(case: Case) -> dict[str, Any]:
+    return {"eps": EPS, "offset": _offset(case), "casting": case.sizes.get("casting", "llama")}
 
 
-def implementations(function: str) -> list[Implementation]:
-    """One per level."""
-    return [
-        Implementation(
-            "reference",
-            Level.REFERENCE,
-            f"{HERE}.levels.reference:{function}",
-            unsupported=unsupported(Level.REFERENCE, function),
-        ),
-        Implementation(
-            "native",
-            Level.NATIVE,
-            f"{HERE}.levels.native:{function}",
-            budget_factor=4.0,
-            budget_reason="the CUDA kernel of F.rms_norm adds the rows of dweight in long chains, not in a tree",
-            unsupported=unsupported(Level.NATIVE, function),
-        ),
-        Implementation(
-            "torchscript",
-            Level.TORCHSCRIPT,
-            f"{HERE}.levels.torchscript:{function}",
-            unsupported=unsupported(Level.TORCHSCRIPT, function),
-        ),
-        Implementation(
-            "compile",
-            Level.COMPILE,
-            f"{HERE}.levels.compile:{function}",
-            budget_factor=4.0,
-            budget_reason="TorchInductor adds the rows of the weight gradient one by one on the CPU, eager in a tree",
-            unsupported=unsupported(Level.COMPILE, function),
-        ),
-        Implementation("triton", Level.TRITON, f"{HERE}.levels.triton:{function}"),
-        Implementation(
-            "cuda",
-            Level.CUDA,
-            f"kernel_pytorch.cuda_ops.rms_norm:{function}",
-            budget_factor=4.0,
-            budget_reason="dweight adds rows in another order: of a few numbers the definition's happen to err less",
-            unsupported=unsupported(Level.CUDA, function),
-        ),
-    ]
-
-
-def _scalars(case: Case) -> tuple[float, float, str]:
-    return EPS, case.sizes.get("offset", 0.0), case.sizes.get("casting", "llama")
+def _offset(case: Case) -> float:
+    return case.sizes.get("offset", 0.0)
 
 
 def _weight(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
     """Around one as in trained models, or around zero where an offset brings it back."""
     if not case.sizes.get("affine", True):
         return None
-    weight = torch.randn(shape, generator=generator, device=generator.device) * 0.25 + (1.0 - _scalars(case)[1])
+    weight = torch.randn(shape, generator=generator, device=generator.device) * 0.25 + (1.0 - _offset(case))
     return weight.to(case.sizes.get("weight_dtype", case.dtype))
 
 
@@ -115,20 +52,20 @@ def _data(case: Case, generator: torch.Generator) -> Tensor:
     return torch.randn(case.shape, generator=generator, device=generator.device).to(case.dtype)
 
 
-def rms_norm_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(*shape)`, weight `(N,)` or None, eps, offset, casting."""
-    return _data(case, generator), _weight(case, case.shape[-1:], generator), *_scalars(case)
+def rms_norm_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(*shape)`, weight `(N,)` or None; eps, offset, casting."""
+    return (_data(case, generator), _weight(case, case.shape[-1:], generator)), _keywords(case)
 
 
-def add_rms_norm_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(*shape)`, residual `(*shape)`, weight `(N,)` or None, eps, offset, casting."""
+def add_rms_norm_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(*shape)`, residual `(*shape)`, weight `(N,)` or None; eps, offset, casting."""
     residual = _data(case, generator).to(case.sizes.get("residual_dtype", case.dtype))
-    return _data(case, generator), residual, _weight(case, case.shape[-1:], generator), *_scalars(case)
+    return (_data(case, generator), residual, _weight(case, case.shape[-1:], generator)), _keywords(case)
 
 
-def head_rms_norm_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(..., H, D)`, weight `(H, D)`, eps, offset, casting."""
-    return _data(case, generator), _weight(case, case.shape[-2:], generator), *_scalars(case)
+def head_rms_norm_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(..., H, D)`, weight `(H, D)`; eps, offset, casting."""
+    return (_data(case, generator), _weight(case, case.shape[-2:], generator)), _keywords(case)
 
 
 def _cost(case: Case, direction: Direction, weight_shape: tuple[int, ...], forward: int, backward: int) -> Cost:
@@ -167,21 +104,21 @@ def _real_weight(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (1.0 + 0.25 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
 
 
-def rms_norm_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def rms_norm_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as they are."""
-    return activations.to(dtype), _real_weight(activations.shape[-1:], dtype), EPS, 0.0, "llama"
+    return (activations.to(dtype), _real_weight(activations.shape[-1:], dtype)), {"eps": EPS}
 
 
-def add_rms_norm_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def add_rms_norm_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states, with those of the neighbouring token as the residual stream."""
     x = activations.to(dtype)
-    return x, x.roll(1, 0), _real_weight(activations.shape[-1:], dtype), EPS, 0.0, "llama"
+    return (x, x.roll(1, 0), _real_weight(activations.shape[-1:], dtype)), {"eps": EPS}
 
 
-def head_rms_norm_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def head_rms_norm_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states seen as heads of 32, the model's own head size."""
     x = activations.to(dtype).unflatten(-1, (-1, 32))
-    return x, _real_weight(x.shape[-2:], dtype), EPS, 0.0, "llama"
+    return (x, _real_weight(x.shape[-2:], dtype)), {"eps": EPS}
 
 
 LOW = (torch.float32, torch.float16, torch.bfloat16)
@@ -271,7 +208,9 @@ technique = Technique(
     operations=[
         Operation(
             name="rms_norm",
-            implementations=implementations("rms_norm"),
+            function=f"{HERE}:rms_norm",
+            levels=LEVELS,
+            budgets=BUDGETS,
             inputs=rms_norm_inputs,
             cost=rms_norm_cost,
             test_grid=rms_norm_tests,
@@ -281,7 +220,10 @@ technique = Technique(
         ),
         Operation(
             name="add_rms_norm",
-            implementations=implementations("add_rms_norm"),
+            function=f"{HERE}:add_rms_norm",
+            levels=LEVELS,
+            budgets=BUDGETS,
+            unsupported=WIDENED,
             inputs=add_rms_norm_inputs,
             cost=add_rms_norm_cost,
             test_grid=add_rms_norm_tests,
@@ -291,7 +233,9 @@ technique = Technique(
         ),
         Operation(
             name="head_rms_norm",
-            implementations=implementations("head_rms_norm"),
+            function=f"{HERE}:head_rms_norm",
+            levels=LEVELS,
+            budgets=BUDGETS,
             inputs=head_rms_norm_inputs,
             cost=head_rms_norm_cost,
             test_grid=head_rms_norm_tests,

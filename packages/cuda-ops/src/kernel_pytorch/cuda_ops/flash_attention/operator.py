@@ -23,7 +23,7 @@ RUN = 64
 """Products of a score that are added before what came of them is, as in the twin: rounding does not grow with depth."""
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, version: int = 0) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
@@ -82,7 +82,7 @@ def _sharding(placements: Any, q: Any, k: Any, v: Any, *scalars: Any) -> Shardin
 
 
 run_flash_attention = declare(
-    "flash_attention(Tensor q, Tensor k, Tensor v, float scale, bool causal, int version=0) -> (Tensor o, Tensor lse)",
+    "flash_attention(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor o, Tensor lse)",
     fake=_fake,
     gradient=_gradient,
     flops=_flops,

@@ -31,7 +31,6 @@ def _fake(
     eps: float,
     interleaved: bool,
     offset: float,
-    version: int = 0,
 ) -> Four:
     rstds = (q.new_empty(x.shape[:-1], dtype=_compute_dtype(q.dtype)) for x in (q, k))
     return q.new_empty(q.shape), q.new_empty(k.shape), *rstds  # type: ignore[return-value]
@@ -154,7 +153,7 @@ def _sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest:
 
 run_qk_norm_rope = declare(
     "qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, float eps,"
-    " bool interleaved, float offset, int version=0) -> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)",
+    " bool interleaved, float offset) -> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)",
     fake=_fake,
     gradient=_gradient,
     flops=_flops(7, 0),

@@ -15,7 +15,7 @@ from kernel_pytorch.cuda_ops.operators import call
 from kernel_pytorch.cuda_ops.rows_sharding import Shardings
 
 
-def _fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False, version: int = 0) -> Tensor:
+def _fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -47,8 +47,7 @@ def _sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Sha
 
 # Three products and sums for each of two columns: 3 an element.
 run_rotary_embedding = declare(
-    "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False, int version=0)"
-    " -> Tensor",
+    "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False) -> Tensor",
     fake=_fake,
     gradient=_gradient,
     flops=per_element(3),

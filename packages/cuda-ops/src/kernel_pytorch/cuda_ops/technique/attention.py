@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.cuda_ops.technique.common import CUDA, NO_FLOAT64, NOT_TRACED, UNSUPPORTED, implementations
-from kernel_pytorch.harness.technique import Case, Cost, Direction, Level, Operation, Spared, grid, point
+from kernel_pytorch.cuda_ops.technique.common import CUDA, implementations
+from kernel_pytorch.harness.exemptions import COUNTED_MODE
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Level, Operation, Spared, grid, point
 
 
 def _kv_shape(case: Case) -> tuple[int, ...]:
@@ -16,13 +17,13 @@ def _kv_shape(case: Case) -> tuple[int, ...]:
     return batch, case.sizes.get("kv_heads", heads), case.sizes.get("keys", queries), depth
 
 
-def flash_attention_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def flash_attention_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give q `(B, H, S, D)`, k and v `(B, K, T, D)`, scale, causal."""
     q, k, v = (
         torch.randn(shape, generator=generator, device=generator.device).to(case.dtype)
         for shape in (case.shape, _kv_shape(case), _kv_shape(case))
     )
-    return q, k, v, case.sizes.get("gain", 1.0) * case.shape[-1] ** -0.5, case.sizes.get("causal", False)
+    return (q, k, v, case.sizes.get("gain", 1.0) * case.shape[-1] ** -0.5, case.sizes.get("causal", False)), {}
 
 
 def _pairs(case: Case) -> int:
@@ -48,19 +49,19 @@ def flash_attention_cost(case: Case, direction: Direction) -> Cost:
     return backward if direction is Direction.BACKWARD else Cost(forward.bytes + backward.bytes, 7 * product)
 
 
-def flash_attention_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def flash_attention_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Normalised hidden states as heads of 32, the model's own head size: queries, and of other heads keys and values.
 
     Without a norm, which every model has in front, one channel alone would make scores of hundreds.
     """
     x = torch.nn.functional.layer_norm(activations, activations.shape[-1:])
     x = x.to(dtype).unflatten(-1, (-1, 32)).transpose(0, 1).unsqueeze(0).contiguous()
-    return x, x.roll(1, 1), x.roll(2, 1), 32**-0.5, False
+    return (x, x.roll(1, 1), x.roll(2, 1), 32**-0.5, False), {}
 
 
-def _summands(arguments: tuple[Any, ...]) -> dict[str, int]:
+def _summands(arguments: dict[str, Any]) -> dict[str, int]:
     """Gradients of keys and values add up what comes from all queries of their group of heads."""
-    q, k = arguments[:2]
+    q, k = arguments["q"], arguments["k"]
     return dict.fromkeys(("k", "v"), q.shape[1] // k.shape[1] * q.shape[2])
 
 
@@ -88,39 +89,29 @@ flash_attention_bench = grid(
     dtypes=(torch.bfloat16,),
 )
 
-REMADE = {
-    "budget_factor": 4.0,
-    "budget_reason": "the backward makes the probabilities again of their rounded logsumexp",
-}
-REPLACED = {
-    "budget_factor": 4.0,
-    "budget_reason": "TorchInductor puts PyTorch's attention in place of the definition where that has no mask",
-}
-GROUPED = {
-    "budget_factor": 4.0,
-    "budget_reason": "PyTorch's product of a matrix, as of the heads of a group, adds in another order than of a row",
-}
+REMADE = (4.0, "the backward makes the probabilities again of their rounded logsumexp")
+REPLACED = (4.0, "TorchInductor puts PyTorch's attention in place of the definition where that has no mask")
+GROUPED = (4.0, "PyTorch's product of a matrix, as of the heads of a group, adds in another order than of a row")
 
-OPCHECK = {"opcheck": UNSUPPORTED["opcheck"]}
-BATCHED = {"batch invariance on cuda": "PyTorch's products, in the backward at least, go by the size of the batch"}
+BATCHED: dict[str, str | None] = {
+    "batch invariance on cuda": "PyTorch's products, in the backward at least, go by the size of the batch"
+}
+COUNTED = {"FLOP counter": None}  # PyTorch's counter knows products
 ON_CPU = {
     "FLOP counter on cpu": "PyTorch's counter has no formula for its attention on the CPU",
     "double backward on cpu": "PyTorch's attention on the CPU has no second derivative",
     "FSDP2/DTensor on cpu": "PyTorch has no sharding rule for its attention on the CPU",
 }
-# Torch 2.11 compiled all the same.
-MODE = {"FLOP counter": "Dynamo compiles nothing while a dispatch mode like the counter's is on"}
-COMPILED = {
-    **(MODE if torch.__version__ >= "2.12" else {}),
-    "double backward": "AOTAutograd refuses it",
+# A policy finds an operator in what is compiled: PyTorch's attention.
+ATTENTION_FOUND = {
+    "selective checkpointing": None,
     "selective checkpointing on cuda": "PyTorch's attention, which TorchInductor calls, changes a tensor that was kept",
-    **NOT_TRACED,
 }
-SAYS_NO = {
-    Level.REFERENCE: {**OPCHECK, **BATCHED},
-    Level.NATIVE: {**OPCHECK, **BATCHED, **ON_CPU},
-    Level.COMPILE: {**OPCHECK, **BATCHED, **COMPILED},
-    Level.CUDA: {**BATCHED, **NO_FLOAT64},
+UNSUPPORTED: dict[Level, dict[str, str | None]] = {
+    Level.REFERENCE: {**BATCHED, **COUNTED},
+    Level.NATIVE: {**BATCHED, **COUNTED, **ON_CPU},
+    Level.COMPILE: {**BATCHED, **COUNTED_MODE, **ATTENTION_FOUND},
+    Level.CUDA: BATCHED,
 }
 
 SPARED = (
@@ -162,7 +153,7 @@ SPARED = (
 operations = [
     Operation(
         name="flash_attention",
-        implementations=implementations("flash_attention", SAYS_NO, native=REMADE, compile=REPLACED, cuda=GROUPED),
+        levels=implementations("flash_attention", UNSUPPORTED, native=REMADE, compile=REPLACED, cuda=GROUPED),
         inputs=flash_attention_inputs,
         cost=flash_attention_cost,
         test_grid=flash_attention_tests,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from kernel_pytorch.cuda_ops.technique.common import CUDA, implementations
-from kernel_pytorch.harness.technique import Case, Cost, Direction, Operation, grid, point
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, grid, point
 
 EPS = 1e-6
 THETA = 10000.0
@@ -31,13 +29,13 @@ def _data(shape: tuple[int, ...], case: Case, generator: torch.Generator) -> Ten
     return torch.randn(shape, generator=generator, device=generator.device).to(case.dtype)
 
 
-def rotary_embedding_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def rotary_embedding_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give x `(..., S, H, D)`, cos and sin `(S, R/2)` or `(..., S, R/2)`, interleaved."""
     x = _data(case.shape, case, generator)
-    return x, *_tables(case, _rotated(case), x.device), case.sizes.get("interleaved", False)
+    return (x, *_tables(case, _rotated(case), x.device), case.sizes.get("interleaved", False)), {}
 
 
-def qk_norm_rope_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def qk_norm_rope_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give q `(..., S, H, D)`, k `(..., S, K, D)`, weights `(D,)`, cos, sin, eps, interleaved, offset."""
     offset = case.sizes.get("offset", 0.0)
     q = _data(case.shape, case, generator)
@@ -49,7 +47,7 @@ def qk_norm_rope_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ..
         for _ in range(2)
     ]
     tables = _tables(case, _rotated(case), q.device)
-    return q, k, *weights, *tables, EPS, case.sizes.get("interleaved", False), offset
+    return (q, k, *weights, *tables, EPS, case.sizes.get("interleaved", False), offset), {}
 
 
 def _table_bytes(case: Case) -> int:
@@ -88,16 +86,16 @@ def _real_heads(activations: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return x, *_tables(case, 32, x.device)
 
 
-def rotary_embedding_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def rotary_embedding_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as heads."""
-    return *_real_heads(activations, dtype), False
+    return (*_real_heads(activations, dtype), False), {}
 
 
-def qk_norm_rope_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def qk_norm_rope_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as heads of queries, their first heads as those of keys."""
     x, cos, sin = _real_heads(activations, dtype)
     weight = (1.0 + 0.25 * torch.randn(32, generator=torch.Generator().manual_seed(0))).to(x.device, dtype)
-    return x, x[:, :1], weight, weight.flip(0), cos, sin, EPS, False, 0.0
+    return (x, x[:, :1], weight, weight.flip(0), cos, sin, EPS, False, 0.0), {}
 
 
 LOW = (torch.float32, torch.float16, torch.bfloat16)
@@ -176,19 +174,13 @@ qk_norm_rope_bench = grid(
     dtypes=BENCH,
 )
 
-HEAD_BY_HEAD = {
-    "budget_factor": 4.0,
-    "budget_reason": "TorchInductor adds the heads of dweight one by one on the CPU, eager in a tree",
-}
-OTHER_ORDER = {
-    "budget_factor": 4.0,
-    "budget_reason": "dweight adds tokens and heads in another order: sometimes the definition errs less",
-}
+HEAD_BY_HEAD = (4.0, "TorchInductor adds the heads of dweight one by one on the CPU, eager in a tree")
+OTHER_ORDER = (4.0, "dweight adds tokens and heads in another order: sometimes the definition errs less")
 
 operations = [
     Operation(
         name="rotary_embedding",
-        implementations=implementations("rotary_embedding"),
+        levels=implementations("rotary_embedding"),
         inputs=rotary_embedding_inputs,
         cost=rotary_embedding_cost,
         test_grid=rotary_embedding_tests,
@@ -199,7 +191,7 @@ operations = [
     ),
     Operation(
         name="qk_norm_rope",
-        implementations=implementations("qk_norm_rope", native=OTHER_ORDER, compile=HEAD_BY_HEAD, cuda=OTHER_ORDER),
+        levels=implementations("qk_norm_rope", native=OTHER_ORDER, compile=HEAD_BY_HEAD, cuda=OTHER_ORDER),
         inputs=qk_norm_rope_inputs,
         cost=qk_norm_rope_cost,
         test_grid=qk_norm_rope_tests,

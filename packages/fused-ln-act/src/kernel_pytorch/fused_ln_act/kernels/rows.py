@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.device import program_count, shared_memory
-from kernel_pytorch.fused_ln_act._core.launch import cdiv, next_power_of_2, warps
+from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, next_power_of_2, warps
+from kernel_pytorch.fused_ln_act._core.launcher import bind
 
 LONG_BLOCK = 4096  # columns of one block of a row that is walked
 LONG_WARPS = 16  # 8 elements a thread: statistics, masks and derivatives of 16 would not fit in its registers
@@ -76,28 +77,27 @@ def _add_shares_kernel(
         tl.store(second_ptr + column_out, gradient.to(second_ptr.dtype.element_ty), mask=column_out < columns)
 
 
-def add_shares(shares: Tensor, first: Tensor | None, second: Tensor | None) -> None:
-    """Add the shares of one or two parameters' gradients: one launch.
+class Sums:
+    """Sums over rows that are the gradients of one or two parameters: a share for each program, and their addition."""
 
-    Args:
-        shares: `(1 or 2, P, N)`, float32 or float64, contiguous: of `first`, then of `second`, those that are there.
-        first: `(N,)`, written; or None.
-        second: `(N,)`, written; or None, but not both.
-    """
-    kinds, programs, columns = shares.shape
-    outputs = (first if first is not None else second, second if second is not None else first)
-    rows = min(256, next_power_of_2(programs))
-    block = 4096 // rows
-    _add_shares_kernel[(cdiv(columns, block), kinds)](
-        shares, *outputs, programs, columns, HAS_FIRST=first is not None, ROWS=rows, BLOCK=block, num_warps=8
-    )
+    def __init__(self, programs: int, columns: int, needs: tuple[bool, bool], like: Tensor, dtype: torch.dtype) -> None:
+        self.needs = needs
+        self._new_shares = allocator(like, (sum(needs), programs, columns), dtype)
+        rows = min(256, next_power_of_2(programs))
+        block = 4096 // rows
+        self._add = bind(
+            _add_shares_kernel, (cdiv(columns, block), sum(needs)), programs, columns,
+            HAS_FIRST=needs[0], ROWS=rows, BLOCK=block, num_warps=8,
+        )  # fmt: skip
 
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """Memory for the shares of the first, and where those of the second begin; if one is needed, its own twice."""
+        shares = self._new_shares()
+        return shares, shares[1] if all(self.needs) else shares
 
-def new_shares(programs: int, needs: dict[str, bool], statistics: Tensor | None, columns: int) -> Tensor | None:
-    """Memory for the shares of the sums that are needed, `(1 or 2, P, N)`; None if none is."""
-    assert statistics is not None
-    kinds = sum(needs.values())
-    return statistics.new_empty((kinds, programs, columns)) if kinds else None
+    def add(self, shares: Tensor, first: Tensor, second: Tensor) -> None:
+        """Add what `shares()` returned first into the gradients, `(N,)`, that are needed: one launch."""
+        self._add(shares, first if self.needs[0] else second, second if self.needs[1] else first)
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,29 +11,19 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
-    Implementation,
-    Level,
+    Given,
     Operation,
     grid,
     point,
 )
 
-from .common import CUDA, PARKED, bytes_of, data, gelu_of_infinity, implementations, normal, seed_of
+from .common import CUDA, PARKED, bytes_of, data, gelu_of_infinity, normal, public, seed_of
 
 NATIVE = "rounds after every kernel; and the CUDA kernels add rows of the bias's gradient in chains, not a tree"
 COMPILE = "TorchInductor adds the rows of the bias's gradient one by one on the CPU, eager in a tree"
-BUDGETS = {Level.NATIVE: (4.0, NATIVE), Level.COMPILE: (4.0, COMPILE)}
-
-
-def _without_saved_tensors(found: list[Implementation]) -> list[Implementation]:
-    """TorchScript stands selective checkpointing where it saves nothing: its second forward is never asked for any."""
-    row = "selective checkpointing"
-    return [
-        dataclasses.replace(i, unsupported={k: v for k, v in i.unsupported.items() if k != row})
-        if i.level is Level.TORCHSCRIPT
-        else i
-        for i in found
-    ]
+BUDGETS = {"native": (4.0, NATIVE), "compile": (4.0, COMPILE)}
+# TorchScript stands a checkpoint where it saves nothing: its second forward is never asked for any.
+NOTHING_SAVED = {"torchscript": {"selective checkpointing": None}}
 
 
 def _bias(case: Case, generator: torch.Generator) -> Tensor | None:
@@ -45,16 +32,16 @@ def _bias(case: Case, generator: torch.Generator) -> Tensor | None:
     return normal(case.shape[-1:], case.sizes.get("bias_dtype", case.dtype), generator)
 
 
-def bias_act_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def bias_act_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give x `(*shape)`, bias `(N,)` or None, activation."""
-    return data(case, generator), _bias(case, generator), case.activation
+    return (data(case, generator), _bias(case, generator), case.activation), {}
 
 
-def bias_dropout_add_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(*shape)`, bias `(N,)` or None, residual `(*shape)`, p, seed."""
+def bias_dropout_add_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(*shape)`, bias `(N,)` or None, residual `(*shape)`; p, seed."""
     residual = data(case, generator).to(case.sizes.get("residual_dtype", case.dtype))
     p, seed = case.sizes.get("dropout_p", 0.0), seed_of(case, generator)
-    return data(case, generator), _bias(case, generator), residual, p, seed
+    return (data(case, generator), _bias(case, generator), residual), {"p": p, "seed": seed}
 
 
 def _bias_bytes(case: Case) -> int:
@@ -105,15 +92,15 @@ def _real_bias(activations: Tensor, dtype: torch.dtype) -> Tensor:
     return normal(activations.shape[-1:], dtype, torch.Generator().manual_seed(0))
 
 
-def bias_act_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def bias_act_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as they are."""
-    return activations.to(dtype), _real_bias(activations, dtype), "gelu"
+    return (activations.to(dtype), _real_bias(activations, dtype), "gelu"), {}
 
 
-def bias_dropout_add_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def bias_dropout_add_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states, with those of the neighbouring token as the residual stream."""
     x = activations.to(dtype)
-    return x, _real_bias(activations, dtype), x.roll(1, 0), 0.1, torch.tensor(7, device=x.device)
+    return (x, _real_bias(activations, dtype), x.roll(1, 0)), {"p": 0.1, "seed": torch.tensor(7, device=x.device)}
 
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -188,7 +175,8 @@ bias_dropout_add_bench = grid(
 OPERATIONS = [
     Operation(
         name="bias_act",
-        implementations=implementations("bias", "bias_act", BUDGETS),
+        **public("bias_act"),
+        budgets=BUDGETS,
         inputs=bias_act_inputs,
         cost=bias_act_cost,
         test_grid=bias_act_tests,
@@ -199,7 +187,9 @@ OPERATIONS = [
     ),
     Operation(
         name="bias_dropout_add",
-        implementations=_without_saved_tensors(implementations("bias", "bias_dropout_add", BUDGETS)),
+        **public("bias_dropout_add"),
+        budgets=BUDGETS,
+        unsupported=NOTHING_SAVED,
         inputs=bias_dropout_add_inputs,
         cost=bias_dropout_add_cost,
         test_grid=bias_dropout_add_tests,

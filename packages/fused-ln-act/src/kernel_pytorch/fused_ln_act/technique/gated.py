@@ -14,19 +14,19 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Given,
     Grid,
-    Level,
     Operation,
     Spared,
     grid,
     point,
 )
 
-from .common import CUDA, bytes_of, data, gelu_of_infinity, implementations, normal
+from .common import CUDA, bytes_of, data, gelu_of_infinity, normal, public
 
 BUDGETS = {
-    Level.NATIVE: (4.0, "rounds after every kernel: the activation, up + offset, the product"),
-    Level.COMPILE: (4.0, "TorchInductor's error function on the CPU is not that of eager"),
+    "native": (4.0, "rounds after every kernel: the activation, up + offset, the product"),
+    "compile": (4.0, "TorchInductor's error function on the CPU is not that of eager"),
 }
 
 
@@ -41,21 +41,24 @@ def _halves(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor | No
     return data(case, generator), normal(case.shape, _up_dtype(case), generator)
 
 
-def swiglu_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def _named(case: Case, *names: str) -> dict[str, Any]:
+    """The keywords that a case names; the others have their defaults."""
+    return {name: case.sizes[name] for name in names if name in case.sizes}
+
+
+def swiglu_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give gate `(*shape)` and up `(*shape)`, or packed `(..., 2I)` and None; alpha, limit, offset."""
-    sizes = case.sizes
-    scalars = sizes.get("alpha", 1.0), sizes.get("limit"), sizes.get("offset", 0.0)
-    return *_halves(case, generator), *scalars
+    return _halves(case, generator), _named(case, "alpha", "limit", "offset")
 
 
-def geglu_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def geglu_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give gate and up as for swiglu; approximate, limit."""
-    return *_halves(case, generator), case.sizes.get("approximate", "none"), case.sizes.get("limit")
+    return _halves(case, generator), _named(case, "approximate", "limit")
 
 
-def reglu_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def reglu_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give gate and up as for swiglu; limit."""
-    return *_halves(case, generator), case.sizes.get("limit")
+    return _halves(case, generator), _named(case, "limit")
 
 
 def _cost(function: str, case: Case, direction: Direction) -> Cost:
@@ -75,10 +78,10 @@ def _cost(function: str, case: Case, direction: Direction) -> Cost:
     return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=2)
 
 
-def _real(activations: Tensor, dtype: torch.dtype, *scalars: Any) -> tuple[Any, ...]:
+def _real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as gate, those of the neighbouring token as up."""
     x = activations.to(dtype)
-    return x, x.roll(1, 0), *scalars
+    return (x, x.roll(1, 0)), {}
 
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -165,27 +168,25 @@ SPARED = {
 }
 
 
-def _operation(
-    function: str, inputs: Callable[[Case, torch.Generator], tuple[Any, ...]], scalars: tuple[Any, ...], tests: Grid,
-    bench: Grid,
-) -> Operation:  # fmt: skip
+def _operation(function: str, inputs: Callable[[Case, torch.Generator], Given], tests: Grid, bench: Grid) -> Operation:
     return Operation(
         name=function,
-        implementations=implementations("gated", function, BUDGETS),
+        **public(function),
+        budgets=BUDGETS,
         inputs=inputs,
         cost=lambda case, direction: _cost(function, case, direction),
         test_grid=tests,
         bench_grid=bench,
         adversarial=("gate", "up"),
         spared=SPARED.get(function, ()),
-        real_input=lambda activations, dtype: _real(activations, dtype, *scalars),
+        real_input=_real,
     )
 
 
 OPERATIONS = [
-    _operation("swiglu", swiglu_inputs, (1.0, None, 0.0), swiglu_tests, swiglu_bench),
-    _operation("geglu", geglu_inputs, ("none", None), geglu_tests, geglu_bench),
-    _operation("reglu", reglu_inputs, (None,), reglu_tests, reglu_bench),
+    _operation("swiglu", swiglu_inputs, swiglu_tests, swiglu_bench),
+    _operation("geglu", geglu_inputs, geglu_tests, geglu_bench),
+    _operation("reglu", reglu_inputs, reglu_tests, reglu_bench),
 ]
 
 CONTRACTS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,41 +11,33 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS, FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
+from kernel_pytorch.harness.exemptions import COUNTED_MODE, PRODUCTS
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
-    Implementation,
-    Level,
+    Given,
     Operation,
     grid,
     point,
 )
 
-from .common import CUDA, PARKED, bytes_of, data, gelu_of_infinity, implementations, normal
+from .common import CUDA, PARKED, bytes_of, data, gelu_of_infinity, normal, public
 
 BUDGETS = {
-    Level.NATIVE: (4.0, "rounds after every kernel: the product, the activation, the product with up"),
-    Level.COMPILE: (4.0, "rounds the product, as native does"),
-    Level.TRITON: (4.0, "adds K products in another order than the reference, and rounds dz before it is multiplied"),
+    "native": (4.0, "rounds after every kernel: the product, the activation, the product with up"),
+    "compile": (4.0, "rounds the product, as native does"),
+    "triton": (4.0, "adds K products in another order than the reference, and rounds dz before it is multiplied"),
 }
 
-# Rows of the support table in which the levels differ from those of the other groups.
-BATCH = "PyTorch's products add in another order where there are fewer rows"
-MODE = "Dynamo compiles nothing while a dispatch mode like the counter's is on"
-
-
-def _implementations(function: str) -> list[Implementation]:
-    """One per level. PyTorch's counter knows products; and products are not the same for every number of rows."""
-    found = []
-    for implementation in implementations("linear", function, BUDGETS):
-        unsupported = {**implementation.unsupported, "batch invariance": BATCH}
-        unsupported.pop("FLOP counter", None)
-        if implementation.level is Level.COMPILE and torch.__version__ >= "2.12":  # 2.11 compiled all the same
-            unsupported["FLOP counter"] = MODE
-        found.append(dataclasses.replace(implementation, unsupported=unsupported))
-    return found
-
+# PyTorch's counter knows products; and products are not the same for every number of rows.
+UNSUPPORTED: dict[str, dict[str, str | None]] = {
+    "reference": {"batch invariance": PRODUCTS, "FLOP counter": None},
+    "native": {"batch invariance": PRODUCTS, "FLOP counter": None},
+    "torchscript": {"batch invariance": PRODUCTS, "FLOP counter": None},
+    "compile": {"batch invariance": PRODUCTS, **COUNTED_MODE},
+    "triton": {"batch invariance": PRODUCTS},
+}
 
 # Kernels of one of cuBLAS' products at most: where K is split it clears its workspace and adds the parts.
 PRODUCT = 3
@@ -62,19 +53,21 @@ def _activation(case: Case, default: str) -> str:
     return case.sizes.get("activation", default)
 
 
-def linear_act_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(*shape)`, weight `(out, K)`, bias `(out,)` or None, activation, save_preactivation."""
+def linear_act_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(*shape)`, weight `(out, K)`, bias `(out,)` or None, activation; save_preactivation."""
     sizes = case.sizes
     bias = normal((case.out,), case.dtype, generator) if sizes.get("bias", True) else None
     weight = _matrix(case.out, case.shape[-1], case, generator)
-    return data(case, generator), weight, bias, _activation(case, "gelu"), sizes.get("save", True)
+    arguments = data(case, generator), weight, bias, _activation(case, "gelu")
+    return arguments, {"save_preactivation": sizes.get("save", True)}
 
 
-def gated_mlp_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(*shape)`, w_gate_up `(2 hidden, K)`, w_down `(out, hidden)`, activation, recompute."""
+def gated_mlp_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(*shape)`, w_gate_up `(2 hidden, K)`, w_down `(out, hidden)`, activation; recompute."""
     first = _matrix(2 * case.hidden, case.shape[-1], case, generator) * case.sizes.get("scale", 1.0)
     second = _matrix(case.out, case.hidden, case, generator)
-    return data(case, generator), first, second, _activation(case, "silu"), case.sizes.get("recompute", False)
+    arguments = data(case, generator), first, second, _activation(case, "silu")
+    return arguments, {"recompute": case.sizes.get("recompute", False)}
 
 
 def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
@@ -119,15 +112,15 @@ def _random_weight(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return (torch.randn((rows, columns), generator=torch.Generator().manual_seed(0)) / math.sqrt(columns)).to(dtype)
 
 
-def linear_act_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def linear_act_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as they are, without a bias."""
-    return activations.to(dtype), _random_weight(96, activations.shape[-1], dtype), None, "gelu", True
+    return (activations.to(dtype), _random_weight(96, activations.shape[-1], dtype), None, "gelu"), {}
 
 
-def gated_mlp_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def gated_mlp_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as they are."""
     weights = _random_weight(128, activations.shape[-1], dtype), _random_weight(64, 64, dtype)
-    return activations.to(dtype), *weights, "silu", False
+    return (activations.to(dtype), *weights), {}
 
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -183,9 +176,9 @@ gated_mlp_tests = grid(
 BENCH = (BF16,)
 
 
-def _rows_of(*weights: str) -> Callable[[tuple[Any, ...]], dict[str, int]]:
+def _rows_of(*weights: str) -> Callable[[dict[str, Any]], dict[str, int]]:
     """The gradients of these weights are sums over the rows of x."""
-    return lambda arguments: dict.fromkeys(weights, arguments[0].numel() // max(1, arguments[0].shape[-1]))
+    return lambda arguments: dict.fromkeys(weights, arguments["x"].numel() // max(1, arguments["x"].shape[-1]))
 
 
 linear_act_bench = grid(
@@ -215,7 +208,9 @@ gated_mlp_bench = grid(
 OPERATIONS = [
     Operation(
         name="linear_act",
-        implementations=_implementations("linear_act"),
+        **public("linear_act"),
+        budgets=BUDGETS,
+        unsupported=UNSUPPORTED,
         inputs=linear_act_inputs,
         cost=linear_act_cost,
         test_grid=linear_act_tests,
@@ -227,7 +222,9 @@ OPERATIONS = [
     ),
     Operation(
         name="gated_mlp",
-        implementations=_implementations("gated_mlp"),
+        **public("gated_mlp"),
+        budgets=BUDGETS,
+        unsupported=UNSUPPORTED,
         inputs=gated_mlp_inputs,
         cost=gated_mlp_cost,
         test_grid=gated_mlp_tests,

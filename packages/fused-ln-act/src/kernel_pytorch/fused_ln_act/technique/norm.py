@@ -9,24 +9,25 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
+from kernel_pytorch.harness.exemptions import REDUCTIONS
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Given,
     Grid,
-    Level,
     Operation,
     grid,
     point,
 )
 
-from .common import CUDA, PARKED, bytes_of, data, implementations, normal, seed_of
+from .common import CUDA, PARKED, bytes_of, data, normal, public, seed_of
 
 EPS = 1e-5
 
 NATIVE = "rounds after every kernel, and adds rows of the parameters' gradients one by one or in chains, not in a tree"
 COMPILE = "TorchInductor adds the rows of the parameters' gradients one by one on the CPU, eager in a tree"
-BUDGETS = {Level.NATIVE: (4.0, NATIVE), Level.COMPILE: (4.0, COMPILE)}
+BUDGETS = {"native": (4.0, NATIVE), "compile": (4.0, COMPILE)}
 
 
 def _parameter(case: Case, generator: torch.Generator, name: str) -> Tensor | None:
@@ -37,32 +38,31 @@ def _parameter(case: Case, generator: torch.Generator, name: str) -> Tensor | No
     return parameter.to(case.sizes.get("parameter_dtype", case.dtype))
 
 
-def _arguments(function: str, case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """The positional arguments of a function."""
-    found: list[Any] = [data(case, generator)]
+def _given(function: str, case: Case, generator: torch.Generator) -> Given:
+    """The arguments of a function: tensors by position, the rest by name."""
+    tensors: list[Tensor | None] = [data(case, generator)]
     if function.startswith("add_"):
-        found.append(data(case, generator).to(case.sizes.get("residual_dtype", case.dtype)))
-    found += [_parameter(case, generator, name) for name in _parameters(function)]
-    found.append(case.sizes.get("eps", EPS))
+        tensors.append(data(case, generator).to(case.sizes.get("residual_dtype", case.dtype)))
+    tensors += [_parameter(case, generator, name) for name in _parameters(function)]
+    named: dict[str, Any] = {"eps": EPS}
     if function.endswith("_act"):
-        found.append(case.activation)
+        named["activation"] = case.activation
     if function != "layer_norm":
-        found += [case.sizes.get("dropout_p", 0.0), seed_of(case, generator)]
-    return tuple(found)
+        named |= {"dropout_p": case.sizes.get("dropout_p", 0.0), "seed": seed_of(case, generator)}
+    return tuple(tensors), named
 
 
 def _parameters(function: str) -> tuple[str, ...]:
     return ("weight",) if "rms_norm" in function else ("weight", "bias")
 
 
-def _real(function: str, activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def _real(function: str, activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states, with those of the neighbouring token as the residual stream."""
     case = Case("real", dtype, {"shape": tuple(activations.shape), "activation": "gelu"})
-    made = list(_arguments(function, case, torch.Generator().manual_seed(0)))
-    made[0] = activations.to(dtype)
-    if function.startswith("add_"):
-        made[1] = made[0].roll(1, 0)
-    return tuple(made)
+    tensors, named = _given(function, case, torch.Generator().manual_seed(0))
+    x = activations.to(dtype)
+    own = (x, x.roll(1, 0)) if function.startswith("add_") else (x,)
+    return (*own, *tensors[len(own) :]), named
 
 
 def _cost(function: str, case: Case, direction: Direction) -> Cost:
@@ -239,13 +239,15 @@ add_rms_norm_act_bench = grid(
 
 
 def _operation(function: str, tests: Grid, bench: Grid) -> Operation:
-    def inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-        """Give x `(*shape)`, residual `(*shape)`, weight and bias `(N,)` or None, eps, activation, dropout_p, seed."""
-        return _arguments(function, case, generator)
+    def inputs(case: Case, generator: torch.Generator) -> Given:
+        """Give x `(*shape)`, residual `(*shape)`, weight and bias `(N,)` or None; eps, activation, dropout_p, seed."""
+        return _given(function, case, generator)
 
     return Operation(
         name=function,
-        implementations=implementations("norm", function, BUDGETS),
+        **public(function),
+        budgets=BUDGETS,
+        unsupported={"reference": {"batch invariance on cuda": REDUCTIONS}},
         inputs=inputs,
         cost=lambda case, direction: _cost(function, case, direction),
         test_grid=tests,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,18 +10,18 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
-    Level,
+    Given,
     Operation,
     grid,
     point,
 )
 
-from .common import CUDA, PARKED, bytes_of, data, implementations, normal
+from .common import CUDA, PARKED, bytes_of, data, normal, public
 
 NEGATIVE = float("-inf")
 
 AS_ROUNDED = (4.0, "makes the gradient of y as it was rounded, where the reference has kept what it was")
-BUDGETS = dict.fromkeys((Level.TRITON, Level.CUDA), AS_ROUNDED)
+BUDGETS = dict.fromkeys(("triton", "cuda"), AS_ROUNDED)
 
 
 def _causal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -50,9 +48,9 @@ def _mask(case: Case, generator: torch.Generator) -> Tensor | None:
     return mask
 
 
-def softmax_inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
+def softmax_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give x `(*shape)`, scale, mask (broadcasts to the shape) or None."""
-    return data(case, generator), case.sizes.get("scale", 1.0), _mask(case, generator)
+    return (data(case, generator), case.sizes.get("scale", 1.0), _mask(case, generator)), {}
 
 
 def softmax_cost(case: Case, direction: Direction) -> Cost:
@@ -80,10 +78,10 @@ def softmax_cost(case: Case, direction: Direction) -> Cost:
     return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=2 + added)
 
 
-def softmax_real(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def softmax_real(activations: Tensor, dtype: torch.dtype) -> Given:
     """Scores that hidden states give one another: products of tokens, `(tokens, tokens)`, causal."""
     scores = (activations @ activations.T).to(dtype)
-    return scores, activations.shape[-1] ** -0.5, torch.ones_like(scores, dtype=torch.bool).tril()
+    return (scores, activations.shape[-1] ** -0.5, torch.ones_like(scores, dtype=torch.bool).tril()), {}
 
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -138,7 +136,8 @@ softmax_bench = grid(
 OPERATIONS = [
     Operation(
         name="softmax",
-        implementations=implementations("softmax", "softmax", BUDGETS),
+        **public("softmax"),
+        budgets=BUDGETS,
         inputs=softmax_inputs,
         cost=softmax_cost,
         test_grid=softmax_tests,

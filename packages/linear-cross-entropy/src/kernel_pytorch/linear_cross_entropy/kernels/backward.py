@@ -14,18 +14,21 @@ would save is little: 2 bytes a logit, written once and read twice, take 4 % of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.device import on_device
-from kernel_pytorch.linear_cross_entropy._core.launch import cdiv
+from kernel_pytorch.linear_cross_entropy._core.launch import allocator, cdiv, reader, unmade
+from kernel_pytorch.linear_cross_entropy._core.launcher import Launch, bind
 
-from .chunks import WORDS, incoming, words_at_a_time
+from .chunks import WORDS, incoming, wide_dtype, words_at_a_time
 from .chunks import backward as backward_by_chunks
 from .configurations import GRADIENT
-from .matmul import Shape, add_bias, halves, multiply, store_tile, tile_at
+from .matmul import Shape, add_bias, halves, matrix_of, multiply, store_tile, tile_at
 from .tiles import load_targets, logits_gradient
 
 
@@ -95,46 +98,7 @@ def _gradient_kernel(
                 COLUMNS, ROWS, PARTS, DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
 
 
-def _launch(
-    gradient: Tensor,
-    dloss: Tensor,
-    normalizer: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    words: int,
-    first: int,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    need_dbias: bool,
-) -> Tensor | None:
-    """Write the gradient of the logits of one chunk, `(T, width)`, from its part of weight and bias.
-
-    Returns:
-        Its sum over the tokens, `(width,)`, where that is needed.
-    """
-    tokens, width = gradient.shape
-    shape = Shape(GRADIENT, tokens, width, hidden, weight, gradient)
-    shares = None
-    if need_dbias:
-        down = cdiv(tokens, shape.chosen.rows)
-        shares = torch.empty((down, width), dtype=normalizer.dtype, device=hidden.device)
-    if tokens > 0:
-        _gradient_kernel[(shape.programs,)](
-            shape.operand(hidden, shape.chosen.rows), shape.operand(weight, shape.chosen.columns), bias,
-            target, normalizer, dloss, shape.result(gradient), shares,
-            tokens, width, hidden.shape[1], *hidden.stride(), *weight.stride(), gradient.stride(0),
-            words, first, ignore_index,
-            LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, SOFTCAP=softcap, HAS_BIAS=bias is not None,
-            NEED_DBIAS=need_dbias, PARTS=shape.chosen.parts, **shape.constants,
-        )  # fmt: skip
-    return None if shares is None else shares.sum(0)
-
-
-def backward(
+def plan(
     dloss: Tensor,
     normalizer: Tensor,
     hidden: Tensor,
@@ -149,15 +113,15 @@ def backward(
     need_dhidden: bool,
     need_dweight: bool,
     need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute gradients of hidden, weight and bias: one launch and up to two products for each chunk of the vocabulary.
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """How gradients are computed for a geometry: one launch and up to two products for each chunk of the vocabulary.
 
     Args:
-        dloss: `(T,)`, any strides.
-        normalizer: `(T, 2)`, as the forward returned it.
-        hidden: `(T, H)`, any strides.
+        dloss: `(...)`, any strides.
+        normalizer: `(..., 2)`, as the forward returned it.
+        hidden: `(..., H)`, any strides.
         weight: `(V, H)` in the dtype of hidden, any strides.
-        target: `(T,)`.
+        target: `(...)`.
         bias: `(V,)` or None.
         ignore_index: as in `reference.py`.
         label_smoothing: as in `reference.py`.
@@ -166,26 +130,64 @@ def backward(
         chunk: words of a chunk; 0 for the default.
         need_dhidden: whether the first result is there.
         need_dweight: whether the second result is there.
-        need_dbias: whether the third result is there.
+        need_dbias: whether the third result is there; not without a bias.
 
     Returns:
-        Contiguous, in the dtypes of hidden, weight and bias; `(0,)` where not needed.
+        A function of the tensors that returns gradients of hidden, weight and bias, contiguous, in their dtypes; `(0,)`
+        where not needed.
     """
-    tokens, words = hidden.shape[0], weight.shape[0]
-    step = words_at_a_time(tokens, words, hidden.dtype.itemsize, chunk)
-    dloss, scale = incoming(dloss, target, words, ignore_index, hidden.dtype == torch.float16)
-    dloss, normalizer, target = dloss.to(normalizer.dtype).contiguous(), normalizer.contiguous(), target.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    as_matrix, words, wide = matrix_of(hidden), weight.shape[0], normalizer.dtype
+    matrix, need_dbias = as_matrix(hidden), need_dbias and bias is not None
+    step = words_at_a_time(matrix.shape[0], words, hidden.dtype.itemsize, chunk)
     half = hidden.dtype.itemsize == 2 and not triton.knobs.runtime.interpret
     # Rows of a multiple of 128 words, so that every chunk can be stored in vectors, or by the copy engine.
-    buffer = torch.empty((tokens, cdiv(step, WORDS) * WORDS), dtype=hidden.dtype, device=hidden.device)
+    of_buffer = matrix.shape[0], cdiv(step, WORDS) * WORDS
+    new_buffer, gradients = allocator(hidden, of_buffer), unmade(of_buffer, hidden.dtype)
+    constants = {
+        "LABEL_SMOOTHING": label_smoothing, "Z_LOSS": z_loss, "SOFTCAP": softcap, "HAS_BIAS": bias is not None,
+        "NEED_DBIAS": need_dbias,
+    }  # fmt: skip
+    chunks = {
+        first: _plan_chunk(matrix, weight[first : first + step], gradients, words, first, ignore_index, constants)
+        for first in range(0, words, step)
+    }
+    needed, scaled = (need_dhidden, need_dweight, need_dbias), hidden.dtype == torch.float16
+    read_normalizer, read_target, read_bias = (reader(t, Tensor.contiguous) for t in (normalizer, target, bias))
 
-    def logits_gradient_of(first: int, last: int) -> tuple[Tensor, Tensor | None]:
-        gradient, own_bias = buffer[:, : last - first], None if bias is None else bias[first:last]
-        scalars = words, first, ignore_index, label_smoothing, z_loss, softcap
-        sums = _launch(gradient, dloss, normalizer, hidden, weight[first:last], target, own_bias, *scalars, need_dbias)
-        return gradient, sums
+    def run(
+        dloss: Tensor, normalizer: Tensor, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None,
+        *scalars: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        dloss, scale = incoming(dloss, target, words, ignore_index, scaled)
+        of_tokens = read_target(target), read_normalizer(normalizer), dloss.to(wide).contiguous()
+        matrix, bias, buffer = as_matrix(hidden), read_bias(bias), new_buffer()
 
-    needed = need_dhidden, need_dweight, need_dbias
-    with on_device(hidden):
-        return backward_by_chunks(logits_gradient_of, half, scale, hidden, weight, bias, step, *needed)
+        def logits_gradient_of(first: int, last: int) -> tuple[Tensor, Tensor | None]:
+            launch, new_shares = chunks[first]
+            gradient, shares = buffer[:, : last - first], new_shares() if need_dbias else None
+            own_bias = None if bias is None else bias[first:last]
+            if gradient.numel() > 0:
+                launch(matrix, weight[first:last], own_bias, *of_tokens, gradient, shares)
+            return gradient, None if shares is None else shares.sum(0)
+
+        dhidden, *others = backward_by_chunks(logits_gradient_of, half, scale, matrix, weight, bias, step, *needed)
+        return dhidden.view(hidden.shape) if need_dhidden else dhidden, *others
+
+    return run
+
+
+def _plan_chunk(
+    hidden: Tensor, weight: Tensor, gradients: Tensor, words: int, first: int, ignore_index: int,
+    constants: dict[str, Any],
+) -> tuple[Launch, Callable[[], Tensor]]:  # fmt: skip
+    """The launch that writes the gradient of the logits of some words, and memory for shares of its sum over tokens."""
+    tokens, (width, depth) = hidden.shape[0], weight.shape
+    gradient = gradients[:, :width]
+    shape = Shape(GRADIENT, tokens, width, hidden, weight, gradient)
+    launch = bind(
+        _gradient_kernel, (shape.programs,),
+        tokens, width, depth, *hidden.stride(), *weight.stride(), gradient.stride(0), words, first, ignore_index,
+        described=[*shape.operands(hidden, weight), None, None, None, None, shape.result(gradient), None],
+        PARTS=shape.chosen.parts, **constants, **shape.constants,
+    )  # fmt: skip
+    return launch, allocator(hidden, (cdiv(tokens, shape.chosen.rows), width), wide_dtype(hidden.dtype))

@@ -9,17 +9,19 @@ of shares in the place of 2.1 GB of logits.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.device import on_device
-from kernel_pytorch.linear_cross_entropy._core.launch import cdiv
+from kernel_pytorch.linear_cross_entropy._core.launch import cdiv, reader
+from kernel_pytorch.linear_cross_entropy._core.launcher import bind
 
 from .chunks import wide_dtype
 from .configurations import FORWARD
-from .matmul import Shape, add_bias, halves, multiply, tile_at
+from .matmul import Shape, add_bias, halves, matrix_of, multiply, tile_at
 from .tiles import Shares, add_exponentials, add_logits, capped, load_targets
 
 
@@ -90,7 +92,7 @@ def _forward_kernel(
         tl.store(picked_ptr + token, picked, mask=(target >= column) & (target < column + COLUMNS))
 
 
-def forward(
+def plan(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -99,13 +101,13 @@ def forward(
     label_smoothing: float,
     z_loss: float,
     softcap: float,
-) -> tuple[Tensor, Tensor]:
-    """Launch the forward: one kernel for tiles of logits, and one to join what they leave.
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """How the forward is launched for a geometry: one kernel for tiles of logits, and one to join what they leave.
 
     Args:
-        hidden: `(T, H)`, any strides.
+        hidden: `(..., H)`, any strides.
         weight: `(V, H)` in the dtype of hidden, any strides.
-        target: `(T,)`.
+        target: `(...)`.
         bias: `(V,)` or None.
         ignore_index: as in `reference.py`.
         label_smoothing: as in `reference.py`.
@@ -113,23 +115,29 @@ def forward(
         softcap: as in `reference.py`.
 
     Returns:
-        `(loss, normalizer)`, `(T,)` and `(T, 2)`, wide.
+        A function of the tensors that returns `(loss, normalizer)`, `(...)` and `(..., 2)`, wide.
     """
-    tokens, (words, depth) = hidden.shape[0], weight.shape
-    wide = wide_dtype(hidden.dtype)
-    if tokens == 0:
-        nothing = torch.empty((0,), dtype=wide, device=hidden.device)
-        return nothing, nothing.new_empty((0, 2))
-    target = target.contiguous()
-    with on_device(hidden):
-        shape = Shape(FORWARD, tokens, words, hidden, weight)
-        parts = cdiv(words, shape.chosen.columns)
-        shares = Shares(parts, tokens, wide, hidden.device, label_smoothing > 0.0)
-        _forward_kernel[(shape.programs,)](
-            shape.operand(hidden, shape.chosen.rows), shape.operand(weight, shape.chosen.columns),
-            None if bias is None else bias.contiguous(), target, shares.largest, shares.exponentials,
-            shares.total, shares.picked, tokens, words, depth, *hidden.stride(), *weight.stride(), ignore_index,
-            SOFTCAP=softcap, SMOOTHED=label_smoothing > 0.0, HAS_BIAS=bias is not None,
-            PARTS=shape.chosen.parts, **shape.constants,
-        )  # fmt: skip
-        return shares.join(target, words, ignore_index, shape.chosen.columns, label_smoothing, z_loss)
+    as_matrix = matrix_of(hidden)
+    matrix, (words, depth), smoothed = as_matrix(hidden), weight.shape, label_smoothing > 0.0
+    shape = Shape(FORWARD, matrix.shape[0], words, matrix, weight)
+    width = shape.chosen.columns
+    parts = Shares(
+        cdiv(words, width), width, target, words, ignore_index, label_smoothing, z_loss, wide_dtype(hidden.dtype)
+    )
+    launch = bind(
+        _forward_kernel, (shape.programs,),
+        matrix.shape[0], words, depth, *matrix.stride(), *weight.stride(), ignore_index,
+        described=[*shape.operands(matrix, weight), *[None] * 6],
+        SOFTCAP=softcap, SMOOTHED=smoothed, HAS_BIAS=bias is not None, PARTS=shape.chosen.parts, **shape.constants,
+    )  # fmt: skip
+    read_hidden, read_target = reader(hidden, as_matrix), reader(target, Tensor.contiguous)
+    read_bias = reader(bias, Tensor.contiguous)
+
+    def run(
+        hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *scalars: Any
+    ) -> tuple[Tensor, Tensor]:
+        target, shares = read_target(target), parts.new()
+        launch(read_hidden(hidden), weight, read_bias(bias), target, *shares)
+        return parts.join(shares, target)
+
+    return run

@@ -6,10 +6,17 @@ by its own level alone, when that is launched.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernel_pytorch.linear_cross_entropy._core.direct_calls import check_count, check_floats, check_memory
+from kernel_pytorch.linear_cross_entropy._core.launch import allocator
+from kernel_pytorch.linear_cross_entropy._core.plans import planned
 from kernel_pytorch.linear_cross_entropy.arguments import TARGETS, check_words
 
 LEVELS = ("native", "triton")
@@ -43,9 +50,15 @@ def _check_of_tokens(dloss: Tensor, normalizer: Tensor, target: Tensor) -> None:
     check_count(2 * target.numel(), normalizer=normalizer)
 
 
-def _without_autocast(x: Tensor) -> torch.autocast:
+def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Products inside an operator are what they are, whatever its caller has switched on."""
-    return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _rounding(rows: Tensor) -> Any:
+    """What plans rest on beside their arguments: whether torch's switch lets tensor cores round float32."""
+    return rows.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision
 
 
 def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,6 +68,7 @@ def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Te
     return view(loss, target.shape), view(normalizer, (*target.shape, 2))
 
 
+@functools.partial(planned, state=lambda hidden, *others: _rounding(hidden))
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -66,23 +80,28 @@ def linear_cross_entropy(
     softcap: float,
     chunk: int,
     level: str,
-) -> tuple[Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """`(loss, normalizer)` of each token."""
     _check(hidden, target, level)
     _check_parameters(hidden, weight, bias)
-    rows, scalars = hidden.reshape(-1, hidden.shape[-1]), (ignore_index, label_smoothing, z_loss, softcap)
-    with _without_autocast(hidden):
-        if level == "triton":
-            from . import forward
+    if level == "triton" and target.numel() > 0:
+        from . import forward
 
-            found = forward.forward(rows, weight, target.reshape(-1), bias, *scalars)
-        else:
-            from . import chunked
+        return forward.plan(hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap)
+    from . import chunked
 
-            found = chunked.forward_linear(rows, weight, target.reshape(-1), bias, *scalars, chunk)
-    return _of_tokens(found, target)
+    def run(
+        hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *scalars: Any
+    ) -> tuple[Tensor, Tensor]:
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        with _without_autocast(hidden):
+            found = chunked.forward_linear(rows, weight, target.reshape(-1), bias, *scalars[:-1])
+        return _of_tokens(found, target)
+
+    return run
 
 
+@functools.partial(planned, state=lambda dloss, normalizer, hidden, *others: _rounding(hidden))
 def linear_cross_entropy_backward(
     dloss: Tensor,
     normalizer: Tensor,
@@ -99,28 +118,36 @@ def linear_cross_entropy_backward(
     need_dhidden: bool,
     need_dweight: bool,
     need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Gradients of hidden, weight and bias; `(0,)` where not needed."""
     _check(hidden, target, level)
     _check_parameters(hidden, weight, bias)
     _check_of_tokens(dloss, normalizer, target)
-    arguments = (
-        dloss.reshape(-1), normalizer.reshape(-1, 2), hidden.reshape(-1, hidden.shape[-1]), weight, target.reshape(-1),
-        bias, ignore_index, label_smoothing, z_loss, softcap, chunk, need_dhidden, need_dweight,
-        need_dbias and bias is not None,
-    )  # fmt: skip
-    with _without_autocast(hidden):
-        if level == "triton":
-            from . import backward
+    scalars = ignore_index, label_smoothing, z_loss, softcap, chunk
+    needs = need_dhidden, need_dweight, need_dbias and bias is not None
+    if level == "triton":
+        from . import backward
 
-            dhidden, dweight, dbias = backward.backward(*arguments)
-        else:
-            from . import chunked
+        compute = backward.plan(dloss, normalizer, hidden, weight, target, bias, *scalars, *needs)
+    else:
+        from . import chunked
 
-            dhidden, dweight, dbias = chunked.backward_linear(*arguments)
-    return dhidden.view(hidden.shape) if need_dhidden else dhidden, dweight, dbias
+        def compute(
+            dloss: Tensor, normalizer: Tensor, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            rows = hidden.reshape(-1, hidden.shape[-1])
+            of_rows = dloss.reshape(-1), normalizer.reshape(-1, 2), rows, weight, target.reshape(-1), bias
+            dhidden, dweight, dbias = chunked.backward_linear(*of_rows, *scalars, *needs)
+            return dhidden.view(hidden.shape) if need_dhidden else dhidden, dweight, dbias
+
+    def run(dloss: Tensor, normalizer: Tensor, hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with _without_autocast(hidden):
+            return compute(dloss, normalizer, hidden, *others[:3])
+
+    return run
 
 
+@planned
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -129,22 +156,25 @@ def cross_entropy(
     z_loss: float,
     softcap: float,
     level: str,
-) -> tuple[Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """`(loss, normalizer)` of each token."""
     _check(logits, target, level)
-    rows, scalars = logits.reshape(-1, logits.shape[-1]), (ignore_index, label_smoothing, z_loss, softcap)
-    with _without_autocast(logits):
-        if level == "triton":
-            from . import logits as of_logits
+    if level == "triton" and target.numel() > 0:
+        from . import logits as of_logits
 
-            found = of_logits.forward(rows, target.reshape(-1), *scalars)
-        else:
-            from . import chunked
+        return of_logits.plan(logits, target, ignore_index, label_smoothing, z_loss, softcap)
+    from . import chunked
 
-            found = chunked.forward_logits(rows, target.reshape(-1), *scalars)
-    return _of_tokens(found, target)
+    def run(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+        rows = logits.reshape(-1, logits.shape[-1])
+        with _without_autocast(logits):
+            found = chunked.forward_logits(rows, target.reshape(-1), *scalars[:-1])
+        return _of_tokens(found, target)
+
+    return run
 
 
+@planned
 def cross_entropy_backward(
     dloss: Tensor,
     normalizer: Tensor,
@@ -156,31 +186,40 @@ def cross_entropy_backward(
     softcap: float,
     level: str,
     inplace: bool = False,
-) -> Tensor:
+) -> Callable[..., Tensor]:
     """The gradient of logits, contiguous; with `inplace`, which the operator does not have, the logits themselves."""
     _check(logits, target, level)
     _check_of_tokens(dloss, normalizer, target)
-    result = logits if inplace else torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    scalars, new = (ignore_index, label_smoothing, z_loss, softcap), allocator(logits)
     if logits.numel() == 0:
-        return result
-    rows = logits.reshape(-1, logits.shape[-1])
-    in_rows = rows if inplace else result.view(rows.shape)
-    arguments = dloss.reshape(-1), rows, target.reshape(-1), normalizer.reshape(-1, 2)
-    scalars = ignore_index, label_smoothing, z_loss, softcap
-    with _without_autocast(logits):
-        if level == "triton":
-            from . import logits as of_logits
+        return lambda dloss, normalizer, logits, *others: logits if inplace else new()
+    if level == "triton":
+        from . import logits as of_logits
 
-            of_logits.backward(*arguments, *scalars, in_rows)
-        else:
-            from . import chunked
+        compute = of_logits.plan_backward(dloss, normalizer, logits, target, *scalars, inplace)
+    else:
+        from . import chunked
 
-            chunked.backward_logits(*arguments, *scalars, in_rows)
-    if inplace:
-        if in_rows.data_ptr() != logits.data_ptr():  # no view of these logits has rows
-            logits.copy_(in_rows.view(logits.shape))
+        def compute(dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *others: Any) -> Tensor:
+            rows = logits.reshape(-1, logits.shape[-1])
+            result = logits if inplace else new()
+            in_rows = rows if inplace else result.view(rows.shape)
+            of_rows = dloss.reshape(-1), rows, target.reshape(-1), normalizer.reshape(-1, 2)
+            with _without_autocast(logits):
+                chunked.backward_logits(*of_rows, *scalars, in_rows)
+            if inplace and in_rows.data_ptr() != logits.data_ptr():  # no view of these logits has rows
+                logits.copy_(in_rows.view(logits.shape))
+            return result
+
+    if not inplace:
+        return compute
+
+    def run(dloss: Tensor, normalizer: Tensor, logits: Tensor, *others: Any) -> Tensor:
+        result = compute(dloss, normalizer, logits, *others)
         torch.autograd.graph.increment_version(logits)
-    return result
+        return result
+
+    return run
 
 
 def check_target(target: Tensor, words: int, ignore_index: int) -> Tensor:

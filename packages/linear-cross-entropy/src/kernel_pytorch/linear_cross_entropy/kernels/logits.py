@@ -9,13 +9,15 @@ are. Backward: one pass that reads logits and writes their gradient, to the same
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.device import on_device
-from kernel_pytorch.linear_cross_entropy._core.launch import cdiv, next_power_of_2, warps
+from kernel_pytorch.linear_cross_entropy._core.launch import allocator, cdiv, next_power_of_2, reader, warps
+from kernel_pytorch.linear_cross_entropy._core.launcher import bind
 
 from .chunks import wide_dtype
 from .tiles import Shares, add_exponentials, add_logits, capped, load_targets, logits_gradient, triton_dtype
@@ -94,81 +96,102 @@ def _logits_backward_kernel(
     tl.store(place, gradient.to(gradient_ptr.dtype.element_ty), mask=mask)
 
 
-def forward(
+def plan(
     logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
-) -> tuple[Tensor, Tensor]:
-    """Launch the forward: one kernel for the parts of rows, and one to join them.
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """How the forward is launched for a geometry: one kernel for the parts of rows, and one to join them.
 
     Args:
-        logits: `(T, V)`, any strides.
-        target: `(T,)`.
+        logits: `(..., V)`, any strides.
+        target: `(...)`.
         ignore_index: as in `reference.py`.
         label_smoothing: as in `reference.py`.
         z_loss: as in `reference.py`.
         softcap: as in `reference.py`.
 
     Returns:
-        `(loss, normalizer)`, `(T,)` and `(T, 2)`, wide.
+        A function of the tensors that returns `(loss, normalizer)`, `(...)` and `(..., 2)`, wide.
     """
-    tokens, words = logits.shape
-    wide = wide_dtype(logits.dtype)
-    logits, target = _with_unit_stride(logits), target.contiguous()
+    as_rows, wide = rows_of(logits), wide_dtype(logits.dtype)
+    matrix = as_rows(logits)
+    tokens, words = matrix.shape
     rows, block = _tile(words)
     blocks = min(BLOCKS, cdiv(words, block))
-    parts = cdiv(words, block * blocks)
-    shares = Shares(parts, tokens, wide, logits.device, label_smoothing > 0.0)
-    if tokens == 0:
-        return torch.empty_like(shares.picked), shares.picked.new_empty((0, 2))
-    with on_device(logits):
-        _logits_forward_kernel[(cdiv(tokens, rows), parts)](
-            logits, target, shares.largest, shares.exponentials, shares.total, shares.picked, tokens, words,
-            logits.stride(0), ignore_index,
-            SOFTCAP=softcap, SMOOTHED=label_smoothing > 0.0, WIDE=triton_dtype(wide), HALF=logits.dtype.itemsize == 2,
-            ROWS=rows, BLOCK=block, BLOCKS=blocks, num_warps=warps(rows * block),
-        )  # fmt: skip
-        return shares.join(target, words, ignore_index, block * blocks, label_smoothing, z_loss)
+    count = cdiv(words, block * blocks)
+    parts = Shares(count, block * blocks, target, words, ignore_index, label_smoothing, z_loss, wide)
+    launch = bind(
+        _logits_forward_kernel, (cdiv(tokens, rows), count), tokens, words, matrix.stride(0), ignore_index,
+        SOFTCAP=softcap, SMOOTHED=label_smoothing > 0.0, WIDE=triton_dtype(wide), HALF=logits.dtype.itemsize == 2,
+        ROWS=rows, BLOCK=block, BLOCKS=blocks, num_warps=warps(rows * block),
+    )  # fmt: skip
+    read_logits, read_target = reader(logits, as_rows), reader(target, Tensor.contiguous)
+
+    def run(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+        target, shares = read_target(target), parts.new()
+        launch(read_logits(logits), target, *shares)
+        return parts.join(shares, target)
+
+    return run
 
 
-def backward(
+def plan_backward(
     dloss: Tensor,
+    normalizer: Tensor,
     logits: Tensor,
     target: Tensor,
-    normalizer: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
     softcap: float,
-    result: Tensor,
-) -> None:
-    """Launch the backward: one kernel.
+    inplace: bool,
+) -> Callable[..., Tensor]:
+    """How the backward is launched for a geometry: one kernel.
 
     Args:
-        dloss: `(T,)`, any strides.
-        logits: `(T, V)`, any strides.
-        target: `(T,)`.
-        normalizer: `(T, 2)`, as the forward returned it.
+        dloss: `(...)`, any strides.
+        normalizer: `(..., 2)`, as the forward returned it.
+        logits: `(..., V)`, any strides.
+        target: `(...)`.
         ignore_index: as in `reference.py`.
         label_smoothing: as in `reference.py`.
         z_loss: as in `reference.py`.
         softcap: as in `reference.py`.
-        result: `(T, V)`, written; it may be the logits.
+        inplace: whether the gradient goes where the logits are.
+
+    Returns:
+        A function of the tensors that returns the gradient, contiguous, or the logits.
     """
-    tokens, words = logits.shape
-    source, place = _with_unit_stride(logits), _with_unit_stride(result)
+    as_rows, new = rows_of(logits), allocator(logits)
+    matrix = as_rows(logits)
+    tokens, words = matrix.shape
+    over = inplace and matrix.data_ptr() == logits.data_ptr()  # else no view of these logits has rows
     rows, block = _tile(words)
-    with on_device(logits):
-        _logits_backward_kernel[(cdiv(tokens, rows), cdiv(words, block))](
-            source, target.contiguous(), normalizer.contiguous(), dloss.contiguous(), place,
-            tokens, words, source.stride(0), place.stride(0), ignore_index,
-            LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, SOFTCAP=softcap, WIDE=triton_dtype(normalizer.dtype),
-            HALF=logits.dtype.itemsize == 2, ROWS=rows, BLOCK=block, num_warps=warps(rows * block),
-        )  # fmt: skip
-    if place is not result:
-        result.copy_(place)
+    launch = bind(
+        _logits_backward_kernel, (cdiv(tokens, rows), cdiv(words, block)),
+        tokens, words, matrix.stride(0), matrix.stride(0) if over else words, ignore_index,
+        LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, SOFTCAP=softcap, WIDE=triton_dtype(normalizer.dtype),
+        HALF=logits.dtype.itemsize == 2, ROWS=rows, BLOCK=block, num_warps=warps(rows * block),
+    )  # fmt: skip
+    read_logits = reader(logits, as_rows)
+    read_dloss, read_normalizer, read_target = (reader(t, Tensor.contiguous) for t in (dloss, normalizer, target))
+
+    def run(dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
+        result = logits if over else new()
+        launch(read_logits(logits), read_target(target), read_normalizer(normalizer), read_dloss(dloss), result)
+        return logits.copy_(result) if inplace and not over else result
+
+    return run
 
 
-def _with_unit_stride(matrix: Tensor) -> Tensor:
-    return matrix if matrix.stride(1) == 1 or matrix.shape[1] == 1 else matrix.contiguous()
+def rows_of(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """What sees tensors like x, `(..., V)`, as `(T, V)` with unit stride in V; copies only what has no such view."""
+    words = x.shape[-1]
+
+    def as_rows(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, words)
+        return rows if rows.stride(1) == 1 or words == 1 else rows.contiguous()
+
+    return as_rows
 
 
 def _tile(words: int) -> tuple[int, int]:

@@ -7,16 +7,17 @@ bytes, and unit stride in the last dimension. Everything else goes through point
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_pytorch.linear_cross_entropy._core.device import multiprocessors
 from kernel_pytorch.linear_cross_entropy._core.launch import cdiv, exceeds_int32
+from kernel_pytorch.linear_cross_entropy._core.launcher import Tiles, tiles
 
 from .configurations import Configuration, Table, configuration
 from .tiles import triton_dtype
@@ -135,14 +136,25 @@ class Shape:
             registers = REGISTERS // (self.chosen.programs * self.chosen.warps * 32)
             self.constants["maxnreg"] = min(248, registers // 8 * 8)
 
-    def operand(self, matrix: Tensor, rows: int) -> Any:
-        """What the kernel reads tiles of hidden, with `chosen.rows`, or of weight, with `chosen.columns` rows, from."""
-        return TensorDescriptor.from_tensor(matrix, [rows, self.chosen.depth]) if self.descriptors else matrix
+    def operands(self, hidden: Tensor, weight: Tensor) -> list[Tiles | None]:
+        """How the kernel reads tiles of hidden and weight."""
+        if not self.descriptors:
+            return [None, None]
+        return [
+            tiles(hidden, self.chosen.rows, self.chosen.depth),
+            tiles(weight, self.chosen.columns, self.chosen.depth),
+        ]
 
-    def result(self, matrix: Tensor) -> Any:
-        """What the kernel writes tiles of the shape of the logits through, a part at a time."""
-        part = [self.chosen.rows, self.chosen.columns // self.chosen.parts]
-        return TensorDescriptor.from_tensor(matrix, part) if self.descriptors else matrix
+    def result(self, matrix: Tensor) -> Tiles | None:
+        """How the kernel writes tiles of the shape of the logits, a part at a time."""
+        part = self.chosen.rows, self.chosen.columns // self.chosen.parts
+        return tiles(matrix, *part) if self.descriptors else None
+
+
+def matrix_of(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """What sees tensors like x, `(..., N)`, as `(T, N)`."""
+    columns = x.shape[-1]
+    return lambda x: x.reshape(-1, columns)
 
 
 def precision_of(dtype: torch.dtype) -> tuple[str, bool]:

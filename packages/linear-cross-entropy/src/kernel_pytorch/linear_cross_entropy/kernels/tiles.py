@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from kernel_pytorch.linear_cross_entropy._core.launch import cdiv
+from kernel_pytorch.linear_cross_entropy._core.launch import allocator, cdiv
+from kernel_pytorch.linear_cross_entropy._core.launcher import bind
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 JOINED_TOKENS, JOINED_SHARES = 16, 64  # of a tile of the join
@@ -162,32 +163,34 @@ def _join_kernel(
 
 
 class Shares:
-    """What the programs of a forward write, each for its part of the vocabulary, and the join of it.
+    """What the programs of a forward write, each for its part of the vocabulary, and the join of it."""
 
-    Attributes:
-        largest: `(S, T)`, the largest logits.
-        exponentials: `(S, T)`, sums of exponentials relative to those.
-        total: `(S, T)`, sums of logits relative to those; None where the labels are not smoothed.
-        picked: `(T,)`, logits of the targets; nothing for tokens that do not count.
-    """
-
-    def __init__(self, parts: int, tokens: int, wide: torch.dtype, device: torch.device, smoothed: bool) -> None:
-        self.largest = torch.empty((parts, tokens), dtype=wide, device=device)
-        self.exponentials = torch.empty_like(self.largest)
-        self.total = torch.empty_like(self.largest) if smoothed else None
-        self.picked = torch.empty((tokens,), dtype=wide, device=device)
-
-    def join(
-        self, target: Tensor, words: int, ignore_index: int, words_of_share: int, label_smoothing: float, z_loss: float
-    ) -> tuple[Tensor, Tensor]:
-        """`(loss, normalizer)`, `(T,)` and `(T, 2)`: one launch."""
-        loss, normalizer = torch.empty_like(self.picked), self.picked.new_empty((*self.picked.shape, 2))
-        parts, tokens = self.largest.shape
-        _join_kernel[(cdiv(tokens, JOINED_TOKENS),)](
-            self.largest, self.exponentials, self.total, self.picked, target, loss, normalizer, tokens, parts, words,
-            words_of_share, ignore_index, LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, TOKENS=JOINED_TOKENS,
-            SHARES=JOINED_SHARES, num_warps=4,
+    def __init__(
+        self, parts: int, words_of_part: int, target: Tensor, words: int, ignore_index: int, label_smoothing: float,
+        z_loss: float, wide: torch.dtype,
+    ) -> None:  # fmt: skip
+        tokens = target.numel()
+        self._new_part, self._new_token = allocator(target, (parts, tokens), wide), allocator(target, (tokens,), wide)
+        self._new_loss = allocator(target, dtype=wide)
+        self._new_normalizer = allocator(target, (*target.shape, 2), wide)
+        self._smoothed = label_smoothing > 0.0
+        self._join = bind(
+            _join_kernel, (cdiv(tokens, JOINED_TOKENS),), tokens, parts, words, words_of_part, ignore_index,
+            LABEL_SMOOTHING=label_smoothing, Z_LOSS=z_loss, TOKENS=JOINED_TOKENS, SHARES=JOINED_SHARES, num_warps=4,
         )  # fmt: skip
+
+    def new(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Memory for them.
+
+        `(S, T)`, the largest logits; sums of exponentials relative to those; sums of logits relative to those, None
+        where the labels are not smoothed; and `(T,)`, logits of the targets, nothing for tokens that do not count.
+        """
+        return self._new_part(), self._new_part(), self._new_part() if self._smoothed else None, self._new_token()
+
+    def join(self, shares: tuple[Tensor, Tensor, Tensor | None, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
+        """`(loss, normalizer)`, like the target and with two numbers for each: one launch."""
+        loss, normalizer = self._new_loss(), self._new_normalizer()
+        self._join(*shares, target, loss, normalizer)
         return loss, normalizer
 
 

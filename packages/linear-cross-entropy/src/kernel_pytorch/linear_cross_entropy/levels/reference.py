@@ -42,9 +42,9 @@ def linear_cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    softcap: float,
+    softcap: Optional[float],
     reduction: str,
-    chunk: int,
+    chunk: Optional[int],
 ) -> Tensor:
     """Cross entropy of `hidden @ weight.T + bias`.
 
@@ -56,7 +56,7 @@ def linear_cross_entropy(
         ignore_index: the target of tokens that do not count.
         label_smoothing: s above, from 0 to 1.
         z_loss: factor of the z-loss; 0 for none.
-        softcap: bound of the logits; 0 for none.
+        softcap: bound of the logits; 0 or None for none.
         reduction: "mean", "sum" or "none".
         chunk: nothing here: all logits are held.
 
@@ -76,7 +76,7 @@ def cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    softcap: float,
+    softcap: Optional[float],
     reduction: str,
     inplace: bool,
 ) -> Tensor:
@@ -100,7 +100,7 @@ def cross_entropy(
     counts = (target != ignore_index) & (target >= 0) & (target < words)
     # Zeros where nothing counts: of NaN the gradient would be zero times NaN.
     z = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(~counts.unsqueeze(-1), 0.0)
-    if softcap > 0.0:
+    if softcap is not None and softcap > 0.0:
         z = softcap * torch.tanh(z / softcap)
     largest = z.detach().amax(-1, keepdim=True)
     z = z - largest

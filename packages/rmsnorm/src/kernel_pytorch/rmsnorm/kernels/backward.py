@@ -25,7 +25,8 @@ from torch import Tensor
 from kernel_pytorch.rmsnorm._core.device import program_count, shared_memory
 from kernel_pytorch.rmsnorm._core.direct_calls import check_count, check_floats, check_shapes
 from kernel_pytorch.rmsnorm._core.launch import cdiv, exceeds_int32, next_power_of_2, reader, warps
-from kernel_pytorch.rmsnorm._core.launcher import bind, planned
+from kernel_pytorch.rmsnorm._core.launcher import bind
+from kernel_pytorch.rmsnorm._core.plans import planned
 
 from .forward import LONG_BLOCK, check, token_head_rows
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from kernel_pytorch.rmsnorm._core.direct_calls import check_floats, check_shapes
 from kernel_pytorch.rmsnorm._core.launch import cdiv, eviction_policy, exceeds_int32, next_power_of_2, reader, warps
-from kernel_pytorch.rmsnorm._core.launcher import bind, planned
+from kernel_pytorch.rmsnorm._core.launcher import bind
+from kernel_pytorch.rmsnorm._core.plans import planned
 from kernel_pytorch.rmsnorm.operators import result_dtype
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,8 +9,7 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
-    Implementation,
-    Level,
+    Given,
     Operation,
     Technique,
     grid,
@@ -21,43 +18,13 @@ from kernel_pytorch.harness.technique import (
 
 HERE = "kernel_pytorch.my_technique"
 FUNCTION = "my_technique"
-
-# Rows of the support table in which a level says no. What is not named here must work, and what is named must not.
-UNSUPPORTED = {
-    "opcheck": "no operator of its own: PyTorch checks those that it is made of",
-    "FLOP counter": "PyTorch's counter has no formula for elementwise operators",
-}
-UNSUPPORTED_SCRIPT = UNSUPPORTED | {
-    "selective checkpointing": "a checkpoint ends its second forward by an exception that TorchScript hides",
-    **dict.fromkeys(
-        ("determinism on cuda", "batch invariance on cuda"),
-        "TorchScript interprets its first calls and fuses the later ones, which may round differently",
-    ),
-}
-UNSUPPORTED_COMPILED = UNSUPPORTED | {
-    "selective checkpointing": "a policy sees no operator: what is compiled is in one piece",
-    "double backward": "AOTAutograd refuses it",
-    "batch invariance on cuda": "TorchInductor makes another kernel for another number of rows",
-}
-if torch.__version__ < "2.11":
-    UNSUPPORTED_COMPILED |= dict.fromkeys(
-        ("export", "AOTInductor"), "torch 2.10 does not trace into what is compiled already"
-    )
-
-implementations = [
-    Implementation("reference", Level.REFERENCE, f"{HERE}.levels.reference:{FUNCTION}", unsupported=UNSUPPORTED),
-    Implementation("native", Level.NATIVE, f"{HERE}.levels.native:{FUNCTION}", unsupported=UNSUPPORTED),
-    Implementation(
-        "torchscript", Level.TORCHSCRIPT, f"{HERE}.levels.torchscript:{FUNCTION}", unsupported=UNSUPPORTED_SCRIPT
-    ),
-    Implementation("compile", Level.COMPILE, f"{HERE}.levels.compile:{FUNCTION}", unsupported=UNSUPPORTED_COMPILED),
-]
+LEVELS = ("reference", "native", "torchscript", "compile")
 
 
-def inputs(case: Case, generator: torch.Generator) -> tuple[Any, ...]:
-    """Give x `(*shape)`, beta."""
+def inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(*shape)`; beta."""
     x = torch.randn(case.shape, generator=generator, device=generator.device)
-    return x.to(case.dtype), case.sizes.get("beta", 1.0)
+    return (x.to(case.dtype),), {"beta": case.sizes.get("beta", 1.0)}
 
 
 def cost(case: Case, direction: Direction) -> Cost:
@@ -68,9 +35,9 @@ def cost(case: Case, direction: Direction) -> Cost:
     return Cost(passes * elements * case.dtype.itemsize, flops * elements)
 
 
-def real_input(activations: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+def real_input(activations: Tensor, dtype: torch.dtype) -> Given:
     """Hidden states as they are."""
-    return activations.to(dtype), 1.0
+    return (activations.to(dtype),), {"beta": 1.0}
 
 
 test_grid = grid(
@@ -97,7 +64,8 @@ technique = Technique(
     operations=[
         Operation(
             name=FUNCTION,
-            implementations=implementations,
+            function=f"{HERE}:{FUNCTION}",
+            levels=LEVELS,
             inputs=inputs,
             cost=cost,
             test_grid=test_grid,

@@ -13,16 +13,21 @@ drawn again from the seed. Without an activation x is not read, and was not save
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.device import on_device, program_count
-from kernel_pytorch.fused_ln_act._core.launch import cdiv, exceeds_int32, next_power_of_2
+from kernel_pytorch.fused_ln_act._core.device import program_count
+from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.kernels.activations import derivative
 from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
-from kernel_pytorch.fused_ln_act.kernels.rows import Walk, add_shares, are_half, as_rows, stages
+from kernel_pytorch.fused_ln_act.kernels.rows import Sums, Walk, are_half, as_rows, stages
 from kernel_pytorch.fused_ln_act.kernels.tiles import MOST_IN_GRID, tile_of_few, widest_tile
 
 from .forward import check
@@ -91,6 +96,7 @@ def _bias_backward_kernel(
         tl.store(shares_ptr + program * columns + column_out, total, mask=column_out < columns)
 
 
+@planned
 def bias_act_backward(
     dy: Tensor,
     x: Tensor | None,
@@ -100,25 +106,8 @@ def bias_act_backward(
     activation: str,
     need_dx: bool,
     need_dbias: bool,
-) -> tuple[Tensor, Tensor]:
-    """The launcher of the operator: `(dx, dbias)`; what is not needed comes back empty."""
-    check(dy, {"x": x}, bias, seed, dropout_p, activation)
-    if x is None and activation != "identity":
-        raise ValueError(f"x: given None; the derivative of {activation!r} needs it")
-    return backward(dy, x, bias, seed, dropout_p, activation, need_dx, need_dbias)
-
-
-def backward(
-    dy: Tensor,
-    x: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    dropout_p: float,
-    activation: str,
-    need_dx: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor]:
-    """Launch the backward kernel, and the addition of the shares where there are several of dbias.
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The launcher of the operator: one launch, and the addition of the shares where there are several of dbias.
 
     Args:
         dy: `(..., N)`, any strides.
@@ -133,40 +122,43 @@ def backward(
     Returns:
         dx like x, or in the dtype of dy without an x, and dbias like bias, contiguous; empty where not needed.
     """
+    check(dy, {"x": x}, bias, seed, dropout_p, activation)
+    if x is None and activation != "identity":
+        raise ValueError(f"x: given None; the derivative of {activation!r} needs it")
     need_dbias = need_dbias and bias is not None
-    columns = dy.shape[-1]
-    dx = torch.empty(dy.shape if need_dx else (0,), dtype=(dy if x is None else x).dtype, device=dy.device)
-    dbias = torch.empty(
-        (columns,) if need_dbias else (0,), dtype=(dy if bias is None else bias).dtype, device=dy.device
-    )
-    if dy.numel() == 0:
-        return dx, dbias.zero_()
-    if not (need_dx or need_dbias):
-        return dx, dbias
+    new_dx = allocator(dy if x is None else x, needed=need_dx)
+    new_dbias = allocator(dy if bias is None else bias, needed=need_dbias)
+    if dy.numel() == 0 or not (need_dx or need_dbias):
+        return lambda *arguments: (new_dx(), new_dbias().zero_())
     dy_rows, x_rows = as_rows(dy), None if x is None else as_rows(x)
-    rows = dy_rows.shape[0]
-    tensors = 1 if x is None else 2
-    way = walk(rows, columns, dy, tensors) if need_dbias else apart(columns)
+    (rows, columns), drops = dy_rows.shape, dropout_p > 0.0
+    way = walk(rows, columns, dy, 1 if x is None else 2) if need_dbias else apart(columns)
     blocks = cdiv(columns, way.block)
-    programs = MOST_IN_GRID
-    if need_dbias:
-        programs = max(1, program_count(dy.device, way.programs) // blocks)
-    programs = min(cdiv(rows, way.rows), programs)
-    shares = dbias
+    at_once = max(1, program_count(dy.device, way.programs) // blocks) if need_dbias else MOST_IN_GRID
+    programs = min(cdiv(rows, way.rows), at_once)
+    walked = [t for t in (dy_rows, x_rows, unmade(dy.shape, dy.dtype) if need_dx else None) if t is not None]
+    launch = bind(
+        _bias_backward_kernel, (blocks, programs),
+        rows, columns, dy_rows.stride(0), 0 if x_rows is None else x_rows.stride(0),
+        HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, HALF=are_half(dy, x, bias),
+        NEED_DX=need_dx, NEED_DBIAS=need_dbias, LONG_OFFSETS=exceeds_int32(*walked), **way.options,
+    )  # fmt: skip
+    sums = None
     if need_dbias and programs > 1:
-        wide = torch.promote_types(dy.dtype, torch.float32)
-        shares = torch.empty((1, programs, columns), dtype=wide, device=dy.device)
-    walked = [t for t in (dy_rows, x_rows, dx.view(-1, columns) if need_dx else None) if t is not None]
-    with on_device(dy):
-        _bias_backward_kernel[(blocks, programs)](
-            dy_rows, x_rows, bias if bias is None else bias.contiguous(), seed if dropout_p > 0.0 else None, dx, shares,
-            rows, columns, dy_rows.stride(0), 0 if x_rows is None else x_rows.stride(0),
-            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, HALF=are_half(dy, x, bias),
-            NEED_DX=need_dx, NEED_DBIAS=need_dbias, LONG_OFFSETS=exceeds_int32(*walked), **way.options,
-        )  # fmt: skip
-        if shares is not dbias:
-            add_shares(shares, dbias, None)
-    return dx, dbias
+        sums = Sums(programs, columns, (True, False), dy, torch.promote_types(dy.dtype, torch.float32))
+    read_dy, read_x, read_bias = reader(dy, as_rows), reader(x, as_rows), reader(bias, Tensor.contiguous)
+
+    def run(
+        dy: Tensor, x: Tensor | None, bias: Tensor | None, seed: Tensor | None, *scalars: Any
+    ) -> tuple[Tensor, Tensor]:
+        dx, dbias = new_dx(), new_dbias()
+        shares = dbias if sums is None else sums.shares()[0]
+        launch(read_dy(dy), read_x(x), read_bias(bias), seed if drops else None, dx, shares)
+        if sums is not None:
+            sums.add(shares, dbias, dbias)
+        return dx, dbias
+
+    return run
 
 
 def apart(columns: int) -> Walk:

@@ -6,7 +6,8 @@ x and residual are seen as `(T, N)` with a row stride each. One launch, tiles of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import triton
@@ -14,9 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
-from kernel_pytorch.fused_ln_act._core.device import on_device
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
-from kernel_pytorch.fused_ln_act._core.launch import bytes_of, eviction_policy, exceeds_int32
+from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout
@@ -48,12 +50,48 @@ def _bias_forward_kernel(
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@planned
 def bias_act(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, dropout_p: float, activation: str
-) -> Tensor:
-    """The launcher of the operator: y."""
+) -> Callable[..., Tensor]:
+    """The launcher of the operator, `residual + dropout(activation(x + bias))`: one launch.
+
+    Args:
+        x: `(..., N)`, any strides.
+        bias: `(N,)` or None.
+        residual: `(..., N)`, any strides, or None.
+        seed: int64 `()`, or None where `dropout_p` is 0.
+        dropout_p: the probability that an element is dropped.
+        activation: one of `ACTIVATIONS`.
+
+    Returns:
+        `(..., N)`, contiguous, in the promoted dtype of x and residual.
+    """
     check(x, {"residual": residual}, bias, seed, dropout_p, activation)
-    return forward(x, bias, residual, seed, dropout_p, activation)
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    new_y = allocator(x, dtype=dtype)
+    if x.numel() == 0:
+        return lambda *arguments: new_y()
+    x_rows = as_rows(x)
+    residual_rows = None if residual is None else as_rows(residual)
+    walked = [t for t in (x_rows, residual_rows, unmade(x.shape, dtype)) if t is not None]
+    (rows, columns), drops = x_rows.shape, dropout_p > 0.0
+    tile = tile_of(rows, columns, x)
+    launch = bind(
+        _bias_forward_kernel, tile.grid(rows, columns),
+        rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACTIVATION=activation, DROPOUT_P=dropout_p,
+        LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(x, bytes_of(*walked)), **tile.options,
+    )  # fmt: skip
+    read_x, read_bias = reader(x, as_rows), reader(bias, Tensor.contiguous)
+    read_residual = reader(residual, as_rows)
+
+    def run(x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, *scalars: Any) -> Tensor:
+        y = new_y()
+        launch(read_x(x), read_bias(bias), read_residual(residual), seed if drops else None, y)
+        return y
+
+    return run
 
 
 def check(
@@ -74,42 +112,6 @@ def check(
     if bias is not None and bias.shape != x.shape[-1:]:
         raise ValueError(f"bias: shape is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be its end")
     check_seed(seed, dropout_p)
-
-
-def forward(
-    x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, dropout_p: float, activation: str
-) -> Tensor:
-    """Launch the forward kernel: `residual + dropout(activation(x + bias))`.
-
-    Args:
-        x: `(..., N)`, any strides.
-        bias: `(N,)` or None.
-        residual: `(..., N)`, any strides, or None.
-        seed: int64 `()`, or None where `dropout_p` is 0.
-        dropout_p: the probability that an element is dropped.
-        activation: one of `ACTIVATIONS`.
-
-    Returns:
-        `(..., N)`, contiguous, in the promoted dtype of x and residual.
-    """
-    columns = x.shape[-1]
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    rows = x.numel() // columns
-    if rows == 0:
-        return y
-    x_rows = as_rows(x)
-    residual_rows = None if residual is None else as_rows(residual)
-    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
-    shape = tile_of(rows, columns, x)
-    with on_device(x):
-        _bias_forward_kernel[shape.grid(rows, columns)](
-            x_rows, bias if bias is None else bias.contiguous(), residual_rows, seed if dropout_p > 0.0 else None, y,
-            rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
-            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, ACTIVATION=activation, DROPOUT_P=dropout_p,
-            LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(x, bytes_of(*walked)), **shape.options,
-        )  # fmt: skip
-    return y
 
 
 def tile_of(rows: int, columns: int, x: Tensor) -> Tile:

@@ -9,18 +9,22 @@ One launch; nothing but gate and up is read again. Of a packed input both gradie
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.device import on_device
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_shapes
-from kernel_pytorch.fused_ln_act._core.launch import bytes_of, eviction_policy, exceeds_int32
+from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import place, widest_tile
 
-from .forward import activate_gate, as_halves, check, clamp_halves, slope_of_gate
+from .forward import activate_gate, as_halves, check, clamp_halves, reader_of_halves, slope_of_gate
 
 ELEMENTS, WARPS = 1024, 8  # of a tile
 
@@ -55,6 +59,7 @@ def _gated_backward_kernel(
         tl.store(dup_ptr + row * dup_stride + column, dup.to(dup_ptr.dtype.element_ty), mask=mask)
 
 
+@planned
 def gated_backward(
     dy: Tensor,
     gate: Tensor,
@@ -65,26 +70,8 @@ def gated_backward(
     offset: float,
     need_dgate: bool,
     need_dup: bool,
-) -> tuple[Tensor, Tensor]:
-    """The launcher of the operator: `(dgate, dup)`; what is not needed comes back empty."""
-    check(gate, up, activation)
-    check_floats(dy=dy)
-    check_shapes(gate.shape if up is not None else torch.Size((*gate.shape[:-1], gate.shape[-1] // 2)), dy=dy)
-    return backward(dy, gate, up, activation, alpha, limit, offset, need_dgate, need_dup)
-
-
-def backward(
-    dy: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    offset: float,
-    need_dgate: bool,
-    need_dup: bool,
-) -> tuple[Tensor, Tensor]:
-    """Launch the backward kernel.
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The launcher of the operator: one launch.
 
     Args:
         dy: `(..., I)`, any strides.
@@ -100,27 +87,32 @@ def backward(
     Returns:
         dgate like gate and dup like up, contiguous; empty where not needed.
     """
-    need_dup = need_dup and up is not None
-    like_up = gate if up is None else up
-    dgate = torch.empty(gate.shape if need_dgate else (0,), dtype=gate.dtype, device=gate.device)
-    dup = torch.empty(like_up.shape if need_dup else (0,), dtype=like_up.dtype, device=gate.device)
+    check(gate, up, activation)
+    check_floats(dy=dy)
+    columns = gate.shape[-1] if up is not None else gate.shape[-1] // 2
+    check_shapes(torch.Size((*gate.shape[:-1], columns)), dy=dy)
+    packed, need_dup = up is None, need_dup and up is not None
+    new_dgate, new_dup = allocator(gate, needed=need_dgate), allocator(gate if up is None else up, needed=need_dup)
     if dy.numel() == 0 or not (need_dgate or need_dup):
+        return lambda *arguments: (new_dgate(), new_dup())
+    dy_rows, halves = as_rows(dy), as_halves(gate, up)
+    # Without memory rows of either have the stride that they will have.
+    gradients = as_halves(unmade(gate.shape, gate.dtype), None if up is None else unmade(up.shape, up.dtype))
+    read_dy, read = reader(dy, as_rows), reader_of_halves(gate, up)
+    walked = (dy_rows, *halves, *gradients)
+    moved = [t for t, need in zip(walked, (True, True, True, need_dgate, need_dup or packed), strict=True) if need]
+    rows, tile = dy_rows.shape[0], widest_tile(columns, ELEMENTS, WARPS)
+    launch = bind(
+        _gated_backward_kernel, tile.grid(rows, columns), rows, columns, *(t.stride(0) for t in walked),
+        ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset, NEED_DGATE=need_dgate,
+        NEED_DUP=need_dup or packed,
+        LONG_OFFSETS=exceeds_int32(*moved), POLICY=eviction_policy(gate, bytes_of(*moved)), **tile.options,
+    )  # fmt: skip
+
+    def run(dy: Tensor, gate: Tensor, up: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor]:
+        dgate, dup = new_dgate(), new_dup()
+        second = dgate.narrow(-1, columns, columns) if packed else dup
+        launch(read_dy(dy), *read(gate, up), dgate, second)
         return dgate, dup
-    columns = dy.shape[-1]
-    dy_rows = as_rows(dy)
-    rows = dy_rows.shape[0]
-    gate_rows, up_rows = as_halves(gate, up)
-    if up is None:
-        dgate_rows, dup_rows = as_halves(dgate, None)
-    else:
-        dgate_rows, dup_rows = dgate.view(-1, columns), dup.view(-1, columns)
-    walked = (dy_rows, gate_rows, up_rows, dgate_rows, dup_rows)
-    shape = widest_tile(columns, ELEMENTS, WARPS)
-    with on_device(gate):
-        _gated_backward_kernel[shape.grid(rows, columns)](
-            *walked, rows, columns, *(t.stride(0) for t in walked),
-            ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset,
-            NEED_DGATE=need_dgate, NEED_DUP=need_dup or up is None,
-            LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(gate, bytes_of(*walked)), **shape.options,
-        )  # fmt: skip
-    return dgate, dup
+
+    return run

@@ -6,15 +6,19 @@ One launch, tiles of some rows and some columns (`kernels/tiles.py`), everything
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
-from kernel_pytorch.fused_ln_act._core.device import on_device
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
-from kernel_pytorch.fused_ln_act._core.launch import bytes_of, eviction_policy, exceeds_int32
+from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.kernels.activations import activate, derivative, sigmoid, slope_of_silu
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import place, widest_tile
@@ -70,10 +74,45 @@ def _gated_forward_kernel(
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def gated(gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: float | None, offset: float) -> Tensor:
-    """The launcher of the operator: y."""
+@planned
+def gated(
+    gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: float | None, offset: float
+) -> Callable[..., Tensor]:
+    """The launcher of the operator: one launch.
+
+    Args:
+        gate: `(..., I)`, or packed `(..., 2I)`, any strides.
+        up: `(..., I)`; None where gate is packed.
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+        alpha: the slope of the sigmoid of "silu".
+        limit: of both halves, or None.
+        offset: added to up.
+
+    Returns:
+        `(..., I)`, contiguous, in the promoted dtype of gate and up.
+    """
     check(gate, up, activation)
-    return forward(gate, up, activation, alpha, limit, offset)
+    columns = gate.shape[-1] if up is not None else gate.shape[-1] // 2
+    shape = (*gate.shape[:-1], columns)
+    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
+    new_y = allocator(gate, shape, dtype)
+    if 0 in shape:
+        return lambda *arguments: new_y()
+    halves, read = as_halves(gate, up), reader_of_halves(gate, up)
+    walked = (*halves, unmade(shape, dtype))
+    rows, tile = halves[0].shape[0], widest_tile(columns, ELEMENTS, WARPS)
+    launch = bind(
+        _gated_forward_kernel, tile.grid(rows, columns), rows, columns, *(half.stride(0) for half in halves),
+        ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset,
+        LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(gate, bytes_of(*walked)), **tile.options,
+    )  # fmt: skip
+
+    def run(gate: Tensor, up: Tensor | None, *scalars: Any) -> Tensor:
+        y = new_y()
+        launch(*read(gate, up), y)
+        return y
+
+    return run
 
 
 def check(gate: Tensor, up: Tensor | None, activation: str) -> None:
@@ -95,35 +134,15 @@ def as_halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
     return packed[:, :columns], packed[:, columns:]
 
 
-def forward(
-    gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: float | None, offset: float
-) -> Tensor:
-    """Launch the forward kernel.
+def reader_of_halves(gate: Tensor, up: Tensor | None) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What gives a kernel the memory of `as_halves(gate, up)`."""
+    read_gate, read_up = reader(gate, as_rows), reader(up, as_rows)
+    if up is not None:
+        return lambda gate, up: (read_gate(gate), read_up(up))
+    columns = gate.shape[-1] // 2
 
-    Args:
-        gate: `(..., I)`, or packed `(..., 2I)`, any strides.
-        up: `(..., I)`; None where gate is packed.
-        activation: "silu", "gelu", "gelu_tanh" or "relu".
-        alpha: the slope of the sigmoid of "silu".
-        limit: of both halves, or None.
-        offset: added to up.
+    def read(packed: Tensor, up: None) -> tuple[Tensor, Tensor]:
+        packed = read_gate(packed)
+        return packed, packed.narrow(-1, columns, columns)
 
-    Returns:
-        `(..., I)`, contiguous, in the promoted dtype of gate and up.
-    """
-    columns = gate.shape[-1] if up is not None else gate.shape[-1] // 2
-    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
-    y = torch.empty((*gate.shape[:-1], columns), dtype=dtype, device=gate.device)
-    rows = y.numel() // columns
-    if rows == 0:
-        return y
-    gate_rows, up_rows = as_halves(gate, up)
-    walked = (gate_rows, up_rows, y.view(-1, columns))
-    shape = widest_tile(columns, ELEMENTS, WARPS)
-    with on_device(gate):
-        _gated_forward_kernel[shape.grid(rows, columns)](
-            gate_rows, up_rows, y, rows, columns, gate_rows.stride(0), up_rows.stride(0),
-            ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset,
-            LONG_OFFSETS=exceeds_int32(*walked), POLICY=eviction_policy(gate, bytes_of(*walked)), **shape.options,
-        )  # fmt: skip
-    return y
+    return read

@@ -10,20 +10,26 @@ of few rows by one program.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.device import on_device, program_count
-from kernel_pytorch.fused_ln_act._core.launch import cdiv, exceeds_int32
+from kernel_pytorch.fused_ln_act._core.device import program_count
+from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.kernels.activations import activate, derivative
-from kernel_pytorch.fused_ln_act.kernels.rows import add_shares, as_rows
+from kernel_pytorch.fused_ln_act.kernels.rows import Sums, as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import Tile, tile_of_few
 
 from .configurations import GATED_BACKWARD, LINEAR_BACKWARD
-from .forward import add_bias, check, check_shape, multiply, multiply_gated
-from .matmul import Shape, halves, load_tile, store_tile, tile_at
+from .forward import add_bias, check, check_shape, matrix_of, multiply, multiply_gated
+from .matmul import Shape, halves, load_tile, rounding, store_tile, tile_at
 
 BLOCK = 128  # columns of a tile of the kernels that multiply nothing
 TILE_BYTES = 4096  # of such a tile of 16-bit or 32-bit numbers
@@ -210,16 +216,11 @@ def _gated_linear_saved_backward_kernel(
         tl.store(dz_row + columns, (incoming * activated).to(dz_ptr.dtype.element_ty), mask=mask)
 
 
+@functools.partial(planned, state=lambda dy, saved, x, *others: rounding(x))
 def linear_act_backward(
-    dy: Tensor,
-    saved: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    need_dz: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor]:
+    dy: Tensor, saved: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None,
+    activation: str, need_dz: bool, need_dbias: bool,
+) -> Callable[..., tuple[Tensor, Tensor]]:  # fmt: skip
     """The launcher of the operator: one launch, and for the sum of many rows a small one.
 
     Args:
@@ -238,79 +239,86 @@ def linear_act_backward(
         of the bias, or `(0,)`; contiguous.
     """
     check(x, activation, {"weight": (weight, x.shape[-1])})
-    columns, depth = weight.shape
-    of_rows = (*x.shape[:-1], columns)
+    of_rows = (*x.shape[:-1], weight.shape[0])
     check_shape("dy", dy, of_rows)
     check_shape("saved", saved, of_rows)
-    check_shape("bias", bias, (columns,))
+    check_shape("bias", bias, weight.shape[:1])
     need_dz, need_dbias = need_dz and activation != "identity", need_dbias and bias is not None
-    like_bias = dy if bias is None else bias
-    dz = torch.empty(dy.shape if need_dz else (0,), dtype=dy.dtype, device=dy.device)
-    dbias = torch.empty((columns if need_dbias else 0,), dtype=like_bias.dtype, device=dy.device)
-    rows = dy.numel() // columns
-    if rows == 0:
-        return dz, dbias.zero_()
-    if not (need_dz or need_dbias):
+    new_dz, new_dbias = allocator(dy, needed=need_dz), allocator(dy if bias is None else bias, needed=need_dbias)
+    if dy.numel() == 0 or not (need_dz or need_dbias):
+        return lambda *arguments: (new_dz(), new_dbias().zero_())
+    if saved is None and activation != "identity":
+        compute, sums = _plan_recomputation(dy, x, weight, bias, activation, need_dz, need_dbias)
+    else:
+        compute, sums = _plan_differentiation(dy, saved, activation, need_dz, need_dbias)
+
+    def run(
+        dy: Tensor, saved: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any
+    ) -> tuple[Tensor, Tensor]:
+        dz, dbias = new_dz(), new_dbias()
+        shares = dbias if sums is None else sums.shares()[0]
+        compute(dy, saved, x, weight, bias, dz if need_dz else None, shares if need_dbias else None)
+        if sums is not None:
+            sums.add(shares, dbias, dbias)
         return dz, dbias
-    incoming, outgoing = as_rows(dy), dz.view(rows, columns) if need_dz else None
-    with on_device(dy):
-        if saved is None and activation != "identity":
-            shares = _recompute(incoming, x.reshape(-1, depth), weight, bias, outgoing, activation, need_dbias)
-        else:
-            shares = _differentiate(incoming, saved, outgoing, activation, dbias if need_dbias else None)
-        if shares is not None:
-            add_shares(shares[None], None, dbias)
-    return dz, dbias
+
+    return run
 
 
-def _recompute(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dz: Tensor | None, activation: str, need_dbias: bool
-) -> Tensor | None:
-    """Compute dz and return the shares of dbias, `(P, N)`."""
-    rows, columns = dy.shape
-    tensors = [t for t in (x, weight, dy, dz) if t is not None]
+def _plan_recomputation(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, need_dz: bool, need_dbias: bool
+) -> tuple[Callable[..., None], Sums | None]:
+    """What computes dz and the shares of dbias, and the addition of those."""
+    (columns, depth), as_matrix = weight.shape, matrix_of(x)
+    matrix, dy_rows = as_matrix(x), as_rows(dy)
+    rows = dy_rows.shape[0]
+    dz = unmade((rows, columns), dy.dtype) if need_dz else None
+    tensors = [t for t in (matrix, weight, dy_rows, dz) if t is not None]
     shape = Shape(LINEAR_BACKWARD, rows, columns, x, tensors, exceeds_int32(*tensors))
-    shares = None
-    if need_dbias:
-        down = cdiv(rows, shape.chosen.rows)
-        shares = torch.empty((down, columns), dtype=torch.promote_types(dy.dtype, torch.float32), device=dy.device)
-    _linear_backward_kernel[(shape.programs,)](
-        shape.operand(x, shape.chosen.rows), shape.operand(weight, shape.chosen.columns),
-        None if bias is None else bias.contiguous(), shape.result(dy), shape.result(dz), shares,
-        rows, columns, x.shape[1], *x.stride(), *weight.stride(), dy.stride(0),
-        ACTIVATION=activation, HAS_BIAS=bias is not None, NEED_DZ=dz is not None, NEED_DBIAS=need_dbias,
-        **shape.constants,
+    launch = bind(
+        _linear_backward_kernel, (shape.programs,),
+        rows, columns, depth, *matrix.stride(), *weight.stride(), dy_rows.stride(0),
+        described=[*shape.operands(matrix, weight), None, shape.result(dy_rows), shape.result(dz), None],
+        ACTIVATION=activation, HAS_BIAS=bias is not None, NEED_DZ=need_dz, NEED_DBIAS=need_dbias, **shape.constants,
     )  # fmt: skip
-    return shares
+    wide, down = torch.promote_types(dy.dtype, torch.float32), cdiv(rows, shape.chosen.rows)
+    sums = Sums(down, columns, (False, True), dy, wide) if need_dbias else None
+    read_dy, read_x, read_bias = reader(dy, as_rows), reader(x, as_matrix), reader(bias, Tensor.contiguous)
+    return (
+        lambda dy, saved, x, weight, bias, dz, shares: launch(
+            read_x(x), weight, read_bias(bias), read_dy(dy), dz, shares
+        )
+    ), sums
 
 
-def _differentiate(
-    dy: Tensor, saved: Tensor | None, dz: Tensor | None, activation: str, dbias: Tensor | None
-) -> Tensor | None:
-    """Compute dz from what was saved, and dbias, of which more than one program return their shares, `(P, N)`."""
-    rows, columns = dy.shape
-    kept = None if saved is None else as_rows(saved)
+def _plan_differentiation(
+    dy: Tensor, saved: Tensor | None, activation: str, need_dz: bool, need_dbias: bool
+) -> tuple[Callable[..., None], Sums | None]:
+    """What computes dz from what was saved, and dbias or its shares, and the addition of those where there are any."""
+    dy_rows, kept = as_rows(dy), None if saved is None else as_rows(saved)
+    rows, columns = dy_rows.shape
     wide = torch.promote_types(dy.dtype, torch.float32)
-    whole = None if dbias is None else tile_of_few(rows, columns, BLOCK)
+    whole = tile_of_few(rows, columns, BLOCK) if need_dbias else None
     tile = Tile(TILE_BYTES // (BLOCK * dy.element_size()), BLOCK, 4) if whole is None else whole
     across, down = cdiv(columns, tile.block), cdiv(rows, tile.rows)
     programs = min(down, max(1, program_count(dy.device, PROGRAMS_PER_MULTIPROCESSOR) // across))
-    shares = None
-    if dbias is not None and programs > 1:
-        shares = torch.empty((programs, columns), dtype=wide, device=dy.device)
-    _linear_saved_backward_kernel[(across, programs)](
-        dy, kept, dz, dbias if shares is None else shares, rows, columns,
-        dy.stride(0), 0 if kept is None else kept.stride(0),
-        ACTIVATION=activation, NEED_DZ=dz is not None, NEED_DBIAS=dbias is not None, WIDE=_triton_dtype(wide),
+    walked = (dy_rows, kept, unmade((rows, columns), dy.dtype) if need_dz else None)
+    launch = bind(
+        _linear_saved_backward_kernel, (across, programs),
+        rows, columns, dy_rows.stride(0), 0 if kept is None else kept.stride(0),
+        ACTIVATION=activation, NEED_DZ=need_dz, NEED_DBIAS=need_dbias, WIDE=_triton_dtype(wide),
         STAGES=STAGES if whole is None else 1,  # a tile that is the only one is not copied ahead
-        LONG_OFFSETS=exceeds_int32(*(t for t in (dy, kept, dz) if t is not None)), **tile.options,
+        LONG_OFFSETS=exceeds_int32(*(t for t in walked if t is not None)), **tile.options,
     )  # fmt: skip
-    return shares
+    sums = Sums(programs, columns, (False, True), dy, wide) if need_dbias and programs > 1 else None
+    read_dy, read_saved = reader(dy, as_rows), reader(saved, as_rows)
+    return lambda dy, saved, x, weight, bias, dz, shares: launch(read_dy(dy), read_saved(saved), dz, shares), sums
 
 
+@functools.partial(planned, state=lambda dh, saved, x, *others: rounding(x))
 def gated_mlp_backward(
     dh: Tensor, saved: Tensor | None, x: Tensor, w_gate_up: Tensor, activation: str, need_h: bool, need_dz: bool
-) -> tuple[Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """The launcher of the operator: the gradient at both halves of the pre-activation, and h once more.
 
     Args:
@@ -326,38 +334,65 @@ def gated_mlp_backward(
         h `(..., I)`, or `(0,)`; dz `(..., 2I)`, or `(0,)`; contiguous.
     """
     check(x, activation, {"w_gate_up": (w_gate_up, x.shape[-1])})
-    columns, depth = w_gate_up.shape[0] // 2, w_gate_up.shape[1]
-    check_shape("dh", dh, (*x.shape[:-1], columns))
-    check_shape("saved", saved, (*x.shape[:-1], w_gate_up.shape[0]))
-    h = torch.empty(dh.shape if need_h else (0,), dtype=dh.dtype, device=dh.device)
-    dz = torch.empty((*dh.shape[:-1], 2 * columns) if need_dz else (0,), dtype=dh.dtype, device=dh.device)
-    rows = dh.numel() // columns
-    if rows == 0 or not (need_h or need_dz):
+    of_rows, columns = x.shape[:-1], w_gate_up.shape[0] // 2
+    check_shape("dh", dh, (*of_rows, columns))
+    check_shape("saved", saved, (*of_rows, w_gate_up.shape[0]))
+    new_h, new_dz = allocator(dh, needed=need_h), allocator(dh, (*of_rows, 2 * columns), needed=need_dz)
+    if dh.numel() == 0 or not (need_h or need_dz):
+        return lambda *arguments: (new_h(), new_dz())
+    flags = {"ACTIVATION": activation, "NEED_H": need_h, "NEED_DZ": need_dz}
+    if saved is None:
+        compute = _plan_gated_recomputation(dh, x, w_gate_up, flags)
+    else:
+        compute = _plan_gated_differentiation(dh, saved, flags)
+
+    def run(dh: Tensor, saved: Tensor | None, x: Tensor, w_gate_up: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+        h, dz = new_h(), new_dz()
+        compute(dh, saved, x, w_gate_up, h, dz)
         return h, dz
-    incoming, hidden = as_rows(dh), h.view(rows, columns) if need_h else None
-    with on_device(dh):
-        if saved is None:
-            halves_of_dz = dz.view(rows, 2 * columns).split(columns, 1) if need_dz else (None, None)
-            results = [incoming, hidden, *halves_of_dz]
-            matrix, weights = x.reshape(-1, depth), w_gate_up.split(columns)
-            tensors = [t for t in (matrix, *weights, *results) if t is not None]
-            shape = Shape(GATED_BACKWARD, rows, columns, x, tensors, exceeds_int32(*tensors))
-            _gated_linear_backward_kernel[(shape.programs,)](
-                shape.operand(matrix, shape.chosen.rows), *(shape.operand(w, shape.chosen.columns) for w in weights),
-                *map(shape.result, results), rows, columns, depth, *matrix.stride(), *w_gate_up.stride(),
-                incoming.stride(0), ACTIVATION=activation, NEED_H=need_h, NEED_DZ=need_dz, **shape.constants,
-            )  # fmt: skip
-        else:
-            kept = as_rows(saved)
-            tile_rows = TILE_BYTES // (BLOCK * dh.element_size())
-            grid = cdiv(rows, tile_rows), cdiv(columns, BLOCK)
-            _gated_linear_saved_backward_kernel[grid](
-                incoming, kept, h, dz, rows, columns, incoming.stride(0), kept.stride(0),
-                ACTIVATION=activation, NEED_H=need_h, NEED_DZ=need_dz,
-                WIDE=_triton_dtype(torch.promote_types(dh.dtype, torch.float32)), ROWS=tile_rows, BLOCK=BLOCK,
-                LONG_OFFSETS=exceeds_int32(incoming, kept), num_warps=4,
-            )  # fmt: skip
-    return h, dz
+
+    return run
+
+
+def _plan_gated_recomputation(dh: Tensor, x: Tensor, w_gate_up: Tensor, flags: dict[str, Any]) -> Callable[..., None]:
+    """What computes h and dz from x and the weights."""
+    as_matrix, depth = matrix_of(x), x.shape[-1]
+    matrix, weights, dh_rows = as_matrix(x), w_gate_up.split(w_gate_up.shape[0] // 2), as_rows(dh)
+    rows, columns = dh_rows.shape
+    need_h, need_dz = flags["NEED_H"], flags["NEED_DZ"]
+    halves_of_dz = unmade((rows, 2 * columns), dh.dtype).split(columns, 1) if need_dz else (None, None)
+    results = [dh_rows, unmade((rows, columns), dh.dtype) if need_h else None, *halves_of_dz]
+    tensors = [t for t in (matrix, *weights, *results) if t is not None]
+    shape = Shape(GATED_BACKWARD, rows, columns, x, tensors, exceeds_int32(*tensors))
+    launch = bind(
+        _gated_linear_backward_kernel, (shape.programs,),
+        rows, columns, depth, *matrix.stride(), *w_gate_up.stride(), dh_rows.stride(0),
+        described=[*shape.operands(matrix, *weights), *map(shape.result, results)], **flags, **shape.constants,
+    )  # fmt: skip
+    read_dh, read_x = reader(dh, as_rows), reader(x, as_matrix)
+
+    def compute(dh: Tensor, saved: None, x: Tensor, w_gate_up: Tensor, h: Tensor, dz: Tensor) -> None:
+        # Of the halves the kernel needs to know where they begin.
+        halves_of_dz = (dz, dz.narrow(-1, columns, columns)) if need_dz else (None, None)
+        up_weight = w_gate_up.narrow(0, columns, columns)
+        launch(read_x(x), w_gate_up, up_weight, read_dh(dh), h if need_h else None, *halves_of_dz)
+
+    return compute
+
+
+def _plan_gated_differentiation(dh: Tensor, saved: Tensor, flags: dict[str, Any]) -> Callable[..., None]:
+    """What computes h and dz from what was saved."""
+    dh_rows, kept = as_rows(dh), as_rows(saved)
+    rows, columns = dh_rows.shape
+    tile_rows = TILE_BYTES // (BLOCK * dh.element_size())
+    launch = bind(
+        _gated_linear_saved_backward_kernel, (cdiv(rows, tile_rows), cdiv(columns, BLOCK)),
+        rows, columns, dh_rows.stride(0), kept.stride(0),
+        WIDE=_triton_dtype(torch.promote_types(dh.dtype, torch.float32)), ROWS=tile_rows, BLOCK=BLOCK,
+        LONG_OFFSETS=exceeds_int32(dh_rows, kept), num_warps=4, **flags,
+    )  # fmt: skip
+    read_dh, read_saved = reader(dh, as_rows), reader(saved, as_rows)
+    return lambda dh, saved, x, w_gate_up, h, dz: launch(read_dh(dh), read_saved(saved), h, dz)
 
 
 def _triton_dtype(dtype: torch.dtype) -> tl.dtype:

@@ -7,7 +7,9 @@ the pre-activation is written only where it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import triton
@@ -15,14 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
-from kernel_pytorch.fused_ln_act._core.device import on_device
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_memory, check_shapes
-from kernel_pytorch.fused_ln_act._core.launch import exceeds_int32
+from kernel_pytorch.fused_ln_act._core.launch import allocator, exceeds_int32, reader, unmade
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 
 from .configurations import GATED, LINEAR
-from .matmul import Shape, halves, load_tile, store_tile, tile_at
+from .matmul import Shape, halves, load_tile, rounding, store_tile, tile_at
 
 
 @triton.jit
@@ -172,24 +175,32 @@ def _gated_linear_kernel(
                       HALF, ROWS, COLUMNS, PARTS, DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
 
 
+@functools.partial(planned, state=rounding)
 def linear_act(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
-) -> tuple[Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """The launcher of the operator: `(y, preactivation)`; what is not to be saved is empty."""
     check(x, activation, {"weight": (weight, x.shape[-1])})
     check_shape("bias", bias, (weight.shape[0],))
-    return linear(x, weight, bias, activation, save_preactivation)
+    return plan_linear(x, weight, bias, activation, save_preactivation)
 
 
+@functools.partial(planned, state=rounding)
 def gated_mlp(
     x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, save_preactivation: bool
-) -> tuple[Tensor, Tensor]:
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """The launcher of the operator: `(y, preactivation)` from two kernels; what is not to be saved is empty."""
     check(x, activation, {"w_gate_up": (w_gate_up, x.shape[-1]), "w_down": (w_down, w_gate_up.shape[0] // 2)})
     if w_gate_up.shape[0] % 2:
         raise ValueError(f"w_gate_up: shape is {tuple(w_gate_up.shape)}; its first dimension must be even")
-    h, preactivation = gated_linear(x, w_gate_up, activation, save_preactivation)
-    return linear(h, w_down, None, "identity", False)[0], preactivation
+    up = plan_gated_linear(x, w_gate_up, activation, save_preactivation)
+    down = plan_linear(x.new_empty((*x.shape[:-1], w_down.shape[1])), w_down, None, "identity", False)
+
+    def run(x: Tensor, w_gate_up: Tensor, w_down: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
+        h, preactivation = up(x, w_gate_up)
+        return down(h, w_down, None)[0], preactivation
+
+    return run
 
 
 def check(x: Tensor, activation: str, matrices: Mapping[str, tuple[Tensor, int]]) -> None:
@@ -216,10 +227,10 @@ def check_shape(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Non
     check_shapes(torch.Size(shape), **{name: tensor})
 
 
-def linear(
+def plan_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
-) -> tuple[Tensor, Tensor]:
-    """Launch the linear kernel.
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """How the linear kernel is launched for tensors of this geometry.
 
     Args:
         x: `(..., K)`, any strides.
@@ -229,30 +240,38 @@ def linear(
         save_preactivation: whether the second result is there.
 
     Returns:
-        `y` `(..., N)`, and `x @ weight.T + bias` of the same shape, or `(0,)`; contiguous, in the dtype of x.
+        A function of `(x, weight, bias)` that returns `y` `(..., N)`, and `x @ weight.T + bias` of the same shape, or
+        `(0,)`; contiguous, in the dtype of x.
     """
-    columns, depth = weight.shape
-    y = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
-    preactivation = torch.empty(y.shape if save_preactivation else (0,), dtype=x.dtype, device=x.device)
-    rows = y.numel() // columns
-    if rows == 0:
-        return y, preactivation
-    matrix = x.reshape(-1, depth)
-    results = [y.view(rows, columns), preactivation.view(rows, columns) if save_preactivation else None]
+    (columns, depth), rows = weight.shape, x.shape[:-1].numel()
+    new_y = allocator(x, (*x.shape[:-1], columns))
+    new_preactivation = allocator(x, (*x.shape[:-1], columns), needed=save_preactivation)
+    if rows * columns == 0:
+        return lambda *arguments: (new_y(), new_preactivation())
+    as_matrix = matrix_of(x)
+    matrix, result = as_matrix(x), unmade((rows, columns), x.dtype)
+    results = [result, result if save_preactivation else None]
     tensors = [t for t in (matrix, weight, *results) if t is not None]
-    with on_device(x):
-        shape = Shape(LINEAR, rows, columns, x, tensors, exceeds_int32(*tensors))
-        _linear_kernel[(shape.programs,)](
-            shape.operand(matrix, shape.chosen.rows), shape.operand(weight, shape.chosen.columns),
-            None if bias is None else bias.contiguous(), *map(shape.result, results),
-            rows, columns, depth, *matrix.stride(), *weight.stride(),
-            ACTIVATION=activation, HAS_BIAS=bias is not None, SAVE=save_preactivation, **shape.constants,
-        )  # fmt: skip
-    return y, preactivation
+    shape = Shape(LINEAR, rows, columns, x, tensors, exceeds_int32(*tensors))
+    launch = bind(
+        _linear_kernel, (shape.programs,), rows, columns, depth, *matrix.stride(), *weight.stride(),
+        described=[*shape.operands(matrix, weight), None, *map(shape.result, results)],
+        ACTIVATION=activation, HAS_BIAS=bias is not None, SAVE=save_preactivation, **shape.constants,
+    )  # fmt: skip
+    read_x, read_bias = reader(x, as_matrix), reader(bias, Tensor.contiguous)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor]:
+        y, preactivation = new_y(), new_preactivation()
+        launch(read_x(x), weight, read_bias(bias), y, preactivation if save_preactivation else None)
+        return y, preactivation
+
+    return run
 
 
-def gated_linear(x: Tensor, weight: Tensor, activation: str, save_preactivation: bool) -> tuple[Tensor, Tensor]:
-    """Launch the gated kernel.
+def plan_gated_linear(
+    x: Tensor, weight: Tensor, activation: str, save_preactivation: bool
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """How the gated kernel is launched for tensors of this geometry.
 
     Args:
         x: `(..., K)`, any strides.
@@ -261,25 +280,39 @@ def gated_linear(x: Tensor, weight: Tensor, activation: str, save_preactivation:
         save_preactivation: whether the second result is there.
 
     Returns:
-        `h` `(..., I)`, and `x @ weight.T` `(..., 2I)`, or `(0,)`; contiguous, in the dtype of x.
+        A function of `(x, weight)` that returns `h` `(..., I)`, and `x @ weight.T` `(..., 2I)`, or `(0,)`; contiguous,
+        in the dtype of x.
     """
-    columns, depth = weight.shape[0] // 2, weight.shape[1]
-    h = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
-    shape_saved = (*x.shape[:-1], 2 * columns) if save_preactivation else (0,)
-    preactivation = torch.empty(shape_saved, dtype=x.dtype, device=x.device)
-    rows = h.numel() // columns
-    if rows == 0:
-        return h, preactivation
-    matrix = x.reshape(-1, depth)
-    saved = preactivation.view(rows, 2 * columns).split(columns, 1) if save_preactivation else (None, None)
-    weights = weight.split(columns)
-    results = [h.view(rows, columns), *saved]
+    columns, depth, rows = weight.shape[0] // 2, weight.shape[1], x.shape[:-1].numel()
+    new_h = allocator(x, (*x.shape[:-1], columns))
+    new_preactivation = allocator(x, (*x.shape[:-1], 2 * columns), needed=save_preactivation)
+    if rows * columns == 0:
+        return lambda x, weight: (new_h(), new_preactivation())
+    as_matrix = matrix_of(x)
+    matrix, weights = as_matrix(x), weight.split(columns)
+    saved = unmade((rows, 2 * columns), x.dtype).split(columns, 1) if save_preactivation else (None, None)
+    results = [unmade((rows, columns), x.dtype), *saved]
     tensors = [t for t in (matrix, *weights, *results) if t is not None]
-    with on_device(x):
-        shape = Shape(GATED, rows, columns, x, tensors, exceeds_int32(*tensors))
-        _gated_linear_kernel[(shape.programs,)](
-            shape.operand(matrix, shape.chosen.rows), *(shape.operand(w, shape.chosen.columns) for w in weights),
-            *map(shape.result, results), rows, columns, depth, *matrix.stride(), *weight.stride(), 2 * columns,
-            ACTIVATION=activation, SAVE=save_preactivation, **shape.constants,
-        )  # fmt: skip
-    return h, preactivation
+    shape = Shape(GATED, rows, columns, x, tensors, exceeds_int32(*tensors))
+    launch = bind(
+        _gated_linear_kernel, (shape.programs,),
+        rows, columns, depth, *matrix.stride(), *weight.stride(), 2 * columns,
+        described=[*shape.operands(matrix, *weights), *map(shape.result, results)],
+        ACTIVATION=activation, SAVE=save_preactivation, **shape.constants,
+    )  # fmt: skip
+    read_x = reader(x, as_matrix)
+
+    def run(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        h, preactivation = new_h(), new_preactivation()
+        # Of the halves the kernel needs to know where they begin.
+        halves = (preactivation, preactivation.narrow(-1, columns, columns)) if save_preactivation else (None, None)
+        launch(read_x(x), weight, weight.narrow(0, columns, columns), h, *halves)
+        return h, preactivation
+
+    return run
+
+
+def matrix_of(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """What sees tensors like x, `(..., K)`, as `(M, K)`."""
+    depth = x.shape[-1]
+    return lambda x: x.reshape(-1, depth)

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_pytorch.fused_ln_act._core.device import multiprocessors
 from kernel_pytorch.fused_ln_act._core.launch import cdiv
+from kernel_pytorch.fused_ln_act._core.launcher import Tiles, tiles
 
 from .configurations import MULTIPROCESSORS_WITHOUT_GPU, Configuration, Table, configuration
 
@@ -103,21 +103,29 @@ class Shape:
             # They are only resident together if their registers are: the compiler does not know that they should be.
             self.constants["maxnreg"] = min(248, REGISTERS // (chosen.programs * chosen.warps * 32) // 8 * 8)
 
-    def operand(self, matrix: Tensor, rows: int) -> Any:
-        """What the kernel reads tiles of x, with `chosen.rows`, or of a weight, with `chosen.columns` rows, from."""
-        return TensorDescriptor.from_tensor(matrix, [rows, self.chosen.depth]) if self.descriptors else matrix
+    def operands(self, x: Tensor, *weights: Tensor) -> list[Tiles | None]:
+        """How the kernel reads tiles of x and of the weights."""
+        if not self.descriptors:
+            return [None] * (1 + len(weights))
+        chosen = self.chosen
+        return [tiles(x, chosen.rows, chosen.depth), *(tiles(w, chosen.columns, chosen.depth) for w in weights)]
 
-    def result(self, matrix: Tensor | None) -> Any:
-        """What the kernel reads or writes tiles of the shape of the result through, a part at a time."""
+    def result(self, matrix: Tensor | None) -> Tiles | None:
+        """How the kernel reads or writes tiles of the shape of the result, a part at a time."""
         if matrix is None or not self.descriptors:
-            return matrix
-        return TensorDescriptor.from_tensor(matrix, [self.chosen.rows, self.chosen.columns // self.chosen.parts])
+            return None
+        return tiles(matrix, self.chosen.rows, self.chosen.columns // self.chosen.parts)
 
 
 def choose(table: Table, x: Tensor, shape: tuple[int, int, int], exact: bool, regular: bool) -> Configuration:
     """The configuration for a product of this shape on the device of x, which is the current one."""
     place = architecture(x.device), multiprocessors_of(x.device)
     return configuration(table, *place, *shape, x.element_size(), exact, regular)
+
+
+def rounding(x: Tensor, *arguments: Any) -> Any:
+    """What plans rest on beside their arguments: whether torch's switch lets tensor cores round float32."""
+    return x.dtype == torch.float32 and precision_of(x.dtype)
 
 
 def precision_of(dtype: torch.dtype) -> tuple[str, bool]:

@@ -17,6 +17,7 @@ dx (`_backward_long_kernel`) and one for the shares (`_parameter_shares_kernel`)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,19 +25,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.device import on_device, program_count
+from kernel_pytorch.fused_ln_act._core.device import program_count
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_count, check_floats
-from kernel_pytorch.fused_ln_act._core.launch import cdiv, exceeds_int32, next_power_of_2
+from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.kernels.activations import derivative
 from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import (
     LONG_BLOCK,
     LONG_PROGRAMS_PER_MULTIPROCESSOR,
     LONG_WARPS,
-    add_shares,
+    Sums,
     are_half,
     as_rows,
-    new_shares,
     product,
     walk,
 )
@@ -278,43 +280,18 @@ def _parameter_shares_kernel(
         tl.store(dbias_ptr + program * columns + column, dbias, mask=column_mask)
 
 
+@planned
 def norm_act_backward(
-    dy: Tensor,
-    dh: Tensor | None,
-    h: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    statistics: Tensor,
-    eps: float,
-    dropout_p: float,
-    norm: str,
-    activation: str,
-    has_residual: bool,
-    need_dx: bool,
-    need_dresidual: bool,
-    need_dweight: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The launcher of the operator.
+    dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None,
+    statistics: Tensor, eps: float, dropout_p: float, norm: str, activation: str, has_residual: bool,
+    need_dx: bool, need_dresidual: bool, need_dweight: bool, need_dbias: bool,
+) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:  # fmt: skip
+    """The launcher of the operator: one or two launches, and the addition of shares where there are several.
 
-    Args:
-        dy: `(..., N)`, gradient of y, any strides.
-        dh: `(..., N)`, gradient of h, any strides; None for none.
-        h: `(..., N)`, what was normalised.
-        weight: `(N,)` or None.
-        bias: `(N,)` or None.
-        seed: as in the forward.
-        statistics: as the forward returned them.
-        eps: nothing: it is in the statistics.
-        dropout_p: as in the forward.
-        norm: as in the forward.
-        activation: as in the forward.
-        has_residual: whether the forward had one, which decides where dropout was.
-        need_dx: whether the gradient of x is wanted.
-        need_dresidual: whether that of the residual is wanted beside it.
-        need_dweight: whether that of the weight is wanted; where there is one.
-        need_dbias: whether that of the bias is wanted; where there is one.
+    Beside arguments of the forward it takes dy and dh `(..., N)`, the gradients of y and h, of any strides, the second
+    perhaps None; h `(..., N)`, what was normalised; the statistics that the forward returned, of which eps is a part;
+    whether the forward had a residual, which decides where dropout was; and which gradients are wanted: dresidual
+    beside dx, dweight and dbias where there is such a parameter.
 
     Returns:
         `dx` and `dresidual` `(..., N)` in the dtype of h, `dweight` and `dbias` `(N,)` in their own; else `(0,)`.
@@ -322,76 +299,94 @@ def norm_act_backward(
     check(h, {"dy": dy, "dh": dh}, {"weight": weight, "bias": bias}, seed, dropout_p, norm, activation)
     check_floats(statistics=statistics)
     check_count(h.shape[:-1].numel() * (2 if norm == "layer" else 1), statistics=statistics)
-    need_dweight, need_dbias = need_dweight and weight is not None, need_dbias and bias is not None
-    columns = h.shape[-1]
-    dx = torch.empty(h.shape if need_dx else (0,), dtype=h.dtype, device=h.device)
-    dresidual = torch.empty(h.shape if need_dresidual else (0,), dtype=h.dtype, device=h.device)
-    dweight = torch.empty(
-        columns if need_dweight else 0, dtype=(h if weight is None else weight).dtype, device=h.device
-    )
-    dbias = torch.empty(columns if need_dbias else 0, dtype=(h if bias is None else bias).dtype, device=h.device)
+    needs = need_dx, need_dresidual, need_dweight and weight is not None, need_dbias and bias is not None
+    new_dx, new_dresidual = allocator(h, needed=need_dx), allocator(h, needed=need_dresidual)
+    new_dweight = allocator(h if weight is None else weight, needed=needs[2])
+    new_dbias = allocator(h if bias is None else bias, needed=needs[3])
     if h.numel() == 0:
-        return dx, dresidual, dweight.zero_(), dbias.zero_()
-    views = (as_rows(dy), None if dh is None else as_rows(dh), as_rows(h))
-    parameters = (p if p is None else p.contiguous() for p in (weight, bias))
-    constants = (*parameters, seed if dropout_p > 0.0 else None, statistics.contiguous())
-    flags: dict[str, Any] = {"LAYER": norm == "layer", "HAS_RESIDUAL": has_residual}
-    flags |= {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None}
-    flags |= {"ACTIVATION": activation, "DROPOUT_P": dropout_p, "HALF": are_half(dy, h, weight, bias)}
-    flags["LONG_OFFSETS"] = exceeds_int32(*(v for v in views if v is not None))
-    needs_rows = {"NEED_DX": need_dx, "NEED_DRESIDUAL": need_dresidual}
-    needs_sums = {"NEED_DWEIGHT": need_dweight, "NEED_DBIAS": need_dbias}
-    launch = _launch_one_block if next_power_of_2(columns) <= BLOCK_LIMIT else _launch_long_rows
-    with on_device(h):
-        launch(views, constants, (dx, dresidual), (dweight, dbias), flags, needs_rows, needs_sums)
-    return dx, dresidual, dweight, dbias
+        return lambda *arguments: (new_dx(), new_dresidual(), new_dweight().zero_(), new_dbias().zero_())
+    drops, views = dropout_p > 0.0, (as_rows(dy), None if dh is None else as_rows(dh), as_rows(h))
+    flags = {
+        "LAYER": norm == "layer", "HAS_RESIDUAL": has_residual, "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None, "ACTIVATION": activation, "DROPOUT_P": dropout_p,
+        "HALF": are_half(dy, h, weight, bias),
+        "LONG_OFFSETS": exceeds_int32(*(v for v in views if v is not None)),
+    }  # fmt: skip
+    plan = _plan_one_block if next_power_of_2(h.shape[-1]) <= BLOCK_LIMIT else _plan_long_rows
+    compute = plan(views, (weight, bias), statistics.dtype, needs, flags)
+    read_dy, read_dh, read_h = (reader(t, as_rows) for t in (dy, dh, h))
+    read_weight, read_bias, read_statistics = (reader(t, Tensor.contiguous) for t in (weight, bias, statistics))
+
+    def run(
+        dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None,
+        statistics: Tensor, *scalars: Any,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        gradients = new_dx(), new_dresidual(), new_dweight(), new_dbias()
+        compute(
+            read_dy(dy), read_dh(dh), read_h(h), read_weight(weight), read_bias(bias), seed if drops else None,
+            read_statistics(statistics), *gradients,
+        )  # fmt: skip
+        return gradients
+
+    return run
 
 
-def _launch_one_block(
-    views: tuple[Tensor, Tensor | None, Tensor], constants: tuple[Tensor | None, ...],
-    gradients: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor],
-    flags: dict[str, Any], needs_rows: dict[str, bool], needs_sums: dict[str, bool],
-) -> None:  # fmt: skip
-    """Fill the gradients: one launch, and one for the sums over rows where more than one program has a share."""
+def _plan_one_block(
+    views: tuple[Tensor, Tensor | None, Tensor], parameters: tuple[Tensor | None, ...], wide: torch.dtype,
+    needs: tuple[bool, bool, bool, bool], flags: dict[str, Any],
+) -> Callable[..., None]:  # fmt: skip
+    """What fills the gradients: one launch, and one for the sums over rows where more than one program has a share."""
     dy, dh, h = views
     rows, columns = h.shape
     copied = [view for view in (h, dy, dh) if view is not None]
-    way = walk(copied, constants[:2], flags["ACTIVATION"] != "identity")
+    way = walk(copied, parameters, flags["ACTIVATION"] != "identity")
     programs = min(cdiv(rows, way.rows), program_count(h.device, way.programs))
-    shares = new_shares(programs, needs_sums, constants[-1], columns) if programs > 1 else None
-    _backward_kernel[(programs,)](
-        dy, dh, h, *constants, *gradients, *(sums if shares is None else (shares[0], shares[-1])),
-        rows, columns, dy.stride(0), 0 if dh is None else dh.stride(0), h.stride(0),
-        HAS_DH=dh is not None, **way.options, **flags, **needs_rows, **needs_sums,
+    launch = bind(
+        _backward_kernel, (programs,), rows, columns, dy.stride(0), 0 if dh is None else dh.stride(0), h.stride(0),
+        HAS_DH=dh is not None, NEED_DX=needs[0], NEED_DRESIDUAL=needs[1], NEED_DWEIGHT=needs[2], NEED_DBIAS=needs[3],
+        **way.options, **flags,
     )  # fmt: skip
-    if shares is not None:
-        add_shares(shares, *(s if need else None for s, need in zip(sums, needs_sums.values(), strict=True)))
+    if programs == 1 or not any(needs[2:]):
+        return launch
+    sums = Sums(programs, columns, needs[2:], h, wide)
+
+    def compute(*tensors: Any) -> None:
+        *others, dweight, dbias = tensors
+        shares = sums.shares()
+        launch(*others, *shares)
+        sums.add(shares[0], dweight, dbias)
+
+    return compute
 
 
-def _launch_long_rows(
-    views: tuple[Tensor, Tensor | None, Tensor], constants: tuple[Tensor | None, ...],
-    gradients: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor],
-    flags: dict[str, Any], needs_rows: dict[str, bool], needs_sums: dict[str, bool],
-) -> None:  # fmt: skip
-    """Fill the gradients: one launch for those of rows, one for the shares of the sums over rows, one to add them."""
+def _plan_long_rows(
+    views: tuple[Tensor, Tensor | None, Tensor], parameters: tuple[Tensor | None, ...], wide: torch.dtype,
+    needs: tuple[bool, bool, bool, bool], flags: dict[str, Any],
+) -> Callable[..., None]:  # fmt: skip
+    """What fills the gradients: one launch for those of rows, one for shares of the sums over rows, one to add them."""
     dy, dh, h = views
     rows, columns = h.shape
     shape = {"BLOCK": LONG_BLOCK, "num_warps": LONG_WARPS}
-    if any(needs_rows.values()):
-        _backward_long_kernel[(rows,)](
-            dy, dh, h, *constants, *gradients,
-            rows, columns, dy.stride(0), 0 if dh is None else dh.stride(0), h.stride(0),
-            HAS_DH=dh is not None, **flags, **needs_rows, **shape,
-        )  # fmt: skip
-    if not any(needs_sums.values()):
-        return
+    of_rows = bind(
+        _backward_long_kernel, (rows,), rows, columns, dy.stride(0), 0 if dh is None else dh.stride(0), h.stride(0),
+        HAS_DH=dh is not None, NEED_DX=needs[0], NEED_DRESIDUAL=needs[1], **flags, **shape,
+    )  # fmt: skip
     blocks = cdiv(columns, LONG_BLOCK)
     walkers = program_count(h.device, LONG_PROGRAMS_PER_MULTIPROCESSOR)
     programs = min(rows, max(1, walkers // blocks))
-    shares = new_shares(programs, needs_sums, constants[-1], columns)
-    assert shares is not None
-    _parameter_shares_kernel[(programs, blocks)](
-        dy, h, *constants, shares[0], shares[-1], rows, columns, dy.stride(0), h.stride(0),
-        **flags, **needs_sums, **shape,
+    of_shares = bind(
+        _parameter_shares_kernel, (programs, blocks), rows, columns, dy.stride(0), h.stride(0),
+        NEED_DWEIGHT=needs[2], NEED_DBIAS=needs[3], **flags, **shape,
     )  # fmt: skip
-    add_shares(shares, *(s if need else None for s, need in zip(sums, needs_sums.values(), strict=True)))
+    sums = Sums(programs, columns, needs[2:], h, wide)
+
+    def compute(dy: Tensor, dh: Tensor | None, h: Tensor, *others: Any) -> None:
+        *constants, dx, dresidual, dweight, dbias = others
+        if any(needs[:2]):
+            of_rows(dy, dh, h, *constants, dx, dresidual)
+        if any(needs[2:]):
+            shares = sums.shares()
+            of_shares(dy, h, *constants, *shares)
+            sums.add(shares[0], dweight, dbias)
+
+    return compute

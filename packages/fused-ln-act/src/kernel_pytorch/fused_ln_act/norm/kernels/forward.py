@@ -13,7 +13,8 @@ Welford, "Note on a Method for Calculating Corrected Sums of Squares and Product
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -21,16 +22,21 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
-from kernel_pytorch.fused_ln_act._core.device import on_device, program_count
+from kernel_pytorch.fused_ln_act._core.device import program_count
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
 from kernel_pytorch.fused_ln_act._core.launch import (
+    allocator,
     bytes_of,
     cdiv,
     eviction_policy,
     exceeds_int32,
     next_power_of_2,
+    reader,
+    unmade,
     warps,
 )
+from kernel_pytorch.fused_ln_act._core.launcher import Launch, bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout, load_seed
@@ -203,6 +209,7 @@ def _forward_long_kernel(
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
+@planned
 def norm_act(
     x: Tensor,
     residual: Tensor | None,
@@ -213,10 +220,71 @@ def norm_act(
     dropout_p: float,
     norm: str,
     activation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The launcher of the operator: `(y, h, statistics)`."""
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The launcher of the operator: one launch.
+
+    Args:
+        x: `(..., N)`, any strides.
+        residual: `(..., N)` or None.
+        weight: `(N,)` or None.
+        bias: `(N,)` or None.
+        seed: int64 `()`, or None where `dropout_p` is 0.
+        eps: added to the variance or mean square.
+        dropout_p: applied to x with a residual, else to y.
+        norm: "layer" or "rms".
+        activation: one of `ACTIVATIONS`.
+
+    Returns:
+        `y` `(..., N)`; `h`, which is `residual + dropout(x)`, or `(0,)` without a residual; the statistics in float32
+        (float64 for float64 input), `(2, ...)` for "layer": mean and rstd, `(1, ...)` for "rms": rstd. All contiguous.
+    """
     check(x, {"residual": residual}, {"weight": weight, "bias": bias}, seed, dropout_p, norm, activation)
-    return forward(x, residual, weight, bias, seed, eps, dropout_p, norm, activation)
+    layer, added, drops = norm == "layer", residual is not None, dropout_p > 0.0
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    new_y, new_h = allocator(x, dtype=dtype), allocator(x, dtype=dtype, needed=added)
+    new_statistics = allocator(x, (2 if layer else 1, *x.shape[:-1]), torch.promote_types(dtype, torch.float32))
+    if x.numel() == 0:
+        return lambda *arguments: (new_y(), new_h(), new_statistics())
+    x_rows = as_rows(x)
+    views = [x_rows] if residual is None else [x_rows, as_rows(residual)]
+    launch = _bind_forward(
+        [*views, unmade(x.shape, dtype)], (weight, bias),
+        {"LAYER": layer, "HAS_RESIDUAL": added, "ACTIVATION": activation, "DROPOUT_P": dropout_p, "EPS": eps},
+    )  # fmt: skip
+    read_x, read_residual = reader(x, as_rows), reader(residual, as_rows)
+    read_weight, read_bias = reader(weight, Tensor.contiguous), reader(bias, Tensor.contiguous)
+
+    def run(
+        x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None,
+        *scalars: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        y, h, statistics = new_y(), new_h(), new_statistics()
+        launch(
+            read_x(x), read_residual(residual), read_weight(weight), read_bias(bias), seed if drops else None,
+            y, h if added else None, statistics,
+        )  # fmt: skip
+        return y, h, statistics
+
+    return run
+
+
+def _bind_forward(walked: Sequence[Tensor], parameters: Sequence[Tensor | None], flags: dict[str, Any]) -> Launch:
+    """The launch for x, perhaps a residual, and y, seen by rows."""
+    views, x = walked[:-1], walked[0]
+    rows, columns = x.shape
+    kernel = _forward_kernel
+    few = rows <= program_count(x.device, FEW_ROWS_PER_MULTIPROCESSOR)
+    rows_per_program, block, num_warps = shape_of(few, views, parameters)
+    if block > BLOCK_LIMIT:
+        kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
+    return bind(
+        kernel, (cdiv(rows, rows_per_program),),
+        rows, columns, x.stride(0), views[1].stride(0) if len(views) > 1 else 0,
+        HAS_WEIGHT=parameters[0] is not None, HAS_BIAS=parameters[1] is not None,
+        ROWS=rows_per_program, BLOCK=block, LONG_OFFSETS=exceeds_int32(*walked),
+        POLICY=eviction_policy(x, bytes_of(*walked)), FEW=few and kernel is _forward_kernel, num_warps=num_warps,
+        **flags,
+    )  # fmt: skip
 
 
 def check(
@@ -234,65 +302,6 @@ def check(
         if tensor is not None and tensor.shape != x.shape[-1:]:
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; for x of {tuple(x.shape)} it must be its end")
     check_seed(seed, dropout_p)
-
-
-def forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    eps: float,
-    dropout_p: float,
-    norm: str,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the forward kernel.
-
-    Args:
-        x: `(..., N)`, any strides.
-        residual: `(..., N)` or None.
-        weight: `(N,)` or None.
-        bias: `(N,)` or None.
-        seed: int64 `()`, or None where `dropout_p` is 0.
-        eps: added to the variance or mean square.
-        dropout_p: applied to x with a residual, else to y.
-        norm: "layer" or "rms".
-        activation: one of `ACTIVATIONS`.
-
-    Returns:
-        `y` `(..., N)`; `h`, which is `residual + dropout(x)`, or `(0,)` without a residual; the statistics in float32
-        (float64 for float64 input), `(2, ...)` for "layer": mean and rstd, `(1, ...)` for "rms": rstd. All contiguous.
-    """
-    columns = x.shape[-1]
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    h = torch.empty((0,) if residual is None else x.shape, dtype=dtype, device=x.device)
-    shape = (2 if norm == "layer" else 1, *x.shape[:-1])
-    statistics = torch.empty(shape, dtype=torch.promote_types(dtype, torch.float32), device=x.device)
-    rows = x.numel() // columns
-    if rows == 0:
-        return y, h, statistics
-    x_rows = as_rows(x)
-    residual_rows = None if residual is None else as_rows(residual)
-
-    kernel = _forward_kernel
-    walked = [t for t in (x_rows, residual_rows, y.view(-1, columns)) if t is not None]
-    few = rows <= program_count(x.device, FEW_ROWS_PER_MULTIPROCESSOR)
-    rows_per_program, block, num_warps = shape_of(few, walked[:-1], (weight, bias))
-    if block > BLOCK_LIMIT:
-        kernel, block, rows_per_program, num_warps = _forward_long_kernel, LONG_BLOCK, 1, LONG_WARPS
-    with on_device(x):
-        kernel[(cdiv(rows, rows_per_program),)](
-            x_rows, residual_rows, *(p if p is None else p.contiguous() for p in (weight, bias)),
-            seed if dropout_p > 0.0 else None, y, None if residual is None else h, statistics,
-            rows, columns, x_rows.stride(0), 0 if residual_rows is None else residual_rows.stride(0),
-            LAYER=norm == "layer", HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None, ACTIVATION=activation, DROPOUT_P=dropout_p, EPS=eps,
-            ROWS=rows_per_program, BLOCK=block, LONG_OFFSETS=exceeds_int32(*walked),
-            POLICY=eviction_policy(x, bytes_of(*walked)), FEW=few and kernel is _forward_kernel, num_warps=num_warps,
-        )  # fmt: skip
-    return y, h, statistics
 
 
 def shape_of(few: bool, views: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> tuple[int, int, int]:

@@ -19,21 +19,28 @@ makes dz again from y, dy and one number a row, and sums it in a fixed order, so
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.device import on_device
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_shapes
 from kernel_pytorch.fused_ln_act._core.launch import (
+    allocator,
     bytes_of,
     cdiv,
     eviction_policy,
     exceeds_int32,
     next_power_of_2,
+    reader,
+    unmade,
     warps,
 )
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, as_rows
 
 from .forward import check
@@ -153,21 +160,11 @@ def _mask_gradient_kernel(
     tl.store(dmask_ptr + output_out, tl.sum(total, axis=0).to(dmask_ptr.dtype.element_ty), mask=output_out < outputs)
 
 
+@planned
 def softmax_backward(
     dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
-) -> tuple[Tensor, Tensor]:
-    """The launcher of the operator: `(dx, dmask)`; what is not needed comes back empty."""
-    check(y, mask)
-    check_floats(dy=dy)
-    if dy.shape != y.shape:
-        raise ValueError(f"dy: shape is {tuple(dy.shape)}; it must be that of y, {tuple(y.shape)}")
-    return backward(dy, y, mask, scale, need_dx, need_dmask)
-
-
-def backward(
-    dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
-) -> tuple[Tensor, Tensor]:
-    """Launch the backward kernel, and the one for dmask where it is needed.
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The launcher of the operator: one launch, and one for dmask where it is needed.
 
     Args:
         dy: `(..., N)`, any strides.
@@ -180,56 +177,70 @@ def backward(
     Returns:
         dx like y and dmask like mask, contiguous; empty where not needed.
     """
+    check(y, mask)
+    check_floats(dy=dy)
+    check_shapes(y.shape, dy=dy)
     need_dmask = need_dmask and mask is not None
-    columns = y.shape[-1]
-    dx = torch.empty(y.shape if need_dx else (0,), dtype=y.dtype, device=y.device)
     like_mask = y if mask is None else mask
-    dmask = torch.empty(like_mask.shape if need_dmask else (0,), dtype=like_mask.dtype, device=y.device)
-    if y.numel() == 0:
-        return dx, dmask.zero_()
-    if not (need_dx or need_dmask):
-        return dx, dmask
+    new_dx, new_dmask = allocator(y, needed=need_dx), allocator(like_mask, needed=need_dmask)
+    if y.numel() == 0 or not (need_dx or need_dmask):
+        return lambda *arguments: (new_dx(), new_dmask().zero_())
     dy_rows, y_rows = as_rows(dy), as_rows(y)
-    rows = y_rows.shape[0]
-    products = torch.empty(
-        rows if need_dmask else 0, dtype=torch.promote_types(y.dtype, torch.float32), device=y.device
-    )
-    walked = [dy_rows, y_rows, *([dx.view(-1, columns)] if need_dx else [])]
+    rows, columns = y_rows.shape
+    wide = torch.promote_types(y.dtype, torch.float32)
+    new_products = allocator(y, (rows,), wide, needed=need_dmask)
+    walked = [dy_rows, y_rows, *([unmade(y.shape, y.dtype)] if need_dx else [])]
     long_offsets = exceeds_int32(*walked)
     block = next_power_of_2(columns)
     kernel, rows_per_program = (_softmax_backward_kernel, max(1, 1024 // block))
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program = _softmax_backward_long_kernel, LONG_BLOCK, 1
-    with on_device(y):
-        kernel[(cdiv(rows, rows_per_program),)](
-            dy_rows, y_rows, dx, products, rows, columns, dy_rows.stride(0), y_rows.stride(0),
-            SCALE=scale, NEED_DX=need_dx, NEED_PRODUCTS=need_dmask, ROWS=rows_per_program, BLOCK=block,
-            LONG_OFFSETS=long_offsets, POLICY=eviction_policy(y, bytes_of(*walked)),
-            num_warps=warps(rows_per_program * block),
-        )  # fmt: skip
-        if need_dmask:
-            _sum_mask_gradient(dy_rows, y_rows, products, dmask, y.shape, long_offsets)
-    return dx, dmask
+    launch = bind(
+        kernel, (cdiv(rows, rows_per_program),), rows, columns, dy_rows.stride(0), y_rows.stride(0),
+        SCALE=scale, NEED_DX=need_dx, NEED_PRODUCTS=need_dmask, ROWS=rows_per_program, BLOCK=block,
+        LONG_OFFSETS=long_offsets, POLICY=eviction_policy(y, bytes_of(*walked)),
+        num_warps=warps(rows_per_program * block),
+    )  # fmt: skip
+    sum_up = _plan_mask_gradient(dy_rows, y_rows, y.shape, like_mask.shape, long_offsets) if need_dmask else None
+    read_dy, read_y = reader(dy, as_rows), reader(y, as_rows)
+
+    def run(dy: Tensor, y: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        dx, dmask, products = new_dx(), new_dmask(), new_products()
+        dy, y = read_dy(dy), read_y(y)
+        launch(dy, y, dx, products)
+        if sum_up is not None:
+            sum_up(dy, y, products, dmask)
+        return dx, dmask
+
+    return run
 
 
-def _sum_mask_gradient(
-    dy: Tensor, y: Tensor, products: Tensor, dmask: Tensor, shape: torch.Size, long_offsets: bool
-) -> None:
-    """Fill dmask: one launch, unless the mask is broadcast over every other of five dimensions, which PyTorch sums."""
-    given = (1,) * (len(shape) - dmask.dim()) + tuple(dmask.shape)
+def _plan_mask_gradient(
+    dy: Tensor, y: Tensor, shape: torch.Size, of_mask: torch.Size, long_offsets: bool
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    """What fills dmask, of shape `of_mask`, from dy, y and products.
+
+    One launch, unless the mask is broadcast over every other of five dimensions, which PyTorch sums.
+    """
+    given = (1,) * (len(shape) - len(of_mask)) + tuple(of_mask)
     groups = _kept_and_summed(shape, given)
     if len(groups) > 3:
-        whole = torch.empty(shape, dtype=products.dtype, device=y.device)
-        _sum_mask_gradient(dy, y, products, whole, shape, long_offsets)
-        dmask.copy_(whole.sum_to_size(given).view(dmask.shape))
-        return
+        compute = _plan_mask_gradient(dy, y, shape, shape, long_offsets)
+
+        def sum_whole(dy: Tensor, y: Tensor, products: Tensor, dmask: Tensor) -> None:
+            whole = products.new_empty(shape)
+            compute(dy, y, products, whole)
+            dmask.copy_(whole.sum_to_size(given).view(dmask.shape))
+
+        return sum_whole
     groups = [(1, True)] * (3 - len(groups)) + groups
     sizes, keeps = zip(*groups, strict=True)
-    outputs = dmask.numel()
-    terms = y.numel() // outputs
+    outputs = of_mask.numel()
+    terms = shape.numel() // outputs
     block = min(256, next_power_of_2(outputs))
-    _mask_gradient_kernel[(cdiv(outputs, block),)](
-        dy, y, products, dmask, outputs, terms, shape[-1], *sizes, dy.stride(0), y.stride(0),
+    return bind(
+        _mask_gradient_kernel, (cdiv(outputs, block),),
+        outputs, terms, shape[-1], *sizes, dy.stride(0), y.stride(0),
         KEEP_0=keeps[0], KEEP_1=keeps[1], KEEP_2=keeps[2], KEEP_COLUMNS=given[-1] == shape[-1],
         ROWS=min(2048 // block, next_power_of_2(terms)), BLOCK=block, LONG_OFFSETS=long_offsets, num_warps=8,
     )  # fmt: skip

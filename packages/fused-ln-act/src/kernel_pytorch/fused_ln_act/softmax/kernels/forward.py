@@ -14,23 +14,28 @@ Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, https
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.device import on_device
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_memory
 from kernel_pytorch.fused_ln_act._core.launch import (
+    allocator,
     bytes_of,
     cdiv,
     eviction_policy,
     exceeds_int32,
     next_power_of_2,
+    reader,
+    unmade,
     warps,
 )
+from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.plans import planned
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, as_rows, divide
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import score_dtype
 
@@ -155,10 +160,45 @@ def _softmax_forward_long_kernel(
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=valid)
 
 
-def softmax(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The launcher of the operator: y."""
+@planned
+def softmax(x: Tensor, mask: Tensor | None, scale: float) -> Callable[..., Tensor]:
+    """The launcher of the operator: one launch.
+
+    Args:
+        x: `(..., N)`, any strides.
+        mask: broadcasts to the shape of x; a float dtype, added, or bool, False for what is masked out; or None.
+        scale: of x.
+
+    Returns:
+        `(..., N)`, contiguous, in the dtype of x, promoted with that of a mask that is added.
+    """
     check(x, mask)
-    return forward(x, mask, scale)
+    dtype = score_dtype(x, mask)
+    new_y = allocator(x, dtype=dtype)
+    if x.numel() == 0:
+        return lambda *arguments: new_y()
+    x_rows, view = as_rows(x), mask_view(mask, x.shape)
+    rows, columns = x_rows.shape
+    walked = (x_rows, unmade(x.shape, dtype))
+    block = next_power_of_2(columns)
+    kernel, rows_per_program = (_softmax_forward_kernel, max(1, 1024 // block))
+    if block > BLOCK_LIMIT:
+        kernel, block, rows_per_program = _softmax_forward_long_kernel, LONG_BLOCK, 1
+    launch = bind(
+        kernel, (cdiv(rows, rows_per_program),), rows, columns, x_rows.stride(0), *view.sizes, *view.strides,
+        HAS_MASK=mask is not None, BOOLEAN=mask is not None and mask.dtype == torch.bool, SCALE=scale,
+        ROWS=rows_per_program, BLOCK=block,
+        LONG_OFFSETS=exceeds_int32(*walked) or (view.data is not None and exceeds_int32(view.data)),
+        POLICY=eviction_policy(x, bytes_of(*walked)), num_warps=warps(rows_per_program * block),
+    )  # fmt: skip
+    read_x, read_mask = reader(x, as_rows), reader_of_mask(mask, x.shape)
+
+    def run(x: Tensor, mask: Tensor | None, *scalars: Any) -> Tensor:
+        y = new_y()
+        launch(read_x(x), read_mask(mask), y)
+        return y
+
+    return run
 
 
 def check(x: Tensor, mask: Tensor | None) -> None:
@@ -174,40 +214,6 @@ def check(x: Tensor, mask: Tensor | None) -> None:
         raise ValueError(f"mask: shape is {tuple(mask.shape)}; it must broadcast to that of x, {tuple(x.shape)}")
 
 
-def forward(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Launch the forward kernel.
-
-    Args:
-        x: `(..., N)`, any strides.
-        mask: broadcasts to the shape of x; a float dtype, added, or bool, False for what is masked out; or None.
-        scale: of x.
-
-    Returns:
-        `(..., N)`, contiguous, in the dtype of x, promoted with that of a mask that is added.
-    """
-    columns = x.shape[-1]
-    y = torch.empty(x.shape, dtype=score_dtype(x, mask), device=x.device)
-    rows = x.numel() // columns
-    if rows == 0:
-        return y
-    x_rows = as_rows(x)
-    view = mask_view(mask, x.shape)
-    walked = (x_rows, y.view(-1, columns))
-    block = next_power_of_2(columns)
-    kernel, rows_per_program = (_softmax_forward_kernel, max(1, 1024 // block))
-    if block > BLOCK_LIMIT:
-        kernel, block, rows_per_program = _softmax_forward_long_kernel, LONG_BLOCK, 1
-    with on_device(x):
-        kernel[(cdiv(rows, rows_per_program),)](
-            x_rows, view.data, y, rows, columns, x_rows.stride(0), *view.sizes, *view.strides,
-            HAS_MASK=mask is not None, BOOLEAN=mask is not None and mask.dtype == torch.bool, SCALE=scale,
-            ROWS=rows_per_program, BLOCK=block,
-            LONG_OFFSETS=exceeds_int32(*walked) or (view.data is not None and exceeds_int32(view.data)),
-            POLICY=eviction_policy(x, bytes_of(*walked)), num_warps=warps(rows_per_program * block),
-        )  # fmt: skip
-    return y
-
-
 def mask_view(mask: Tensor | None, shape: torch.Size) -> MaskView:
     """See a mask over `shape` as `MaskView`; copied only where it is broadcast over every other of five dimensions."""
     if mask is None:
@@ -221,6 +227,19 @@ def mask_view(mask: Tensor | None, shape: torch.Size) -> MaskView:
         merged = _merge(mask)
     (_, stride_0), (size_1, stride_1), (size_2, stride_2) = [(1, 0)] * (3 - len(merged)) + merged
     return MaskView(mask, (size_1, size_2), (stride_0, stride_1, stride_2, mask.stride(-1)))
+
+
+def reader_of_mask(mask: Tensor | None, shape: torch.Size) -> Callable[[Any], Any]:
+    """What gives a kernel the memory of the mask that `mask_view` sees; a bool has to be called uint8."""
+
+    def data(mask: Tensor) -> Tensor:
+        found = mask_view(mask, shape).data
+        assert found is not None
+        return found
+
+    if mask is None or mask.dtype != torch.bool or data(mask).data_ptr() != mask.data_ptr():
+        return reader(mask, data)
+    return lambda mask: mask.view(torch.uint8)
 
 
 def _merge(x: Tensor) -> list[tuple[int, int]]:

@@ -1,10 +1,10 @@
-"""How much of a copy's speed each numbered version of the row kernels reaches, by the length of a row.
+"""How much of a copy's speed each numbered row kernel reaches, by the length of a row.
 
-    python packages/cuda-ops/benchmarks/versions.py --operator rms_norm --columns 1024 131072
+    python packages/cuda-ops/benchmarks/rungs.py --operator rms_norm --columns 1024 131072
 
-Every version takes turns with a copy that moves as many bytes, on tensors of the same size whatever the length of a
-row, so that one figure says what an idea of csrc/*/kernels is worth. A backward has no versions: it is the one that the
-launcher picks. It takes a GPU: on a CPU every version is the twin.
+Every rung takes turns with a copy that moves as many bytes, on tensors of the same size whatever the length of a
+row, so that one figure says what an idea of csrc/*/kernels is worth. A backward has no rungs: it is the one that the
+launcher picks. It takes a GPU: on a CPU every rung is the twin.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-import kernel_pytorch.cuda_ops  # noqa: F401  (loading it defines the operators)
+from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.clock import Interval, Subject, measure, median_interval, on_clock_stream, sets_needed
+
+Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
 OPERATORS = torch.ops.kernel_pytorch_cuda
 KERNELS = Path(__file__).resolve().parents[1] / "csrc"
 COPY = "copy"
 PICKED = "picked"
-"""The version that the launcher takes by itself."""
+"""The rung that the launcher takes by itself."""
 
 COLUMNS = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 ELEMENTS = 2**26
@@ -41,10 +43,10 @@ class Kernel:
 
     Attributes:
         name: as it is asked for.
-        folder: of csrc/, whose kernels' files are its versions; None where there is but the one that is picked.
+        folder: of csrc/, whose kernels' files are its rungs; None where there is but the one that is picked.
         moved: tensors of the size of x that a call reads and writes.
         inputs: how many tensors of the size of x it reads.
-        call: `(tensors, vectors, version) -> outputs`, of `inputs` tensors `(rows, columns)`, two vectors `(columns,)`
+        call: `(tensors, vectors) -> outputs`, of `inputs` tensors `(rows, columns)`, two vectors `(columns,)`
             and positive numbers `(rows,)` and `(2, rows)`.
     """
 
@@ -52,68 +54,68 @@ class Kernel:
     folder: str | None
     moved: int
     inputs: int
-    call: Callable[[Sequence[Tensor], Sequence[Tensor], int], Any]
+    call: Call
 
-    def versions(self) -> dict[str, int]:
+    def rungs(self) -> dict[str, int]:
         """The numbers that the operator takes, by what a table calls them."""
         files = sorted((KERNELS / self.folder / "kernels").glob("[0-9]_*.cuh")) if self.folder else []
         return {file.stem: int(file.stem.partition("_")[0]) for file in files} | {PICKED: 0}
 
 
-def _rms_norm(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.rms_norm(x[0], vectors[0], EPS, 0.0, "none", version)
+def _rms_norm(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.rms_norm(x[0], vectors[0], EPS, 0.0, "none")
 
 
-def _add_rms_norm(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.add_rms_norm(x[0], x[1], vectors[0], EPS, 0.0, "none", version)
+def _add_rms_norm(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.add_rms_norm(x[0], x[1], vectors[0], EPS, 0.0, "none")
 
 
-def _rms_norm_backward(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
+def _rms_norm_backward(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
     return OPERATORS.rms_norm_backward(x[0], None, x[1], vectors[0], vectors[2], EPS, 0.0, True, True)
 
 
-def _add_rms_norm_backward(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
+def _add_rms_norm_backward(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
     return OPERATORS.rms_norm_backward(x[0], x[2], x[1], vectors[0], vectors[2], EPS, 0.0, True, True)
 
 
-def _layer_norm(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.norm_act(x[0], None, *vectors[:2], None, EPS, 0.0, "layer", "identity", version)
+def _layer_norm(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.norm_act(x[0], None, *vectors[:2], None, EPS, 0.0, "layer", "identity")
 
 
-def _add_layer_norm(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.norm_act(*x[:2], *vectors[:2], None, EPS, 0.0, "layer", "identity", version)
+def _add_layer_norm(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.norm_act(*x[:2], *vectors[:2], None, EPS, 0.0, "layer", "identity")
 
 
-def _layer_norm_gelu(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.norm_act(x[0], None, *vectors[:2], None, EPS, 0.0, "layer", "gelu", version)
+def _layer_norm_gelu(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.norm_act(x[0], None, *vectors[:2], None, EPS, 0.0, "layer", "gelu")
 
 
-def _of_layer_norm(dh: int | None, activation: str) -> Callable[[Sequence[Tensor], Sequence[Tensor], int], Any]:
-    def call(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
+def _of_layer_norm(dh: int | None, activation: str) -> Call:
+    def call(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
         dtype = str(x[0].dtype).removeprefix("torch.")
         added = x[dh] if dh is not None else None
         tensors = (x[0], added, x[1], *vectors[:2], None, vectors[3])
         of_residual = dtype if dh is not None else ""
         scalars = (EPS, 0.0, "layer", activation, dtype, of_residual, True, dh is not None, True, True)
-        return OPERATORS.norm_act_backward(*tensors, *scalars, version)
+        return OPERATORS.norm_act_backward(*tensors, *scalars)
 
     return call
 
 
-def _softmax(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.softmax(x[0], None, 1.0, version)
+def _softmax(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.softmax(x[0], None, 1.0)
 
 
-def _softmax_backward(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
+def _softmax_backward(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
     return OPERATORS.softmax_backward(x[0], x[1], None, 1.0, True, False)
 
 
-def _bias_act(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.bias_act(x[0], vectors[0], "silu", version)
+def _bias_act(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.bias_act(x[0], vectors[0], "silu")
 
 
-def _swiglu(x: Sequence[Tensor], vectors: Sequence[Tensor], version: int) -> Any:
-    return OPERATORS.gated(x[0], x[1], "silu", 1.0, None, 0.0, version)
+def _swiglu(x: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+    return OPERATORS.gated(x[0], x[1], "silu", 1.0, None, 0.0)
 
 
 KERNELS_TIMED = (
@@ -144,9 +146,9 @@ def shares(
     rounds: int,
     chosen: Sequence[str] = (),
 ) -> dict[str, Interval]:
-    """Speed over that of a copy, median and 99 % interval, by version; without those that refuse the shape.
+    """Speed over that of a copy, median and 99 % interval, by rung; without those that refuse the shape.
 
-    Of versions whose names begin with one of `chosen` alone, where any is given.
+    Of rungs whose names begin with one of `chosen` alone, where any is given.
     """
     rows = max(1, elements // columns)
     size = rows * columns * dtype.itemsize
@@ -163,15 +165,24 @@ def shares(
         wanted = kernel.moved * rows * columns // 2
         whole = max(1, round(wanted / BLOCK)) * BLOCK if wanted >= BLOCK else wanted
         halves = [tensor(whole) for _ in range(sets)]
+
+        def call_of(number: int) -> Callable[[int], object]:
+            def call(index: int) -> object:
+                with rung(number):
+                    return kernel.call(pool[index], vectors)
+
+            return call
+
         calls: dict[str, Callable[[int], object]] = {COPY: lambda index: halves[index].clone()}
-        for name, version in kernel.versions().items():
+        for name, number in kernel.rungs().items():
             if chosen and not name.startswith(tuple(chosen)):
                 continue
+            call = call_of(number)
             try:
-                kernel.call(pool[0], vectors, version)
+                call(0)
             except RuntimeError:  # rows too long, too short or not aligned for it
                 continue
-            calls[name] = lambda index, version=version: kernel.call(pool[index], vectors, version)
+            calls[name] = call
         subjects = [Subject(name, call, sets, kernel.moved * size) for name, call in calls.items()]
         timings = measure(subjects, device, rounds=rounds)
     copied = [sample * wanted / whole for sample in timings.pop(COPY).samples]
@@ -182,12 +193,12 @@ def shares(
 
 
 def table(kernel: Kernel, found: dict[int, dict[str, Interval]]) -> Table:
-    """Versions below each other, lengths of a row beside each other."""
+    """Rungs below each other, lengths of a row beside each other."""
     printed = Table()
-    for heading in ("version", *map(str, found)):
-        printed.add_column(heading, justify="left" if heading == "version" else "right")
-    for name in kernel.versions():
-        cells = (by_version.get(name) for by_version in found.values())
+    for heading in ("rung", *map(str, found)):
+        printed.add_column(heading, justify="left" if heading == "rung" else "right")
+    for name in kernel.rungs():
+        cells = (by_rung.get(name) for by_rung in found.values())
         printed.add_row(
             name, *(f"{cell.median:.3f} ± {(cell.high - cell.low) / 2:.3f}" if cell else "-" for cell in cells)
         )
@@ -199,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     names = [kernel.name for kernel in KERNELS_TIMED]
     parser.add_argument("--operator", nargs="+", choices=names, default=names, help="all if omitted")
-    parser.add_argument("--version", nargs="+", default=[], help="beginnings of names: 3 picked; all if omitted")
+    parser.add_argument("--rung", nargs="+", default=[], help="beginnings of names: 3 picked; all if omitted")
     parser.add_argument("--dtype", nargs="+", choices=["bfloat16", "float16", "float32"], default=["bfloat16"])
     parser.add_argument("--columns", nargs="+", type=int, default=COLUMNS, help="lengths of a row")
     parser.add_argument("--elements", type=int, default=ELEMENTS, help="of x, whatever the length of a row")
@@ -208,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device, console = torch.device(options.device), Console(width=200)
     if device.type == "cpu":
-        console.print("On a CPU every version is the twin: these figures compare nothing.")
+        console.print("On a CPU every rung is the twin: these figures compare nothing.")
     for kernel in (kernel for kernel in KERNELS_TIMED if kernel.name in options.operator):
         for name in options.dtype:
             dtype, found = getattr(torch, name), {}
@@ -220,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     device,
                     elements=options.elements,
                     rounds=options.rounds,
-                    chosen=options.version,
+                    chosen=options.rung,
                 )
             size = options.elements * dtype.itemsize / 2**20
             console.print(

@@ -1,0 +1,128 @@
+"""The ways of computing an operation: the levels of a public function, and what stands beside them."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+
+class Level(enum.Enum):
+    """How an implementation is written. The order is the ladder, from the definition to CUDA C++."""
+
+    REFERENCE = "reference"
+    NATIVE = "native"
+    TORCHSCRIPT = "torchscript"
+    COMPILE = "compile"
+    TRITON = "triton"
+    CUDA = "cuda"
+    PEER = "peer"
+
+
+OUR_KERNELS = (Level.TRITON.value, Level.CUDA.value)
+
+BUDGET_FACTOR = 2.0
+"""How many times the reference's own error is allowed, unless a declaration gives a reason for more."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way of computing an operation: a function that takes the operation's arguments by position.
+
+    Attributes:
+        name: what tables print; a peer is named `peer:<library>`.
+        level: the rung of the ladder.
+        target: import string `module:function`, resolved only when the implementation is run, so that a declaration
+            imports nothing optional.
+        budget_factor: how many times the reference's own error is allowed; above 2 only with a reason, never above 4.
+        budget_reason: why `budget_factor` is above 2.
+        unsupported: row of the support table, or "<row> on cuda", "<row> on cpu" -> why this implementation has to say
+            no there. A row that is not named must work; one that is named must not, unless it is a promise about all
+            calls (determinism, batch invariance).
+    """
+
+    name: str
+    level: Level
+    target: str
+    budget_factor: float = BUDGET_FACTOR
+    budget_reason: str = ""
+    unsupported: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.budget_factor <= 4.0:
+            raise ValueError(f"{self.name}: budget_factor is {self.budget_factor}; allowed is above 0 and at most 4")
+        if self.budget_factor > BUDGET_FACTOR and not self.budget_reason:
+            raise ValueError(f"{self.name}: budget_factor {self.budget_factor} is above 2 and needs budget_reason")
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function, which takes all arguments by position, in the order of `signature`.
+
+        ImportError and AttributeError pass through: they are the reason it cannot run.
+        """
+        return imported(self.target)
+
+    def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
+        """A call of the function on these arguments with nothing around it but `functools.partial`: what is timed."""
+        return partial(self.load(), *arguments)
+
+    def definition(self) -> Callable[..., Any]:
+        """Of the reference: what computes the truth, called as what `load` returns."""
+        return self.load()
+
+    def signature(self) -> inspect.Signature:
+        """The arguments of the operation."""
+        return inspect.signature(self.load())
+
+
+@dataclass(frozen=True)
+class PublicLevel(Implementation):
+    """A level of a public function, called as users call it: `function(..., level=name)`."""
+
+    def load(self) -> Callable[..., Any]:
+        """Import the public function; what is returned takes the operation's arguments by position."""
+        function, count, names = self._parts()
+        level = self.level.value
+
+        def call(*values: Any) -> Any:
+            return function(*values[:count], **dict(zip(names, values[count:], strict=True)), level=level)
+
+        return call
+
+    def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
+        """A call of the public function with nothing around it but `functools.partial`."""
+        function, count, names = self._parts()
+        named = dict(zip(names, arguments[count:], strict=True))
+        return partial(function, *arguments[:count], **named, level=self.level.value)
+
+    def definition(self) -> Callable[..., Any]:
+        """The level itself: what the public function makes of its arguments must not be a part of the truth."""
+        function, names = imported(self.level_target()), list(self.signature().parameters)
+        return lambda *values: function(**dict(zip(names, values, strict=True)))
+
+    def level_target(self) -> str:
+        """Import string of the level itself, by convention `<package of the function>.levels.<level>:<function>`.
+
+        It takes the arguments of the public function by the same names.
+        """
+        function = imported(self.target)
+        return f"{function.__module__.rpartition('.')[0]}.levels.{self.level.value}:{function.__name__}"
+
+    def signature(self) -> inspect.Signature:
+        """The arguments of the public function but `level`."""
+        public = inspect.signature(imported(self.target))
+        return public.replace(parameters=[p for name, p in public.parameters.items() if name != "level"])
+
+    def _parts(self) -> tuple[Callable[..., Any], int, list[str]]:
+        """The public function, how many arguments it takes by position, and the names of the others."""
+        names = [name for name, p in self.signature().parameters.items() if p.kind is p.KEYWORD_ONLY]
+        return imported(self.target), len(self.signature().parameters) - len(names), names
+
+
+def imported(target: str) -> Any:
+    """What an import string `module:attribute` names. ImportError and AttributeError pass through."""
+    module_name, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module_name), attribute)

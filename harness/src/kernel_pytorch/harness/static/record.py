@@ -1,0 +1,90 @@
+"""The record of what kernels compile to: one JSON file per technique, with one line per compiled kernel."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kernel_pytorch.harness.results import ResultsError, write_atomically
+from kernel_pytorch.harness.static.compiled import Compiled
+from kernel_pytorch.harness.static.gate import Violation, violations
+from kernel_pytorch.harness.static.inspection import Inspection
+from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level
+
+SCHEMA_VERSION: Literal[1] = 1
+SUFFIX = ".kernels.json"
+"""Tells it from results, which are `<device>/<technique>.json`."""
+
+
+class StaticRecord(BaseModel):
+    """Everything that was found out about the kernels of one technique.
+
+    Attributes:
+        sources: digest of the sources of its kernels.
+        triton: version of the compiler of its Triton kernels; empty if it has none.
+        nvcc: version of the compiler of its CUDA kernels; empty if none was compiled.
+        broken: broken contracts, and cases whose launches could not be recorded.
+        not_compiled: why CUDA kernels were not compiled.
+        compiled: one per kernel, configuration and architecture.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    technique: str
+    sources: str
+    triton: str
+    nvcc: str
+    broken: tuple[Violation, ...]
+    not_compiled: tuple[str, ...]
+    compiled: tuple[Compiled, ...]
+
+    def save(self, folder: Path) -> Path:
+        """Write the file of `record_file` in one step; return its path."""
+        path = record_file(folder, self.technique)
+        head = self.model_dump_json(indent=1, exclude={"compiled"}).removesuffix("\n}")
+        lines = ",\n".join(c.model_dump_json(exclude_defaults=True) for c in self.compiled)
+        write_atomically(path, f'{head},\n "compiled": [\n{lines}\n]}}\n')
+        return path
+
+
+def record_file(results: Path, technique: str) -> Path:
+    """Where the record of a technique is: beside the folders of devices, since it depends on none."""
+    return results / "static" / f"{technique}{SUFFIX}"
+
+
+def summarize(inspections: Sequence[Inspection]) -> StaticRecord:
+    """Join the findings about one technique on all architectures, of which there is at least one."""
+    technique = inspections[0].technique
+    compiled = tuple(c for i in inspections for c in i.findings.compiled)
+    problems = [
+        Violation(technique.name, "", i.arch, "", "launches can be recorded", "no error", problem)
+        for i in inspections
+        for problem in i.findings.problems
+    ]
+    complete = all(i.findings.complete for i in inspections)
+    return StaticRecord(
+        technique=technique.name,
+        sources=kernel_digest(technique),
+        triton=importlib.metadata.version("triton") if triton_level(technique) else "",
+        nvcc=max(i.findings.nvcc for i in inspections),
+        broken=tuple(dict.fromkeys([*problems, *violations(technique, compiled, complete=complete)])),
+        not_compiled=tuple(dict.fromkeys(reason for i in inspections for reason in i.findings.not_compiled)),
+        compiled=compiled,
+    )
+
+
+def load(path: Path) -> StaticRecord:
+    """Read a record.
+
+    Raises:
+        ResultsError: it cannot be read, or is no record of this schema version.
+    """
+    try:
+        return StaticRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise ResultsError(f"{path}: not a record of compiled kernels: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,78 @@
+"""The benchmark of numbered kernels: it finds them, times them beside a copy, and says which refused."""
+
+import importlib.util
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_pytorch.cuda_ops.operators import operators
+from kernel_pytorch.cuda_ops.rungs import rung
+
+FILE = Path(__file__).parents[1] / "benchmarks" / "rungs.py"
+
+
+def chosen():
+    number = operators.choose_rung(0)
+    operators.choose_rung(number)
+    return number
+
+
+@pytest.fixture(scope="module")
+def rungs():
+    pytest.importorskip("rich")
+    specification = importlib.util.spec_from_file_location("cuda_ops_rungs", FILE)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # where dataclasses look for it
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_a_rung_lasts_as_long_as_its_block_and_belongs_to_a_thread():
+    with pytest.raises(KeyError), rung(2):
+        with rung(3):
+            assert chosen() == 3
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(chosen).result() == 0
+        assert chosen() == 2
+        raise KeyError
+    assert chosen() == 0
+
+
+def test_rungs_are_those_of_the_folder(rungs):
+    numbers = {kernel.name: kernel.rungs() for kernel in rungs.KERNELS_TIMED}
+    assert numbers["rms_norm"] == {"1_naive": 1, "2_block": 2, "3_vectorized": 3, "4_ring": 4, "picked": 0}
+    assert numbers["rms_norm_backward"] == {"picked": 0}
+
+
+@pytest.mark.twin
+@pytest.mark.parametrize("index", range(14))
+def test_every_kernel_is_timed_beside_a_copy_that_moves_as_much(rungs, index):
+    kernel = rungs.KERNELS_TIMED[index]
+    found = rungs.shares(kernel, 64, torch.float32, torch.device("cpu"), elements=4096, rounds=8)
+    assert found.keys() == kernel.rungs().keys()
+    assert all(share.low > 0 for share in found.values())
+    assert len(rungs.KERNELS_TIMED) == 14
+
+
+@pytest.mark.twin
+def test_a_rung_that_refuses_is_left_out(rungs):
+    def call(x, vectors):
+        if chosen() == 2:
+            raise RuntimeError("rows are too long for 2")
+        return x[0].clone()
+
+    kernel = rungs.Kernel("made up", "rms_norm", 2, 1, call)
+    found = rungs.shares(kernel, 64, torch.float32, torch.device("cpu"), elements=4096, rounds=8)
+    assert set(found) == {"1_naive", "3_vectorized", "4_ring", "picked"}
+
+
+@pytest.mark.twin
+def test_the_command_prints_a_table(rungs, capsys):
+    options = "--operator rms_norm --columns 64 --elements 4096 --rounds 8 --device cpu"
+    rungs.main(options.split())
+    printed = capsys.readouterr().out
+    assert "rms_norm, bfloat16, x of 0.0078125 MiB: speed over that of a copy" in printed
+    assert "4_ring" in printed
