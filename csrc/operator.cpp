@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <utility>
-
 #include "kernel_pytorch/cuda/error.h"
 
 namespace kernel_pytorch {
@@ -22,19 +20,7 @@ void* current_stream(int32_t device) {
   return stream;
 }
 
-thread_local int64_t chosen_rung = 0;
-
-int64_t choose_rung(int64_t number) { return std::exchange(chosen_rung, number); }
-
 }  // namespace
-
-int64_t rung() { return chosen_rung; }
-
-STABLE_TORCH_LIBRARY_FRAGMENT(kernel_pytorch_cuda, library) { library.def("choose_rung(int number) -> int"); }
-
-STABLE_TORCH_LIBRARY_IMPL(kernel_pytorch_cuda, CompositeExplicitAutograd, library) {
-  library.impl("choose_rung", TORCH_BOX(&choose_rung));
-}
 
 OnDeviceOf::OnDeviceOf(const Tensor& tensor)
     : guard_(tensor.get_device()), stream_(current_stream(tensor.get_device())) {}
