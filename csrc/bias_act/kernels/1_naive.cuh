@@ -1,4 +1,4 @@
-// Version 1: one thread an element.
+// Rung 1: one thread an element.
 #pragma once
 
 #include "kernel_pytorch/cuda/activations.cuh"

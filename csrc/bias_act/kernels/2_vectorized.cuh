@@ -1,4 +1,4 @@
-// Version 2: accesses of 16 bytes. Forward, a thread takes several vectors of the tensor as it lies in memory, a block's
+// Rung 2: accesses of 16 bytes. Forward, a thread takes several vectors of the tensor as it lies in memory, a block's
 // width apart, whatever the length of a row; backward, several rows of its columns. All of them are on their way before the
 // first is looked at. With N of one it takes rows of any length and alignment.
 #pragma once

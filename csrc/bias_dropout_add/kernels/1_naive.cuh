@@ -1,4 +1,4 @@
-// Version 1: one thread an element, which draws four random words and uses one.
+// Rung 1: one thread an element, which draws four random words and uses one.
 #pragma once
 
 #include "parameters.cuh"

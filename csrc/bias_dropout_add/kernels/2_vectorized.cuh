@@ -1,4 +1,4 @@
-// Version 2: accesses of 16 bytes, a random word an element. Forward, a thread takes one vector of the tensor as it lies in
+// Rung 2: accesses of 16 bytes, a random word an element. Forward, a thread takes one vector of the tensor as it lies in
 // memory, whatever the length of a row: random numbers are most of its work, so that many threads help more than what is on
 // the way. Backward, several rows of its columns, the next of them on their way. With N of one it takes rows of any length
 // and alignment.

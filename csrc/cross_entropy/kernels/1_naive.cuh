@@ -1,4 +1,4 @@
-// Version 1: one thread a row, three walks: maximum, sum, and mean where it is wanted.
+// Rung 1: one thread a row, three walks: maximum, sum, and mean where it is wanted.
 #pragma once
 
 #include "parameters.cuh"
@@ -19,10 +19,14 @@ __global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPoin
   }
   const float shift = most == -INFINITY ? 0.0f : most;
   const float pivot = pivot_of<kCapped>(logits, p.softcap);
-  float sum = 0.0f, total = 0.0f;
+  float sum = 0.0f, lost = 0.0f, total = 0.0f;
   for (int64_t column = 0; column < p.columns; ++column) {
     const float z = cap<kCapped>(widen(logits[column]), p.softcap);
-    sum += expf(z - shift);
+    // Kahan: what an addition rounds away is added to the next. One by one, thousands of terms would lose digits.
+    const float term = expf(z - shift) - lost;
+    const float next = sum + term;
+    lost = (next - sum) - term;
+    sum = next;
     total += z - pivot;
   }
   write_loss<kCapped>(p, row, {most, sum}, total);

@@ -1,4 +1,4 @@
-// Version 2: one block a row and one walk: each thread keeps a maximum and a sum that follows it, and they meet in the end.
+// Rung 2: one block a row and one walk: each thread keeps a maximum and a sum that follows it, and they meet in the end.
 // Rows of any length and alignment.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Version 3: accesses of 16 bytes, and the running maximum changes once for all numbers of a vector.
+// Rung 3: accesses of 16 bytes, and the running maximum changes once for all numbers of a vector.
 #pragma once
 
 #include "kernel_pytorch/cuda/online_softmax.cuh"

@@ -1,4 +1,4 @@
-// Version 1: keys and values come through shared memory, a tile of 32 at a time, and serve sixteen queries there. A warp
+// Rung 1: keys and values come through shared memory, a tile of 32 at a time, and serve sixteen queries there. A warp
 // has four queries. For the scores its lanes are keys, for the output they are columns. Any depth up to 256, any dtype;
 // everything in float32.
 #pragma once

@@ -1,4 +1,4 @@
-// Version 2: both products on tensor cores (mma.sync), 64 queries a block, 16 a warp, 64 keys a tile. Scores stay in
+// Rung 2: both products on tensor cores (mma.sync), 64 queries a block, 16 a warp, 64 keys a tile. Scores stay in
 // registers and become the left operand of the second product where they are. Tiles are copied past the registers; the
 // values of a tile are on their way while its scores are computed, and the keys of the next while its output is.
 //

@@ -1,4 +1,4 @@
-// Version 2: accesses of 16 bytes. Threads go on from row to row, so that blocks are full whatever the length of a row. With
+// Rung 2: accesses of 16 bytes. Threads go on from row to row, so that blocks are full whatever the length of a row. With
 // N of one it takes rows of any length and alignment.
 #pragma once
 

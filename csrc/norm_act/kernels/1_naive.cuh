@@ -1,4 +1,4 @@
-// Version 1: one thread a row. Neighbouring threads read addresses a whole row apart, so of every 32 bytes that come from
+// Rung 1: one thread a row. Neighbouring threads read addresses a whole row apart, so of every 32 bytes that come from
 // memory one element is used.
 #pragma once
 

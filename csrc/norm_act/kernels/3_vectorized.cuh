@@ -1,4 +1,4 @@
-// Version 3: accesses of 16 bytes, and the row stays in registers, packed: it is read once. All of a thread's vectors are on
+// Rung 3: accesses of 16 bytes, and the row stays in registers, packed: it is read once. All of a thread's vectors are on
 // their way before the first is looked at; rows end on a vector, so a thread holds a vector whole or not at all; several
 // short rows make a block. The backward of activations, dropout and parameters of other types is in activated_rows.cuh.
 #pragma once

@@ -1,4 +1,4 @@
-// Version 3's backward where there is an activation, dropout, or parameters of other types: instructions are what it waits
+// Rung 3's backward where there is an activation, dropout, or parameters of other types: instructions are what it waits
 // for, and every second one was for what a row takes beside its arithmetic. So two vectors make a turn, of one row or of
 // two, whose sums meet at once; parameters are unpacked once; and no registers are copied, as the next turn is on its way to
 // shared memory (cp.async, compute capability 8.0 on) and not to registers. That leaves room for more warps, too.

@@ -1,4 +1,4 @@
-// Version 2: one warp a head, forward; one block a head, backward. Neighbours read neighbours, and read the other of each
+// Rung 2: one warp a head, forward; one block a head, backward. Neighbours read neighbours, and read the other of each
 // pair again; any length and alignment.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Version 3: accesses of 16 bytes, and a head stays in the registers of a few neighbouring threads: it is read once. A
+// Rung 3: accesses of 16 bytes, and a head stays in the registers of a few neighbouring threads: it is read once. A
 // thread holds two vectors that make up pairs, one of each half or, interleaved, two neighbouring ones, and turns them by
 // itself. It does so for several heads of a token, whose cos, sin and weight it reads once: beside 16-bit heads those are
 // most of what is read. Everything is on its way before the first of it is looked at.

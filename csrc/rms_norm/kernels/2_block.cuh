@@ -1,4 +1,4 @@
-// Version 2: one block a row. Neighbouring threads read neighbouring elements, sums meet through warps and shared memory.
+// Rung 2: one block a row. Neighbouring threads read neighbouring elements, sums meet through warps and shared memory.
 // It walks the row twice, and takes rows of any length and alignment.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Version 3: accesses of 16 bytes, and the row stays in registers: it is read once. All of a thread's vectors are on their
+// Rung 3: accesses of 16 bytes, and the row stays in registers: it is read once. All of a thread's vectors are on their
 // way before the first is looked at, and they are kept as they lie in memory. Rows end on a vector, so a thread holds a
 // vector whole or not at all; several short rows make a block.
 #pragma once

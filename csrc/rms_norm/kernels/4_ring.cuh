@@ -1,4 +1,4 @@
-// Version 4: a row too long for one block's registers is shared by a cluster of blocks, whose sums meet in distributed
+// Rung 4: a row too long for one block's registers is shared by a cluster of blocks, whose sums meet in distributed
 // shared memory (compute capability 9.0 on). Clusters stay for many rows, and vectors of the next rows are on their way to
 // shared memory while one is at work; every row is read once.
 #pragma once

@@ -1,4 +1,4 @@
-// Version 1: one thread a head. Neighbouring threads read addresses a whole head apart.
+// Rung 1: one thread a head. Neighbouring threads read addresses a whole head apart.
 #pragma once
 
 #include "kernel_pytorch/cuda/vector.cuh"

@@ -1,4 +1,4 @@
-// Version 2: one thread a pair, or a column that passes. Neighbours read neighbours; any length and alignment.
+// Rung 2: one thread a pair, or a column that passes. Neighbours read neighbours; any length and alignment.
 #pragma once
 
 #include "kernel_pytorch/cuda/vector.cuh"

@@ -1,4 +1,4 @@
-// Version 3: accesses of 16 bytes, or of 8 where half a rotation is no multiple of more. A thread rotates two vectors of a
+// Rung 3: accesses of 16 bytes, or of 8 where half a rotation is no multiple of more. A thread rotates two vectors of a
 // head, its pairs in registers: one of each half, or, interleaved, two neighbouring ones; or it copies two that pass. It does
 // so for several heads of a token, whose cos and sin it reads once, and all of which are on their way at once.
 #pragma once

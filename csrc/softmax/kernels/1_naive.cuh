@@ -1,4 +1,4 @@
-// Version 1: one thread a row, in one pass for maximum and sum and one for the result.
+// Rung 1: one thread a row, in one pass for maximum and sum and one for the result.
 #pragma once
 
 #include "kernel_pytorch/cuda/online_softmax.cuh"

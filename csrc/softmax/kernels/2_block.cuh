@@ -1,4 +1,4 @@
-// Version 2: one block a row, or one warp a short row, in vectors of 16 bytes between the ends of a row. It walks the row
+// Rung 2: one block a row, or one warp a short row, in vectors of 16 bytes between the ends of a row. It walks the row
 // twice, and takes rows of any length and alignment. A multiprocessor has a block or two of a thousand
 // threads at a time, so that of long rows what is read again is still in the L2 cache.
 #pragma once

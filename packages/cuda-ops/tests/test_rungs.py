@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_pytorch.cuda_ops import LIBRARY
 from kernel_pytorch.cuda_ops.operators import operators
 from kernel_pytorch.cuda_ops.rungs import rung
 
@@ -39,6 +40,39 @@ def test_a_rung_lasts_as_long_as_its_block_and_belongs_to_a_thread():
         assert chosen() == 2
         raise KeyError
     assert chosen() == 0
+
+
+def calls(device):
+    """A call of each operator that has rungs."""
+    x, vector, target = torch.randn(4, 64, device=device), torch.ones(64, device=device), torch.arange(4, device=device)
+    heads, angles = torch.randn(1, 4, 2, 64, device=device), torch.randn(4, 32, device=device)
+    return {
+        "bias_act": lambda: operators.bias_act(x, vector, "silu"),
+        "bias_dropout_add": lambda: operators.bias_dropout_add(x, vector, x, None, 0.0),
+        "cross_entropy": lambda: operators.cross_entropy(x, target, -100, 0.0, 0.0, 0.0),
+        "flash_attention": lambda: operators.flash_attention(heads, heads, heads, 1.0, False),
+        "gated": lambda: operators.gated(x, x, "silu", 1.0, None, 0.0),
+        "norm_act": lambda: operators.norm_act(x, None, vector, None, None, 1e-6, 0.0, "layer", "identity"),
+        "qk_norm_rope": lambda: operators.qk_norm_rope(heads, heads, vector, vector, angles, angles, 1e-6, False, 0.0),
+        "rms_norm": lambda: operators.rms_norm(x, vector, 1e-6, 0.0, "none"),
+        "rotary_embedding": lambda: operators.rotary_embedding(heads, angles, angles, False),
+        "softmax": lambda: operators.softmax(x, None, 1.0),
+    }
+
+
+@pytest.mark.parametrize("name", calls("cpu"))
+def test_the_rung_reaches_every_operator(name, device):
+    if device.type == "cpu" and LIBRARY.instruction_sets != ("CUDA, emulated",):
+        pytest.skip("the CPU backend is one kernel")
+    call = calls(device)[name]
+    call()
+    with rung(99), pytest.raises(RuntimeError, match="could not launch"):
+        call()
+
+
+def test_every_operator_with_numbered_kernels_is_asked():
+    folders = {file.parents[1].name for file in (FILE.parents[1] / "csrc").glob("*/kernels/1_*.cuh")}
+    assert folders == set(calls("cpu"))
 
 
 def test_rungs_are_those_of_the_folder(rungs):
