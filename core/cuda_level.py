@@ -6,22 +6,38 @@ It is imported here, and not when it is asked for: its operators have to be ther
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
+DISTRIBUTION = "kernel-pytorch-cuda-ops"
+NEEDED = (0, 1)
+"""The first version of it whose functions are what the packages call."""
+
+
+def check_version() -> None:
+    """Raise ImportError if an older version is installed; of sources that are not installed nothing is known."""
+    try:
+        found = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if tuple(int(part) for part in found.split(".")[:2]) < NEEDED:
+        needed = ".".join(map(str, NEEDED))
+        raise ImportError(f"{DISTRIBUTION} {found} is installed; {needed} or later is needed: install it again")
+
+
 cuda_ops: ModuleType | None = None
 _why_absent = ""
 try:
+    check_version()
     cuda_ops = importlib.import_module("kernel_pytorch.cuda_ops")
 except ModuleNotFoundError as error:
     if error.name != "kernel_pytorch.cuda_ops":
         raise
-    _why_absent = (
-        "kernel-pytorch-cuda-ops is not installed (in a checkout of kernel-pytorch: pip install ./packages/cuda-ops)"
-    )
+    _why_absent = f"{DISTRIBUTION} is not installed (in a checkout of kernel-pytorch: pip install ./packages/cuda-ops)"
 except ImportError as error:
     _why_absent = str(error)
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Size, Tensor
+
+DTYPE_NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+"""As operators take the dtype of a gradient, for which a schema has no type that every torch can name."""
 
 
 def check_floats(**tensors: Tensor | None) -> None:
@@ -39,3 +48,11 @@ def check_count(wanted: int, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.numel() != wanted:
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must have {wanted} elements")
+
+
+def dtype_named(name: str, given: str) -> torch.dtype:
+    """The dtype that an argument of this name names; ValueError unless it is one of `DTYPE_NAMES`."""
+    for dtype, allowed in DTYPE_NAMES.items():
+        if given == allowed:
+            return dtype
+    raise ValueError(f"{name}: given {given!r}; allowed are {', '.join(map(repr, DTYPE_NAMES.values()))}")

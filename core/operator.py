@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from .after_import import after_import
+from .sharding import shard
 
-TRITON, CUDA = "kernel_pytorch", "kernel_pytorch_cuda"
+TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
 """Namespaces of operators, by level."""
 
-# Private names of PyTorch; those of DTensor are in `shard`.
+# Private names of PyTorch; those of DTensor are in `sharding.py`.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _alive = torch._C._functorch.unwrap_if_dead  # a tensor that outlives its transform of torch.func is wrapped still
@@ -35,16 +34,31 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _libraries: list[torch.library.Library] = []  # a registration lasts as long as its library
 
 
+class Rules(TypedDict, total=False):
+    """What holds of an operator at every level, as arguments of `declare`: written once in a package's `rules/`."""
+
+    schema: str
+    fake: Callable[..., Any]
+    gradient: Callable[..., Any]
+    save: Callable[..., tuple[Tensor | None, ...]]
+    formula: Callable[..., Any]
+    follows: Mapping[str, Sequence[str]]
+    flops: Callable[..., int]
+    sharding: Callable[..., Iterable[tuple[Sequence[Any], Sequence[Any]]]]
+
+
 def declare(
     schema: str,
     *,
     fake: Callable[..., Any],
     launch: Callable[[], Callable[..., Any]] | None = None,
+    backward: Callable[..., Any] | None = None,
     gradient: Callable[..., Any] | None = None,
     save: Callable[..., tuple[Tensor | None, ...]] | None = None,
     formula: Callable[..., Any] | None = None,
     follows: Mapping[str, Sequence[str]] | None = None,
     keys: Sequence[str] = ("CUDA", "CPU"),
+    space: str = TRITON,
     flops: Callable[..., int] | None = None,
     sharding: Callable[..., Iterable[tuple[Sequence[Any], Sequence[Any]]]] | None = None,
 ) -> Callable[..., Any]:
@@ -56,6 +70,7 @@ def declare(
         launch: imports the launcher and returns it: called once, at the first call of all, so that Triton is imported
             neither with the package nor while Dynamo traces. (A string would hide the kernels from type checkers and
             from the digest of the sources.) None where a library in C++ has defined the operator already.
+        backward: the operator of the same level that `gradient` is called with, as its first argument.
         gradient: asks by the names of its parameters for what it needs: `d<output>`, inputs, outputs (both are saved),
             scalars, `saved`, and of each tensor that goes in `needs`, a bool, and `dtypes`, None for one that is
             absent. It returns a gradient for each of these. An output whose `d<output>` it does not ask for has none.
@@ -66,6 +81,7 @@ def declare(
         follows: by output, the tensors that go in of which alone it is made: it has a gradient only if all of them are
             there, and one of them has.
         keys: of the dispatcher, that the launcher is for; "CompositeExplicitAutograd" is every kind of device.
+        space: the namespace of an operator with a launcher.
         flops: of the shapes of the arguments, as `register_flop_formula` wants it.
         sharding: `rule(placements, *arguments)` yields acceptable placements of outputs and of tensor arguments, where
             `placements` is the module `torch.distributed.tensor`.
@@ -74,7 +90,7 @@ def declare(
         ImportError: the library defines the operator with another schema.
     """
     name = schema.partition("(")[0]
-    space = TRITON if launch is not None else CUDA
+    space = CUDA if launch is None else space
     library = torch.library.Library(space, "FRAGMENT")
     _libraries.append(library)
     if launch is not None:
@@ -93,6 +109,7 @@ def declare(
     torch.library.register_fake(f"{space}::{name}", _on_one_device(name, fake), lib=library)
 
     calls = _Calls(operator, kernel, below)
+    gradient = _with_backward(gradient, backward)
     graph, run = _differentiable(calls, gradient, save, follows or {}, formula)
     library.impl(name, _autograd_kernel(operator, below, graph), "Autograd")
     run.calls, run.sharding = calls, sharding  # type: ignore[attr-defined]
@@ -104,10 +121,19 @@ def declare(
 
 
 def with_gradient(
-    run: Any, gradient: Callable[..., Any], save: Callable[..., tuple[Tensor | None, ...]] | None = None
+    run: Any,
+    gradient: Callable[..., Any],
+    save: Callable[..., tuple[Tensor | None, ...]] | None = None,
+    backward: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """The function that calls an operator which `declare` made, differentiated in another way; see there."""
-    return _differentiable(run.calls, gradient, save, {}, None)[1]
+    return _differentiable(run.calls, _with_backward(gradient, backward), save, {}, None)[1]
+
+
+def _with_backward(
+    gradient: Callable[..., Any] | None, backward: Callable[..., Any] | None
+) -> Callable[..., Any] | None:
+    return gradient if gradient is None or backward is None else functools.partial(gradient, backward)
 
 
 class _Calls(NamedTuple):
@@ -352,30 +378,3 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 def per_element(factor: int) -> Callable[..., int]:
     """The FLOP formula of an operator that does `factor` operations for each element of its first argument."""
     return lambda shape, *args, **kwargs: factor * torch.Size(shape).numel()
-
-
-def shard(placements: ModuleType, operator: Any, rule: Callable[..., Any]) -> None:
-    """Tell DTensor, which remembers its decisions by tensors and integers; here every scalar is part of the key."""
-    try:
-        from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
-        from torch.distributed.tensor.experimental import register_sharding
-
-        remembered = placements.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    except (ImportError, AttributeError) as error:
-        warnings.warn(
-            f"{operator} will not accept DTensors, torch {torch.__version__} registers sharding rules in another way "
-            f"({error})",
-            stacklevel=2,
-        )
-        return
-    kinds = ["Tensor" in str(argument.type) for argument in operator._schema.arguments]
-
-    def complete(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        found = []
-        for outputs, tensors in rule(placements, *arguments):
-            rest = iter(tensors)
-            found.append((list(outputs), [next(rest) if kind else None for kind in kinds]))
-        return found
-
-    register_sharding(operator)(complete)
-    remembered[operator] = RuntimeSchemaInfo(kinds.index(False) if False in kinds else len(kinds))

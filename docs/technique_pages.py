@@ -225,7 +225,9 @@ def undocumented(html: str, package: str) -> list[str]:
 
 def public(package: str, module: str = "__init__") -> list[str]:
     """The names in `__all__` of a module; `*other.__all__` stands for those of another one."""
-    tree = ast.parse((folder_of(package) / f"{module}.py").read_text(encoding="utf-8"))
+    places = folder_of(package) / f"{module}.py", folder_of(package) / module / "__init__.py"
+    file = next(place for place in places if place.is_file())
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     (listed,) = [node.value for node in assigned if ast.unparse(node.targets[0]) == "__all__"]
     names: list[str] = []

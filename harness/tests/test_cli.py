@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -295,7 +296,7 @@ def test_a_report_of_what_is_not_there_says_what_to_give(command_line, tmp_path,
 
 
 def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judged(
-    toy_alone, command_line, tmp_path, monkeypatch
+    toy_alone, toy, command_line, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
     path = tmp_path / "toy.json"
@@ -307,10 +308,19 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
     assert printed.code == 0
     assert "1 results file, all of the present sources" in printed.out
     assert "not checked: technique other is not installed here" in printed.err
-    fresh.model_copy(update={"sources": fresh.sources | {"gate/native": "changed"}}).save(path)
+    changed = {"sources": fresh.sources | {"gate/native": "changed"}}
+    fresh.model_copy(update=changed).save(path)
+    printed = command_line("report", str(tmp_path), "--check-stale")
+    assert printed.code == 0
+    assert "gate/native, measured on 20" in printed.out
+    # Where users rest on it, it is an error, unless the kernels are those that were measured.
+    row = SimpleNamespace(level="native", record=tmp_path.name, functions=None)
+    monkeypatch.setattr(toy, "defaults", (row,), raising=False)
+    assert command_line("report", str(tmp_path), "--check-stale").code == 0
+    fresh.model_copy(update=changed | {"kernels": fresh.kernels | {"gate/native": "changed"}}).save(path)
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 1
-    assert "gate/native has changed since it was measured" in printed.out
+    assert "its kernels have changed; it is the default there, which rests on this record" in printed.out
 
 
 def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):

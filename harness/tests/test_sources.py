@@ -121,15 +121,18 @@ PUBLIC = {
     "levels/native.py": "from .reference import gate",
     "levels/triton.py": "from ..operators import gate",
     "operators.py": "def gate(x):\n    from .kernels import forward",
-    "kernels/forward.py": "import torch",
+    "kernels/forward.py": "from ..sizes import BLOCK",
+    "sizes.py": "BLOCK = 8",
 }
-KERNELS = {"levels/triton.py", "operators.py", "kernels/forward.py"}
+KERNELS = {"kernels/forward.py", "sizes.py"}
+AROUND = {"levels/triton.py", "operators.py"}
 PATH = {"functional.py", "checks.py", "ladder.py"}
 # By file, the levels whose digests change with it: those of the kernels, those of the whole path.
 CHANGES = {
     "__init__.py": ("", ""),
     "levels/__init__.py": ("", ""),  # the table of defaults: each level is called by name
     **dict.fromkeys(sorted(PATH), ("", "reference native triton")),
+    **dict.fromkeys(sorted(AROUND), ("", "triton")),
     **dict.fromkeys(sorted(KERNELS), ("triton", "triton")),
     "levels/reference.py": ("reference native", "reference native"),
     "levels/native.py": ("native", "native"),
@@ -167,7 +170,7 @@ def test_files_of_the_kernels_are_a_part_of_the_path(public):
     triton = PublicLevel("triton", Level.TRITON, f"{public.name}:gate")
     kernels, path = ([str(f.relative_to(public)) for f in found(triton)] for found in (kernel_files, path_files))
     assert set(kernels) == KERNELS
-    assert set(path) == KERNELS | PATH
+    assert set(path) == KERNELS | AROUND | PATH
 
 
 def test_every_level_of_an_installed_technique_has_a_digest(toy):

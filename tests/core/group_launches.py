@@ -43,16 +43,18 @@ def cases():
     up, down, bias, target = on_gpu(512, 1024), on_gpu(256, 256), on_gpu(512), filled(1, 64)
     loss, normalizer, statistics = filled(0.5, 64), filled(0.5, 64, 2), filled(0.5, 2, 64)
     gate, gates = ("silu", 1.5, 7.0, 1.0), ("silu", 1.0, None, 0.0, True, True)
-    norm, needs = (1e-5, 0.25, "layer", "gelu"), (True,) * 5
+    norm, needs = (1e-5, 0.25, "layer", "gelu"), ("float32", "float32", True, True, True, True)
     scalars = -100, 0.1, 1e-4, 20.0
     forward, backward, entropy = "kernels.forward", "kernels.backward", f"{ENTROPY}.kernels.launchers"
     return [
         (f"{FUSED}.gated.{forward}", "gated", (x, None, *gate), (few, None, *gate)),
         (f"{FUSED}.gated.{backward}", "gated_backward", (x, x, x, *gates), (few, few, few, *gates)),
-        (f"{FUSED}.bias.{forward}", "bias_act", (x, weight, x, seed, 0.5, "gelu"),
-         (x, weight, None, seed, 0.5, "gelu")),
-        (f"{FUSED}.bias.{backward}", "bias_act_backward", (x, x, weight, seed, 0.5, "gelu", True, True),
-         (few, few, weight, seed, 0.5, "gelu", True, True)),
+        (f"{FUSED}.bias.{forward}", "bias_act", (x, weight, "gelu"), (few, weight, "gelu")),
+        (f"{FUSED}.bias.{forward}", "bias_dropout_add", (x, weight, x, seed, 0.5), (few, weight, few, seed, 0.5)),
+        (f"{FUSED}.bias.{backward}", "bias_act_backward", (x, x, weight, "gelu", True, True),
+         (few, few, weight, "gelu", True, True)),
+        (f"{FUSED}.bias.{backward}", "bias_dropout_add_backward", (x, weight, seed, 0.5, "float32", True, True),
+         (few, weight, seed, 0.5, "float32", True, True)),
         (f"{FUSED}.softmax.{forward}", "softmax", (x, x > 0, 0.5), (x, (x > 0)[:1], 0.5)),
         (f"{FUSED}.softmax.{backward}", "softmax_backward", (x, x, x, 0.5, True, True), (x, x, x[:1], 0.5, True, True)),
         (f"{FUSED}.norm.{forward}", "norm_act", (x, x, weight, weight, seed, *norm),
@@ -66,11 +68,11 @@ def cases():
          (on_gpu(32, 512), None, few, up, bias, "gelu", True, True)),
         (f"{FUSED}.linear.{backward}", "gated_mlp_backward", (on_gpu(64, 256), None, x, up, "silu", True, True),
          (on_gpu(32, 256), None, few, up, "silu", True, True)),
-        (entropy, "linear_cross_entropy", (x, up, target, bias, *scalars, 0, "triton"),
-         (few, up, target[:32], bias, *scalars, 0, "triton")),
-        (entropy, "cross_entropy", (x, target, *scalars, "triton"), (few, target[:32], *scalars, "triton")),
-        (entropy, "cross_entropy_backward", (loss, normalizer, x, target, *scalars, "triton"),
-         (loss[:32], normalizer[:32], few, target[:32], *scalars, "triton")),
+        (entropy, "linear_cross_entropy", (x, up, target, bias, *scalars, 0),
+         (few, up, target[:32], bias, *scalars, 0)),
+        (entropy, "cross_entropy", (x, target, *scalars), (few, target[:32], *scalars)),
+        (entropy, "cross_entropy_backward", (loss, normalizer, x, target, *scalars),
+         (loss[:32], normalizer[:32], few, target[:32], *scalars)),
         (f"{RMSNORM}.{forward}", "rms_norm", (x, weight, 1e-6, 0.0, "llama"), (few, weight, 1e-6, 0.0, "llama")),
     ]  # fmt: skip
 
@@ -90,6 +92,7 @@ def handed_over(launcher, arguments, memory):
 
 def check(module, name, arguments, others):
     launcher = getattr(importlib.import_module(module), name)
+    launcher = launcher("triton") if module.startswith(ENTROPY) else launcher
     forget_plans = importlib.import_module(f"{'.'.join(module.split('.')[:2])}._core.plans").forget_plans
     memory, of_others = SameMemory(), SameMemory()
     planned, jitted = handed_over(launcher, arguments, memory)

@@ -73,6 +73,8 @@ def examples(instead: str | None) -> list[dict[str, Any]]:
     for technique in discover().techniques.values():
         package = technique.levels.rpartition(".")[0]
         for operation in technique.operations:
+            if operation.function and not operation.function.startswith(package.partition(":")[0]):
+                continue  # the technique that it belongs to has it too
             cases = [case for case in operation.test_grid.cases("cpu") if case.dtype == torch.float32]
             made = [operation.arguments(case, torch.Generator().manual_seed(0)) for case in cases]
             made = sorted((inputs for inputs in made if 0 < _elements(inputs) < 8000), key=_elements)[-3:]
@@ -81,7 +83,7 @@ def examples(instead: str | None) -> list[dict[str, Any]]:
                 for implementation in kernels:
                     _differentiate(recorder, implementation.load(), inputs)
                     if implementation.level is Level.CUDA:
-                        public.append(_compiled(technique, operation, implementation, inputs))
+                        public += _compiled(technique, operation, implementation, inputs)
                 public += _public(recorder, package, operation, inputs)
     in_place = [{**c, "target": c["target"].replace("_backward.", "_backward_.")} for c in recorder.calls]
     in_place = [call for call in in_place if call["target"].count("_backward_.") and _exists(call["target"])]
@@ -122,16 +124,21 @@ def _exists(target: str) -> bool:
     return hasattr(getattr(torch.ops, namespace), operator)
 
 
-def _compiled(technique: Any, operation: Any, cuda: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """The call that level "cuda" makes of its function, which is public too, in the package of compiled operators."""
+def _compiled(technique: Any, operation: Any, cuda: Any, inputs: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """The call that level "cuda" makes of its function, which is public too, in the package of compiled operators.
+
+    None where the level is a function of its own around such ones.
+    """
     target, given = cuda.target, [inputs]
     if operation.function:
         module, _, name = cuda.level_target().partition(":")
         compiled = getattr(importlib.import_module(module), name)
+        if compiled.__module__ == module:
+            return []
         target, given = f"{compiled.__module__}:{name}", []
         with technique.ladder().replaced(name, "cuda", lambda *own: given.append(own) or compiled(*own)):
             cuda.load()(*inputs)
-    return {"target": target, "args": [describe(value) for value in given[0]]}
+    return [{"target": target, "args": [describe(value) for value in given[0]]}]
 
 
 def _public(recorder: _Recorder, package: str, operation: Any, inputs: tuple[Any, ...]) -> Iterator[dict[str, Any]]:

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.cuda_ops import LIBRARY, add_layer_norm, add_rms_norm_act, layer_norm, layer_norm_act, levels
-from kernel_pytorch.cuda_ops.activations import ACTIVATIONS, activate
+from kernel_pytorch.cuda_ops._fused_ln_act.activations import ACTIVATIONS, activate
+from kernel_pytorch.cuda_ops._fused_ln_act.philox import dropout
 from kernel_pytorch.cuda_ops.norm_act import run_norm_act
-from kernel_pytorch.cuda_ops.philox import dropout
 from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export
 
@@ -41,7 +41,7 @@ def definition(x, residual, weight, bias, seed, eps, p, norm, activation):
     z = h - h.mean(-1, keepdim=True) if norm == "layer" else h
     z = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
     z = z if weight is None else z * weight
-    y = activate(z if bias is None else z + bias, activation)[0]
+    y = activate(z if bias is None else z + bias, activation)
     return (y if residual is not None else dropout(y, seed, p)), h
 
 

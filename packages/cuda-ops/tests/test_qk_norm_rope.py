@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.cuda_ops import head_rms_norm, levels, qk_norm_rope, rotary_embedding
-from kernel_pytorch.cuda_ops.qk_norm_rope import reference
+from kernel_pytorch.cuda_ops import LIBRARY, head_rms_norm, levels, qk_norm_rope, rotary_embedding
 from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
@@ -22,6 +21,22 @@ from kernel_pytorch.harness.checks import (
 
 operators = torch.ops.kernel_pytorch_cuda
 SCALARS = (1e-6, False, 0.0)
+
+
+def definition(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset):
+    def one(x, weight):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        h, (c, s), rotated = x.to(wide), (t.detach().to(wide).unsqueeze(-2) for t in (cos, sin)), 2 * cos.shape[-1]
+        n = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * (offset + weight.to(wide))
+        if interleaved:
+            first, second = n[..., 0:rotated:2], n[..., 1:rotated:2]
+            y = torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2)
+        else:
+            first, second = n[..., :rotated].chunk(2, -1)
+            y = torch.cat((first * c - second * s, second * c + first * s), -1)
+        return torch.cat((y, n[..., rotated:]), -1).to(x.dtype)
+
+    return one(q, q_weight), one(k, k_weight)
 
 
 def arguments(*before, heads=(3, 2), columns=24, rotated=16, dtype=torch.float32, table=torch.float32):
@@ -63,6 +78,38 @@ def test_is_the_norm_then_the_rotation(interleaved):
         torch.testing.assert_close(found, rotary_embedding(normed, cos, sin, interleaved))
 
 
+AGAINST_FLOAT64 = """
+    import torch
+    from kernel_pytorch.cuda_ops import qk_norm_rope
+    torch.manual_seed(0)
+    bounds = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 4e-6, torch.float64: 1e-14}
+    for dtype, bound in bounds.items():
+        for columns, rotated in ((2, 2), (7, 6), (64, 64), (70, 70), (80, 32), (1030, 1030)):
+            q, k = torch.randn(9, 3, columns).to(dtype), torch.randn(9, 2, columns).to(dtype)
+            weights, angles = torch.rand(2, columns).to(dtype), torch.rand(9, rotated // 2, dtype=torch.float64)
+            own = [t.requires_grad_() for t in (q, k, *weights.unbind(0))]
+            wide = [t.detach().double().requires_grad_() for t in own]
+            c, s, truth = angles.cos()[:, None], angles.sin()[:, None], []
+            for h, weight in zip(wide[:2], wide[2:]):
+                n = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * weight
+                first, second = n[..., : rotated // 2], n[..., rotated // 2 : rotated]
+                truth.append(torch.cat((first * c - second * s, second * c + first * s, n[..., rotated:]), -1))
+            found = qk_norm_rope(*own, angles.cos(), angles.sin())
+            incoming = [torch.randn_like(t) for t in found]
+            ours = torch.autograd.grad(found, own, incoming)
+            theirs = torch.autograd.grad(truth, wide, [t.double() for t in incoming])
+            for a, b in zip((*found, *ours), (*truth, *theirs)):
+                scale = b.abs().max().clamp(min=1)
+                assert ((a.double() - b).abs().max() / scale).item() < bound, (dtype, columns)
+"""
+
+
+@pytest.mark.twin
+@pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
+def test_every_instruction_set_is_right(instruction_set, run_python):
+    run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
+
+
 def test_views_of_a_packed_projection_are_read_and_nothing_is_written():
     packed = torch.randn(2, 7, (3 + 2 + 2) * 24)
     _, _, *rest = arguments(2, 7)
@@ -72,7 +119,7 @@ def test_views_of_a_packed_projection_are_read_and_nothing_is_written():
     incoming = [torch.randn(2, x.shape[2], 7, 24).transpose(1, 2) for x in (q, k)]  # as attention's gradients come
     kept = [t.clone() for t in incoming]
     ours = gradients(qk_norm_rope, [q, k, *rest], incoming)
-    theirs = gradients(lambda *a: reference.qk_norm_rope(*a, *SCALARS), [q, k, *rest], incoming)
+    theirs = gradients(lambda *a: definition(*a, *SCALARS), [q, k, *rest], incoming)
     torch.testing.assert_close(ours, theirs)
     assert torch.equal(packed, before)
     assert all(torch.equal(a, b) for a, b in zip(incoming, kept, strict=True))
@@ -83,11 +130,11 @@ def test_views_of_a_packed_projection_are_read_and_nothing_is_written():
 def test_every_pair_of_dtypes(dtype, weights):
     given = arguments(9, dtype=dtype)
     given[2:4] = [w.detach().to(d).requires_grad_() for w, d in zip(given[2:4], weights, strict=True)]
-    ours, theirs = qk_norm_rope(*given), reference.qk_norm_rope(*given, *SCALARS)
+    ours, theirs = qk_norm_rope(*given), definition(*given, *SCALARS)
     torch.testing.assert_close(ours, theirs)
     found = gradients(qk_norm_rope, given)
     assert [g.dtype for g in found] == [dtype, dtype, *weights]
-    expected = gradients(lambda *a: reference.qk_norm_rope(*a, *SCALARS), given)
+    expected = gradients(lambda *a: definition(*a, *SCALARS), given)
     for ours, theirs, x in zip(found, expected, (*given[:2], *given[:2]), strict=True):
         precise = torch.promote_types(x.dtype, torch.float32)  # what a float64 weight's gradient is computed in too
         torch.testing.assert_close(ours.to(precise), theirs.to(precise), rtol=1e-2, atol=1e-2)
@@ -145,7 +192,7 @@ def test_only_one_output_is_used(used):
     *tensors, cos, sin = arguments(5)
     ours, theirs = (
         torch.autograd.grad(f(*tensors, cos, sin, *SCALARS)[used].pow(2).sum(), tensors, allow_unused=True)
-        for f in (qk_norm_rope, reference.qk_norm_rope)
+        for f in (qk_norm_rope, definition)
     )
     assert [g is None for g in ours] == [g is None for g in theirs]
     torch.testing.assert_close([g for g in ours if g is not None], [g for g in theirs if g is not None])
@@ -232,4 +279,4 @@ def test_every_rung_on_cuda(number, interleaved, dtype):
     scalars = (1e-6, interleaved, 1.0)
     with rung(number):
         ours = operators.qk_norm_rope(*given, *scalars)[:2]
-    torch.testing.assert_close(ours, reference.qk_norm_rope(*given, *scalars))
+    torch.testing.assert_close(ours, definition(*given, *scalars))

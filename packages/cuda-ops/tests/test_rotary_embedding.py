@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.cuda_ops import levels, rotary_embedding
-from kernel_pytorch.cuda_ops.rotary_embedding import reference
+from kernel_pytorch.cuda_ops import LIBRARY, levels, rotary_embedding
 from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
@@ -18,6 +17,18 @@ from kernel_pytorch.harness.checks import (
 
 operator = torch.ops.kernel_pytorch_cuda.rotary_embedding
 CPU = torch.device("cpu")
+
+
+def definition(x, cos, sin, interleaved=False):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    h, (c, s), rotated = x.to(wide), (t.detach().to(wide).unsqueeze(-2) for t in (cos, sin)), 2 * cos.shape[-1]
+    if interleaved:
+        first, second = h[..., 0:rotated:2], h[..., 1:rotated:2]
+        y = torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2)
+    else:
+        first, second = h[..., :rotated].chunk(2, -1)
+        y = torch.cat((first * c - second * s, second * c + first * s), -1)
+    return torch.cat((y, h[..., rotated:]), -1).to(x.dtype)
 
 
 def tables(tokens, rotated, dtype=torch.float32, batch=()):
@@ -74,6 +85,32 @@ def test_products_of_queries_and_keys_go_by_distance_alone(interleaved):
     torch.testing.assert_close(product(3, 11), product(103, 111))
 
 
+AGAINST_FLOAT64 = """
+    import torch
+    from kernel_pytorch.cuda_ops import rotary_embedding
+    torch.manual_seed(0)
+    bounds = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6, torch.float64: 4e-15}
+    for dtype, bound in bounds.items():
+        for columns, rotated in ((2, 2), (7, 6), (64, 64), (70, 70), (80, 32), (1030, 1030)):
+            x, angles = torch.randn(5, 3, columns).to(dtype), torch.rand(5, rotated // 2, dtype=torch.float64)
+            c, s, h = angles.cos()[:, None], angles.sin()[:, None], x.double()
+            first, second = h[..., : rotated // 2], h[..., rotated // 2 : rotated]
+            truth = torch.cat((first * c - second * s, second * c + first * s, h[..., rotated:]), -1)
+            error = (rotary_embedding(x, angles.cos(), angles.sin()).double() - truth).abs().max()
+            assert error / truth.abs().max() < bound, (dtype, columns)
+            pairs = torch.view_as_complex(h[..., :rotated].unflatten(-1, (-1, 2)).contiguous()) * torch.complex(c, s)
+            truth = torch.cat((torch.view_as_real(pairs).flatten(-2), h[..., rotated:]), -1)
+            error = (rotary_embedding(x, angles.cos(), angles.sin(), True).double() - truth).abs().max()
+            assert error / truth.abs().max() < bound, (dtype, columns, "interleaved")
+"""
+
+
+@pytest.mark.twin
+@pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
+def test_every_instruction_set_is_right(instruction_set, run_python):
+    run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
+
+
 LAYOUTS = {
     "packed": lambda: make(2, 5, 3 * 4 * 16, grad=False)[..., 64:128].unflatten(-1, (4, 16)),
     "heads first": lambda: make(2, 4, 5, 16, grad=False).transpose(1, 2),
@@ -92,9 +129,9 @@ def test_strides_of_x_and_of_incoming_gradients(layout, interleaved):
     own = x.detach().requires_grad_()
     y = rotary_embedding(own, cos, sin, interleaved)
     assert y.is_contiguous()
-    torch.testing.assert_close(y, reference.rotary_embedding(x, cos, sin, interleaved))
+    torch.testing.assert_close(y, definition(x, cos, sin, interleaved))
     (dx,) = torch.autograd.grad(y, own, x)
-    torch.testing.assert_close(dx, reference.rotary_embedding(x, cos, -sin, interleaved))
+    torch.testing.assert_close(dx, definition(x, cos, -sin, interleaved))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -103,7 +140,7 @@ def test_every_pair_of_dtypes(dtype, table):
     x, (cos, sin) = make(4, 2, 24, dtype=dtype, grad=False), tables(4, 16, table)
     y = rotary_embedding(x, cos, sin)
     assert y.dtype == dtype
-    torch.testing.assert_close(y, reference.rotary_embedding(x, cos, sin, False))
+    torch.testing.assert_close(y, definition(x, cos, sin, False))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own, torch 2.15
@@ -135,7 +172,7 @@ def test_derivatives_of_x(interleaved):
 
 def test_positions_have_no_gradient():
     x, tables_ = make(3, 2, 8), [t.requires_grad_() for t in tables(3, 6)]
-    for function in (rotary_embedding, reference.rotary_embedding):
+    for function in (rotary_embedding, definition):
         found = torch.autograd.grad(function(x, *tables_, False).sum(), (x, *tables_), allow_unused=True)
         assert [g is None for g in found] == [False, True, True]
 
@@ -143,8 +180,7 @@ def test_positions_have_no_gradient():
 def test_functional_transforms():
     x, (cos, sin) = make(3, 2, 8, grad=False), tables(3, 6)
     ours, theirs = (
-        torch.func.grad(lambda x, f=f: f(x, cos, sin, False).pow(3).sum())(x)
-        for f in (rotary_embedding, reference.rotary_embedding)
+        torch.func.grad(lambda x, f=f: f(x, cos, sin, False).pow(3).sum())(x) for f in (rotary_embedding, definition)
     )
     torch.testing.assert_close(ours, theirs)
 
@@ -207,4 +243,4 @@ def test_every_rung_on_cuda(number, interleaved, dtype):
     x, (cos, sin) = make(2, 33, 5, 128, dtype=dtype, grad=False).cuda(), (t.cuda() for t in tables(33, 96))
     with rung(number):
         y = operator(x, cos, sin, interleaved)
-    torch.testing.assert_close(y, reference.rotary_embedding(x, cos, sin, interleaved))
+    torch.testing.assert_close(y, definition(x, cos, sin, interleaved))

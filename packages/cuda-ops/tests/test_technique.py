@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernel_pytorch.cuda_ops import LIBRARY, levels
-from kernel_pytorch.cuda_ops.technique import attention, kernels, technique
+from kernel_pytorch.cuda_ops.technique import attention, kernels, rungs, technique
 from kernel_pytorch.harness.pytest_plugin import verification_trials
 from kernel_pytorch.harness.technique import Level
 from kernel_pytorch.harness.trials import IMITATED, RANDOM, REAL, trials
@@ -18,10 +18,16 @@ from kernel_pytorch.harness.verification import examine, standard
 
 
 def trial(parameter):
-    """The parameter, marked: what compiles for every layout takes long, and is PyTorch's; much takes long emulated."""
-    _, implementation, tried = parameter.values
+    """The parameter, marked: what compiles for every layout takes long, and is PyTorch's; much takes long emulated.
+
+    The packages that operations belong to verify their level "cuda" in tests of their own.
+    """
+    operation, implementation, tried = parameter.values
     slow = implementation.level is Level.COMPILE and tried.adversary != RANDOM
-    slow |= "KERNEL_PYTORCH_LIBRARY" in os.environ and tried.adversary in (IMITATED, REAL)
+    emulated = "KERNEL_PYTORCH_LIBRARY" in os.environ
+    shared = operation in rungs.operations
+    slow |= shared and (emulated or not implementation.partial or tried.adversary != RANDOM)
+    slow |= emulated and tried.adversary in (IMITATED, REAL)
     return pytest.param(*parameter.values, id=parameter.id, marks=[pytest.mark.slow] if slow else [])
 
 
@@ -35,11 +41,13 @@ def test_level(verify_level, operation, implementation, trial):
 
 # What a lower instruction set could do wrongly: vectors of other lengths, tails of rows, conversions.
 VERIFY = """
+    import dataclasses
     import torch
-    from kernel_pytorch.cuda_ops.technique import technique
+    from kernel_pytorch.cuda_ops.technique import attention, technique
     from kernel_pytorch.harness.verification import verify
-    found = list(verify(technique, torch.device("cpu"), levels=["cuda"]))
-    assert len(found) > 100, len(found)
+    alone = dataclasses.replace(technique, operations=attention.operations)
+    found = list(verify(alone, torch.device("cpu"), levels=["cuda"]))
+    assert len(found) > 30, len(found)
     assert not any(v.unavailable for v in found)
     assert not [line for v in found for line in v.failures()]
 """
@@ -79,7 +87,8 @@ def test_default_is_the_compiled_operator_where_it_runs():
     assert levels.default("rotary_embedding", torch.device("meta"), torch.bfloat16) == "native"
     assert "compiled are CUDA and CPU code" in levels.unavailable("cuda", torch.device("meta"), torch.bfloat16)
     assert levels.default("flash_attention", cpu, torch.bfloat16) == "native"
-    assert {i.name for o in technique.operations for i in o.implementations} == set(levels.LEVELS)
+    of_levels = {i.name for o in technique.operations for i in o.implementations if not i.partial}
+    assert of_levels == set(levels.LEVELS)
 
 
 def test_every_operator_with_cuda_kernels_is_a_unit(monkeypatch, tmp_path):

@@ -34,9 +34,10 @@ def recorded(rows, columns, dtype, of_parameters, has_residual):
 
     with launches._in_place_of_compile(record):
         triton_forward.norm_act(x, residual, weight, weight, None, 1e-5, 0.0, "layer", "gelu")
-        needs = (has_residual, True, False, True, True)
+        dtypes = (str(dtype).removeprefix("torch."), str(dtype).removeprefix("torch.") if has_residual else "")
+        needs = (True, False, True, True)
         triton_backward.norm_act_backward(
-            x, residual, x, weight, weight, None, statistics, 1e-5, 0.0, "layer", "gelu", *needs
+            x, residual, x, weight, weight, None, statistics, 1e-5, 0.0, "layer", "gelu", *dtypes, *needs
         )
     return [launch for launch in found if launch.function.__name__ in WITH_ROWS]
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS, activate, derivative, name_of
+from kernel_pytorch.fused_ln_act.activations import name_of
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS, activate, derivative
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402

@@ -5,8 +5,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.fused_ln_act import bias_act, bias_dropout_add, philox
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act import bias_act, bias_dropout_add
+from kernel_pytorch.fused_ln_act.rules import philox
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
     check_deterministic,
@@ -126,11 +127,14 @@ BAD = {
     "seed dtype": (lambda x, b: bias_dropout_add(x, b, x, 0.1, b[0]), TypeError, "seed: dtype is torch.float32"),
     "level": (lambda x, b: bias_act(x, b, "gelu", level="cutlass"), ValueError, "level: given 'cutlass'"),
     "operator, bias": (
-        lambda x, b: operators.bias_act(x, b[:3], None, None, 0.0, "gelu"), ValueError, r"bias: shape is \(3,\)"),
+        lambda x, b: operators.bias_act(x, b[:3], "gelu"), ValueError, r"bias: shape is \(3,\)"),
     "operator, seed": (
-        lambda x, b: operators.bias_act(x, b, None, None, 0.5, "gelu"), ValueError, "seed: given None"),
+        lambda x, b: operators.bias_dropout_add(x, b, x, None, 0.5), ValueError, "seed: given None"),
     "operator, no x": (
-        lambda x, b: operators.bias_act_backward(x, None, b, None, 0.0, "gelu", True, True), ValueError, "given None"),
+        lambda x, b: operators.bias_act_backward(x, None, b, "gelu", True, True), ValueError, "given None"),
+    "operator, dtype": (
+        lambda x, b: operators.bias_dropout_add_backward(x, b, None, 0.0, "int8", True, True), ValueError,
+        "x_dtype: given 'int8'; allowed are 'float16'"),
 }  # fmt: skip
 
 
@@ -169,13 +173,16 @@ def test_every_combination_of_inputs(level, device):
     check_gradient_combinations(lambda *t: bias_act(*t, "gelu", level=level), [x, bias])
 
 
-@pytest.mark.parametrize("activation", ["gelu", "identity"])
+@pytest.mark.parametrize("activation", ["gelu", "identity", None])
 def test_formula_equals_kernels(activation, device):
     x, bias, residual = arguments(device, 3, 6, dtype=torch.float64)
-    y = operators.bias_act(x, bias, residual, seed_on(device), 0.4, activation)
+    if activation is None:
+        y, inputs = operators.bias_dropout_add(x, bias, residual, seed_on(device), 0.4), (x, bias, residual)
+    else:
+        y, inputs = operators.bias_act(x, bias, activation), (x, bias)
     incoming = torch.randn_like(y)
-    kernels = torch.autograd.grad(y, (x, bias, residual), incoming, retain_graph=True)
-    formula = torch.autograd.grad(y, (x, bias, residual), incoming, create_graph=True)
+    kernels = torch.autograd.grad(y, inputs, incoming, retain_graph=True)
+    formula = torch.autograd.grad(y, inputs, incoming, create_graph=True)
     for ours, theirs in zip(kernels, formula, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -252,12 +259,15 @@ def test_opcheck(device):
     x = x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
     dy, seed = torch.randn_like(x), seed_on(device)
     cases = [
-        (operators.bias_act, (x, bias, None, None, 0.0, "gelu")),
-        (operators.bias_act, (x, bias, residual, seed, 0.4, "identity")),
-        (operators.bias_act, (x.detach().half(), None, residual, None, 0.0, "silu")),
-        (operators.bias_act_backward, (dy.requires_grad_(), x, bias, seed, 0.4, "gelu", True, True)),
-        (operators.bias_act_backward, (dy.detach(), None, bias.detach(), None, 0.0, "identity", False, True)),
-        (operators.bias_act_backward, (dy.detach(), x.detach(), None, None, 0.0, "relu", True, True)),
+        (operators.bias_act, (x, bias, "gelu")),
+        (operators.bias_act, (x.detach().half(), None, "silu")),
+        (operators.bias_dropout_add, (x, bias, residual, seed, 0.4)),
+        (operators.bias_dropout_add, (x.detach().half(), None, residual, None, 0.0)),
+        (operators.bias_act_backward, (dy.requires_grad_(), x, bias, "gelu", True, True)),
+        (operators.bias_act_backward, (dy.detach(), None, bias.detach(), "identity", False, True)),
+        (operators.bias_act_backward, (dy.detach(), x.detach(), None, "relu", True, True)),
+        (operators.bias_dropout_add_backward, (dy, bias, seed, 0.4, "float16", True, True)),
+        (operators.bias_dropout_add_backward, (dy.detach(), None, None, 0.0, "float32", False, False)),
     ]
     for operator, given in cases:
         torch.library.opcheck(operator.default, given)
@@ -284,5 +294,5 @@ def test_flop_counter_sees_the_operators(device):
     with FlopCounterMode(display=False) as counter:
         bias_dropout_add(x, bias, residual, 0.1, seed_on(device), level="triton").sum().backward()
     counts = counter.get_flop_counts()["Global"]
-    assert counts[operators.bias_act] == 3 * 32
-    assert counts[operators.bias_act_backward] == 2 * 32
+    assert counts[operators.bias_dropout_add] == 3 * 32
+    assert counts[operators.bias_dropout_add_backward] == 2 * 32

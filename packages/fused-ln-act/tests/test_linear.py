@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.fused_ln_act import LinearAct, levels, linear_act
 from kernel_pytorch.fused_ln_act._core.plans import forget_plans
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.linear.levels import reference
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
     check_export,

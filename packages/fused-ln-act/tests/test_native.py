@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS, activate
 from kernel_pytorch.fused_ln_act.norm.levels import native
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS, activate
 
 
 @pytest.mark.parametrize("incoming", [0.0, 0.1, 2.0, 100.0])

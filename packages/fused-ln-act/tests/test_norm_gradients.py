@@ -5,7 +5,7 @@ import torch
 
 from kernel_pytorch import fused_ln_act
 from kernel_pytorch.fused_ln_act import add_layer_norm, add_layer_norm_act, layer_norm_act, rms_norm_act
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
 from kernel_pytorch.harness.checks import check_gradient_combinations, check_second_derivatives
 
 LEVELS = ["reference", "native", "torchscript", "triton"]  # AOTAutograd, level "compile", refuses second derivatives

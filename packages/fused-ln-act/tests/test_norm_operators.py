@@ -39,10 +39,28 @@ def test_opcheck(layout, device):
     ):
         torch.library.opcheck(operators.norm_act.default, arguments)
     for arguments in (
-        (x, None, x, weight, bias, None, statistics, *scalars, False, *needs),
-        (x, x, x, weight, bias, seed, statistics, 1e-5, 0.3, "layer", "gelu", True, True, True, True, False),
-        (x, None, x, None, None, None, statistics[:1].clone(), 1e-5, 0.0, "rms", "tanh", False, *needs),
-        (x, None, x, weight, None, None, statistics, *scalars, False, False, False, True, False),
+        (x, None, x, weight, bias, None, statistics, *scalars, "float32", "", *needs),
+        (
+            x,
+            x,
+            x,
+            weight,
+            bias,
+            seed,
+            statistics,
+            1e-5,
+            0.3,
+            "layer",
+            "gelu",
+            "float32",
+            "float16",
+            True,
+            True,
+            True,
+            False,
+        ),
+        (x, None, x, None, None, None, statistics[:1].clone(), 1e-5, 0.0, "rms", "tanh", "float32", "", *needs),
+        (x, None, x, weight, None, None, statistics, *scalars, "float32", "", False, False, True, False),
     ):
         torch.library.opcheck(operators.norm_act_backward.default, arguments)
 
@@ -169,3 +187,15 @@ def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
         operators.norm_act(x, None, None, None, None, 1e-5, 0.5, "layer", "gelu")
     with pytest.raises(TypeError, match=r"x: dtype is torch\.int32"):
         operators.norm_act(x.detach().int(), None, None, None, None, *scalars)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_rows_without_columns_have_statistics_that_were_written(norm, device):
+    was = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # memory that nothing writes to holds NaN
+    try:
+        results = operators.norm_act(torch.empty(3, 0, device=device), None, None, None, None, 1e-5, 0.0, norm, "gelu")
+    finally:
+        torch.use_deterministic_algorithms(was)
+    assert results[2].shape == (2 if norm == "layer" else 1, 3)
+    assert not results[2].isnan().any()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act.norm.levels import reference
-from kernel_pytorch.fused_ln_act.philox import keep
+from kernel_pytorch.fused_ln_act.rules.philox import keep
 from kernel_pytorch.fused_ln_act.technique import technique
 from kernel_pytorch.harness.plants import failures_of
 from kernel_pytorch.harness.technique import Level

@@ -92,7 +92,7 @@ def test_descriptors_and_pointers_give_the_same(shape, monkeypatch, plan_anew, d
     results, asked = [], []
     for engine in (True, False):
         if device.type == "cpu":  # a GPU may have none
-            monkeypatch.setattr(matmul, "copy_engine", lambda engine=engine: asked.append(engine) or engine)
+            monkeypatch.setattr(matmul, "copy_engine", lambda device, engine=engine: asked.append(engine) or engine)
         plan_anew()
         loss = level(hidden, weight, target, label_smoothing=0.1)
         results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
@@ -165,7 +165,7 @@ def test_long_offsets_compute_the_same(monkeypatch, plan_anew, device):
     results = []
     for long in (False, True):
         monkeypatch.setattr(matmul, "exceeds_int32", lambda *tensors, long=long: long)
-        monkeypatch.setattr(matmul, "copy_engine", lambda: False)
+        monkeypatch.setattr(matmul, "copy_engine", lambda device: False)
         plan_anew()
         loss = level(hidden, weight, target)
         results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])

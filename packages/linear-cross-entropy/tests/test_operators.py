@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export
 from kernel_pytorch.linear_cross_entropy import LinearCrossEntropy, cross_entropy, linear_cross_entropy
 
-operators = torch.ops.kernel_pytorch
+SPACES = {"native": torch.ops.kernel_pytorch_native, "triton": torch.ops.kernel_pytorch}
 SCALARS = (-100, 0.1, 1e-2, 2.0)
 OPTIONS = {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 2.0}
 
@@ -29,22 +29,23 @@ def make(device, dtype=torch.float32, tokens=(2, 3), depth=8, words=21):
 @pytest.mark.parametrize("level", ["native", "triton"])
 def test_opcheck(level, device):
     hidden, weight, target, bias = make(device)
+    operators = SPACES[level]
     losses = [torch.rand(target.shape, device=device) for _ in range(2)]
     logits = torch.randn(*target.shape, 21, device=device, requires_grad=True)
     cases = [
-        (operators.linear_cross_entropy, (hidden, weight, target, bias, *SCALARS, 0, level)),
-        (operators.linear_cross_entropy, (hidden, weight, target.int(), None, -100, 0.0, 0.0, 0.0, 4, level)),
+        (operators.linear_cross_entropy, (hidden, weight, target, bias, *SCALARS, 0)),
+        (operators.linear_cross_entropy, (hidden, weight, target.int(), None, -100, 0.0, 0.0, 0.0, 4)),
         (
             operators.linear_cross_entropy_backward,
-            (*losses, hidden, weight, target, bias, *SCALARS, 0, level, True, True, True),
+            (*losses, hidden, weight, target, bias, *SCALARS, 0, True, True, True),
         ),
         (
             operators.linear_cross_entropy_backward,
-            (*losses, hidden, weight, target, None, *SCALARS, 0, level, False, True, False),
+            (*losses, hidden, weight, target, None, *SCALARS, 0, False, True, False),
         ),
-        (operators.cross_entropy, (logits, target, *SCALARS, level)),
-        (operators.cross_entropy_backward, (*losses, logits, target, *SCALARS, level)),
-        (operators.check_target, (target, 21, -100)),
+        (operators.cross_entropy, (logits, target, *SCALARS)),
+        (operators.cross_entropy_backward, (*losses, logits, target, *SCALARS)),
+        (torch.ops.kernel_pytorch.check_target, (target, 21, -100)),
     ]
     for operator, arguments in cases:
         torch.library.opcheck(operator.default, arguments)
@@ -67,7 +68,8 @@ def test_export(level, device):
     )
     nodes = [str(node.target) for node in program.graph.nodes if "kernel_pytorch" in str(node.target)]
     checked = ["kernel_pytorch.check_target.default"] if device.type == "cpu" else []
-    assert nodes == [*checked, "kernel_pytorch.linear_cross_entropy.default"]
+    space = "kernel_pytorch_native" if level is None else "kernel_pytorch"
+    assert nodes == [*checked, f"{space}.linear_cross_entropy.default"]
 
 
 class Model(torch.nn.Module):
@@ -129,13 +131,14 @@ def test_first_call_of_a_process_is_compiled(device):
 @pytest.mark.parametrize("level", ["native", "triton"])
 def test_calling_the_operator_differentiates(level, device):
     hidden, weight, target, bias = make(device)
-    loss = operators.linear_cross_entropy(hidden, weight, target, bias, *SCALARS, 0, level)[0].sum()
+    operators = SPACES[level]
+    loss = operators.linear_cross_entropy(hidden, weight, target, bias, *SCALARS, 0)[0].sum()
     expected = linear_cross_entropy(hidden, weight, target, bias=bias, reduction="sum", **OPTIONS, level="reference")
     found, right = (torch.autograd.grad(y, (hidden, weight, bias)) for y in (loss, expected))
     for a, b in zip(found, right, strict=True):
         torch.testing.assert_close(a, b)
     logits = torch.randn(*target.shape, 21, device=device, requires_grad=True)
-    loss = operators.cross_entropy(logits, target, *SCALARS, level)[0].sum()
+    loss = operators.cross_entropy(logits, target, *SCALARS)[0].sum()
     expected = cross_entropy(logits, target, reduction="sum", **OPTIONS, level="reference")
     torch.testing.assert_close(torch.autograd.grad(loss, logits), torch.autograd.grad(expected, logits))
 
@@ -145,7 +148,7 @@ def test_flop_counter_sees_the_operators(level, device):
     hidden, weight, target, _ = make(device)
     with FlopCounterMode(display=False) as counter:
         linear_cross_entropy(hidden, weight, target, level=level).backward()
-    counts = counter.get_flop_counts()["Global"]
+    counts, operators = counter.get_flop_counts()["Global"], SPACES[level]
     logits, product = 6 * 21, 2 * 6 * 21 * 8
     assert counts[operators.linear_cross_entropy] == product + 4 * logits
     assert counts[operators.linear_cross_entropy_backward] == 3 * product + 5 * logits
@@ -157,16 +160,18 @@ def test_flop_formulas_are_registered_whatever_is_imported_first(first):
         import {first}
         import kernel_pytorch.linear_cross_entropy
         import torch.utils.flop_counter
-        assert torch.ops.kernel_pytorch.linear_cross_entropy in torch.utils.flop_counter.flop_registry
+        for space in (torch.ops.kernel_pytorch, torch.ops.kernel_pytorch_native):
+            assert space.linear_cross_entropy in torch.utils.flop_counter.flop_registry
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
 
 
-def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
+@pytest.mark.parametrize("level", ["native", "triton"])
+def test_calling_the_operator_checks_what_would_read_foreign_memory(level, device):
     hidden, weight, target, bias = (t.detach() for t in make(device))
 
-    def call(hidden=hidden, weight=weight, target=target, bias=bias, level="native"):
-        return operators.linear_cross_entropy(hidden, weight, target, bias, *SCALARS, 0, level)
+    def call(hidden=hidden, weight=weight, target=target, bias=bias):
+        return SPACES[level].linear_cross_entropy(hidden, weight, target, bias, *SCALARS, 0)
 
     with pytest.raises(ValueError, match=r"target: shape is \(3,\); it must be \(2, 3\)"):
         call(target=target[0])
@@ -178,8 +183,6 @@ def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
         call(weight=weight.double())
     with pytest.raises(ValueError, match=r"bias: shape is \(20,\)"):
         call(bias=bias[:20])
-    with pytest.raises(ValueError, match="level: given 'nativ'; allowed are 'native', 'triton'"):
-        call(level="nativ")
     with pytest.raises(TypeError, match=r"dtype is torch\.int32"):
         call(hidden=hidden.int())
 

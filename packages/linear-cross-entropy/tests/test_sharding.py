@@ -15,17 +15,12 @@ from kernel_pytorch.linear_cross_entropy import (
     linear_cross_entropy,
     operators,
 )
-from kernel_pytorch.linear_cross_entropy._core.operator import shard
+from kernel_pytorch.linear_cross_entropy._core.sharding import shard
 from kernel_pytorch.linear_cross_entropy.levels import LADDER
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
-RUNS = (
-    operators.linear_cross_entropy,
-    operators.linear_cross_entropy_backward,
-    operators.cross_entropy,
-    operators.cross_entropy_backward,
-    operators.check_target,
-)
+RUNS = [run for level in operators.LEVELS.values() for run in level if run is not level.cross_entropy_in_place]
+RUNS.append(operators.check_target)
 WHY_NO_TRITON = LADDER.unavailable("triton", DEVICE, torch.float32)
 LEVELS = [
     "native",
@@ -237,8 +232,10 @@ def test_rules_are_registered_whatever_is_imported_first(first):
         from torch.distributed.tensor import DTensor
         import torch
         known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
-        for name in ("linear_cross_entropy", "linear_cross_entropy_backward", "cross_entropy", "check_target"):
-            assert getattr(torch.ops.kernel_pytorch, name).default in known, name
+        for space in (torch.ops.kernel_pytorch, torch.ops.kernel_pytorch_native):
+            for name in ("linear_cross_entropy", "linear_cross_entropy_backward", "cross_entropy"):
+                assert getattr(space, name).default in known, (space, name)
+        assert torch.ops.kernel_pytorch.check_target.default in known
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
 

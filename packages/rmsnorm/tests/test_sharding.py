@@ -14,7 +14,7 @@ from kernel_pytorch.harness.support import Processes, Shared, Subject
 from kernel_pytorch.harness.technique import Case
 from kernel_pytorch.harness.verification import standard_for
 from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, operators, rms_norm
-from kernel_pytorch.rmsnorm._core.operator import shard
+from kernel_pytorch.rmsnorm._core.sharding import shard
 from kernel_pytorch.rmsnorm.levels import LADDER
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")

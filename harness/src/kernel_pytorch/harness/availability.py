@@ -36,9 +36,8 @@ def why_unavailable(
     technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
 ) -> str | None:
     """The reason why this implementation cannot run on that device in that dtype, or None."""
-    if isinstance(implementation, Peer):
-        reason = implementation.why_absent(device, dtype)
-    else:
+    reason = implementation.why_absent(device, dtype)
+    if reason is None and not isinstance(implementation, Peer):
         reason = technique.ladder().unavailable(implementation.level.value, device, dtype)
     if reason is None and implementation.level is Level.COMPILE and device.type == "cpu" and not _cpp_compiler():
         reason = "torch.compile needs a C++ compiler on the CPU, and neither $CXX, g++ nor clang++ is on PATH"

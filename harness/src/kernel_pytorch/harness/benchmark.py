@@ -16,8 +16,8 @@ from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
 from kernel_pytorch.harness.peers import PEER_PREFIX
-from kernel_pytorch.harness.results import Accuracy, Measurement, Results, WholeCost
-from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.results import Accuracy, Measurement, Results, Run, WholeCost
+from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
 from kernel_pytorch.harness.whole_cost import call_cost, no_cost, with_starts
@@ -99,6 +99,9 @@ def benchmark(
         The results; after Ctrl-C those that stood by then, marked as not complete.
     """
     sources = technique_digests(technique, device.type)
+    kernels = technique_digests(technique, device.type, kernels_digest)
+    runs = (*(() if previous is None else runs_of(previous)), run_on(machine, now()))
+    number = len(runs) - 1
     measured = {} if previous is None else by_job(previous)
     accuracy = () if previous is None else previous.accuracy
     costs = () if previous is None else previous.costs
@@ -108,11 +111,14 @@ def benchmark(
     def results(*, complete: bool) -> Results:
         return Results(
             technique=technique.name,
-            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            created=now(),
             quick=plan.quick,
             complete=complete,
             machine=machine,
             sources=sources,
+            kernels=kernels,
+            carried={} if previous is None else previous.carried,
+            runs=runs,
             measurements=tuple(m for key in order if key in measured for m in measured[key]),
             accuracy=accuracy,
             real_input=real_input,
@@ -130,7 +136,7 @@ def benchmark(
                     ceilings, again = higher(machine.ceilings, again()), None
                     machine = machine.model_copy(update={"ceilings": ceilings})
                     found_now = _measure(job, machine, device, plan.with_levels(held), worker)
-                measured[job.key] = found_now
+                measured[job.key] = [m.model_copy(update={"run": number}) for m in found_now]
             on_progress(results(complete=False))
         if plan.quick:
             real_input = real_input or "not measured here: a short run; --full measures it"
@@ -138,9 +144,9 @@ def benchmark(
             on_job(ACCURACY)
             found, what = _accuracy(technique, device, plan, worker)
             real_input = what if found or not accuracy else real_input
-            accuracy = _renewed(technique, accuracy, found)
+            accuracy = _renewed(technique, accuracy, found, number)
         if plan.whole_cost:
-            costs = _renewed(technique, costs, _costs(technique, device, plan, worker, on_job))
+            costs = _renewed(technique, costs, _costs(technique, device, plan, worker, on_job), number)
     except KeyboardInterrupt:
         return results(complete=False)
     return results(complete=True)
@@ -160,13 +166,13 @@ def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | No
 
 def of_present_sources(previous: Results, technique: Technique) -> Results:
     """Earlier results without what was found out about other sources: of a job all, since its levels took turns."""
-    now = technique_digests(technique, previous.machine.environment.device_type)
+    present = technique_digests(technique, previous.machine.environment.device_type)
 
     def changed(record: Measurement | Accuracy | WholeCost) -> bool:
         label = f"{record.operation}/{record.implementation}"
-        if record.implementation.startswith(PEER_PREFIX) and label not in now:
+        if record.implementation.startswith(PEER_PREFIX) and label not in present:
             return False  # not asked for this time, and not ours to change
-        return label not in now or previous.sources.get(label) != now[label]
+        return label not in present or previous.sources.get(label) != present[label]
 
     groups = [group for group in by_job(previous).values() if not any(map(changed, group))]
     return previous.model_copy(
@@ -186,11 +192,29 @@ def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
     return found
 
 
-def _renewed(technique: Technique, before: tuple[Record, ...], after: tuple[Record, ...]) -> tuple[Record, ...]:
-    """New records, and old ones of implementations that have none, in the order of declaration."""
+def now() -> str:
+    """The time, as records have it."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def run_on(machine: Machine, created: str) -> Run:
+    """A run on this machine."""
+    e = machine.environment
+    return Run(created=created, commit=e.commit, dirty=e.dirty, torch=e.torch, triton=e.triton)
+
+
+def runs_of(results: Results) -> tuple[Run, ...]:
+    """The runs of a file; of one that is older than the table of runs, the one that it speaks of."""
+    return results.runs or (run_on(results.machine, results.created),)
+
+
+def _renewed(
+    technique: Technique, before: tuple[Record, ...], after: tuple[Record, ...], number: int
+) -> tuple[Record, ...]:
+    """New records, of the run of this number, and old ones of implementations that have none, as they are declared."""
     new = {(record.operation, record.implementation) for record in after}
     every: list[Record] = [r for r in before if (r.operation, r.implementation) not in new]
-    every += after
+    every += [record.model_copy(update={"run": number}) for record in after]
     names = [(o.name, i.name) for o in technique.operations for i in o.implementations]
     places = {name: place for place, name in enumerate(names)}
     return tuple(sorted(every, key=lambda r: places.get((r.operation, r.implementation), len(places))))

@@ -133,8 +133,10 @@ class Cost:
         bytes: compulsory traffic: each input read once, each output written once.
         flops: floating-point operations of the definition; 0 where nobody counts them (memory-bound operations).
         launches: kernels that the best level may launch, when that is part of the promise.
+        products: `(m, n, k)` of the matrix products that most of its FLOPs are: PyTorch's own are timed beside it.
     """
 
     bytes: int
     flops: int = 0
     launches: int | None = None
+    products: tuple[tuple[int, int, int], ...] = ()

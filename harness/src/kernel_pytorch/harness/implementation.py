@@ -8,7 +8,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 
 class Level(enum.Enum):
@@ -43,7 +45,12 @@ class Implementation:
         unsupported: row of the support table, or "<row> on cuda", "<row> on cpu" -> why this implementation has to say
             no there. A row that is not named must work; one that is named must not, unless it is a promise about all
             calls (determinism, batch invariance).
+        partial: of a class of implementations, whether one may refuse a case by NotImplementedError. Ours compute every
+            case; another library's function may not, nor one of several kernels that a launcher picks among. Nobody
+            asks such a one which features it has.
     """
+
+    partial: ClassVar[bool] = False
 
     name: str
     level: Level
@@ -57,6 +64,10 @@ class Implementation:
             raise ValueError(f"{self.name}: budget_factor is {self.budget_factor}; allowed is above 0 and at most 4")
         if self.budget_factor > BUDGET_FACTOR and not self.budget_reason:
             raise ValueError(f"{self.name}: budget_factor {self.budget_factor} is above 2 and needs budget_reason")
+
+    def why_absent(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot run on that device in that dtype, beside what its level says; None if it can."""
+        return None
 
     def load(self) -> Callable[..., Any]:
         """Import the function, which takes all arguments by position, in the order of `signature`.

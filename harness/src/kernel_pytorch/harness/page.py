@@ -19,22 +19,19 @@ from kernel_pytorch.harness.report import (
     fastest,
     groups,
     missing_costs,
+    provenance,
     reasons,
     seconds,
     speedup,
 )
 from kernel_pytorch.harness.results import Measurement, Results
 
-LEGEND = (
-    "Median time of a call ± half of its 99 % interval, and the share of the copy bandwidth measured through the "
-    "memory that the working set fits in. `=`: no difference beyond 2 %. `?`: the interval does not tell."
+TIMES = "edian time of a call ± half of its 99 % interval"
+SAME_SIZE = (
+    "the speed over that of a copy of the same size, or of the same matrix products by PyTorch, if that is higher"
 )
-
-HEADLINE_LEGEND = (
-    "The largest case of each operation: median time of a call ± half of its 99 % interval, and the share of the copy "
-    "bandwidth or of the fastest matrix product, whichever is higher. `=`: no difference beyond 2 %. `?`: the interval "
-    "does not tell."
-)
+OF_MACHINE = "the share of the copy bandwidth or of the fastest matrix product of the machine, whichever is higher"
+SIGNS = "`=`: no difference beyond 2 %. `?`: the interval does not tell."
 
 UNFOLDED = 3
 """Of so many operations every table is shown; of more, each operation's on a click."""
@@ -50,7 +47,13 @@ def headline(devices: Sequence[Results]) -> str:
     where = f"{e.device_name}, torch {e.torch}{f', triton {e.triton}' if e.triton else ''}, {results.created[:10]}"
     rows = [_headline_row(group) for group in _headline_cases(results)]
     table = _table(["operation", "case", "best PyTorch", "ours", "speedup"], rows)
-    return "\n".join([f"{where}. {HEADLINE_LEGEND}", "", *table]) + "\n"
+    legend = f"The largest case of each operation: m{TIMES}, and {_shares(results)}. {SIGNS}"
+    return "\n".join([f"{where}. {legend}", "", *table]) + "\n"
+
+
+def _shares(results: Results) -> str:
+    """What the percentages of a table are of."""
+    return SAME_SIZE if any(m.same_size for m in results.measurements) else OF_MACHINE
 
 
 def _headline_cases(results: Results) -> list[list[Measurement]]:
@@ -82,8 +85,7 @@ def _headline_row(group: list[Measurement]) -> list[str]:
         m = by_name.get(name)
         if m is None:
             return NOT_MEASURED
-        share = max(m.share_of_copy or 0.0, m.share_of_matmul or 0.0)
-        return f"`{name}` {time_cell(m.model_copy(update={'share_of_copy': share or None}))}"
+        return f"`{name}` {time_cell(m)}"
 
     ratio = speedup(by_name[ours].comparisons.get(best)) if ours else ""
     return [f"`{group[0].operation}`, {group[0].direction}", group[0].case.label, cell(best), cell(ours), ratio]
@@ -102,7 +104,7 @@ def markdown(results: Results) -> str:
         + f", {environment.torch_threads} CPU threads, on {results.created[:10]}."
         + (" A short run: fewer cases and rounds." if results.quick else "")
         + (" An unfinished run: what is not in these tables was not measured." if not results.complete else "")
-        + f" {LEGEND}",
+        + f" M{TIMES}, and {_shares(results)}. {SIGNS}",
         "",
     ]
     cases: dict[str, dict[str, list[list[Measurement]]]] = {}
@@ -122,7 +124,9 @@ def markdown(results: Results) -> str:
         lines += [f"{reason}.  " for reason in missing_costs(results)]
     if endurance := endurance_rows(results):
         lines += [f"**{ENDURANCE}**", "", *_table(endurance[0], endurance[1:]), ""]
-    lines += [f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *reasons(results))]
+    lines += [
+        f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *provenance(results), *reasons(results))
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -181,8 +185,8 @@ def time_cell(measurement: Measurement | None) -> str:
     if m.seconds is None or m.status != "measured":
         return NO_FIGURE if m.status == "unavailable" else m.status
     spread = (m.seconds.high - m.seconds.low) / 2.0 / m.seconds.median
-    share = f", {m.share_of_copy:.0%}" if m.share_of_copy is not None else ""
-    return f"{seconds(m.seconds.median)} ± {spread:.1%}{share}"
+    share = max(m.share_of_copy or 0.0, m.share_of_matmul or 0.0)
+    return f"{seconds(m.seconds.median)} ± {spread:.1%}" + (f", {share:.0%}" if share else "")
 
 
 def accuracy_table(results: Results) -> list[str]:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -38,6 +39,8 @@ class Peer(Implementation):
         capability: the least compute capability that its kernels run on; None if they are Triton's, which the
             interpreter runs on a CPU too, for right or wrong.
     """
+
+    partial: ClassVar[bool] = True
 
     requires: str
     install: str

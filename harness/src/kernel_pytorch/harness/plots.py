@@ -10,9 +10,16 @@ from kernel_pytorch.harness.results import Measurement, Results
 
 SUFFIXES = (".png", ".svg")
 LIMITS = {
-    "share_of_copy": "share of the copy bandwidth measured on this machine, with 99% interval",
-    "share_of_matmul": "share of the fastest matrix product measured on this machine, with 99% interval",
+    "share_of_copy": (
+        "share of the copy bandwidth measured on this machine",
+        "speed over that of a copy of the same size",
+    ),
+    "share_of_matmul": (
+        "share of the fastest matrix product measured on this machine",
+        "speed over that of the same matrix products by PyTorch",
+    ),
 }
+"""What bars show: of files that are older than `Measurement.same_size`, and of others."""
 BAR = 0.13
 """Inches of a bar, the space between the bars of two cases included."""
 
@@ -74,7 +81,8 @@ def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, targ
         axis.set_title(direction, loc="left")
     handles = [Patch(color=color, label=level) for level, color in colors.items()]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(colors), frameon=False)
-    figure.supxlabel(LIMITS[share])
+    same_size = any(m.same_size for m in _measured(directions))
+    figure.supxlabel(f"{LIMITS[share][same_size]}, with 99% interval")
     figure.suptitle(title, x=0.01, horizontalalignment="left")
     paths = [target.with_name(target.name + suffix) for suffix in SUFFIXES]
     for path in paths:

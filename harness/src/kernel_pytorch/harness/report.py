@@ -118,6 +118,15 @@ def reasons(results: Results) -> list[str]:
     return list(found)
 
 
+def provenance(results: Results) -> list[str]:
+    """Which times were measured before their sources changed, and why they still stand."""
+    return [
+        f"{label}: carried from commit {each.commit[:12]}: since then its sources have changed, and {each.compared},"
+        " are the same"
+        for label, each in results.carried.items()
+    ]
+
+
 def conditions(results: Results) -> list[str]:
     """What the machine did while it was measured, in one line, if it said so."""
     timed = [m for m in results.measurements if m.conditions is not None]

@@ -109,17 +109,46 @@ class Conditions(_Record):
         return cls(**records, throttled=trace.throttle_reasons())
 
 
+class Run(_Record):
+    """One run of the benchmark: a resumed file holds what several found out."""
+
+    created: str
+    commit: str | None
+    dirty: bool | None
+    torch: str
+    triton: str | None
+
+
+class Carried(_Record):
+    """Why device times stand for kernels whose sources have changed since.
+
+    Attributes:
+        kernels: the digest of the sources that were measured.
+        commit: whose record of compiled kernels is that of these sources.
+        compared: what was found to be the same.
+    """
+
+    kernels: str
+    commit: str
+    compared: str
+
+
 class Measurement(_Record):
     """One implementation on one case in one direction.
 
     Attributes:
+        run: which of the file's runs found it out.
         status: "measured"; "unavailable" (cannot run or be timed here); "wrong" (failed the oracle, so nobody cares
             how fast it is); "rejected" (faster than this machine can be); "crashed" (ended its process, or did not
             end). All but the first carry a reason.
         seconds: device time per call on a GPU, wall time on a CPU.
         samples: seconds per call, one per round; rounds are paired among the implementations of a case.
         bytes: compulsory traffic that bytes_per_second was divided from.
-        share_of_copy: of the copy bandwidth measured for the memory that `pool_bytes` fit in.
+        share_of_copy: the speed over that of a copy of as many bytes, in the same rounds; in files that are older than
+            `same_size`, of the copy bandwidth of the memory that `pool_bytes` fit in.
+        share_of_matmul: over that of the same matrix products by PyTorch, in the same rounds; where the cost names
+            none, and in older files, of the fastest matrix product of the machine.
+        same_size: whether shares are of the same rounds.
         comparisons: by baseline, every PyTorch level that was measured in the same rounds.
         relative_error: ||output - truth|| / ||truth||, worst output; the truth is the reference in float64.
         error_over_budget: the worst element's error divided by what it is allowed.
@@ -146,6 +175,7 @@ class Measurement(_Record):
     bytes_per_second: float | None = None
     share_of_copy: float | None = None
     share_of_matmul: float | None = None
+    same_size: bool = False
     comparisons: dict[str, ComparisonRecord] = {}
     relative_error: float | None = None
     error_over_budget: float | None = None
@@ -153,6 +183,7 @@ class Measurement(_Record):
     conditions: Conditions | None = None
     burst: float | None = None
     sustained: float | None = None
+    run: int = 0
 
 
 class Accuracy(_Record):
@@ -164,6 +195,7 @@ class Accuracy(_Record):
         reference_error: the same for the reference in this dtype: careful PyTorch.
         error_over_budget: the worst element's error divided by what it is allowed.
         reason: why there is no figure, if there is none.
+        run: which of the file's runs found it out.
     """
 
     operation: str
@@ -174,6 +206,7 @@ class Accuracy(_Record):
     reference_error: float | None = None
     error_over_budget: float | None = None
     reason: str = ""
+    run: int = 0
 
 
 class WholeCost(_Record):
@@ -190,6 +223,7 @@ class WholeCost(_Record):
         warm_start: the same in the next process.
         launches: kernels that one forward launches.
         missing: by the name of a figure, why it is not there.
+        run: which of the file's runs found it out.
     """
 
     operation: str
@@ -205,6 +239,7 @@ class WholeCost(_Record):
     warm_start: float | None = None
     launches: int | None = None
     missing: dict[str, str] = {}
+    run: int = 0
 
 
 class Results(_Record):
@@ -214,6 +249,9 @@ class Results(_Record):
         quick: fewer cases and rounds than the declaration asks for.
         complete: false if the run was interrupted.
         sources: SHA-256 of the files that each implementation consists of, by `operation/implementation`.
+        kernels: SHA-256 of those that run on the device, by the same; empty in files that are older than it.
+        carried: by the same, why device times stand for kernels whose sources have changed.
+        runs: that found this out; empty in files that are older than it.
         real_input: what the accuracy was measured on, or why it was not.
     """
 
@@ -224,6 +262,9 @@ class Results(_Record):
     complete: bool = True
     machine: Machine
     sources: dict[str, str]
+    kernels: dict[str, str] = {}
+    carried: dict[str, Carried] = {}
+    runs: tuple[Run, ...] = ()
     measurements: tuple[Measurement, ...]
     accuracy: tuple[Accuracy, ...] = ()
     costs: tuple[WholeCost, ...] = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import json
 from collections.abc import Callable
 from importlib.util import find_spec, resolve_name
@@ -17,12 +18,22 @@ from kernel_pytorch.harness.technique import Technique
 
 
 def kernel_files(implementation: Implementation) -> list[Path]:
-    """What computes the result, once the public function has passed its arguments on: the level and what it imports.
+    """What runs on the device: the kernels that a level launches and what they import; of a level without any, itself.
+
+    Kernels are the modules in folders of that name, with their launchers. What was compiled has no Python to it.
 
     Raises:
         ModuleNotFoundError: there is no such module here, or it has no Python source.
     """
-    return _files(_closure(level_module(implementation)))
+    module = level_module(implementation)
+    found = _closure(module)
+    if implementation.level is Level.CUDA and _compiled(implementation, "cuda"):
+        return []
+    kernels: dict[str, Path] = {}
+    for name in found:
+        if "kernels" in name.split("."):
+            kernels |= _closure(name)
+    return _files(kernels or found)
 
 
 def path_files(implementation: Implementation) -> list[Path]:
@@ -52,11 +63,20 @@ def level_module(implementation: Implementation) -> str:
     module = target.partition(":")[0]
     if implementation.level is not Level.CUDA:
         return module
-    # Compiled code is in a package of its own, whose function the level is.
-    module = imported(target).__module__
-    if _package(module) == _package(target.partition(":")[0]):
+    # Compiled code is in a package of its own, whose function the level is, or which the level's own module calls.
+    own, module = module, imported(target).__module__
+    if _package(module) == _package(own) and not _compiled_beside(own):
         raise ModuleNotFoundError(f"level 'cuda' of {implementation.target} is not installed")
     return module
+
+
+def _compiled_beside(module: str) -> list[str]:
+    """The modules of other packages, which were compiled, whose functions a module of a level "cuda" calls."""
+    levels = [name for name in _closure(module) if name.endswith(f".{Level.CUDA.value}")]
+    values = [value for name in levels for value in vars(importlib.import_module(name)).values()]
+    held = {getattr(value, "__module__", "") for value in values}
+    others = sorted(name for name in held if name.startswith("kernel_pytorch.") and _package(name) != _package(module))
+    return [name for name in others if (_package(name)[1] / "_library.json").is_file()]
 
 
 def _closure(module: str) -> dict[str, Path]:
@@ -112,7 +132,7 @@ def _code(source: str) -> list[str]:
 
 
 def kernels_digest(implementation: Implementation, device_type: str) -> str:
-    """The digest of `kernel_files`, which device time depends on; arguments and exceptions as `path_digest`."""
+    """The digest of `kernel_files`, which device time depends on; arguments as of `path_digest`."""
     return _digest(implementation, device_type, kernel_files)
 
 
@@ -128,9 +148,16 @@ def path_digest(implementation: Implementation, device_type: str) -> str:
 
 def _digest(implementation: Implementation, device_type: str, files: Callable[[Implementation], list[Path]]) -> str:
     try:
-        return digest(files(implementation), compiled_digest(level_module(implementation), device_type))
+        return digest(files(implementation), _compiled(implementation, device_type))
     except (ModuleNotFoundError, ValueError):  # ValueError: a module made at run time, without a file
         return ""
+
+
+def _compiled(implementation: Implementation, device_type: str) -> str:
+    """What `compiled_digest` says of the compiled functions that a level is, or calls."""
+    module = level_module(implementation)
+    names = _compiled_beside(module) if implementation.level is Level.CUDA else []
+    return "".join(compiled_digest(name, device_type) for name in names or [module])
 
 
 def compiled_digest(module: str, device_type: str) -> str:
@@ -147,10 +174,18 @@ def compiled_digest(module: str, device_type: str) -> str:
     return operators.get(module.removeprefix(f"{package}.").partition(".")[0], {}).get(device_type, "")
 
 
-def technique_digests(technique: Technique, device_type: str) -> dict[str, str]:
-    """The digests of all implementations on a type of device, by `operation/implementation`."""
+def technique_digests(
+    technique: Technique, device_type: str, of: Callable[[Implementation, str], str] = path_digest
+) -> dict[str, str]:
+    """The digests of all implementations on a type of device, by `operation/implementation`.
+
+    Args:
+        technique: whose.
+        device_type: as of `path_digest`.
+        of: which digest.
+    """
     return {
-        f"{operation.name}/{implementation.name}": path_digest(implementation, device_type)
+        f"{operation.name}/{implementation.name}": of(implementation, device_type)
         for operation in technique.operations
         for implementation in operation.implementations
     }

@@ -43,6 +43,7 @@ from kernel_pytorch.harness.technique import Direction, Implementation, Level
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import FRESH, examine, not_offered, standard
 from kernel_pytorch.harness.workload import Workload
+from kernel_pytorch.harness.yardsticks import COPY, PRODUCTS, share, yardsticks
 
 ROUNDS = 30
 MEMORY_LIMIT = {"cpu": 2 * 2**30, "cuda": 24 * 2**30}  # bytes for all input sets of one case
@@ -171,26 +172,30 @@ class _Measured:
     workload: Workload
     calls: dict[str, Callable[[int], tuple[Tensor, ...]]]
     timings: dict[str, Timing]
+    beside: dict[str, Timing]
     trace: Trace
     endurance: dict[str, Endurance]
 
 
 def _time(job: Job, implementations: list[Implementation], device: torch.device, rounds: int) -> _Measured:
-    per_set = max(1, job.operation.cost(job.case, job.direction).bytes)
-    # Each implementation holds outputs or graphs of its own for every set, so the memory limit is shared.
-    limit = MEMORY_LIMIT[device.type] // (2 * len(implementations))
+    cost = job.operation.cost(job.case, job.direction)
+    per_set = max(1, cost.bytes)
+    # Each implementation holds outputs or graphs of its own for every set, and yardsticks do, so the limit is shared.
+    limit = MEMORY_LIMIT[device.type] // (2 * (len(implementations) + 1))
     sets = sets_needed(per_set, device, memory_limit_bytes=limit)
     with on_clock_stream(device):
         workload = Workload.of(job, sets, torch.Generator(device).manual_seed(0))
         calls = {i.name: workload.call(i) for i in implementations}
-    subjects = [Subject(name, call, sets, per_set) for name, call in calls.items()]
+        beside = yardsticks(cost, job.case, sets, per_set, device)
+    subjects = [*(Subject(name, call, sets, per_set) for name, call in calls.items()), *beside]
     with watching(reader_for(device)) as readings:
         timings = measure(subjects, device, rounds=rounds)
+    others = {subject.name: timings.pop(subject.name) for subject in beside}
     enduring = {
         name: endurance(elapsed_on_cuda(calls[name], sets, device), seconds)
         for name, seconds in _long_products(job, timings, device).items()
     }
-    return _Measured(workload, calls, timings, Trace(tuple(readings)), enduring)
+    return _Measured(workload, calls, timings, others, Trace(tuple(readings)), enduring)
 
 
 def _long_products(job: Job, timings: Mapping[str, Timing], device: torch.device) -> dict[str, float]:
@@ -272,6 +277,7 @@ def _measurement(
     cost = job.operation.cost(job.case, job.direction)
     attained = _attained(job, timing, machine)
     impossible = faster_than_physics(attained)
+    of_copy, of_products = (share(measured.beside.get(name), timing) for name in (COPY, PRODUCTS))
     baselines = [
         i.name
         for i in job.operation.implementations
@@ -290,8 +296,9 @@ def _measurement(
         bytes=cost.bytes,
         flops=cost.flops,
         bytes_per_second=attained.bytes_per_second,
-        share_of_copy=attained.share_of_copy,
-        share_of_matmul=attained.share_of_matmul,
+        share_of_copy=attained.share_of_copy if of_copy is None else of_copy.median,
+        share_of_matmul=attained.share_of_matmul if of_products is None else of_products.median,
+        same_size=of_copy is not None,
         comparisons={
             name: ComparisonRecord.of(compare_paired(trusted[name].samples, timing.samples))
             for name in baselines

@@ -171,10 +171,10 @@ def _examine_once(implementation: Implementation, against: Standard, backward: b
 
 
 def not_offered(implementation: Implementation, judgements: tuple[Judgement, ...]) -> str:
-    """Why another library does not compute this case at all, if it says so itself; ours must compute every case."""
+    """Why it does not compute this case at all, if it says so itself and may: ours must compute every case."""
     said = "raised NotImplementedError: "
     messages = [j.message for j in judgements if j.message.startswith(said)]
-    return messages[0].removeprefix(said) if messages and implementation.level is Level.PEER else ""
+    return messages[0].removeprefix(said) if messages and implementation.partial else ""
 
 
 def forget_other_shapes(operation: Operation, case: Case) -> None:

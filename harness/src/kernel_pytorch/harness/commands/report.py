@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from kernel_pytorch.harness.carrying import CarryError, carry
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.page import headline
@@ -21,14 +22,15 @@ from kernel_pytorch.harness.report import (
     endurance_rows,
     endurance_table,
     missing_costs,
+    provenance,
     reasons,
     terminal_tables,
 )
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load
-from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.staleness import stale
 from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
-from kernel_pytorch.harness.technique import Level
+from kernel_pytorch.harness.technique import Technique
 
 OTHER_FILES = ("pytest-benchmark.json", ".partial.json", VERIFICATION_SUFFIX, KERNELS_SUFFIX)
 BLOCK = "results"
@@ -37,7 +39,18 @@ BLOCK = "results"
 def report_command(
     path: Annotated[Path, typer.Argument(help="A results file, or a folder that holds some.")] = Path("results"),
     check_stale: Annotated[
-        bool, typer.Option("--check-stale", help="Only name results whose sources have changed since; exit 1 if any.")
+        bool,
+        typer.Option(
+            "--check-stale",
+            help="Only name results whose sources have changed since; exit 1 if a default rests on kernels that have.",
+        ),
+    ] = False,
+    carried: Annotated[
+        bool,
+        typer.Option(
+            "--carry",
+            help="Only let device times stand for changed sources of kernels that compile to what was measured.",
+        ),
     ] = False,
     readme: Annotated[
         Path | None,
@@ -46,7 +59,8 @@ def report_command(
 ) -> None:
     """Print the tables of results and draw their plots beside them (PNG and SVG).
 
-    Exit code: 0; 1 with --check-stale if sources have changed since they were measured; 2 for what cannot be read.
+    Exit code: 0; 1 with --check-stale if the kernels of a default are neither what was measured nor carried; 2 for what
+    cannot be read or carried.
     """
     if not path.exists():
         wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
@@ -64,6 +78,9 @@ def report_command(
         raise typer.Exit(2) from None
     if check_stale:
         raise typer.Exit(1 if name_stale(found) else 0)
+    if carried:
+        carry_all(found)
+        return
     if readme is not None:
         write_readmes(readme, found.values())
         return
@@ -73,15 +90,35 @@ def report_command(
 
 
 def name_stale(found: dict[Path, Results]) -> bool:
-    """Print what has changed since it was measured; whether anything has."""
-    installed = discover().techniques
-    known = {file: results for file, results in found.items() if results.technique in installed}
-    stale = [f"{file}: {what}" for file, results in known.items() for what in stale_sources(results)]
-    for line in stale or [f"{len(known)} results file{'s' * (len(known) != 1)}, all of the present sources"]:
+    """Print what has changed since it was measured; whether a default rests on it."""
+    known = installed(found)
+    every = [(file, each) for file, (results, technique) in known.items() for each in stale(results, technique, file)]
+    lines = [f"{file}: {each}" for file, each in sorted(every, key=lambda pair: not pair[1].default)]
+    for line in lines or [f"{len(known)} results file{'s' * (len(known) != 1)}, all of the present sources"]:
         output.print(escape(line), **PLAIN)
-    for name in dict.fromkeys(results.technique for results in found.values() if results.technique not in installed):
+    return any(each.default for _, each in every)
+
+
+def carry_all(found: dict[Path, Results]) -> None:
+    """Carry what can be carried, write the files anew, and print what became of each implementation that changed."""
+    try:
+        for file, (results, technique) in installed(found).items():
+            if results.machine.environment.device_type == "cuda":
+                after, lines = carry(results, technique, file.parent.parent)
+                for line in lines or ["all kernels are those that were measured"]:
+                    output.print(escape(f"{file}: {line}"), **PLAIN)
+                after.save(file)
+    except (CarryError, ResultsError) as error:
+        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
+        raise typer.Exit(2) from None
+
+
+def installed(found: dict[Path, Results]) -> dict[Path, tuple[Results, Technique]]:
+    """The results whose techniques are installed, with these; the others are named."""
+    here = discover().techniques
+    for name in dict.fromkeys(results.technique for results in found.values() if results.technique not in here):
         messages.print(f"not checked: technique {name} is not installed here", **PLAIN)
-    return bool(stale)
+    return {file: (r, here[r.technique]) for file, r in found.items() if r.technique in here}
 
 
 def write_readmes(place: Path, found: Iterable[Results]) -> None:
@@ -130,7 +167,7 @@ def show_rest(results: Results) -> None:
         output.print(cost_table(results))
     if endurance_rows(results):
         output.print(endurance_table(results))
-    for line in [*conditions(results), *missing_costs(results), *reasons(results)]:
+    for line in [*conditions(results), *provenance(results), *missing_costs(results), *reasons(results)]:
         output.print(escape(line), **PLAIN)
 
 
@@ -141,18 +178,3 @@ def draw(results: Results, file: Path) -> list[Path]:
     except ModuleNotFoundError as error:
         output.print(f"no plot: {error} (pip install matplotlib)", **PLAIN)
         return []
-
-
-def stale_sources(results: Results) -> list[str]:
-    """Implementations whose sources are no longer those that were measured, of a technique that is installed."""
-    now = technique_digests(discover().get(results.technique), results.machine.environment.device_type)
-    measured = {
-        f"{m.operation}/{m.implementation}"
-        for m in results.measurements
-        if m.status == "measured" and m.level != Level.PEER.value  # not ours to keep fresh
-    }
-    return [
-        f"{name} has changed since it was measured" if name in now else f"{name} no longer exists"
-        for name in sorted(measured)
-        if now.get(name) != results.sources.get(name)
-    ]

@@ -62,6 +62,7 @@ class Compiled(BaseModel):
         f64: instructions that touch a float64, other than reading it from the parameters.
         matrix: number of tensor-core instructions by kind: "mma", "wgmma", "tcgen05".
         async_copies: copies to shared memory that pass by the registers (`cp.async`), a part of `loads`.
+        code: digest of its PTX, without what only debuggers read.
         error: what the compiler said instead of compiling it.
     """
 
@@ -87,6 +88,7 @@ class Compiled(BaseModel):
     f64: int = 0
     matrix: dict[str, int] = {}
     async_copies: int = 0
+    code: str = ""
     error: str = ""
 
     @property

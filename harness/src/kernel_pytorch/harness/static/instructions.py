@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from itertools import dropwhile
 
 from kernel_pytorch.harness.static.compiled import Traffic
 
+DEBUG_SECTIONS = re.compile(r"^\s*\.section\s+\.debug.*?^\s*\}", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 PREDICATE = re.compile(r"^@!?%?\w+\s+")
 ACCESS = re.compile(r"^(?P<verb>ld|st)(?P<suffix>(?:\.[\w:]+)+)\s")
@@ -66,6 +68,14 @@ def count_instructions(ptx: str) -> Instructions:
     loads = Traffic(accesses=dict(+accesses["ld"]), bulk=bulk["shared"])
     stores = Traffic(accesses=dict(+accesses["st"]), bulk=bulk["global"])
     return Instructions(loads, stores, tf32, f64, dict(matrix), async_copies)
+
+
+def code_digest(ptx: str) -> str:
+    """The digest of a kernel's code: of every line but those that only debuggers read, which say where it came from."""
+    code = DEBUG_SECTIONS.sub("", COMMENT.sub("", ptx))
+    lines = (line.strip() for line in code.splitlines())
+    kept = [line for line in lines if line and not line.startswith((".loc", ".file", "$L__tmp", "$L__func"))]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
 
 
 def _statements(ptx: str) -> list[str]:

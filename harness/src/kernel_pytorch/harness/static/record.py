@@ -10,10 +10,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernel_pytorch.harness.results import ResultsError, write_atomically
+from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.gate import Violation, violations
 from kernel_pytorch.harness.static.inspection import Inspection
 from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level
+from kernel_pytorch.harness.technique import Level
 
 SCHEMA_VERSION: Literal[1] = 1
 SUFFIX = ".kernels.json"
@@ -25,6 +27,7 @@ class StaticRecord(BaseModel):
 
     Attributes:
         sources: digest of the sources of its kernels.
+        kernels: of each operation's Triton level the digest that results carry too, by `operation/implementation`.
         triton: version of the compiler of its Triton kernels; empty if it has none.
         nvcc: version of the compiler of its CUDA kernels; empty if none was compiled.
         broken: broken contracts, and cases whose launches could not be recorded.
@@ -37,6 +40,7 @@ class StaticRecord(BaseModel):
     schema_version: Literal[1] = SCHEMA_VERSION
     technique: str
     sources: str
+    kernels: dict[str, str] = {}
     triton: str
     nvcc: str
     broken: tuple[Violation, ...]
@@ -70,6 +74,11 @@ def summarize(inspections: Sequence[Inspection]) -> StaticRecord:
     return StaticRecord(
         technique=technique.name,
         sources=kernel_digest(technique),
+        kernels={
+            label: found
+            for label, found in technique_digests(technique, "cuda", kernels_digest).items()
+            if label.endswith(f"/{Level.TRITON.value}")
+        },
         triton=importlib.metadata.version("triton") if triton_level(technique) else "",
         nvcc=max(i.findings.nvcc for i in inspections),
         broken=tuple(dict.fromkeys([*problems, *violations(technique, compiled, complete=complete)])),

@@ -9,7 +9,7 @@ from unittest import mock
 
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
 from kernel_pytorch.harness.static.inspection import Findings, Request
-from kernel_pytorch.harness.static.instructions import count_instructions
+from kernel_pytorch.harness.static.instructions import code_digest, count_instructions
 from kernel_pytorch.harness.static.launches import Launch, record_launches, use_architecture
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.static.plan import covering_set, every_launch
@@ -85,5 +85,5 @@ def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:
     except Exception as error:  # what does not compile is a finding
         return about.model_copy(update={"error": one_line(error)})
     # A kernel with specialised warps has more of them than were asked for.
-    facts = {"warps": metadata.num_warps, "shared_bytes": metadata.shared}
+    facts = {"warps": metadata.num_warps, "shared_bytes": metadata.shared, "code": code_digest(ptx)}
     return about.model_copy(update=facts | vars(resources) | vars(count_instructions(ptx)))

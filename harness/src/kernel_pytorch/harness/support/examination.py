@@ -92,7 +92,7 @@ def examine_technique(
     absent: list[Absent] = []
     for operation in technique.operations:
         check_declaration(operation)
-        for implementation in operation.implementations:
+        for implementation in (i for i in operation.implementations if not i.partial):
             subject = Subject(shared, operation, implementation)
             reason = absence(subject)
             if reason is None:

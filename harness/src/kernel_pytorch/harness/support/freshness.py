@@ -53,6 +53,6 @@ def problems(name: str, results: Path) -> list[str]:
         f"{changed[what]}: {what} has changed since; {asks_again}"
         if what in changed
         else f"{what} is not recorded; {asks_again}"
-        for what in (f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations)
+        for what in (f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations if not i.partial)
         if what not in known
     ]

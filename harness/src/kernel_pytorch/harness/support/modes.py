@@ -16,7 +16,7 @@ from kernel_pytorch.harness.oracle import Run
 from kernel_pytorch.harness.support.subject import Subject, tensors
 from kernel_pytorch.harness.verification import standard_for
 
-NAMESPACES = ("kernel_pytorch", "kernel_pytorch_cuda")
+NAMESPACES = ("kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native")
 OURS = " or ".join(f"torch.ops.{namespace}" for namespace in NAMESPACES)
 AUTOCAST_DTYPE = torch.float16
 """Not bfloat16, which Triton's interpreter cannot compute; a mode casts to either in the same way."""

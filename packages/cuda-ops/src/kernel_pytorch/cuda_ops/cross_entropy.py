@@ -11,77 +11,38 @@ relative to it. Their sum, lse, has fewer digits the larger the logits are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ._core.operator import declare, is_plain, per_element, wants_graph, with_gradient
+from ._core.operator import declare, is_plain, wants_graph, with_gradient
+from ._linear_cross_entropy.cross_entropy import (
+    CROSS_ENTROPY,
+    CROSS_ENTROPY_BACKWARD,
+    SCALARS,
+    counted,
+    flops_backward,
+)
 from .arguments import check_tensor
 from .operators import call, count_writes
-from .rows_sharding import Shardings, row_placements
 
 
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _fake(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    wide = _compute_dtype(logits.dtype)
-    return logits.new_empty(target.shape, dtype=wide), logits.new_empty((*target.shape, 2), dtype=wide)
-
-
-def _fake_backward(dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> Tensor:
-    return logits.new_empty(logits.shape)
-
-
-def _fake_backward_(dloss: Tensor, normalizer: Tensor, logits: Tensor, target: Tensor, *scalars: Any) -> None:
+def _fake_over(*arguments: Any) -> None:
     return None
 
 
-def _counted(target: Tensor, words: int, ignore_index: int) -> Tensor:
-    return (target != ignore_index) & (target >= 0) & (target < words)
+def _refuse(*arguments: Any) -> None:
+    raise RuntimeError("cross_entropy_backward_ has no gradient: it overwrites what it is computed of")
 
 
-def _formula(
-    dloss: Tensor,
-    normalizer: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-) -> Tensor:
-    """The gradient in PyTorch that autograd can follow."""
-    counts = _counted(target, logits.shape[-1], ignore_index)
-    z = logits.to(_compute_dtype(logits.dtype)).masked_fill(~counts[..., None], 0.0)  # NaN would stay NaN, times zero
-    z = softcap * torch.tanh(z / softcap) if softcap > 0.0 else z
-    words = z.shape[-1]
-    gradient = torch.softmax(z, -1)
-    if z_loss > 0.0:
-        gradient = gradient * (1.0 + 2.0 * z_loss * torch.logsumexp(z, -1, keepdim=True))
-    at_target = torch.arange(words, device=z.device) == target[..., None]
-    gradient = gradient - (1.0 - label_smoothing) * at_target - label_smoothing / words
-    gradient = gradient * torch.where(counts, dloss, 0.0)[..., None]
-    gradient = gradient * (1.0 - (z / softcap).square()) if softcap > 0.0 else gradient
-    return gradient.to(logits.dtype)
-
-
-def _gradient(
-    dloss: Tensor,
-    normalizer: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor, None]:
-    scalars = ignore_index, label_smoothing, z_loss, softcap
-    return run_cross_entropy_backward(dloss, normalizer, logits, target, *scalars), None
+run_cross_entropy_backward = declare(**CROSS_ENTROPY_BACKWARD)
+run_cross_entropy_backward_ = declare(
+    f"cross_entropy_backward_(Tensor dloss, Tensor normalizer, Tensor(a!) logits, Tensor target, {SCALARS}) -> ()",
+    fake=_fake_over,
+    formula=_refuse,
+    flops=flops_backward,
+)
+run_cross_entropy = declare(**CROSS_ENTROPY, backward=run_cross_entropy_backward)
 
 
 def _gradient_in_place(
@@ -93,64 +54,17 @@ def _gradient_in_place(
     label_smoothing: float,
     z_loss: float,
     softcap: float,
-    needs: Sequence[bool],
 ) -> tuple[Tensor, None]:
-    """The same over the logits, where nobody traces, shares or differentiates them again."""
+    """The gradient over the logits, where nobody traces, shares or differentiates them again."""
     scalars = ignore_index, label_smoothing, z_loss, softcap
     if not logits.is_contiguous() or not is_plain(logits) or wants_graph(dloss, logits):
-        return _gradient(dloss, normalizer, logits, target, *scalars, needs)
+        return run_cross_entropy_backward(dloss, normalizer, logits, target, *scalars), None
     over = logits.detach()
     run_cross_entropy_backward_(dloss, normalizer, over, target, *scalars)
     return over, None
 
 
-def _refuse(*arguments: Any) -> None:
-    raise RuntimeError("cross_entropy_backward_ has no gradient: it overwrites what it is computed of")
-
-
-# Sharding: rows may lie anywhere, words are whole.
-
-
-def _sharding(placements: Any, logits: Any, target: Any, *scalars: Any) -> Shardings:
-    for rows, _ in row_placements(placements, logits.ndim):
-        yield [rows, rows], [rows, rows]
-
-
-def _sharding_backward(
-    placements: Any, dloss: Any, normalizer: Any, logits: Any, target: Any, *scalars: Any
-) -> Shardings:
-    for rows, _ in row_placements(placements, logits.ndim):
-        yield [rows], [rows] * 4
-
-
-def _flops_backward(dloss: Any, normalizer: Any, logits: Any, *arguments: Any, **keywords: Any) -> int:
-    return 6 * torch.Size(logits).numel()
-
-
-run_cross_entropy = declare(
-    "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, float z_loss,"
-    " float softcap) -> (Tensor loss, Tensor normalizer)",
-    fake=_fake,
-    gradient=_gradient,
-    flops=per_element(5),
-    sharding=_sharding,
-)
 run_cross_entropy_in_place = with_gradient(run_cross_entropy, _gradient_in_place)
-run_cross_entropy_backward = declare(
-    "cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target, SymInt ignore_index,"
-    " float label_smoothing, float z_loss, float softcap) -> Tensor",
-    fake=_fake_backward,
-    formula=_formula,
-    flops=_flops_backward,
-    sharding=_sharding_backward,
-)
-run_cross_entropy_backward_ = declare(
-    "cross_entropy_backward_(Tensor dloss, Tensor normalizer, Tensor(a!) logits, Tensor target, SymInt ignore_index,"
-    " float label_smoothing, float z_loss, float softcap) -> ()",
-    fake=_fake_backward_,
-    formula=_refuse,
-    flops=_flops_backward,
-)
 count_writes("cross_entropy_backward_")
 
 
@@ -210,4 +124,4 @@ def cross_entropy(
         return loss
     if reduction == "sum":
         return loss.sum()
-    return loss.sum() / _counted(target, logits.shape[-1], ignore_index).sum().clamp(min=1)
+    return loss.sum() / counted(target, logits.shape[-1], ignore_index).sum().clamp(min=1)

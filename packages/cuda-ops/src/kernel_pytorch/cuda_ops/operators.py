@@ -13,14 +13,6 @@ from .arguments import check, explained
 operators = torch.ops.kernel_pytorch_cuda
 registrations = torch.library.Library("kernel_pytorch_cuda", "FRAGMENT")
 
-DTYPE_NAMES = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
-"""As operators take the dtype of a gradient."""
-
 
 def count_writes(name: str) -> None:
     """Let each call of an operator count as a write to the tensors that it overwrites: autograd looks at that.

@@ -10,80 +10,17 @@ Everything is computed in float32 (float64 for float64) and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from . import rows_sharding
 from ._core.operator import declare, wants_graph
+from ._fused_ln_act.softmax import SOFTMAX, SOFTMAX_BACKWARD
 from .operators import call
 
 HALVES = (torch.float16, torch.bfloat16)
 
-
-def _fake(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    if mask is None or mask.dtype == torch.bool:
-        return x.new_empty(x.shape)
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, mask.dtype))
-
-
-def _fake_backward(
-    dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
-) -> tuple[Tensor, Tensor]:
-    dx = y.new_empty(y.shape if need_dx else (0,))
-    return dx, y.new_empty((0,)) if mask is None else mask.new_empty(mask.shape if need_dmask else (0,))
-
-
-def _formula(
-    dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradients in PyTorch that autograd can follow."""
-    wide = torch.promote_types(y.dtype, torch.float32)
-    p, dy = y.to(wide), dy.to(wide)
-    dz = p * (dy - (dy * p).sum(-1, keepdim=True))
-    dx = (scale * dz).to(y.dtype) if need_dx else y.new_empty((0,))
-    if mask is None or not need_dmask:
-        return dx, (y if mask is None else mask).new_empty((0,))
-    return dx, dz.sum_to_size(mask.shape).to(mask.dtype)
-
-
-def _save(y: Tensor, mask: Tensor | None) -> tuple[Tensor | None, ...]:
-    return y, mask if mask is not None and mask.is_floating_point() else None  # of which only the shape counts
-
-
-def _gradient(
-    dy: Tensor, saved: tuple[Tensor | None, ...], scale: float, needs: Sequence[bool]
-) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = run_softmax_backward(dy, *saved, scale, *needs)
-    return found
-
-
-def _forward_flops(x: Any, mask: Any, scale: float, *_: Any, **__: Any) -> int:
-    return (6 if mask is None else 7) * torch.Size(x).numel()
-
-
-def _backward_flops(dy: Any, *_: Any, **__: Any) -> int:
-    return 5 * torch.Size(dy).numel()
-
-
-run_softmax = declare(
-    "softmax(Tensor x, Tensor? mask, float scale) -> Tensor",
-    fake=_fake,
-    gradient=_gradient,
-    save=_save,
-    flops=_forward_flops,
-    sharding=rows_sharding.softmax,
-)
-run_softmax_backward = declare(
-    "softmax_backward(Tensor dy, Tensor y, Tensor? mask, float scale, bool need_dx, bool need_dmask)"
-    " -> (Tensor dx, Tensor dmask)",
-    fake=_fake_backward,
-    formula=_formula,
-    flops=_backward_flops,
-    sharding=rows_sharding.softmax_backward,
-)
+run_softmax_backward = declare(**SOFTMAX_BACKWARD)
+run_softmax = declare(**SOFTMAX, backward=run_softmax_backward)
 
 
 def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:

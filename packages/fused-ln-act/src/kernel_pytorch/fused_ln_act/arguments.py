@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_choice, check_device, check_number, shape_of
-from .activations import ACTIVATIONS
+from .rules.activations import ACTIVATIONS
 
 
 def check_activation(activation: str) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_choice, check_device, check_integer, check_number, check_tensor, shape_of
-from .kernels.chunks import counted
+from .rules.cross_entropy import counted
 
 TARGETS = (torch.int64, torch.int32)
 REDUCTIONS = ("mean", "sum", "none")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import operators
-from .kernels.chunks import counted
+from .operators import LEVELS
+from .rules.cross_entropy import counted
 
 
 def linear_loss(
@@ -25,7 +25,7 @@ def linear_loss(
     weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     target = target.expand(hidden.shape[:-1])
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    loss = operators.linear_cross_entropy(hidden, weight, target, bias, *scalars, chunk, level)[0]
+    loss = LEVELS[level].linear_cross_entropy(hidden, weight, target, bias, *scalars, chunk)[0]
     return reduce(loss, target, weight.shape[0], ignore_index, reduction)
 
 
@@ -42,8 +42,9 @@ def logits_loss(
 ) -> Tensor:
     """`cross_entropy` of `levels/reference.py` by the operator."""
     target = target.expand(logits.shape[:-1])
+    operators = LEVELS[level]
     run = operators.cross_entropy_in_place if inplace else operators.cross_entropy
-    loss = run(logits, target, ignore_index, label_smoothing, z_loss, softcap, level)[0]
+    loss = run(logits, target, ignore_index, label_smoothing, z_loss, softcap)[0]
     return reduce(loss, target, logits.shape[-1], ignore_index, reduction)
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.cuda_ops._core.operator import declare
+from kernel_pytorch.cuda_ops._core.sharding import Shardings
 from kernel_pytorch.cuda_ops.arguments import check_tensor
 from kernel_pytorch.cuda_ops.operators import call
-from kernel_pytorch.cuda_ops.rows_sharding import Shardings
 
 LOWEST = -1e30
 """Of a score that is masked: as good as -inf, and a row of them still has a softmax."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.operator import declare
-from kernel_pytorch.fused_ln_act.activations import FLOPS, activate, derivative
+from kernel_pytorch.fused_ln_act.rules.activations import FLOPS, activate, derivative
 
 Placed = Iterator[tuple[list[Any], list[Any]]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.activations import FLOPS
+from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.technique import (
     Case,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS, FLOPS
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS, FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import COUNTED_MODE, PRODUCTS
 from kernel_pytorch.harness.technique import (
@@ -75,7 +75,13 @@ def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
         return one
     if direction is Direction.BACKWARD:
         return two
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, (one.launches or 0) + (two.launches or 0))
+    launches = (one.launches or 0) + (two.launches or 0)
+    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches, one.products + two.products)
+
+
+def gradients(products: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+    """The products that the gradients of both factors of `(m, k) @ (n, k).T` are."""
+    return tuple(shape for m, n, k in products for shape in ((m, k, n), (n, k, m)))
 
 
 def linear_act_cost(case: Case, direction: Direction) -> Cost:
@@ -86,9 +92,11 @@ def linear_act_cost(case: Case, direction: Direction) -> Cost:
     x, weight, y, bias = (
         bytes_of(shape, case.dtype) for shape in ((rows, depth), (case.out, depth), (rows, case.out), (case.out,))
     )
-    one = Cost(x + weight + bias + y, product + results * (value + 1), launches=1)
+    products = ((rows, case.out, depth),)
+    one = Cost(x + weight + bias + y, product + results * (value + 1), 1, products)
     # dz, the sum of the shares of dbias, and two products.
-    two = Cost(y + 2 * (x + weight) + bias, 2 * product + results * (slope + 2), launches=2 + 2 * PRODUCT)
+    flops = 2 * product + results * (slope + 2)
+    two = Cost(y + 2 * (x + weight) + bias, flops, 2 + 2 * PRODUCT, gradients(products))
     return _costs(direction, one, two)
 
 
@@ -102,9 +110,11 @@ def gated_mlp_cost(case: Case, direction: Direction) -> Cost:
         for shape in ((rows, depth), (2 * case.hidden, depth), (case.out, case.hidden), (rows, case.out))
     )
     hidden = rows * case.hidden
-    one = Cost(x + first + second + y, products + hidden * (value + 1), launches=2)
+    both = ((rows, 2 * case.hidden, depth), (rows, case.out, case.hidden))
+    one = Cost(x + first + second + y, products + hidden * (value + 1), 2, both)
     # dz and h, and four products.
-    two = Cost(y + 2 * (x + first + second), 2 * products + hidden * (slope + 4), launches=1 + 4 * PRODUCT)
+    flops = 2 * products + hidden * (slope + 4)
+    two = Cost(y + 2 * (x + first + second), flops, 1 + 4 * PRODUCT, gradients(both))
     return _costs(direction, one, two)
 
 

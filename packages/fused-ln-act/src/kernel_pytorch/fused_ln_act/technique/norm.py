@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.activations import FLOPS
+from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import REDUCTIONS
 from kernel_pytorch.harness.technique import (

@@ -24,11 +24,13 @@ from torch import Tensor
 
 from kernel_pytorch.linear_cross_entropy._core.launch import allocator, cdiv, reader, unmade
 from kernel_pytorch.linear_cross_entropy._core.launcher import Launch, bind
+from kernel_pytorch.linear_cross_entropy._core.triton_matmul import halves, store_tile, tile_at
+from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import wide_dtype
 
-from .chunks import WORDS, incoming, wide_dtype, words_at_a_time
+from .chunks import WORDS, incoming, words_at_a_time
 from .chunks import backward as backward_by_chunks
 from .configurations import GRADIENT
-from .matmul import Shape, add_bias, halves, matrix_of, multiply, store_tile, tile_at
+from .matmul import Shape, add_bias, matrix_of, multiply
 from .tiles import load_targets, logits_gradient
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .chunks import CHUNK_BYTES, counted, incoming, multiplies_half, operand, product, wide_dtype, words_at_a_time
+from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import counted, wide_dtype
+
+from .chunks import CHUNK_BYTES, incoming, multiplies_half, operand, product, words_at_a_time
 from .chunks import backward as backward_by_chunks
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import counted, wide_dtype
+
 CHUNK_BYTES = 64 * 2**20  # of the logits of a chunk
 FEWEST_WORDS = 512  # below, the products are too narrow; where this takes more bytes, hidden is much larger itself
 WORDS = 128  # a chunk is a multiple of this: rows of tiles, aligned for the copy engine
@@ -34,17 +36,6 @@ def words_at_a_time(tokens: int, words: int, itemsize: int, chunk: int) -> int:
         return min(chunk, words)
     fitting = CHUNK_BYTES // (itemsize * max(1, tokens))
     return min(words, max(FEWEST_WORDS, fitting // WORDS * WORDS))
-
-
-def counted(target: Tensor, words: int, ignore_index: int) -> Tensor:
-    """Which tokens count: not those to be ignored, nor those whose target is no word."""
-    target = target.to(torch.int64)  # which holds any ignore_index: in 32 bits one that is too large wraps around
-    return (target != ignore_index) & (target >= 0) & (target < words)
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What is computed in: float64 for float64, else float32."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def multiplies_half(matrix: Tensor) -> bool:

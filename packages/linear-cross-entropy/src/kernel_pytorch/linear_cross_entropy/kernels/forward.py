@@ -18,10 +18,11 @@ from torch import Tensor
 
 from kernel_pytorch.linear_cross_entropy._core.launch import cdiv, reader
 from kernel_pytorch.linear_cross_entropy._core.launcher import bind
+from kernel_pytorch.linear_cross_entropy._core.triton_matmul import halves, tile_at
+from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import wide_dtype
 
-from .chunks import wide_dtype
 from .configurations import FORWARD
-from .matmul import Shape, add_bias, halves, matrix_of, multiply, tile_at
+from .matmul import Shape, add_bias, matrix_of, multiply
 from .tiles import Shares, add_exponentials, add_logits, capped, load_targets
 
 

@@ -19,12 +19,8 @@ from kernel_pytorch.linear_cross_entropy._core.launch import allocator
 from kernel_pytorch.linear_cross_entropy._core.plans import planned
 from kernel_pytorch.linear_cross_entropy.arguments import TARGETS, check_words
 
-LEVELS = ("native", "triton")
 
-
-def _check(rows: Tensor, target: Tensor, level: str) -> None:
-    if level not in LEVELS:
-        raise ValueError(f"level: given {level!r}; allowed are {', '.join(map(repr, LEVELS))}")
+def _check(rows: Tensor, target: Tensor) -> None:
     check_floats(rows=rows)
     if target.dtype not in TARGETS:
         raise TypeError(f"target: dtype is {target.dtype}; allowed are torch.int64, torch.int32")
@@ -68,8 +64,14 @@ def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Te
     return view(loss, target.shape), view(normalizer, (*target.shape, 2))
 
 
-@functools.partial(planned, state=lambda hidden, *others: _rounding(hidden))
-def linear_cross_entropy(
+@functools.cache
+def linear_cross_entropy(level: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The launcher of `(loss, normalizer)` of each token."""
+    return planned(functools.partial(_plan_linear, level), state=lambda hidden, *others: _rounding(hidden))
+
+
+def _plan_linear(
+    level: str,
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -79,10 +81,8 @@ def linear_cross_entropy(
     z_loss: float,
     softcap: float,
     chunk: int,
-    level: str,
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`(loss, normalizer)` of each token."""
-    _check(hidden, target, level)
+    _check(hidden, target)
     _check_parameters(hidden, weight, bias)
     if level == "triton" and target.numel() > 0:
         from . import forward
@@ -95,14 +95,21 @@ def linear_cross_entropy(
     ) -> tuple[Tensor, Tensor]:
         rows = hidden.reshape(-1, hidden.shape[-1])
         with _without_autocast(hidden):
-            found = chunked.forward_linear(rows, weight, target.reshape(-1), bias, *scalars[:-1])
+            found = chunked.forward_linear(rows, weight, target.reshape(-1), bias, *scalars)
         return _of_tokens(found, target)
 
     return run
 
 
-@functools.partial(planned, state=lambda dloss, normalizer, hidden, *others: _rounding(hidden))
-def linear_cross_entropy_backward(
+@functools.cache
+def linear_cross_entropy_backward(level: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The launcher of the gradients of hidden, weight and bias; `(0,)` where not needed."""
+    plan = functools.partial(_plan_linear_backward, level)
+    return planned(plan, state=lambda dloss, normalizer, hidden, *others: _rounding(hidden))
+
+
+def _plan_linear_backward(
+    level: str,
     dloss: Tensor,
     normalizer: Tensor,
     hidden: Tensor,
@@ -114,13 +121,11 @@ def linear_cross_entropy_backward(
     z_loss: float,
     softcap: float,
     chunk: int,
-    level: str,
     need_dhidden: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Gradients of hidden, weight and bias; `(0,)` where not needed."""
-    _check(hidden, target, level)
+    _check(hidden, target)
     _check_parameters(hidden, weight, bias)
     _check_of_tokens(dloss, normalizer, target)
     scalars = ignore_index, label_smoothing, z_loss, softcap, chunk
@@ -147,18 +152,22 @@ def linear_cross_entropy_backward(
     return run
 
 
-@planned
-def cross_entropy(
+@functools.cache
+def cross_entropy(level: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The launcher of `(loss, normalizer)` of each token."""
+    return planned(functools.partial(_plan_logits, level))
+
+
+def _plan_logits(
+    level: str,
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
     softcap: float,
-    level: str,
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """`(loss, normalizer)` of each token."""
-    _check(logits, target, level)
+    _check(logits, target)
     if level == "triton" and target.numel() > 0:
         from . import logits as of_logits
 
@@ -168,14 +177,20 @@ def cross_entropy(
     def run(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
         rows = logits.reshape(-1, logits.shape[-1])
         with _without_autocast(logits):
-            found = chunked.forward_logits(rows, target.reshape(-1), *scalars[:-1])
+            found = chunked.forward_logits(rows, target.reshape(-1), *scalars)
         return _of_tokens(found, target)
 
     return run
 
 
-@planned
-def cross_entropy_backward(
+@functools.cache
+def cross_entropy_backward(level: str) -> Callable[..., Tensor]:
+    """The launcher of the gradient of logits, contiguous; see `_plan_logits_backward` for its argument `inplace`."""
+    return planned(functools.partial(_plan_logits_backward, level))
+
+
+def _plan_logits_backward(
+    level: str,
     dloss: Tensor,
     normalizer: Tensor,
     logits: Tensor,
@@ -184,11 +199,10 @@ def cross_entropy_backward(
     label_smoothing: float,
     z_loss: float,
     softcap: float,
-    level: str,
     inplace: bool = False,
 ) -> Callable[..., Tensor]:
-    """The gradient of logits, contiguous; with `inplace`, which the operator does not have, the logits themselves."""
-    _check(logits, target, level)
+    """With `inplace`, which the operator does not have, the gradient is written over the logits."""
+    _check(logits, target)
     _check_of_tokens(dloss, normalizer, target)
     scalars, new = (ignore_index, label_smoothing, z_loss, softcap), allocator(logits)
     if logits.numel() == 0:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.linear_cross_entropy.kernels.chunked import column
-from kernel_pytorch.linear_cross_entropy.kernels.chunks import counted, wide_dtype
 from kernel_pytorch.linear_cross_entropy.losses import linear_loss, logits_loss, reduce
+from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import counted, wide_dtype
 
 
 def linear_cross_entropy(

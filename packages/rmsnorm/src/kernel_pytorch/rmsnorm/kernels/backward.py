@@ -208,7 +208,7 @@ def rms_norm_backward(
     heads = weight.shape[0] if weight is not None and weight.dim() == 2 else 1
     need_dweight = need_dweight and weight is not None
     dx_shape, dtype, device = h.shape if need_dx else torch.Size([0]), h.dtype, h.device
-    like = rstd if weight is None else weight
+    like = h if weight is None else weight
     dweight_shape, dweight_dtype = like.shape if need_dweight else torch.Size([0]), like.dtype
 
     def allocate() -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from kernel_pytorch.rmsnorm._core.direct_calls import check_floats, check_shapes
 from kernel_pytorch.rmsnorm._core.launch import cdiv, eviction_policy, exceeds_int32, next_power_of_2, reader, warps
 from kernel_pytorch.rmsnorm._core.launcher import bind
 from kernel_pytorch.rmsnorm._core.plans import planned
-from kernel_pytorch.rmsnorm.operators import result_dtype
+from kernel_pytorch.rmsnorm.rules.rms_norm import result_dtype
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
 LONG_BLOCK = 4096

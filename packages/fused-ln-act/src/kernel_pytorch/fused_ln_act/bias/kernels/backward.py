@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.device import program_count
+from kernel_pytorch.fused_ln_act._core.direct_calls import dtype_named
 from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
 from kernel_pytorch.fused_ln_act._core.plans import planned
@@ -98,23 +99,14 @@ def _bias_backward_kernel(
 
 @planned
 def bias_act_backward(
-    dy: Tensor,
-    x: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    dropout_p: float,
-    activation: str,
-    need_dx: bool,
-    need_dbias: bool,
+    dy: Tensor, x: Tensor | None, bias: Tensor | None, activation: str, need_dx: bool, need_dbias: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The launcher of the operator: one launch, and the addition of the shares where there are several of dbias.
+    """The launcher of the gradient of `bias_act`: one launch, and the addition of the shares where dbias has several.
 
     Args:
         dy: `(..., N)`, any strides.
         x: `(..., N)`, any strides; None for "identity", which needs none.
         bias: as in the forward.
-        seed: as in the forward.
-        dropout_p: as in the forward.
         activation: as in the forward.
         need_dx: whether dx is computed.
         need_dbias: whether dbias is computed; not without a bias.
@@ -122,12 +114,50 @@ def bias_act_backward(
     Returns:
         dx like x, or in the dtype of dy without an x, and dbias like bias, contiguous; empty where not needed.
     """
-    check(dy, {"x": x}, bias, seed, dropout_p, activation)
     if x is None and activation != "identity":
         raise ValueError(f"x: given None; the derivative of {activation!r} needs it")
+    run = plan(dy, x, bias, None, 0.0, activation, (dy if x is None else x).dtype, need_dx, need_dbias)
+    return lambda dy, x, bias, *scalars: run(dy, x, bias, None)
+
+
+@planned
+def bias_dropout_add_backward(
+    dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The launcher of the gradient of `bias_dropout_add`, as that of `bias_act`.
+
+    Args:
+        dy: `(..., N)`, any strides.
+        bias: as in the forward.
+        seed: as in the forward.
+        p: as in the forward.
+        x_dtype: that of dx.
+        need_dx: whether dx is computed.
+        need_dbias: whether dbias is computed; not without a bias.
+
+    Returns:
+        dx in the dtype of x and dbias like bias, contiguous; empty where not needed.
+    """
+    run = plan(dy, None, bias, seed, p, "identity", dtype_named("x_dtype", x_dtype), need_dx, need_dbias)
+    return lambda dy, bias, seed, *scalars: run(dy, None, bias, seed)
+
+
+def plan(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    activation: str,
+    dx_dtype: torch.dtype,
+    need_dx: bool,
+    need_dbias: bool,
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What computes dx and dbias of `(dy, x, bias, seed)` of this geometry."""
+    check(dy, {"x": x}, bias, seed, dropout_p, activation)
     need_dbias = need_dbias and bias is not None
-    new_dx = allocator(dy if x is None else x, needed=need_dx)
-    new_dbias = allocator(dy if bias is None else bias, needed=need_dbias)
+    new_dx = allocator(dy, dtype=dx_dtype, needed=need_dx)
+    new_dbias = allocator((dy if x is None else x) if bias is None else bias, needed=need_dbias)
     if dy.numel() == 0 or not (need_dx or need_dbias):
         return lambda *arguments: (new_dx(), new_dbias().zero_())
     dy_rows, x_rows = as_rows(dy), None if x is None else as_rows(x)

@@ -19,11 +19,11 @@ from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
 from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
 from kernel_pytorch.fused_ln_act._core.plans import planned
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import FEW_ELEMENTS, Tile, place, widest_tile
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
 
 
 @triton.jit
@@ -51,22 +51,45 @@ def _bias_forward_kernel(
 
 
 @planned
-def bias_act(
-    x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, dropout_p: float, activation: str
-) -> Callable[..., Tensor]:
-    """The launcher of the operator, `residual + dropout(activation(x + bias))`: one launch.
+def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Callable[..., Tensor]:
+    """The launcher of `activation(x + bias)`: one launch.
 
     Args:
         x: `(..., N)`, any strides.
         bias: `(N,)` or None.
-        residual: `(..., N)`, any strides, or None.
-        seed: int64 `()`, or None where `dropout_p` is 0.
-        dropout_p: the probability that an element is dropped.
         activation: one of `ACTIVATIONS`.
+
+    Returns:
+        `(..., N)`, contiguous, in the dtype of x.
+    """
+    run = plan(x, bias, None, None, 0.0, activation)
+    return lambda x, bias, activation: run(x, bias, None, None)
+
+
+@planned
+def bias_dropout_add(
+    x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float
+) -> Callable[..., Tensor]:
+    """The launcher of `residual + dropout(x + bias)`: one launch.
+
+    Args:
+        x: `(..., N)`, any strides.
+        bias: `(N,)` or None.
+        residual: `(..., N)`, any strides.
+        seed: int64 `()`, or None where p is 0.
+        p: the probability that an element is dropped.
 
     Returns:
         `(..., N)`, contiguous, in the promoted dtype of x and residual.
     """
+    check_floats(residual=residual)
+    return plan(x, bias, residual, seed, p, "identity")
+
+
+def plan(
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, dropout_p: float, activation: str
+) -> Callable[..., Tensor]:
+    """What computes `residual + dropout(activation(x + bias))` of `(x, bias, residual, seed)` of this geometry."""
     check(x, {"residual": residual}, bias, seed, dropout_p, activation)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     new_y = allocator(x, dtype=dtype)

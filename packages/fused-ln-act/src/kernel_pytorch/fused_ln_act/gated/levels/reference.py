@@ -23,7 +23,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.activations import activate
+from kernel_pytorch.fused_ln_act.rules.activations import activate
 
 
 def halves(gate: Tensor, up: Optional[Tensor]) -> Tuple[Tensor, Tensor]:

@@ -23,13 +23,14 @@ from kernel_pytorch.fused_ln_act._core.device import program_count
 from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
 from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.triton_matmul import halves, load_tile, rounding, store_tile, tile_at
 from kernel_pytorch.fused_ln_act.kernels.activations import activate, derivative
 from kernel_pytorch.fused_ln_act.kernels.rows import Sums, as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import Tile, tile_of_few
 
 from .configurations import GATED_BACKWARD, LINEAR_BACKWARD
 from .forward import add_bias, check, check_shape, matrix_of, multiply, multiply_gated
-from .matmul import Shape, halves, load_tile, rounding, store_tile, tile_at
+from .matmul import Shape
 
 BLOCK = 128  # columns of a tile of the kernels that multiply nothing
 TILE_BYTES = 4096  # of such a tile of 16-bit or 32-bit numbers

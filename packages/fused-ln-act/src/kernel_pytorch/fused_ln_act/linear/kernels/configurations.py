@@ -122,8 +122,6 @@ IRREGULAR = Configuration(64, 64, 32, 2, 8)
 # The interpreter takes whole tiles and runs programs one after the other: small ones, several for each program.
 INTERPRETED = Configuration(32, 32, 32, 2, 4, parts=2)
 
-MULTIPROCESSORS_WITHOUT_GPU = 132  # an H100, where kernels are compiled and not run
-
 
 def configuration(
     table: Table,

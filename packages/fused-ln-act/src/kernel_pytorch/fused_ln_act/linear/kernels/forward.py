@@ -21,11 +21,12 @@ from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_m
 from kernel_pytorch.fused_ln_act._core.launch import allocator, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
 from kernel_pytorch.fused_ln_act._core.plans import planned
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
+from kernel_pytorch.fused_ln_act._core.triton_matmul import halves, load_tile, rounding, store_tile, tile_at
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
 
 from .configurations import GATED, LINEAR
-from .matmul import Shape, halves, load_tile, rounding, store_tile, tile_at
+from .matmul import Shape
 
 
 @triton.jit

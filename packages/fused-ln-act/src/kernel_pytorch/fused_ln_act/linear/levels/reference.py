@@ -17,7 +17,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act.activations import activate
+from kernel_pytorch.fused_ln_act.rules.activations import activate
 
 
 def linear_act(x: Tensor, weight: Tensor, bias: Optional[Tensor], activation: str, save_preactivation: bool) -> Tensor:

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.device import program_count
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_count, check_floats
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_count, check_floats, dtype_named
 from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader
 from kernel_pytorch.fused_ln_act._core.launcher import bind
 from kernel_pytorch.fused_ln_act._core.plans import planned
@@ -283,31 +283,35 @@ def _parameter_shares_kernel(
 @planned
 def norm_act_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None,
-    statistics: Tensor, eps: float, dropout_p: float, norm: str, activation: str, has_residual: bool,
+    statistics: Tensor, eps: float, dropout_p: float, norm: str, activation: str, x_dtype: str, residual_dtype: str,
     need_dx: bool, need_dresidual: bool, need_dweight: bool, need_dbias: bool,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:  # fmt: skip
     """The launcher of the operator: one or two launches, and the addition of shares where there are several.
 
     Beside arguments of the forward it takes dy and dh `(..., N)`, the gradients of y and h, of any strides, the second
     perhaps None; h `(..., N)`, what was normalised; the statistics that the forward returned, of which eps is a part;
-    whether the forward had a residual, which decides where dropout was; and which gradients are wanted: dresidual
-    beside dx, dweight and dbias where there is such a parameter.
+    the dtypes of x and of the residual, of which the second is empty without one (that decides where dropout was); and
+    which gradients are wanted: dresidual beside dx, dweight and dbias where there is such a parameter.
 
     Returns:
-        `dx` and `dresidual` `(..., N)` in the dtype of h, `dweight` and `dbias` `(N,)` in their own; else `(0,)`.
+        `dx` and `dresidual` `(..., N)`, `dweight` and `dbias` `(N,)`, each in the dtype of its tensor; else `(0,)`.
     """
     check(h, {"dy": dy, "dh": dh}, {"weight": weight, "bias": bias}, seed, dropout_p, norm, activation)
     check_floats(statistics=statistics)
     check_count(h.shape[:-1].numel() * (2 if norm == "layer" else 1), statistics=statistics)
+    of_x = dtype_named("x_dtype", x_dtype)
+    of_residual = dtype_named("residual_dtype", residual_dtype) if residual_dtype else of_x
+    need_dresidual = need_dresidual and residual_dtype != ""
     needs = need_dx, need_dresidual, need_dweight and weight is not None, need_dbias and bias is not None
-    new_dx, new_dresidual = allocator(h, needed=need_dx), allocator(h, needed=need_dresidual)
+    new_dx = allocator(h, dtype=of_x, needed=need_dx)
+    new_dresidual = allocator(h, dtype=of_residual, needed=need_dresidual)
     new_dweight = allocator(h if weight is None else weight, needed=needs[2])
     new_dbias = allocator(h if bias is None else bias, needed=needs[3])
     if h.numel() == 0:
         return lambda *arguments: (new_dx(), new_dresidual(), new_dweight().zero_(), new_dbias().zero_())
     drops, views = dropout_p > 0.0, (as_rows(dy), None if dh is None else as_rows(dh), as_rows(h))
     flags = {
-        "LAYER": norm == "layer", "HAS_RESIDUAL": has_residual, "HAS_WEIGHT": weight is not None,
+        "LAYER": norm == "layer", "HAS_RESIDUAL": residual_dtype != "", "HAS_WEIGHT": weight is not None,
         "HAS_BIAS": bias is not None, "ACTIVATION": activation, "DROPOUT_P": dropout_p,
         "HALF": are_half(dy, h, weight, bias),
         "LONG_OFFSETS": exceeds_int32(*(v for v in views if v is not None)),

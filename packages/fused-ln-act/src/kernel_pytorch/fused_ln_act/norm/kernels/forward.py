@@ -37,10 +37,10 @@ from kernel_pytorch.fused_ln_act._core.launch import (
 )
 from kernel_pytorch.fused_ln_act._core.launcher import Launch, bind
 from kernel_pytorch.fused_ln_act._core.plans import planned
-from kernel_pytorch.fused_ln_act.activations import ACTIVATIONS
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, LONG_WARPS, are_shared_alike, as_rows, divide, product
+from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
 # Elements of a program: two rows, where they fit into the larger number, or as many short ones as make the smaller.
@@ -244,7 +244,7 @@ def norm_act(
     new_y, new_h = allocator(x, dtype=dtype), allocator(x, dtype=dtype, needed=added)
     new_statistics = allocator(x, (2 if layer else 1, *x.shape[:-1]), torch.promote_types(dtype, torch.float32))
     if x.numel() == 0:
-        return lambda *arguments: (new_y(), new_h(), new_statistics())
+        return lambda *arguments: (new_y(), new_h(), new_statistics().zero_())
     x_rows = as_rows(x)
     views = [x_rows] if residual is None else [x_rows, as_rows(residual)]
     launch = _bind_forward(

@@ -1,0 +1,43 @@
+"""What levels are set beside: as many bytes, and the same products."""
+
+import pytest
+import torch
+
+from kernel_pytorch.harness.cases import Case, Cost
+from kernel_pytorch.harness.clock import Timing
+from kernel_pytorch.harness.yardsticks import COPY, PRODUCTS, share, yardsticks
+
+CPU = torch.device("cpu")
+CASE = Case("a", torch.float16, {"shape": (6, 4)})
+
+
+def test_a_copy_moves_as_many_bytes_as_the_cost_says():
+    (copy,) = yardsticks(Cost(bytes=4096), CASE, 3, 4096, CPU)
+    assert (copy.name, copy.sets, copy.bytes_per_set) == (COPY, 3, 4096)
+    made = [copy.run(index) for index in range(3)]
+    assert all(2 * each.nbytes == 4096 for each in made)
+    assert len({each.data_ptr() for each in made}) == 3
+
+
+def test_products_are_those_of_the_cost():
+    _, products = yardsticks(Cost(bytes=8, products=((6, 5, 4), (5, 4, 6))), CASE, 2, 8, CPU)
+    assert products.name == PRODUCTS
+    for index in range(2):
+        first, second = products.run(index)
+        assert (tuple(first.shape), tuple(second.shape), first.dtype) == ((6, 5), (5, 4), torch.float16)
+
+
+def timing(samples, method="wall"):
+    return Timing("a", samples, 1, method, 0)
+
+
+def test_a_share_is_of_the_same_rounds():
+    # The machine slows down to half its speed after the second round: that moves no ratio.
+    beside, own = timing((1.0, 1.0, 2.0, 2.0, 2.0)), timing((4.0, 4.0, 8.0, 8.0, 8.0))
+    found = share(beside, own)
+    assert (found.low, found.median, found.high) == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_what_was_timed_in_another_way_is_no_yardstick():
+    assert share(timing((1.0,), "graph"), timing((1.0,), "wall")) is None
+    assert share(None, timing((1.0,))) is None

@@ -1,0 +1,231 @@
+"""`bias_act`, which is `activation(x + bias)`, `bias_dropout_add`, `residual + dropout(x + bias)`, and their gradients.
+
+Saved for the backward: x, where there is an activation; bias and seed. Never the sum, its activation, or the mask.
+
+Nothing crosses an element, so DTensor may shard x and residual alike over every dimension: over the last one too, then
+with the bias, as a column-parallel projection leaves them behind. Nothing is sent; of a bias that every rank has, each
+rank holds its own rows' part of the gradient. With dropout the mask goes by the place of an element in the whole
+tensor, which a rank that holds a part does not know: then everything is replicated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.direct_calls import DTYPE_NAMES
+from .._core.operator import Rules
+from .._core.sharding import Shardings, row_placements
+from .activations import FLOPS, derivative
+from .philox import dropout
+
+
+def placed_together(placements: Any, x: Any, dropout_p: float = 0.0) -> Iterator[tuple[Any, Any, Any]]:
+    """Placements of x, the bias and its gradient that belong together; with dropout everything is replicated."""
+    choices = [(rows, placements.Replicate(), share) for rows, share in row_placements(placements, x.ndim)]
+    choices.append((placements.Shard(x.ndim - 1), placements.Shard(0), placements.Shard(0)))
+    yield from itertools.islice(choices, 1 if dropout_p > 0.0 else None)
+
+
+# Bias and activation.
+
+
+def fake(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """What it allocates."""
+    return x.new_empty(x.shape)
+
+
+def save(x: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor | None, Tensor | None]:
+    """What the gradient is made of: without a derivative x is not needed."""
+    return None if activation == "identity" else x, bias
+
+
+def gradient(
+    backward: Callable[..., Any],
+    dy: Tensor,
+    saved: tuple[Tensor | None, Tensor | None],
+    activation: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor | None]:
+    """Of x and bias."""
+    # Where nothing is done to x, its gradient is there already.
+    compute_dx = needs[0] and activation != "identity"
+    if not compute_dx and not needs[1]:
+        return dy, None
+    dx, dbias = backward(dy, *saved, activation, compute_dx, needs[1])
+    return dx if compute_dx else dy, dbias
+
+
+def flops(x: Any, bias: Any, activation: str, *_: Any, **__: Any) -> int:
+    """Operations of the forward; shapes in the place of tensors."""
+    return torch.Size(x).numel() * (FLOPS[activation][0] + (bias is not None))
+
+
+def sharding(placements: Any, x: Any, bias: Any, activation: str) -> Shardings:
+    """Where y, x and bias may lie."""
+    for rows, of_bias, _ in placed_together(placements, x):
+        yield [rows], [rows, None if bias is None else of_bias]
+
+
+BIAS_ACT: Rules = {
+    "schema": "bias_act(Tensor x, Tensor? bias, str activation) -> Tensor",
+    "fake": fake,
+    "save": save,
+    "gradient": gradient,
+    "flops": flops,
+    "sharding": sharding,
+}
+
+
+def fake_backward(
+    dy: Tensor, x: Tensor | None, bias: Tensor | None, activation: str, need_dx: bool, need_dbias: bool
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not needed comes back empty."""
+    like = dy if x is None else x
+    dx = like.new_empty(dy.shape if need_dx else (0,))
+    return dx, like.new_empty((0,)) if bias is None else bias.new_empty(bias.shape if need_dbias else (0,))
+
+
+def formula(
+    dy: Tensor, x: Tensor | None, bias: Tensor | None, activation: str, need_dx: bool, need_dbias: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients in PyTorch that autograd can follow."""
+    like = dy if x is None else x
+    dz = dy.to(torch.promote_types(dy.dtype, torch.float32))
+    if activation != "identity":
+        assert x is not None
+        z = x.to(dz.dtype)
+        dz = dz * derivative(z if bias is None else z + bias.to(dz.dtype), activation)
+    return _gradients(dy, dz, bias, like, like.dtype, need_dx, need_dbias)
+
+
+def _gradients(
+    dy: Tensor, dz: Tensor, bias: Tensor | None, like: Tensor, dtype: torch.dtype, need_dx: bool, need_dbias: bool
+) -> tuple[Tensor, Tensor]:
+    """`(dx, dbias)` of the gradient of the sum; what is not needed is empty."""
+    dx = dz.to(dtype)
+    # An operator's output is no input of it, which dx would be where nothing is done.
+    dx = (dx.clone() if dx is dy else dx) if need_dx else dx.new_empty((0,))
+    if bias is None or not need_dbias:
+        return dx, (like if bias is None else bias).new_empty((0,))
+    return dx, dz.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def flops_backward(dy: Any, x: Any, bias: Any, activation: str, *_: Any, **__: Any) -> int:
+    """Operations of the backward; shapes in the place of tensors."""
+    return torch.Size(dy).numel() * ((0 if x is None else FLOPS[activation][1] + 1) + (bias is not None))
+
+
+def sharding_backward(
+    placements: Any, dy: Any, x: Any, bias: Any, activation: str, need_dx: bool, need_dbias: bool
+) -> Shardings:
+    """Where dx, dbias and what goes in may lie."""
+    nothing = placements.Replicate()
+    for rows, of_bias, share in placed_together(placements, dy):
+        outputs = [rows if need_dx else nothing, share if need_dbias and bias is not None else nothing]
+        yield outputs, [rows, None if x is None else rows, None if bias is None else of_bias]
+
+
+BIAS_ACT_BACKWARD: Rules = {
+    "schema": "bias_act_backward(Tensor dy, Tensor? x, Tensor? bias, str activation, bool need_dx, bool need_dbias)"
+    " -> (Tensor dx, Tensor dbias)",
+    "fake": fake_backward,
+    "formula": formula,
+    "flops": flops_backward,
+    "sharding": sharding_backward,
+}
+
+
+# Bias, dropout and residual.
+
+
+def fake_add(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float) -> Tensor:
+    """What it allocates."""
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
+
+
+def gradient_add(
+    backward: Callable[..., Any],
+    dy: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    p: float,
+    dtypes: Sequence[torch.dtype],
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor | None, Tensor, None]:
+    """Of x, bias and residual."""
+    # Where nothing is done to x, its gradient is there already.
+    compute_dx = needs[0] and (p > 0.0 or dy.dtype != dtypes[0])
+    if not compute_dx and not needs[1]:
+        return dy, None, dy, None
+    dx, dbias = backward(dy, bias, seed, p, DTYPE_NAMES[dtypes[0]], compute_dx, needs[1])
+    return dx if compute_dx else dy, dbias, dy, None
+
+
+def flops_add(x: Any, bias: Any, residual: Any, seed: Any, p: float, *_: Any, **__: Any) -> int:
+    """Operations of the forward; shapes in the place of tensors."""
+    return torch.Size(x).numel() * (1 + (bias is not None) + (p > 0.0))
+
+
+def sharding_add(placements: Any, x: Any, bias: Any, residual: Any, seed: Any, p: float) -> Shardings:
+    """Where y, x, bias, residual and seed may lie."""
+    of_seed = None if seed is None else placements.Replicate()
+    for rows, of_bias, _ in placed_together(placements, x, p):
+        yield [rows], [rows, None if bias is None else of_bias, rows, of_seed]
+
+
+BIAS_DROPOUT_ADD: Rules = {
+    "schema": "bias_dropout_add(Tensor x, Tensor? bias, Tensor residual, Tensor? seed, float p) -> Tensor",
+    "fake": fake_add,
+    "gradient": gradient_add,
+    "flops": flops_add,
+    "sharding": sharding_add,
+}
+
+
+def fake_add_backward(
+    dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not needed comes back empty."""
+    dx = dy.new_empty(dy.shape if need_dx else (0,), dtype=getattr(torch, x_dtype))
+    return dx, dy.new_empty((0,)) if bias is None else bias.new_empty(bias.shape if need_dbias else (0,))
+
+
+def formula_add(
+    dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients in PyTorch that autograd can follow."""
+    dz = dy.to(torch.promote_types(dy.dtype, torch.float32))
+    if p > 0.0:
+        assert seed is not None
+        dz = dropout(dz, seed, p)
+    return _gradients(dy, dz, bias, dy, getattr(torch, x_dtype), need_dx, need_dbias)
+
+
+def flops_add_backward(dy: Any, bias: Any, seed: Any, p: float, *_: Any, **__: Any) -> int:
+    """Operations of the backward; shapes in the place of tensors."""
+    return torch.Size(dy).numel() * ((bias is not None) + (p > 0.0))
+
+
+def sharding_add_backward(
+    placements: Any, dy: Any, bias: Any, seed: Any, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
+) -> Shardings:
+    """Where dx, dbias and what goes in may lie."""
+    nothing = placements.Replicate()
+    for rows, of_bias, share in placed_together(placements, dy, p):
+        outputs = [rows if need_dx else nothing, share if need_dbias and bias is not None else nothing]
+        yield outputs, [rows, None if bias is None else of_bias, None if seed is None else nothing]
+
+
+BIAS_DROPOUT_ADD_BACKWARD: Rules = {
+    "schema": "bias_dropout_add_backward(Tensor dy, Tensor? bias, Tensor? seed, float p, str x_dtype, bool need_dx,"
+    " bool need_dbias) -> (Tensor dx, Tensor dbias)",
+    "fake": fake_add_backward,
+    "formula": formula_add,
+    "flops": flops_add_backward,
+    "sharding": sharding_add_backward,
+}

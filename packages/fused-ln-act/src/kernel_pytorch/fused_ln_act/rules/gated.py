@@ -1,0 +1,148 @@
+"""`gated` and its gradient: one pair for all activations.
+
+    y = activation(gate) * (up + offset)
+
+Saved for the backward: gate and up, or what packs them, as they came in; nothing else.
+
+Nothing crosses an element, so DTensor may shard two tensors alike over every dimension, the last one too: what a
+column-parallel projection leaves behind goes in as it is. A packed input may not be cut across its last dimension,
+where gate and up would part. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.operator import Rules
+from .._core.sharding import Shardings
+from .activations import FLOPS, activate, derivative
+
+
+def fake(gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: float | None, offset: float) -> Tensor:
+    """What it allocates."""
+    if up is None:
+        return gate.new_empty((*gate.shape[:-1], gate.shape[-1] // 2))
+    return gate.new_empty(gate.shape, dtype=torch.promote_types(gate.dtype, up.dtype))
+
+
+def gradient(
+    backward: Callable[..., Any],
+    dy: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    offset: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    """Of gate and up, or of what packs them."""
+    found: tuple[Tensor, Tensor] = backward(dy, gate, up, activation, alpha, limit, offset, *needs)
+    return found
+
+
+def flops(gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:
+    """Operations of the forward; shapes in the place of tensors."""
+    return torch.Size(gate).numel() // (2 if up is None else 1) * (FLOPS[activation][0] + 1)
+
+
+def sharding(placements: Any, gate: Any, up: Any, *scalars: Any) -> Shardings:
+    """Where y, gate and up may lie."""
+    for place in places(placements, gate, up):
+        yield [place], [place, None if up is None else place]
+
+
+GATED: Rules = {
+    "schema": "gated(Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset) -> Tensor",
+    "fake": fake,
+    "gradient": gradient,
+    "flops": flops,
+    "sharding": sharding,
+}
+
+
+# The gradient.
+
+
+def fake_backward(
+    dy: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    offset: float,
+    need_dgate: bool,
+    need_dup: bool,
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not needed comes back empty."""
+    dgate = gate.new_empty(gate.shape if need_dgate else (0,))
+    return dgate, gate.new_empty((0,)) if up is None else up.new_empty(up.shape if need_dup else (0,))
+
+
+def formula(
+    dy: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    offset: float,
+    need_dgate: bool,
+    need_dup: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients in PyTorch that autograd can follow."""
+    given_gate, given_up = gate.chunk(2, -1) if up is None else (gate, up)
+    wide = torch.promote_types(torch.promote_types(given_gate.dtype, given_up.dtype), torch.float32)
+    z, factor, dy = given_gate.to(wide), given_up.to(wide), dy.to(wide)
+    if limit is not None:
+        z, factor = z.clamp(max=limit), factor.clamp(-limit, limit)
+    if activation == "silu":
+        s = torch.sigmoid(alpha * z)
+        value, slope = z * s, s + alpha * z * s * (1.0 - s)
+    else:
+        value, slope = activate(z, activation), derivative(z, activation)
+    dgate, dup = dy * (factor + offset) * slope, dy * value
+    if limit is not None:
+        dgate = dgate.masked_fill(given_gate > limit, 0.0)
+        dup = dup.masked_fill(given_up.abs() > limit, 0.0)
+    if up is None:
+        packed = torch.cat([dgate, dup], -1).to(gate.dtype) if need_dgate else gate.new_empty((0,))
+        return packed, gate.new_empty((0,))
+    return (
+        dgate.to(gate.dtype) if need_dgate else gate.new_empty((0,)),
+        dup.to(up.dtype) if need_dup else up.new_empty((0,)),
+    )
+
+
+def flops_backward(dy: Any, gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:
+    """Operations of the backward, which computes the activation again; shapes in the place of tensors."""
+    return torch.Size(dy).numel() * (sum(FLOPS[activation]) + 3)
+
+
+def sharding_backward(placements: Any, dy: Any, gate: Any, up: Any, *scalars: Any) -> Shardings:
+    """Where dgate, dup and what goes in may lie."""
+    nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
+    needed = (scalars[-2], scalars[-1] and up is not None)
+    for place in places(placements, gate, up):
+        yield [place if need else nothing for need in needed], [place, place, None if up is None else place]
+
+
+GATED_BACKWARD: Rules = {
+    "schema": "gated_backward(Tensor dy, Tensor gate, Tensor? up, str activation, float alpha, float? limit,"
+    " float offset, bool need_dgate, bool need_dup) -> (Tensor dgate, Tensor dup)",
+    "fake": fake_backward,
+    "formula": formula,
+    "flops": flops_backward,
+    "sharding": sharding_backward,
+}
+
+
+def places(placements: Any, gate: Any, up: Any) -> list[Any]:
+    """Where everything may lie alike."""
+    dimensions = gate.ndim - 1 if up is None else gate.ndim
+    return [placements.Replicate(), *(placements.Shard(dimension) for dimension in range(dimensions))]

@@ -1,0 +1,124 @@
+"""`softmax` of scaled and masked scores, and its gradient.
+
+    z = scale * x + mask                                     or -inf where a boolean mask is False
+    y = exp(z - max(z)) / sum(exp(z - max(z)))               over the last dimension
+
+Saved for the backward: y, which is a result anyway, and a mask that is added, of which only the shape counts.
+
+Rows are independent, so DTensor may shard x over every dimension but the last, and nothing is sent. A mask that has
+this dimension is sharded with it; one that is broadcast over it is replicated, and each rank holds its own rows' part
+of its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.operator import Rules, per_element
+from .._core.sharding import Shardings
+
+
+def fake(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """What it allocates."""
+    if mask is None or mask.dtype == torch.bool:
+        return x.new_empty(x.shape)
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, mask.dtype))
+
+
+def save(y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What the gradient is made of."""
+    return y, mask if mask is not None and mask.is_floating_point() else None
+
+
+def gradient(
+    backward: Callable[..., Any],
+    dy: Tensor,
+    saved: tuple[Tensor, Tensor | None],
+    scale: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    """Of x and the mask."""
+    found: tuple[Tensor, Tensor] = backward(dy, *saved, scale, *needs)
+    return found
+
+
+def flops(x: Any, mask: Any, *_: Any, **__: Any) -> int:
+    """Scale, maximum, difference, exponential, sum, product; shapes in the place of tensors."""
+    return (6 if mask is None else 7) * torch.Size(x).numel()
+
+
+def sharding(placements: Any, x: Any, mask: Any, scale: float) -> Shardings:
+    """Where y, x and the mask may lie."""
+    for rows, of_mask, _ in placed_together(placements, x, mask):
+        yield [rows], [rows, of_mask]
+
+
+SOFTMAX: Rules = {
+    "schema": "softmax(Tensor x, Tensor? mask, float scale) -> Tensor",
+    "fake": fake,
+    "save": save,
+    "gradient": gradient,
+    "flops": flops,
+    "sharding": sharding,
+}
+
+
+# The gradient.
+
+
+def fake_backward(
+    dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; what is not needed comes back empty."""
+    dx = y.new_empty(y.shape if need_dx else (0,))
+    return dx, y.new_empty((0,)) if mask is None else mask.new_empty(mask.shape if need_dmask else (0,))
+
+
+def formula(
+    dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients in PyTorch that autograd can follow."""
+    wide = torch.promote_types(y.dtype, torch.float32)
+    p, dy = y.to(wide), dy.to(wide)
+    dz = p * (dy - (dy * p).sum(-1, keepdim=True))
+    dx = (scale * dz).to(y.dtype) if need_dx else y.new_empty((0,))
+    if mask is None or not need_dmask:
+        return dx, (y if mask is None else mask).new_empty((0,))
+    return dx, dz.sum_to_size(mask.shape).to(mask.dtype)
+
+
+def sharding_backward(
+    placements: Any, dy: Any, y: Any, mask: Any, scale: float, need_dx: bool, need_dmask: bool
+) -> Shardings:
+    """Where dx, dmask and what goes in may lie."""
+    nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
+    for rows, of_mask, share in placed_together(placements, y, mask):
+        outputs = [rows if need_dx else nothing, share if need_dmask and mask is not None else nothing]
+        yield outputs, [rows, rows, of_mask]
+
+
+SOFTMAX_BACKWARD: Rules = {
+    "schema": "softmax_backward(Tensor dy, Tensor y, Tensor? mask, float scale, bool need_dx, bool need_dmask)"
+    " -> (Tensor dx, Tensor dmask)",
+    "fake": fake_backward,
+    "formula": formula,
+    "flops": per_element(5),
+    "sharding": sharding_backward,
+}
+
+
+def placed_together(placements: Any, x: Any, mask: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Placements of x, the mask and its gradient that belong together."""
+    replicate, partial, shard = placements.Replicate(), placements.Partial(), placements.Shard
+    yield replicate, None if mask is None else replicate, replicate
+    for dimension in range(x.ndim - 1):
+        if mask is None:
+            yield shard(dimension), None, replicate
+            continue
+        of_mask = dimension - (x.ndim - mask.ndim)
+        has_it = of_mask >= 0 and mask.shape[of_mask] == x.shape[dimension] != 1
+        yield shard(dimension), *((shard(of_mask),) * 2 if has_it else (replicate, partial))

@@ -1,0 +1,5 @@
+"""What the operators of this package are, whichever level computes them.
+
+This folder is linked into kernel_pytorch.cuda_ops as `_linear_cross_entropy` and travels in its wheel: it imports torch
+and core.
+"""

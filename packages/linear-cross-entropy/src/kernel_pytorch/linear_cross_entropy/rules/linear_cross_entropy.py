@@ -1,0 +1,137 @@
+"""`linear_cross_entropy` and its gradients: `cross_entropy` of `hidden @ weight.T + bias` without those logits.
+
+DTensor may shard hidden states and targets over every dimension of tokens, with replicated parameters; each rank holds
+its own tokens' part of the gradients of weight and bias. A weight that is sharded over the vocabulary, or over the
+hidden dimension, is gathered first, by DTensor. Where gradients are to be differentiated again (`create_graph=True`)
+they are computed by plain PyTorch that autograd can follow, and that holds all logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.operator import Rules
+from .._core.sharding import Shardings, row_placements
+from .cross_entropy import BACKWARD, FORWARD, LOSSES, SCALARS, fake, gradient_of_logits, wide_dtype
+
+
+def gradient(
+    backward: Callable[..., Any],
+    dloss: Tensor,
+    normalizer: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    chunk: int,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, None, Tensor]:
+    """Of hidden, weight and bias."""
+    need_dhidden, need_dweight, _, need_dbias = needs
+    dhidden, dweight, dbias = backward(
+        dloss, normalizer, hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, chunk,
+        need_dhidden, need_dweight, need_dbias,
+    )  # fmt: skip
+    return dhidden, dweight, None, dbias
+
+
+def flops(hidden: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """A product, and what is made of each logit."""
+    return _logits(hidden, weight) * (2 * int(weight[1]) + FORWARD)
+
+
+def _logits(hidden: Any, weight: Any) -> int:
+    """How many there are, of shapes."""
+    return torch.Size(hidden[:-1]).numel() * int(weight[0])
+
+
+def sharding(placements: Any, hidden: Any, weight: Any, target: Any, bias: Any, *scalars: Any) -> Shardings:
+    """Where what goes in and the losses may lie."""
+    replicate = placements.Replicate()
+    for tokens, _ in row_placements(placements, hidden.ndim):
+        yield [tokens] * 2, [tokens, replicate, tokens, None if bias is None else replicate]
+
+
+LINEAR_CROSS_ENTROPY: Rules = {
+    "schema": f"linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, {SCALARS},"
+    f" SymInt chunk) -> {LOSSES}",
+    "fake": fake,
+    "gradient": gradient,
+    "flops": flops,
+    "sharding": sharding,
+}
+
+
+# The gradients.
+
+
+def fake_backward(
+    dloss: Tensor, normalizer: Tensor, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What it allocates; what is not needed comes back empty."""
+    need_dhidden, need_dweight, need_dbias = rest[-3:]
+    like_bias = weight if bias is None else bias
+    return (
+        hidden.new_empty(hidden.shape if need_dhidden else (0,)),
+        weight.new_empty(weight.shape if need_dweight else (0,)),
+        like_bias.new_empty(weight.shape[:1] if need_dbias and bias is not None else (0,)),
+    )
+
+
+def formula(
+    dloss: Tensor, normalizer: Tensor, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in PyTorch that autograd can follow, with all logits."""
+    need_dhidden, need_dweight, need_dbias = rest[-3:]
+    wide = wide_dtype(hidden.dtype)
+    data, matrix = hidden.to(wide), weight.to(wide)
+    logits = data @ matrix.t()
+    logits = logits if bias is None else logits + bias.to(wide)
+    found = gradient_of_logits(logits, dloss, target, *rest[:4])
+    rows = found.reshape(-1, found.shape[-1])
+    like_bias = weight if bias is None else bias
+    return (
+        (found @ matrix).to(hidden.dtype) if need_dhidden else hidden.new_empty((0,)),
+        (rows.t() @ data.reshape(-1, data.shape[-1])).to(weight.dtype) if need_dweight else weight.new_empty((0,)),
+        rows.sum(0).to(like_bias.dtype) if need_dbias and bias is not None else like_bias.new_empty((0,)),
+    )
+
+
+def flops_backward(dloss: Any, normalizer: Any, hidden: Any, weight: Any, *rest: Any, **__: Any) -> int:
+    """The product again, and one for each of the two gradients that are products."""
+    need_dhidden, need_dweight, _ = rest[-3:]
+    return _logits(hidden, weight) * (2 * weight[1] * (1 + need_dhidden + need_dweight) + BACKWARD)
+
+
+def sharding_backward(
+    placements: Any, dloss: Any, normalizer: Any, hidden: Any, weight: Any, target: Any, bias: Any, *rest: Any
+) -> Shardings:
+    """Where what goes in and the gradients may lie."""
+    need_dhidden, need_dweight, need_dbias = rest[-3:]
+    replicate = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
+    for tokens, total in row_placements(placements, hidden.ndim):
+        outputs = [
+            tokens if need_dhidden else replicate,
+            total if need_dweight else replicate,
+            total if need_dbias and bias is not None else replicate,
+        ]
+        yield outputs, [tokens, tokens, tokens, replicate, tokens, None if bias is None else replicate]
+
+
+LINEAR_CROSS_ENTROPY_BACKWARD: Rules = {
+    "schema": "linear_cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor hidden, Tensor weight,"
+    f" Tensor target, Tensor? bias, {SCALARS}, SymInt chunk, bool need_dhidden, bool need_dweight, bool need_dbias)"
+    " -> (Tensor dhidden, Tensor dweight, Tensor dbias)",
+    "fake": fake_backward,
+    "formula": formula,
+    "flops": flops_backward,
+    "sharding": sharding_backward,
+}

@@ -1,0 +1,7 @@
+"""One projection for queries, keys and values, QK-norm and rotary embedding, trainable."""
+
+from . import functional, modules
+from .functional import *  # noqa: F403
+from .modules import *  # noqa: F403
+
+__all__ = [*functional.__all__, *modules.__all__]

@@ -1,0 +1,124 @@
+"""Checks that the public functions share. Each error says what was given and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._core.arguments import check_device, check_flag, check_integer, check_tensor, shape_of
+
+
+def check_heads(q: Tensor, k: Tensor) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless these are heads of the same tokens, of one size."""
+    check_tensor("q", q)
+    check_tensor("k", k)
+    if q.dim() < 3:
+        raise ValueError(f"q: shape is {shape_of(q)}; it must be (..., S, H, D)")
+    if k.dim() != q.dim() or k.shape[:-2] != q.shape[:-2] or k.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"k: shape is {shape_of(k)}; it must be that of q, {shape_of(q)}, but for the number of heads, the second"
+            " dimension from the right"
+        )
+    if k.dtype != q.dtype:
+        raise TypeError(f"k: dtype is {k.dtype}; it must be that of q, {q.dtype}")
+    check_device("k", k, q, "q")
+
+
+def check_angles(
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    interleaved: bool,
+    x: Tensor,
+    tokens: Sequence[int],
+    columns: int,
+) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless these are angles for heads of so many columns.
+
+    Args:
+        cos: as given.
+        sin: as given.
+        position_ids: as given.
+        interleaved: as given.
+        x: what is on the device that they must be on.
+        tokens: `(..., S)`, the shape in front of the heads.
+        columns: of a head.
+    """
+    check_flag("interleaved", interleaved)
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_tensor(name, table)
+        check_device(name, table, x, "the heads")
+    if sin.shape != cos.shape:
+        raise ValueError(f"sin: shape is {shape_of(sin)}; it must be that of cos, {shape_of(cos)}")
+    if 2 * cos.shape[-1] > columns:
+        raise ValueError(
+            f"cos: shape is {shape_of(cos)}; its last dimension is half of what is rotated of a head, at most D/2 ="
+            f" {columns // 2}: of tables that hold every angle twice give the first half"
+        )
+    if position_ids is None:
+        if not _are_of(cos.shape[:-1], tokens):
+            raise ValueError(
+                f"cos: shape is {shape_of(cos)}; without position_ids it must have a row for each token,"
+                f" {tuple(tokens[-1:])} or {tuple(tokens)} in front of its columns"
+            )
+        return
+    check_positions(position_ids, x, tokens)
+    if cos.dim() != 2:
+        raise ValueError(
+            f"cos: shape is {shape_of(cos)}; with position_ids it must be (P, R/2), a row for each position"
+        )
+
+
+def check_positions(position_ids: Tensor, x: Tensor, tokens: Sequence[int]) -> None:
+    """Raise TypeError or ValueError unless these are integers for tokens, `(S,)` or `(..., S)`, on the device of x."""
+    if not isinstance(position_ids, Tensor):
+        raise TypeError(f"position_ids: given {type(position_ids).__name__}; it must be a torch.Tensor or None")
+    if position_ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"position_ids: dtype is {position_ids.dtype}; allowed are torch.int64, torch.int32")
+    if not _are_of(position_ids.shape, tokens):
+        raise ValueError(
+            f"position_ids: shape is {shape_of(position_ids)}; it must be {tuple(tokens[-1:])} or {tuple(tokens)}"
+        )
+    check_device("position_ids", position_ids, x, "the heads")
+
+
+def _are_of(shape: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether this is the shape of all tokens, or of those of one sequence."""
+    # Lengths first: of shapes of other lengths torch.export would compare the sizes, and forbid some for ever.
+    alike = len(shape) == len(tokens) and all(a == b for a, b in zip(shape, tokens, strict=True))
+    return alike or (len(shape) == 1 and shape[0] == tokens[-1])
+
+
+def check_positive(**counts: int) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless these are integers of at least 1."""
+    for name, count in counts.items():
+        check_integer(name, count)
+        if count < 1:
+            raise ValueError(f"{name}: given {count}; it must be at least 1")
+
+
+def check_projection(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int, of: str) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless x can go through this projection to `rows` columns.
+
+    Args:
+        x: `(..., C)`.
+        weight: `(rows, C)`.
+        bias: `(rows,)` or None.
+        rows: how many the weight must have.
+        of: what they are, for messages.
+    """
+    check_tensor("x", x)
+    check_tensor("weight", weight)
+    if x.dim() < 2:
+        raise ValueError(f"x: shape is {shape_of(x)}; it must be (..., S, C)")
+    for name, tensor, wanted in (("weight", weight, (rows, x.shape[-1])), ("bias", bias, (rows,))):
+        if tensor is None:
+            continue
+        check_tensor(name, tensor)
+        if tensor.shape != wanted:
+            raise ValueError(f"{name}: shape is {shape_of(tensor)}; it must be {wanted}: {of} rows")
+        check_device(name, tensor, x)
+        if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"{name}: dtype is {tensor.dtype}; it must be that of x, {x.dtype}")

@@ -1,0 +1,36 @@
+"""The ladders of all functions, and which level is the default where."""
+
+from __future__ import annotations
+
+import torch
+
+from ._core import cuda_level
+from ._core.levels import Default, Ladder
+
+FOLDERS = {
+    "rotary_embedding": "rotary",
+    "qk_norm_rope": "norm_rope",
+    "qk_layer_norm_rope": "norm_rope",
+    "qkv_projection": "projection",
+    "qkv_norm_rope": "projection",
+}
+"""By function, the folder whose `levels` has it."""
+
+LADDER = Ladder(
+    {function: f"{__package__}.{folder}.levels" for function, folder in FOLDERS.items()},
+    [
+        # The kernel of cuda-ops, which was verified there. Triton's of this package were run on no GPU yet.
+        Default("cuda", "nvidia-h200", functions=["qk_norm_rope"], capabilities=[(9, 0)]),
+        Default(
+            "cuda", "amd-epyc-2-threads", "cpu", functions=["qk_norm_rope"], dtypes=[torch.bfloat16, torch.float32]
+        ),
+    ],
+    cuda_level,
+    absent={
+        # Of the norms TorchScript saves tensors for a gradient in inference mode too, where that is an error.
+        "qk_norm_rope": ("torchscript",),
+        "qkv_norm_rope": ("torchscript",),
+        "qk_layer_norm_rope": ("torchscript", "triton", "cuda"),
+        "qkv_projection": ("triton", "cuda"),
+    },
+)

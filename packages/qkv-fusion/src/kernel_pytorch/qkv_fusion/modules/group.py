@@ -1,0 +1,248 @@
+"""`LinearGroup`: linear layers that read the same tensor, as one product, under the names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from kernel_pytorch.qkv_fusion._core.arguments import check_tensor
+from kernel_pytorch.qkv_fusion._core.stock import check_plain
+
+
+class LinearGroup(torch.nn.Module):
+    """Any number of `torch.nn.Linear` over one input, computed as one matrix product.
+
+    Its parameters are packed, `weight` `(sum of out_features, in_features)` and `bias`; its state_dict has the names
+    and tensors of the layers, `<name>.weight` and `<name>.bias`, in both directions.
+
+    Args:
+        in_features: of all layers.
+        out_features: of each layer, by its name.
+        bias: whether they have one.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: Mapping[str, int],
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.names, self.sizes = in_features, list(out_features), list(out_features.values())
+        self.inside = ""  # what follows the names' own prefix in that of this module
+        self.handle: RemovableHandle | None = None  # of what loads checkpoints, where layers of a model are fused
+        layer = torch.nn.Linear(in_features, sum(self.sizes), bias, device, dtype)
+        self.weight, self.bias = layer.weight, layer.bias
+        self._held: tuple[Any, list[Tensor | None]] | None = None
+        self._register_state_dict_hook(_unpack)
+        self.register_load_state_dict_pre_hook(_pack)
+
+    @classmethod
+    def from_linears(cls, layers: Mapping[str, torch.nn.Linear]) -> LinearGroup:
+        """The group of these layers, which must be alike; it holds a copy of their parameters, packed.
+
+        Raises:
+            TypeError: a layer is of another class than torch.nn.Linear, as adapters' are, has hooks, or its weight is
+                computed.
+            ValueError: layers differ in in_features, dtype, device, in having a bias, or in requires_grad, or share
+                their parameters.
+        """
+        check_layers(layers)
+        first = next(iter(layers.values()))
+        sizes = {name: layer.out_features for name, layer in layers.items()}
+        group = cls(first.in_features, sizes, first.bias is not None, "meta", first.weight.dtype)
+        for name in ("weight", "bias") if first.bias is not None else ("weight",):
+            parts = [getattr(layer, name) for layer in layers.values()]
+            packed = torch.cat([part.detach() for part in parts])
+            setattr(group, name, torch.nn.Parameter(packed, requires_grad=parts[0].requires_grad))
+        return group.train(first.training)
+
+    def to_linears(self) -> dict[str, torch.nn.Linear]:
+        """The layers again, with parameters of their own, bit for bit."""
+        layers = {}
+        for i, name in enumerate(self.names):
+            weight, bias = self.part(i)
+            layer = torch.nn.Linear(self.in_features, self.sizes[i], bias is not None, "meta", weight.dtype)
+            layer.weight = torch.nn.Parameter(weight.detach().clone(), requires_grad=self.weight.requires_grad)
+            if bias is not None:
+                layer.bias = torch.nn.Parameter(bias.detach().clone(), requires_grad=self.bias.requires_grad)
+            layers[name] = layer.train(self.training)
+        return layers
+
+    def part(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """Views of the weight and the bias of one layer."""
+        start, size = sum(self.sizes[:index]), self.sizes[index]
+        return self.weight.narrow(0, start, size), None if self.bias is None else self.bias.narrow(0, start, size)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What each layer makes of x, `(..., in_features)`: views of one product, in the order of the names."""
+        check_tensor("x", x)
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"x: shape is {tuple(x.shape)}; its last dimension must be {self.in_features}")
+        return F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+
+    def take(self, index: int, x: Tensor) -> Tensor:
+        """What one layer makes of x, for callers that ask layer by layer.
+
+        The first that is asked computes all, and the others find theirs as long as it is the same x. Another x, as in
+        cross-attention, gets a product of its own.
+        """
+        asked = self._question(x)
+        if self._held is not None and _same(self._held[0], asked):
+            found = self._held[1][index]
+            if found is not None:
+                self._held[1][index] = None
+                if all(each is None for each in self._held[1]):
+                    self._held = None
+                return found
+        elif self._held is not None:
+            self._held = None
+            return F.linear(x, *self.part(index))
+        outputs: list[Tensor | None] = list(self(x))
+        result, outputs[index] = outputs[index], None
+        self._held = (asked, outputs)
+        assert result is not None
+        return result
+
+    def _question(self, x: Tensor) -> tuple[Any, ...]:
+        """What the outputs that are held depend on."""
+        traced = torch.compiler.is_compiling()  # where versions are not known, and nothing outlives the call
+        versions = (0, 0) if traced or x.is_inference() else (x._version, self.weight._version)
+        autocast = torch.is_autocast_enabled(x.device.type)
+        return x, self.weight, versions, torch.is_grad_enabled(), autocast
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}
+
+    def extra_repr(self) -> str:
+        """Names and sizes."""
+        sizes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
+        return f"in_features={self.in_features}, {sizes}, bias={self.bias is not None}"
+
+
+class Member(torch.nn.Module):
+    """One layer of a group that stands where the layer stood. The first of them has the group as a submodule."""
+
+    def __init__(self, group: LinearGroup, index: int) -> None:
+        super().__init__()
+        self.shared = (group,)  # a tuple, so that the group is a submodule of the first alone
+        self.index, self.in_features, self.out_features = index, group.in_features, group.sizes[index]
+        if index == 0:
+            self.group = group
+            group.inside = f"{group.names[0]}.group."
+        self.train(group.training)
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows of this layer, a view."""
+        return self.shared[0].part(self.index)[0]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of this layer, a view."""
+        return self.shared[0].part(self.index)[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer makes of x, `(..., in_features)`."""
+        return self.shared[0].take(self.index, x)
+
+    def extra_repr(self) -> str:
+        """As torch.nn.Linear."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, of a group"
+
+
+def check_layers(layers: Mapping[str, torch.nn.Linear]) -> None:
+    """Raise TypeError or ValueError, naming the layer, unless these can be one product; see `from_linears`."""
+    for name, layer in layers.items():
+        if type(layer) is not torch.nn.Linear:
+            raise TypeError(
+                f"{name}: it is {type(layer).__module__}.{type(layer).__name__}, which may compute more than "
+                "torch.nn.Linear; merge adapters into their layers first"
+            )
+    check_plain(layers.values())
+    if reason := why_not_alike(layers):
+        raise ValueError(reason)
+
+
+def why_not_alike(layers: Mapping[str, torch.nn.Linear]) -> str | None:
+    """Why layers cannot be one product, naming the layer, or None if they can."""
+    (first_name, first), *others = layers.items()
+    for name, layer in others:
+        for what in ("in_features", "bias is None", "weight.dtype", "weight.device", "requires_grad"):
+            mine, theirs = _about(first, what), _about(layer, what)
+            if mine != theirs:
+                return f"{name}: {what} is {theirs}, and of {first_name} {mine}; both must be alike"
+    parameters = [id(p) for layer in layers.values() for p in layer.parameters()]
+    return f"{first_name}: it shares a parameter with another layer of the group" if _repeated(parameters) else None
+
+
+def _about(layer: torch.nn.Linear, what: str) -> Any:
+    if what == "requires_grad":
+        return [p.requires_grad for p in layer.parameters()]
+    return {
+        "in_features": layer.in_features,
+        "bias is None": layer.bias is None,
+        "weight.dtype": layer.weight.dtype,
+        "weight.device": layer.weight.device,
+    }[what]
+
+
+def _repeated(values: Sequence[int]) -> bool:
+    return len(set(values)) != len(values)
+
+
+def _same(held: tuple[Any, ...], asked: tuple[Any, ...]) -> bool:
+    return held[0] is asked[0] and held[1] is asked[1] and held[2:] == asked[2:]
+
+
+def _unpack(group: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
+    """Give the layers' own names to what was packed, in the layers' own order."""
+    assert isinstance(group, LinearGroup)
+    packed = {kind: state.pop(f"{prefix}{kind}", None) for kind in ("weight", "bias")}
+    parts = {kind: value.split(group.sizes) for kind, value in packed.items() if value is not None}
+    for i, name in enumerate(group.names):
+        for kind, values in parts.items():
+            state[f"{prefix.removesuffix(group.inside)}{name}.{kind}"] = values[i]
+
+
+def _pack(group: torch.nn.Module, state: dict[str, Any], prefix: str, *found: Any) -> None:
+    """The way back, of a group that stands alone."""
+    assert isinstance(group, LinearGroup)
+    if not group.inside:
+        _pack_group(group, state, prefix, *found)
+
+
+def pack_members(parent: torch.nn.Module, state: dict[str, Any], prefix: str, *found: Any) -> None:
+    """The way back, of groups whose layers are here: a module sees of a checkpoint what begins with its own name."""
+    for child in parent.children():
+        if isinstance(child, Member) and child.index == 0:
+            _pack_group(child.group, state, prefix, *found)
+
+
+def _pack_group(
+    group: LinearGroup, state: dict[str, Any], home: str, metadata: Any, strict: bool, missing: list[str],
+    unexpected: list[str], errors: list[str],
+) -> None:  # fmt: skip
+    """Pack what a checkpoint has, with what is here already in the place of what it lacks."""
+    for kind in ("weight", "bias") if group.bias is not None else ("weight",):
+        parts = []
+        for i, name in enumerate(group.names):
+            key, own = f"{home}{name}.{kind}", group.part(i)[kind == "bias"]
+            assert own is not None
+            part = state.pop(key, None)
+            if part is None:
+                missing.append(key)
+            elif part.shape != own.shape:
+                errors.append(f"{key}: shape is {tuple(part.shape)}; it must be {tuple(own.shape)}")
+            fits = part is not None and part.shape == own.shape
+            parts.append(part if fits else own.detach())
+        state[f"{home}{group.inside}{kind}"] = torch.cat(parts)

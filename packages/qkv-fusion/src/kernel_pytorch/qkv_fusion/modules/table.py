@@ -1,0 +1,152 @@
+"""`RotaryTable`: cosines and sines of positions, with the scalings that published models use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.qkv_fusion._core.arguments import check_choice
+from kernel_pytorch.qkv_fusion.arguments import check_positive
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+NEEDED = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+"""By kind of scaling, what must be said; names are those of models' configurations."""
+
+
+class RotaryTable(torch.nn.Module):
+    """Cosines and sines for `rotary_embedding`, computed of positions in float32.
+
+    Args:
+        dimension: R, how many columns of a head are rotated; even.
+        theta: base of the frequencies, `theta ** (-2i / R)`.
+        scaling: None, or what models' configurations call rope_scaling: `rope_type`, one of "default", "linear"
+            (positions divided by factor, Chen et al., 2023, https://arxiv.org/abs/2306.15595), "dynamic" (NTK: theta
+            grows with the longest position), "llama3" (Llama 3.1: long wavelengths are divided, with a ramp), "yarn"
+            (Peng et al., 2023, https://arxiv.org/abs/2309.00071; `beta_fast`, `beta_slow` and `attention_factor` may
+            be given), and the numbers that it needs.
+        sections: for positions of several dimensions (time, height, width of Qwen2-VL,
+            https://arxiv.org/abs/2409.12191): how many pairs go by each, R/2 together. None for one dimension.
+
+    Raises:
+        ValueError: dimension is odd, a scaling is unknown or lacks a number, or sections do not add up.
+    """
+
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        dimension: int,
+        theta: float = 10000.0,
+        scaling: Mapping[str, Any] | None = None,
+        sections: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(dimension=dimension)
+        if dimension % 2:
+            raise ValueError(f"dimension: given {dimension}; it must be even")
+        self.dimension, self.theta, self.sections = (
+            dimension,
+            float(theta),
+            None if sections is None else list(sections),
+        )
+        if self.sections is not None and sum(self.sections) != dimension // 2:
+            raise ValueError(
+                f"sections: given {self.sections}; they must add up to {dimension // 2}, half of dimension"
+            )
+        self.scaling = {"rope_type": "default", **(scaling or {})}
+        kind = self.scaling["rope_type"]
+        check_choice("scaling['rope_type']", kind, KINDS)
+        if missing := [name for name in NEEDED[kind] if name not in self.scaling]:
+            raise ValueError(f"scaling: {kind!r} needs {', '.join(missing)}; given are {', '.join(self.scaling)}")
+        self.register_buffer("frequencies", self._scaled(self._frequencies(self.theta)), persistent=False)
+
+    def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each `(..., S, R/2)`, float32.
+
+        Args:
+            position_ids: `(..., S)`, integers; with sections `(dimensions, ..., S)`.
+
+        Raises:
+            ValueError: with sections, the first dimension of position_ids is not theirs.
+        """
+        frequencies = self.frequencies
+        if self.scaling["rope_type"] == "dynamic" and position_ids.numel():
+            frequencies = self._dynamic(int(position_ids.max()) + 1)
+        angles = position_ids.unsqueeze(-1).to(torch.float32) * frequencies.to(position_ids.device)
+        if self.sections is not None:
+            if position_ids.shape[0] != len(self.sections):
+                wanted = f"({len(self.sections)}, ..., S), a row for each of sections"
+                raise ValueError(f"position_ids: shape is {tuple(position_ids.shape)}; it must be {wanted}")
+            parts = angles.split(self.sections, -1)
+            angles = torch.cat([part[i] for i, part in enumerate(parts)], -1)
+        factor = self._attention_factor()
+        return angles.cos() * factor, angles.sin() * factor
+
+    def _apply(self, fn: Any, recurse: bool = True) -> RotaryTable:
+        """Move with the model, and stay float32: in 16 bits far positions would fall together."""
+        super()._apply(fn, recurse)
+        self.frequencies = self._scaled(self._frequencies(self.theta)).to(self.frequencies.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        return f"{self.dimension}, theta={self.theta}, scaling={self.scaling}"
+
+    def _frequencies(self, theta: float) -> Tensor:
+        return theta ** (-torch.arange(0, self.dimension, 2, dtype=torch.float64) / self.dimension)
+
+    def _scaled(self, frequencies: Tensor) -> Tensor:
+        kind = self.scaling["rope_type"]
+        if kind == "linear":
+            frequencies = frequencies / self.scaling["factor"]
+        elif kind == "llama3":
+            frequencies = self._llama3(frequencies)
+        elif kind == "yarn":
+            frequencies = self._yarn(frequencies)
+        return frequencies.to(torch.float32)
+
+    def _dynamic(self, length: int) -> Tensor:
+        """Theta grows so that the longest wavelength reaches beyond the context that the model was trained with."""
+        factor, context = self.scaling["factor"], self.scaling["original_max_position_embeddings"]
+        if length <= context:
+            return self.frequencies
+        grown = (factor * length / context - (factor - 1)) ** (self.dimension / (self.dimension - 2))
+        return self._frequencies(self.theta * grown).to(torch.float32)
+
+    def _llama3(self, frequencies: Tensor) -> Tensor:
+        """Wavelengths that fit often into the context stay, those that do not are divided, with a ramp in between."""
+        low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
+        turns = self.scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+        ramp = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        return (1 - ramp) * frequencies / self.scaling["factor"] + ramp * frequencies
+
+    def _yarn(self, frequencies: Tensor) -> Tensor:
+        """The same by the number of a pair, between those that turn beta_fast and beta_slow times in the context."""
+        context = self.scaling["original_max_position_embeddings"]
+
+        def pair(turns: float) -> float:
+            return self.dimension * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        first = max(math.floor(pair(self.scaling.get("beta_fast") or 32)), 0)
+        last = min(math.ceil(pair(self.scaling.get("beta_slow") or 1)), self.dimension - 1)
+        places = torch.arange(self.dimension // 2, dtype=torch.float64)
+        ramp = ((places - first) / max(last - first, 0.001)).clamp(0.0, 1.0)
+        return frequencies / self.scaling["factor"] * ramp + frequencies * (1 - ramp)
+
+    def _attention_factor(self) -> float:
+        """YaRN's temperature, which is multiplied into both tables."""
+        if self.scaling["rope_type"] != "yarn":
+            return 1.0
+        given = self.scaling.get("attention_factor")
+        factor = self.scaling["factor"]
+        return float(given) if given is not None else (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)

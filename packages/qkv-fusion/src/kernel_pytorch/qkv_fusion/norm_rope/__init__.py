@@ -1,0 +1,1 @@
+"""Norm of every head of queries and keys, then rotary position embedding."""

@@ -1,0 +1,143 @@
+"""The public function: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernel_pytorch.qkv_fusion._core.arguments import (
+    check_device,
+    check_eps,
+    check_number,
+    check_tensor,
+    shape_of,
+)
+from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads
+from kernel_pytorch.qkv_fusion.levels import LADDER
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+    offset: float = 0.0,
+    position_ids: Tensor | None = None,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Normalise every head of queries and keys by its root mean square, then rotate it by the angles of its token.
+
+    One pass over memory. Differentiable in q, k and both weights, any number of times except at level "compile" (once).
+    Computed in float32 (float64 for float64) and rounded once; models that round in between are a little less accurate.
+
+    Args:
+        q: `(..., S, H, D)`, float16, bfloat16, float32 or float64, any strides.
+        k: `(..., S, K, D)`, in the dtype and on the device of q.
+        q_weight: `(D,)`, shared by the heads; any of these dtypes.
+        k_weight: as q_weight.
+        cos: as in `rotary_embedding`.
+        sin: as in `rotary_embedding`.
+        eps: added to the mean square; not negative.
+        interleaved: as in `rotary_embedding`.
+        offset: added to the weights: 1.0 for models that store weights around zero (Gemma 3).
+        position_ids: as in `rotary_embedding`.
+        level: None for the default of this device, or "reference", "native", "compile", "triton",
+            "cuda".
+
+    Returns:
+        q and k so treated, in their dtype.
+
+    Raises:
+        TypeError: a tensor is of no allowed dtype, or k of another than q.
+        ValueError: shapes, devices, eps, offset or level do not fit; the message names the argument.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+
+    Saved for the backward at levels "triton" and "cuda": what went in, and one float32 a head.
+
+    Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
+    root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
+    """
+    _check(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset, position_ids)
+    run = LADDER.resolve("qk_norm_rope", level, q, k, q_weight, k_weight, cos, sin)
+    found: tuple[Tensor, Tensor] = run(q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset)
+    return found
+
+
+def qk_layer_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+    offset: float = 0.0,
+    position_ids: Tensor | None = None,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`qk_norm_rope` with LayerNorm without bias in the place of RMSNorm: the mean of a head is subtracted first.
+
+    Args:
+        q: as in `qk_norm_rope`, like all that follow but eps and level.
+        k: `(..., S, K, D)`.
+        q_weight: `(D,)`.
+        k_weight: `(D,)`.
+        cos: of the tokens.
+        sin: of the tokens.
+        eps: added to the variance; not negative.
+        interleaved: of the rotation.
+        offset: added to the weights.
+        position_ids: of the tokens.
+        level: None for the default of this device, or "reference", "native", "compile".
+
+    Returns:
+        q and k so treated, in their dtype.
+
+    Raises:
+        TypeError: as in `qk_norm_rope`.
+        ValueError: as in `qk_norm_rope`; "triton" and "cuda" do not exist for it.
+        RuntimeError: as in `qk_norm_rope`.
+
+    Source: Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters", 2023,
+    https://arxiv.org/abs/2302.05442.
+    """
+    _check(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset, position_ids)
+    run = LADDER.resolve("qk_layer_norm_rope", level, q, k, q_weight, k_weight, cos, sin)
+    found: tuple[Tensor, Tensor] = run(q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset)
+    return found
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    position_ids: Tensor | None,
+) -> None:
+    check_heads(q, k)
+    check_angles(cos, sin, position_ids, interleaved, q, q.shape[:-2], q.shape[-1])
+    check_head_weights(q_weight, k_weight, q, q.shape[-1])
+    check_eps(eps)
+    check_number("offset", offset)
+
+
+def check_head_weights(q_weight: Tensor, k_weight: Tensor, like: Tensor, columns: int) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless these are `(columns,)`, on the device of `like`."""
+    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
+        check_tensor(name, weight)
+        if weight.shape != (columns,):
+            raise ValueError(
+                f"{name}: shape is {shape_of(weight)}; it must be (D,) = ({columns},), shared by the heads"
+            )
+        check_device(name, weight, like, "q")

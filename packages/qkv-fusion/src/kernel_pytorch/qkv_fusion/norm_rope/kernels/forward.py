@@ -1,0 +1,155 @@
+"""RMSNorm of every head of q and k and then their rotation, in one launch of Triton. Kernel, then launcher.
+
+Programs are numbered through the tiles of q and then those of k. A tile holds whole heads, read and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernel_pytorch.qkv_fusion._core.direct_calls import check_floats, check_shapes
+from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
+from kernel_pytorch.qkv_fusion._core.launcher import bind
+from kernel_pytorch.qkv_fusion._core.plans import planned
+from kernel_pytorch.qkv_fusion.kernels.heads import (
+    as_heads,
+    as_rows,
+    check_geometry,
+    check_tables,
+    load_block,
+    load_pairs,
+    locate,
+    store_block,
+    store_pairs,
+    strides,
+    tiling,
+    turn,
+)
+from kernel_pytorch.qkv_fusion.rules.norm_rope import compute_dtype
+
+
+@triton.jit
+def _norm_rope_tile(
+    tile, x_ptr, weight_ptr, cos_ptr, sin_ptr, y_ptr, rstd_ptr, rows, heads, sequence,
+    x_stride_b, x_stride_s, x_stride_h, cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
+    EPS: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    LONG_OFFSETS: tl.constexpr,
+):  # fmt: skip
+    row, head, batch, place = locate(tile, heads, sequence, ROWS, LONG_OFFSETS)
+    mask = row < rows
+    wide = rstd_ptr.dtype.element_ty
+    columns = 2 * PAIRS + REST
+    x_row = x_ptr + batch * x_stride_b + place * x_stride_s + head * x_stride_h
+    first, second = load_pairs(x_row, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
+    first, second = first.to(wide), second.to(wide)
+    squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+    rest = tl.zeros([ROWS, REST_BLOCK], dtype=wide)
+    if REST > 0:
+        rest = load_block(x_row + 2 * PAIRS, mask, REST, REST_BLOCK, 0.0).to(wide)
+        squares += tl.sum(rest * rest, axis=1, keep_dims=True)
+    rstd = tl.rsqrt(squares / columns + EPS)
+    tl.store(rstd_ptr + row, rstd, mask=mask)
+
+    every = tl.full([1, 1], 1, tl.int1)
+    first_weight, second_weight = load_pairs(
+        weight_ptr + tl.zeros([1, 1], dtype=tl.int32), every, INTERLEAVED, PAIRS, BLOCK, 1
+    )
+    first = first * rstd * (OFFSET + first_weight.to(wide))
+    second = second * rstd * (OFFSET + second_weight.to(wide))
+    cos = load_block(cos_ptr + batch * cos_stride_b + place * cos_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
+    sin = load_block(sin_ptr + batch * sin_stride_b + place * sin_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
+    first, second = turn(first, second, cos, sin, False)
+    y_row = y_ptr + row * columns
+    store_pairs(y_row, first, second, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
+    if REST > 0:
+        rest_weight = load_block(weight_ptr + 2 * PAIRS, every, REST, REST_BLOCK, 0.0).to(wide)
+        store_block(y_row + 2 * PAIRS, rest * rstd * (OFFSET + rest_weight), mask, REST, REST_BLOCK)
+
+
+@triton.jit
+def _norm_rope_kernel(
+    q_ptr, k_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, q_rstd_ptr, k_rstd_ptr,
+    q_tiles, q_rows, k_rows, q_heads, k_heads, sequence,
+    q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
+    cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
+    EPS: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    LONG_OFFSETS: tl.constexpr,
+):  # fmt: skip
+    """This program normalises and rotates ROWS heads of q or of k.
+
+    q, k: (B, S, H, D) with unit stride in D. Weights: (D). cos, sin: (B or 1, S, R/2). Results: contiguous.
+    """
+    tile = tl.program_id(0)
+    if tile < q_tiles:
+        _norm_rope_tile(
+            tile, q_ptr, q_weight_ptr, cos_ptr, sin_ptr, q_out_ptr, q_rstd_ptr, q_rows, q_heads, sequence,
+            q_stride_b, q_stride_s, q_stride_h, cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
+            EPS, OFFSET, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
+        )  # fmt: skip
+    else:
+        _norm_rope_tile(
+            tile - q_tiles, k_ptr, k_weight_ptr, cos_ptr, sin_ptr, k_out_ptr, k_rstd_ptr, k_rows, k_heads, sequence,
+            k_stride_b, k_stride_s, k_stride_h, cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
+            EPS, OFFSET, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
+        )  # fmt: skip
+
+
+@planned
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The launcher of the operator: `(q_out, k_out, q_rstd, k_rstd)`, contiguous."""
+    check(q, k, q_weight, k_weight, cos, sin)
+    wide = compute_dtype(q.dtype)
+    results = [allocator(x) for x in (q, k)] + [allocator(x, x.shape[:-1], wide) for x in (q, k)]
+    if q.numel() == 0 and k.numel() == 0:
+        return lambda *arguments: tuple(make() for make in results)  # type: ignore[return-value]
+    views, tables = [as_heads(x) for x in (q, k)], [as_rows(cos), as_rows(sin)]
+    constants = tiling(q.shape[-1], cos.shape[-1])
+    rows = [view.shape[:-1].numel() for view in views]
+    tiles = [cdiv(count, constants["ROWS"]) for count in rows]
+    launch = bind(
+        _norm_rope_kernel, (sum(tiles),),
+        tiles[0], *rows, q.shape[-2], k.shape[-2], q.shape[-3],
+        *strides(views[0]), *strides(views[1]), *strides(tables[0]), *strides(tables[1]),
+        EPS=eps, OFFSET=offset, INTERLEAVED=interleaved,
+        LONG_OFFSETS=exceeds_int32(*views, *tables, unmade(q.shape, q.dtype), unmade(k.shape, k.dtype)), **constants,
+    )  # fmt: skip
+    read_q, read_k = reader(q, as_heads), reader(k, as_heads)
+    read_cos, read_sin = reader(cos, as_rows), reader(sin, as_rows)
+
+    def run(
+        q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, *scalars: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q_out, k_out, q_rstd, k_rstd = (make() for make in results)
+        launch(
+            read_q(q), read_k(k), q_weight.contiguous(), k_weight.contiguous(), read_cos(cos), read_sin(sin),
+            q_out, k_out, q_rstd, k_rstd,
+        )  # fmt: skip
+        return q_out, k_out, q_rstd, k_rstd
+
+    return run
+
+
+def check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    check_floats(q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
+    check_geometry(q, k, cos, sin, q.shape[:-2])
+    check_tables(cos, q.shape[:-2])
+    check_shapes(q.shape[-1:], q_weight=q_weight, k_weight=k_weight)
+    if k.dtype != q.dtype:
+        raise TypeError(f"k: dtype is {k.dtype}; it must be that of q, {q.dtype}")

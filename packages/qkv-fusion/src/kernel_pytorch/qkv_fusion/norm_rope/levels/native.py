@@ -1,0 +1,75 @@
+"""What PyTorch itself offers best: its fused norms, then the best rotation, both in float32.
+
+Rounded to 16 bits in between, the gradients of the weights are off by more than `kernel-pytorch verify` allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernel_pytorch.qkv_fusion.rotary.levels.native import rotate
+
+
+def _rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], scale, eps)
+
+
+def _layer_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    # Not F.layer_norm, which `kernel-pytorch verify` finds too far off where the mean of a head is large.
+    return F.rms_norm(x - x.mean(-1, keepdim=True), x.shape[-1:], scale, eps)
+
+
+def _both(
+    norm: Callable[[Tensor, Tensor, float], Tensor],
+    heads: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    if position_ids is not None:
+        cos, sin = cos[position_ids], sin[position_ids]
+    found = []
+    for x, weight in heads:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = weight.to(wide) if offset == 0.0 else offset + weight.to(wide)
+        found.append(rotate(norm(x.to(wide), scale, eps), cos, sin, interleaved, False).to(x.dtype))
+    return found[0], found[1]
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    """`qk_norm_rope` of `reference.py`; same arguments and result dtypes."""
+    return _both(_rms_norm, ((q, q_weight), (k, k_weight)), cos, sin, position_ids, eps, interleaved, offset)
+
+
+def qk_layer_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    """`qk_layer_norm_rope` of `reference.py`; same arguments and result dtypes."""
+    return _both(_layer_norm, ((q, q_weight), (k, k_weight)), cos, sin, position_ids, eps, interleaved, offset)

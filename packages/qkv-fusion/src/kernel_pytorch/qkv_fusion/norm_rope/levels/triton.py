@@ -1,0 +1,26 @@
+"""Triton: one kernel for queries and keys. First derivatives are kernels too, second ones PyTorch's."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernel_pytorch.qkv_fusion.norm_rope import operators
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    """`qk_norm_rope` of `reference.py`; same arguments and result dtypes."""
+    if position_ids is not None:
+        cos, sin = cos[position_ids], sin[position_ids]
+    q_out, k_out, _, _ = operators.qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
+    return q_out, k_out

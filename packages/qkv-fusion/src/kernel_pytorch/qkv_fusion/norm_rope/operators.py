@@ -1,0 +1,27 @@
+"""The operators of the Triton level: what `rules/` says of them, and their launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernel_pytorch.qkv_fusion._core.operator import declare
+from kernel_pytorch.qkv_fusion.rules.norm_rope import BACKWARD, QK_NORM_ROPE
+
+
+def launch() -> Callable[..., Any]:
+    """The launcher of the norm and the rotation."""
+    from .kernels import forward
+
+    return forward.qk_norm_rope
+
+
+def launch_backward() -> Callable[..., Any]:
+    """The launcher of the gradients."""
+    from .kernels import backward
+
+    return backward.qk_norm_rope_backward
+
+
+qk_norm_rope_backward = declare(**BACKWARD, launch=launch_backward)
+qk_norm_rope = declare(**QK_NORM_ROPE, launch=launch, backward=qk_norm_rope_backward)

@@ -1,0 +1,114 @@
+"""The public functions: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernel_pytorch.qkv_fusion._core.arguments import check_eps, check_number, check_tensor
+from kernel_pytorch.qkv_fusion.arguments import check_angles, check_positive, check_projection
+from kernel_pytorch.qkv_fusion.levels import LADDER
+from kernel_pytorch.qkv_fusion.norm_rope.functional import check_head_weights
+
+
+def qkv_projection(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    head_dim: int,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Project to queries, keys and values as one matrix product: `(q | k | v) = x @ weight.T + bias`.
+
+    Differentiable in x, weight and bias, any number of times except at level "compile" (once).
+
+    Args:
+        x: `(..., S, C)`, float16, bfloat16, float32 or float64.
+        weight: `((H + 2K) * D, C)`, in the dtype of x: the rows of queries, then those of keys, then those of values.
+        bias: `((H + 2K) * D,)` or None.
+        num_heads: H.
+        num_kv_heads: K; None for as many as H.
+        head_dim: D.
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile". Products are
+            left to PyTorch.
+
+    Returns:
+        q `(..., S, H, D)`, k and v `(..., S, K, D)`: views of one product, which `rotary_embedding`, `qk_norm_rope`
+        and attention read where they lie. `q.transpose(1, 2)` is what scaled_dot_product_attention takes.
+
+    Raises:
+        TypeError: a tensor is of no allowed dtype, or a number of heads no integer.
+        ValueError: shapes, devices or level do not fit; the message names the argument.
+
+    Source: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762.
+    """
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    rows = (num_heads + 2 * num_kv_heads) * head_dim
+    check_projection(x, weight, bias, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
+    run = LADDER.resolve("qkv_projection", level, x, weight, bias)
+    found: tuple[Tensor, Tensor, Tensor] = run(x, weight, bias, num_heads, num_kv_heads, head_dim)
+    return found
+
+
+def qkv_norm_rope(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+    offset: float = 0.0,
+    position_ids: Tensor | None = None,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`qkv_projection`, then `qk_norm_rope` of its queries and keys: one product and one kernel.
+
+    Differentiable in x, weight, bias and both weights of the norm, any number of times except at level "compile".
+
+    Args:
+        x: as in `qkv_projection`; D is the size of q_weight.
+        weight: as in `qkv_projection`.
+        bias: as in `qkv_projection`.
+        q_weight: `(D,)`, as in `qk_norm_rope`.
+        k_weight: `(D,)`, as in `qk_norm_rope`.
+        cos: as in `rotary_embedding`, for the tokens of x.
+        sin: as cos.
+        num_heads: H.
+        num_kv_heads: K; None for as many as H.
+        eps: as in `qk_norm_rope`.
+        interleaved: as in `rotary_embedding`.
+        offset: as in `qk_norm_rope`.
+        position_ids: as in `rotary_embedding`.
+        level: as in `qk_norm_rope`.
+
+    Returns:
+        q `(..., S, H, D)` and k `(..., S, K, D)` normalised and rotated, and v `(..., S, K, D)`, a view of the product.
+
+    Raises:
+        TypeError: as in `qkv_projection` and `qk_norm_rope`.
+        ValueError: as in `qkv_projection` and `qk_norm_rope`.
+        RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
+    """
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_tensor("x", x)
+    head_dim = q_weight.shape[0] if isinstance(q_weight, Tensor) and q_weight.dim() == 1 else 1
+    check_head_weights(q_weight, k_weight, x, head_dim)
+    rows = (num_heads + 2 * num_kv_heads) * head_dim
+    check_projection(x, weight, bias, rows, "(num_heads + 2 * num_kv_heads) * D")
+    check_angles(cos, sin, position_ids, interleaved, x, x.shape[:-1], head_dim)
+    check_eps(eps)
+    check_number("offset", offset)
+    run = LADDER.resolve("qkv_norm_rope", level, x, weight, bias, q_weight, k_weight, cos, sin)
+    given = (x, weight, bias, q_weight, k_weight, cos, sin, position_ids)
+    found: tuple[Tensor, Tensor, Tensor] = run(*given, num_heads, num_kv_heads, eps, interleaved, offset)
+    return found

@@ -1,0 +1,141 @@
+"""`fuse` and `unfuse`: layers of a model that read the same tensor as one product, and the way back, bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from .modules.group import LinearGroup, Member, check_layers, pack_members
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"))
+"""Names of layers that read the same tensor: Llama, Mistral, Qwen, Gemma and others; BERT and ViT; gated MLPs."""
+
+PACKED = ("Wqkv", "c_attn", "qkv", "in_proj_weight", "qkv_proj", "query_key_value")
+"""Names of what is one product already, and is left as it is."""
+
+
+def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> torch.nn.Module:
+    """Make one product of the layers in `module` that read the same tensor, in place.
+
+    Layers are found by their names, at any depth. Their places stay: a model's own code calls `q_proj`, `k_proj` and
+    `v_proj` as before, and finds that the first of them has computed all. The state_dict keeps its names and tensors,
+    so checkpoints of the model load and save as before. Make the optimizer afterwards: the parameters are packed.
+
+    Args:
+        module: a model, or a part of one.
+        groups: names of layers that read the same tensor.
+
+    Returns:
+        The same module.
+
+    Raises:
+        TypeError: a layer is no plain torch.nn.Linear: an adapter, a quantised layer, one with hooks.
+        ValueError: layers of a group differ in dtype, device, bias or requires_grad, share parameters with other
+            layers, or nothing was found to fuse.
+    """
+    found = list(_found(module, groups))
+    for path, parent, names in found:
+        if reason := why_not(module, path, parent, names):
+            raise reason
+    for _, parent, names in found:
+        _replace(parent, names)
+    if not found and not any(isinstance(each, LinearGroup) for each in module.modules()):
+        packed = sorted({name for name, _ in _named(module) if name in PACKED})
+        already = f"; {', '.join(packed)} is one product already" if packed else ""
+        names_of = " or ".join(", ".join(names) for names in groups)
+        raise ValueError(f"module: {type(module).__name__} has no layers named {names_of}{already}")
+    return module
+
+
+def unfuse(module: torch.nn.Module) -> torch.nn.Module:
+    """Undo `fuse`: the layers are torch.nn.Linear again, with parameters of their own, bit for bit.
+
+    Args:
+        module: what was given to `fuse`, or a part of it.
+
+    Returns:
+        The same module.
+    """
+    for parent in list(module.modules()):
+        while (first := _first(parent)) is not None:
+            group = first.group
+            if group.handle is not None:
+                group.handle.remove()
+            for name, layer in group.to_linears().items():
+                setattr(parent, name, layer)
+    return module
+
+
+def patch(module: torch.nn.Module) -> dict[str, str]:
+    """`fuse` what can be fused, in place, and leave the rest.
+
+    Returns:
+        By path of what was left alone, the reason.
+    """
+    left = {}
+    for path, parent, names in list(_found(module, GROUPS)):
+        reason = why_not(module, path, parent, names)
+        if reason is None:
+            _replace(parent, names)
+        else:
+            left[path] = str(reason)
+    return left
+
+
+def unpatch(module: torch.nn.Module) -> None:
+    """Undo `patch`, as `unfuse` does."""
+    unfuse(module)
+
+
+def why_not(
+    model: torch.nn.Module, path: str, parent: torch.nn.Module, names: Sequence[str]
+) -> TypeError | ValueError | None:
+    """Why these layers of a part of a model cannot be one product, or None if they can."""
+    layers = {name: getattr(parent, name) for name in names}
+    try:
+        check_layers(layers)
+        _check_shared(model, layers)
+    except (TypeError, ValueError) as error:
+        return type(error)(f"{path}.{error}" if path else str(error))
+    return None
+
+
+def _replace(parent: torch.nn.Module, names: Sequence[str]) -> None:
+    group = LinearGroup.from_linears({name: getattr(parent, name) for name in names})
+    group.handle = parent.register_load_state_dict_pre_hook(pack_members) if _first(parent) is None else None
+    for index, name in enumerate(names):
+        setattr(parent, name, Member(group, index))
+
+
+def _first(parent: torch.nn.Module) -> Member | None:
+    """The first layer of a group that stands here."""
+    return next((child for child in parent.children() if isinstance(child, Member) and child.index == 0), None)
+
+
+def _found(
+    module: torch.nn.Module, groups: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, torch.nn.Module, list[str]]]:
+    """Path, parent and names of each group of layers, in the order in which the parent has them."""
+    for path, parent in module.named_modules():
+        for group in groups:
+            names = [name for name, _ in parent.named_children() if name in group]
+            if len(names) == len(group) and not isinstance(getattr(parent, names[0]), Member):
+                yield path, parent, names
+
+
+def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module | None]]:
+    for path, child in module.named_modules():
+        yield path.rpartition(".")[2], child
+    for path, _ in module.named_parameters():
+        yield path.rpartition(".")[2], None
+
+
+def _check_shared(model: torch.nn.Module, layers: Mapping[str, torch.nn.Module]) -> None:
+    """Raise ValueError if a parameter of these layers has another place in the model too, as tied weights have."""
+    places = Counter(id(p) for m in set(model.modules()) for p in m._parameters.values() if p is not None)
+    modules = Counter(id(m) for each in set(model.modules()) for m in each._modules.values() if m is not None)
+    for name, layer in layers.items():
+        if modules[id(layer)] > 1 or any(places[id(p)] > 1 for p in layer.parameters()):
+            raise ValueError(f"{name}: it shares a parameter with another layer of the model, which packing would part")

@@ -1,0 +1,191 @@
+"""`qk_norm_rope`, RMSNorm of every head of queries and keys and then their rotation, and its gradients.
+
+Heads are whole: DTensor may shard batches, tokens and heads; the weights are replicated, and each rank holds its heads'
+part of their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.operator import Rules
+from .._core.sharding import Shardings
+from .rotary import token_placements
+
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the statistics: float64 for float64, else float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def fake(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+) -> Four:
+    """What it allocates."""
+    q_rstd, k_rstd = (q.new_empty(x.shape[:-1], dtype=compute_dtype(q.dtype)) for x in (q, k))
+    return q.new_empty(q.shape), q.new_empty(k.shape), q_rstd, k_rstd
+
+
+def fake_backward(
+    dq_out: Tensor | None,
+    dk_out: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_rstd: Tensor,
+    k_rstd: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    need_dq: bool,
+    need_dk: bool,
+    need_dq_weight: bool,
+    need_dk_weight: bool,
+) -> Four:
+    """What it allocates; what is not needed comes back empty."""
+    needs = ((need_dq, q), (need_dk, k), (need_dq_weight, q_weight), (need_dk_weight, k_weight))
+    return tuple(x.new_empty(x.shape if needed else (0,)) for needed, x in needs)  # type: ignore[return-value]
+
+
+def turned_back(dy: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """The rotation of heads `(..., S, H, D)` by the opposite angles, in PyTorch that autograd can follow."""
+    c, s, pairs = cos.detach().to(dy.dtype).unsqueeze(-2), sin.detach().to(dy.dtype).unsqueeze(-2), cos.shape[-1]
+    rotated, rest = dy[..., : 2 * pairs], dy[..., 2 * pairs :]
+    if interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+        turned = torch.stack((first * c + second * s, second * c - first * s), -1).flatten(-2)
+    else:
+        first, second = rotated.chunk(2, -1)
+        turned = torch.cat((first * c + second * s, second * c - first * s), -1)
+    return torch.cat((turned, rest), -1)
+
+
+def formula_of_one(
+    dy: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, interleaved: bool, offset: float
+) -> tuple[Tensor, Tensor]:
+    """The gradients of q, or of k, in PyTorch that autograd can follow: `(dx, dweight)`."""
+    wide = compute_dtype(x.dtype)
+    h = x.to(wide)
+    rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+    x_hat = h * rstd
+    g = turned_back(dy.to(wide), cos, sin, interleaved)
+    scaled = g * (offset + weight.to(wide))
+    dx = rstd * (scaled - x_hat * (scaled * x_hat).mean(-1, keepdim=True))
+    return dx.to(x.dtype), (g * x_hat).sum_to_size(weight.shape).to(weight.dtype)
+
+
+def formula(
+    dq_out: Tensor | None,
+    dk_out: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_rstd: Tensor,
+    k_rstd: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    *needs: bool,
+) -> Four:
+    """The backward operator in PyTorch that autograd can follow."""
+    found = [q.new_empty((0,)) for _ in needs]
+    for i, (dy, x, weight) in enumerate(((dq_out, q, q_weight), (dk_out, k, k_weight))):
+        if dy is not None and (needs[i] or needs[2 + i]):
+            both = formula_of_one(dy, x, weight, cos, sin, eps, interleaved, offset)
+            found[i::2] = [g if needed else x.new_empty((0,)) for g, needed in zip(both, needs[i::2], strict=True)]
+    return tuple(found)  # type: ignore[return-value]
+
+
+def gradient(
+    backward: Callable[..., Any],
+    dq_out: Tensor | None,
+    dk_out: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_rstd: Tensor,
+    k_rstd: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Of q, k and the weights; what went in and one float32 a head are saved for it."""
+    used = (dq_out is not None, dk_out is not None) * 2
+    needed = [need and side for need, side in zip(needs[:4], used, strict=True)]
+    if not any(needed):
+        return (None,) * 6
+    tensors = (dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, q_rstd, k_rstd)
+    found = backward(*tensors, eps, interleaved, offset, *needed)
+    return *(g if need else None for g, need in zip(found, needed, strict=True)), None, None
+
+
+def flops(factor: int, first: int) -> Callable[..., int]:
+    """Of an operator whose arguments number `first` and `first + 1` are q and k: so many for each of their elements."""
+
+    def of_shapes(*shapes: Any, **_: Any) -> int:
+        return factor * sum(torch.Size(shape).numel() for shape in shapes[first : first + 2])
+
+    return of_shapes
+
+
+def sharding(placements: Any, q: Any, k: Any, q_weight: Any, k_weight: Any, cos: Any, *rest: Any) -> Shardings:
+    """Where both results, the statistics, q, k, the weights and the tables may lie."""
+    whole = placements.Replicate()
+    for heads, tables in token_placements(placements, q, cos):
+        yield [heads] * 4, [heads, heads, whole, whole, tables, tables]
+
+
+def sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest: Any) -> Shardings:
+    """Where the gradients and what goes in may lie."""
+    whole, cos, needs = placements.Replicate(), rest[3], rest[-4:]
+    for heads, tables in token_placements(placements, q, cos):
+        shares = placements.Partial() if heads.is_shard() else whole
+        # What is not needed comes back empty, and is the same everywhere.
+        outputs = [own if needed else whole for own, needed in zip((heads, heads, shares, shares), needs, strict=True)]
+        incoming = [None if dy is None else heads for dy in (dq_out, dk_out)]
+        yield outputs, [*incoming, heads, heads, whole, whole, tables, tables, heads, heads]
+
+
+QK_NORM_ROPE: Rules = {
+    "schema": "qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, float eps,"
+    " bool interleaved, float offset) -> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)",
+    "fake": fake,
+    "gradient": gradient,
+    "follows": {"q_out": ("q", "q_weight"), "k_out": ("k", "k_weight")},
+    "flops": flops(7, 0),
+    "sharding": sharding,
+}
+BACKWARD: Rules = {
+    "schema": "qk_norm_rope_backward(Tensor? dq_out, Tensor? dk_out, Tensor q, Tensor k, Tensor q_weight,"
+    " Tensor k_weight, Tensor cos, Tensor sin, Tensor q_rstd, Tensor k_rstd, float eps, bool interleaved, float offset,"
+    " bool need_dq, bool need_dk, bool need_dq_weight, bool need_dk_weight)"
+    " -> (Tensor dq, Tensor dk, Tensor dq_weight, Tensor dk_weight)",
+    "fake": fake_backward,
+    "formula": formula,
+    "flops": flops(14, 2),
+    "sharding": sharding_backward,
+}

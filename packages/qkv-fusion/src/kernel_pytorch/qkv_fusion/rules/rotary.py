@@ -1,0 +1,136 @@
+"""Rotary position embedding: `rotary_embedding` of one tensor, and `rotary_qk` of queries and keys at once.
+
+Both are linear in what they rotate, so each is its own derivative, with the transposed matrix, any number of times.
+Heads are whole: DTensor may shard batches, tokens and heads, the tables with the tokens, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.operator import Rules, per_element
+from .._core.sharding import Shardings
+
+
+def fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
+    """What it allocates."""
+    return x.new_empty(x.shape)
+
+
+def gradient(
+    itself: Callable[..., Any],
+    dy: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    transposed: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, None, None]:
+    """Of x; the tables alone are saved for it."""
+    return itself(dy, cos, sin, interleaved, not transposed) if needs[0] else None, None, None
+
+
+def token_placements(placements: Any, x: Any, cos: Any) -> Iterator[tuple[Any, Any]]:
+    """Where heads may lie, whole, and the tables with them.
+
+    Args:
+        placements: `torch.distributed.tensor`.
+        x: `(..., S, H, D)`.
+        cos: `(S, R/2)`, or `(..., S, R/2)`.
+    """
+    yield placements.Replicate(), placements.Replicate()
+    first = x.ndim - 1 - cos.ndim  # of the dimensions of x that the tables have
+    for dimension in range(x.ndim - 1):
+        has = first <= dimension < x.ndim - 2
+        yield placements.Shard(dimension), placements.Shard(dimension - first) if has else placements.Replicate()
+
+
+def sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Shardings:
+    """Where y, x and the tables may lie."""
+    for heads, tables in token_placements(placements, x, cos):
+        yield [heads], [heads, tables, tables]
+
+
+def fake_qk(
+    q: Tensor | None,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    interleaved: bool,
+    transposed: bool,
+) -> tuple[Tensor, Tensor]:
+    """What it allocates; of what is absent comes back an empty tensor."""
+    q_out, k_out = (cos.new_empty((0,)) if x is None else x.new_empty(x.shape) for x in (q, k))
+    return q_out, k_out
+
+
+def fake_in_place(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, interleaved: bool, transposed: bool
+) -> None:
+    """It allocates nothing."""
+
+
+def gradient_qk(
+    itself: Callable[..., Any],
+    dq_out: Tensor | None,
+    dk_out: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    interleaved: bool,
+    transposed: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Of q and k; the tables and positions alone are saved for it."""
+    dq, dk = (dy if need else None for dy, need in zip((dq_out, dk_out), needs, strict=False))
+    if dq is None and dk is None:
+        return (None,) * 5
+    found = itself(dq, dk, cos, sin, position_ids, interleaved, not transposed)
+    return *(None if dy is None else dx for dy, dx in zip((dq, dk), found, strict=True)), None, None, None
+
+
+def flops_qk(q: Any, k: Any, *rest: Any, **_: Any) -> int:
+    """Three products and sums for each of two columns: 3 an element."""
+    return 3 * sum(torch.Size(shape).numel() for shape in (q, k) if shape is not None)
+
+
+def sharding_qk(placements: Any, q: Any, k: Any, cos: Any, sin: Any, position_ids: Any, *scalars: Any) -> Shardings:
+    """Where both results, q, k, the tables and positions may lie; positions lie like tokens, and tables are whole."""
+    whole = placements.Replicate()
+    like = q if q is not None else k
+    # Positions have the dimensions that tables without them would have, less their columns.
+    ids = None if position_ids is None else position_ids.unsqueeze(-1)
+    for heads, rows in token_placements(placements, like, cos if ids is None else ids):
+        outputs = [whole if x is None else heads for x in (q, k)]
+        tables = rows if ids is None else whole
+        given = [None if x is None else heads for x in (q, k)]
+        yield outputs, [*given, tables, tables, None if ids is None else rows]
+
+
+ROTARY_EMBEDDING: Rules = {
+    "schema": "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False) -> Tensor",
+    "fake": fake,
+    "gradient": gradient,
+    "flops": per_element(3),
+    "sharding": sharding,
+}
+ROTARY_QK: Rules = {
+    "schema": "rotary_qk(Tensor? q, Tensor? k, Tensor cos, Tensor sin, Tensor? position_ids, bool interleaved,"
+    " bool transposed) -> (Tensor q_out, Tensor k_out)",
+    "fake": fake_qk,
+    "gradient": gradient_qk,
+    "follows": {"q_out": ("q",), "k_out": ("k",)},
+    "flops": flops_qk,
+    "sharding": sharding_qk,
+}
+ROTARY_QK_IN_PLACE: Rules = {
+    "schema": "rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? position_ids, bool interleaved,"
+    " bool transposed) -> ()",
+    "fake": fake_in_place,
+    "flops": flops_qk,
+}

@@ -1,0 +1,69 @@
+"""The default level, held against every committed measurement."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_pytorch.harness.results import load
+from kernel_pytorch.qkv_fusion._core import levels
+from kernel_pytorch.qkv_fusion.levels import LADDER
+
+FILES = sorted((Path(__file__).parents[3] / "results").glob("*/qkv-fusion.json"))
+
+
+def default(file, m, monkeypatch):
+    """What level=None means where this was measured."""
+    environment = load(file).machine.environment
+    if environment.compute_capability is not None:
+        capability = tuple(map(int, environment.compute_capability.split(".")))
+        monkeypatch.setattr(levels, "compute_capability", lambda device: capability)
+        monkeypatch.setattr(LADDER, "unavailable", lambda *asked: None)  # as where cuda-ops is installed with CUDA
+    return LADDER.default(m.operation, torch.device(environment.device_type), getattr(torch, m.case.dtype))
+
+
+def slower_than_native(measurements, choose):
+    """What a choice of level loses to native, by the verdicts of the clock."""
+    return [
+        f"{m.operation} {m.direction} {m.case.label}"
+        for m in measurements
+        if m.implementation == choose(m) and "native" in m.comparisons and m.comparisons["native"].verdict == "SLOWER"
+    ]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_default_is_never_slower_than_native(file, monkeypatch):
+    measurements = [m for m in load(file).measurements if m.status == "measured"]
+    assert measurements
+    assert not slower_than_native(measurements, lambda m: default(file, m, monkeypatch))
+
+
+def test_a_wrong_default_would_be_found():
+    """The reference loses to native for one decoded token, wherever that was measured on a CPU."""
+    file = next((file for file in FILES if load(file).machine.environment.device_type == "cpu"), None)
+    if file is None:
+        pytest.skip("no results of a CPU here")
+    found = slower_than_native([m for m in load(file).measurements if m.status == "measured"], lambda m: "reference")
+    assert any("decode" in label for label in found)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_a_kernel_is_the_default_only_where_it_was_measured_right_and_fastest(file, monkeypatch):
+    found = [m for m in load(file).measurements if m.implementation != "native"]
+    chosen = [m for m in found if m.implementation == default(file, m, monkeypatch)]
+    assert chosen
+    for m in chosen:
+        assert m.status == "measured", m.reason
+        assert m.comparisons["native"].verdict in ("FASTER", "SAME", "UNSURE")
+
+
+def test_what_was_never_measured_is_no_default():
+    """Triton's kernels were run on no GPU, and nothing but `qk_norm_rope` was measured."""
+    assert {row.level for row in LADDER.defaults} == {"cuda"}
+    assert {name for row in LADDER.defaults for name in row.functions} == {"qk_norm_rope"}
+
+
+def test_results_are_committed():
+    if not (Path(__file__).parents[3] / "noxfile.py").is_file():
+        pytest.skip("not a checkout")
+    assert FILES

@@ -1,0 +1,273 @@
+"""`fuse` and `unfuse`: parameters bit for bit, checkpoints both ways, training, models of transformers, refusals."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernel_pytorch.qkv_fusion import LinearGroup
+from kernel_pytorch.qkv_fusion.replacements import fuse, patch, unfuse, unpatch
+
+
+class Attention(torch.nn.Module):
+    """The layers of an attention, under names of choice, in an order of choice."""
+
+    def __init__(self, names=("q_proj", "k_proj", "v_proj"), out="o_proj", bias=False, channels=16, heads=(4, 2, 2)):
+        super().__init__()
+        for name, count in zip(names, heads, strict=True):
+            self.add_module(name, torch.nn.Linear(channels, count * 4, bias))
+        self.names, self.out = names, out
+        self.add_module(out, torch.nn.Linear(heads[0] * 4, channels))
+
+    def forward(self, x, memory=None):
+        memory = x if memory is None else memory
+        q, k, v = (
+            getattr(self, n)(m).unflatten(-1, (-1, 4)).transpose(1, 2)
+            for n, m in zip(self.names, (x, memory, memory), strict=True)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return getattr(self, self.out)(y.transpose(1, 2).flatten(-2))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.attention = Attention(**options)
+        self.gate_proj, self.up_proj, self.down_proj = (torch.nn.Linear(*s) for s in ((16, 24), (16, 24), (24, 16)))
+
+    def forward(self, x):
+        h = x + self.attention(x)
+        return h + self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
+
+
+def model(layers=2, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[Block(**options) for _ in range(layers)]).to(dtype)
+
+
+NAMINGS = {
+    "Llama": {},
+    "Qwen2": {"bias": True},
+    "BERT": {"names": ("query", "key", "value"), "out": "dense", "bias": True, "heads": (4, 4, 4)},
+}
+
+
+def same_bits(state, other):
+    assert list(state) == list(other)
+    assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_unfuse_gives_the_parameters_back_bit_for_bit(naming):
+    stock = model(**NAMINGS[naming])
+    before = copy.deepcopy(stock.state_dict())
+    fused = fuse(stock)
+    assert any(isinstance(m, LinearGroup) for m in fused.modules())
+    same_bits(before, fused.state_dict())
+    back = unfuse(fused)
+    assert not any(isinstance(m, LinearGroup) for m in back.modules())
+    same_bits(before, back.state_dict())
+    assert {n for n, _ in back.named_parameters()} == set(before)
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_checkpoints_go_both_ways(naming):
+    """Saved of one and loaded into the other, with strict=True."""
+    torch.manual_seed(1)
+    stock, fused = model(**NAMINGS[naming]), fuse(model(**NAMINGS[naming]))
+    for p in stock.parameters():
+        torch.nn.init.normal_(p)
+    fused.load_state_dict(stock.state_dict())
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    torch.testing.assert_close(fused(x), stock(x))
+    other = model(**NAMINGS[naming])
+    other.load_state_dict(fused.state_dict())
+    same_bits(stock.state_dict(), other.state_dict())
+
+
+def test_a_checkpoint_that_lacks_a_layer_is_refused():
+    state = model().state_dict()
+    del state["0.attention.k_proj.weight"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*0\.attention\.k_proj\.weight"):
+        fuse(model()).load_state_dict(state)
+    state = model().state_dict()
+    state["0.attention.k_proj.weight"] = torch.zeros(3, 16)
+    with pytest.raises(RuntimeError, match=r"0\.attention\.k_proj\.weight: shape is \(3, 16\)"):
+        fuse(model()).load_state_dict(state)
+
+
+def test_layers_in_another_order():
+    """OPT and Whisper have keys first."""
+    stock = model(names=("k_proj", "v_proj", "q_proj"), heads=(4, 4, 4))
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    truth, before = stock(x), copy.deepcopy(stock.state_dict())
+    fuse(stock)
+    torch.testing.assert_close(stock(x), truth)
+    same_bits(before, stock.state_dict())
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_twenty_steps_of_adamw_are_those_of_the_unfused_model(naming):
+    x = torch.randn(3, 5, 16, dtype=torch.float64)
+    losses = []
+    for trained in (model(**NAMINGS[naming]), fuse(model(**NAMINGS[naming]))):
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+        losses.append([])
+        for _ in range(20):
+            loss = (trained(x) - x.roll(1, 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0][-1] < losses[0][0]
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-10
+
+
+def test_one_product_for_all(monkeypatch):
+    stock, x = fuse(model(1)), torch.randn(2, 5, 16, dtype=torch.float64)
+    products, linear = [], F.linear
+    monkeypatch.setattr(F, "linear", lambda x, w, b=None: products.append(tuple(w.shape)) or linear(x, w, b))
+    stock(x)
+    assert products == [(32, 16), (16, 16), (48, 16), (16, 24)]
+    assert all(m._held is None for m in stock.modules() if isinstance(m, LinearGroup))  # nothing outlives the call
+
+
+def test_cross_attention_and_changed_tensors_are_right():
+    stock = Attention()
+    fused = fuse(copy.deepcopy(stock))
+    x, memory = torch.randn(2, 2, 5, 16).unbind(0)
+    for _ in range(2):
+        torch.testing.assert_close(fused(x, memory), stock(x, memory))
+    torch.testing.assert_close(fused(x), stock(x))
+    first = fused.q_proj(x)
+    torch.testing.assert_close(first, stock.q_proj(x))
+    x.mul_(2.0)  # what is held of it is old
+    torch.testing.assert_close(fused.k_proj(x), stock.k_proj(x))
+    with torch.no_grad():
+        fused.v_proj(x)
+    assert fused.q_proj(x).requires_grad
+
+
+def test_compiled_and_copied():
+    fused, x = fuse(model(1)), torch.randn(2, 5, 16, dtype=torch.float64)
+    truth = fused(x)
+    torch.testing.assert_close(torch.compile(fused, fullgraph=True, backend="aot_eager")(x), truth)
+    torch.testing.assert_close(copy.deepcopy(fused)(x), truth)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(fused))(x), truth)
+
+
+class Adapter(torch.nn.Linear):
+    """As LoRA's layers."""
+
+
+def adapted(m):
+    m[0].attention.k_proj = Adapter(16, 8, False)
+
+
+def without_bias(m):
+    m[0].attention.q_proj.bias = None
+
+
+def frozen(m):
+    m[0].attention.q_proj.requires_grad_(False)
+
+
+def hooked(m):
+    m[0].attention.v_proj.register_forward_hook(lambda *given: None)
+
+
+def tied(m):
+    m[0].attention.k_proj.weight = m[1].attention.k_proj.weight
+
+
+def half(m):
+    m[0].attention.v_proj.half()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (adapted, TypeError, r"0\.attention\.k_proj: it is .*Adapter, .* merge adapters into their layers first"),
+        (without_bias, ValueError, r"0\.attention\.k_proj: bias is None is False, and of q_proj True"),
+        (frozen, ValueError, r"0\.attention\.k_proj: requires_grad is \[True, True\], and of q_proj \[False, False\]"),
+        (hooked, TypeError, "has hooks"),
+        (tied, ValueError, r"0\.attention\.k_proj: it shares a parameter with another layer of the model"),
+        (half, ValueError, r"0\.attention\.v_proj: weight.dtype is torch\.float16"),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_what_would_be_lost_is_refused_by_name_and_nothing_changes(change, error, message):
+    stock = model(bias=True)
+    change(stock)
+    before = [type(m) for m in stock.modules()]
+    with pytest.raises(error, match=message):
+        fuse(stock)
+    assert [type(m) for m in stock.modules()] == before
+    left = patch(stock)
+    assert "0.attention" in left
+    assert any(isinstance(m, LinearGroup) for m in stock[1].modules())
+    unpatch(stock)
+    assert [type(m) for m in stock.modules()] == before
+
+
+def test_nothing_to_fuse_is_an_error():
+    with pytest.raises(ValueError, match="Linear has no layers named q_proj, k_proj, v_proj or"):
+        fuse(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="in_proj_weight is one product already"):
+        fuse(torch.nn.MultiheadAttention(8, 2))
+
+
+def test_a_group_alone_has_the_names_of_its_layers():
+    group = LinearGroup(8, {"gate": 3, "up": 5})
+    assert list(group.state_dict()) == ["gate.weight", "gate.bias", "up.weight", "up.bias"]
+    x = torch.randn(2, 8)
+    gate, up = group.to_linears().values()
+    torch.testing.assert_close(group(x), (gate(x), up(x)))
+    with pytest.raises(ValueError, match=r"x: shape is \(2, 7\); its last dimension must be 8"):
+        group(x[:, :7])
+
+
+# Models of transformers, of random weights and small.
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
+
+
+def small(name):
+    transformers = pytest.importorskip("transformers")
+    made = {
+        "Llama": ("LlamaForCausalLM", "LlamaConfig", {"num_key_value_heads": 2}),
+        "Mistral": ("MistralForCausalLM", "MistralConfig", {"num_key_value_heads": 2}),
+        "Qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {"num_key_value_heads": 2}),
+        "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"num_key_value_heads": 2, "head_dim": 8}),
+        "Gemma 2": ("Gemma2ForCausalLM", "Gemma2Config", {"num_key_value_heads": 2, "head_dim": 8}),
+        "BERT": ("BertModel", "BertConfig", {}),
+        "ViT": ("ViTModel", "ViTConfig", {"image_size": 32, "patch_size": 8}),
+    }
+    model_class, config_class, more = made[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**{**SMALL, **more})
+    return getattr(transformers, model_class)(config).eval()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma 2", "BERT", "ViT"])
+def test_models_of_transformers_give_the_same_and_their_checkpoints_load(name):
+    stock = small(name)
+    fused = fuse(copy.deepcopy(stock))
+    assert sum(isinstance(m, LinearGroup) for m in fused.modules()) >= 2
+    given = torch.randn(2, 3, 32, 32) if name == "ViT" else torch.randint(64, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(fused(given)[0], stock(given)[0])
+        if hasattr(stock, "generate") and name not in ("BERT", "ViT"):
+            asked = {
+                "max_new_tokens": 32,
+                "do_sample": False,
+                "use_cache": True,
+                "pad_token_id": 0,
+                "eos_token_id": None,
+            }
+            assert torch.equal(fused.generate(given, **asked), stock.generate(given, **asked))
+    fresh = small(name)
+    fresh.load_state_dict(fused.state_dict(), strict=True)
+    same_bits(stock.state_dict(), fresh.state_dict())
+    same_bits(stock.state_dict(), unfuse(fused).state_dict())
