@@ -90,6 +90,23 @@ def test_the_same_code_is_carried_and_says_so(results, here):
     assert carry(found, here.toy, here.folder)[1] == []
 
 
+def test_what_was_carried_is_compared_with_what_was_measured(results, here, monkeypatch):
+    measured = here(record("before", compiled()))
+    here(record("after", compiled()))
+    once = carry(results, here.toy, here.folder)[0]
+    here(record("later", compiled()))
+    monkeypatch.setattr(carrying, "technique_digests", lambda *arguments: {LABEL: "later"})
+    twice = carry(once, here.toy, here.folder)[0]
+    assert twice.kernels == {LABEL: "later"}
+    assert (twice.carried[LABEL].kernels, twice.carried[LABEL].commit) == ("before", measured)
+
+
+def test_results_without_digests_of_kernels_are_refused(results, here):
+    here(record("after", compiled()))
+    with pytest.raises(CarryError, match="older than the digests of kernels"):
+        carry(results.model_copy(update={"kernels": {}}), here.toy, here.folder)
+
+
 @pytest.mark.parametrize(
     ("now", "why"),
     [

@@ -279,3 +279,13 @@ def freed(tensor):
 def test_memory_that_was_freed_is_an_error_and_not_an_argument_left_out(call):
     with pytest.raises(RuntimeError, match="its storage holds nothing; it was freed"):
         call()
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_only_the_sum_is_used(dropout_p):
+    """Parameters that want gradients get none: they have nothing to do with it."""
+    tensors = [torch.randn(shape, requires_grad=True) for shape in ((3, 8), (3, 8), (8,), (8,))]
+    _, h = cuda_ops.add_layer_norm(*tensors, dropout_p=dropout_p, seed=torch.tensor(3) if dropout_p else None)
+    found = torch.autograd.grad(h.sum(), tensors, allow_unused=True)
+    assert [gradient is None for gradient in found] == [False, False, True, True]
+    assert torch.equal(found[1], torch.ones(3, 8))

@@ -100,8 +100,8 @@ def benchmark(
     """
     sources = technique_digests(technique, device.type)
     kernels = technique_digests(technique, device.type, kernels_digest)
-    runs = (*(() if previous is None else runs_of(previous)), run_on(machine, now()))
-    number = len(runs) - 1
+    earlier = () if previous is None else runs_of(previous)
+    runs, number = (*earlier, run_on(machine, now())), len(earlier)
     measured = {} if previous is None else by_job(previous)
     accuracy = () if previous is None else previous.accuracy
     costs = () if previous is None else previous.costs
@@ -117,7 +117,6 @@ def benchmark(
             machine=machine,
             sources=sources,
             kernels=kernels,
-            carried={} if previous is None else previous.carried,
             runs=runs,
             measurements=tuple(m for key in order if key in measured for m in measured[key]),
             accuracy=accuracy,

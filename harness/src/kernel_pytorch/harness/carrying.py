@@ -37,7 +37,8 @@ def carry(results: Results, technique: Technique, folder: Path) -> tuple[Results
         The results with what was carried, and a line for each implementation that has changed.
 
     Raises:
-        CarryError: they are of a CPU, or there is no record of compiled kernels of the present sources.
+        CarryError: they are of a CPU or older than digests of kernels, or no record of compiled kernels is of the
+            present sources.
     """
     environment = results.machine.environment
     if environment.compute_capability is None:
@@ -50,10 +51,13 @@ def carry(results: Results, technique: Technique, folder: Path) -> tuple[Results
             f"{record_file(folder, technique.name)} is of other sources; `kernel-pytorch static {technique.name}"
             f" --json {folder}` makes it anew"
         )
+    if not results.kernels:
+        raise CarryError("these results are older than the digests of kernels in them; measure them again")
     carried, kernels, lines = dict(results.carried), dict(results.kernels), []
-    for label, measured in results.kernels.items():
-        if measured == now.get(label):
+    for label, held in results.kernels.items():
+        if held == now.get(label):
             continue
+        measured = carried[label].kernels if label in carried else held
         if label not in present.kernels:
             lines.append(f"{label}: not carried: only kernels in Triton are compared; measure it again")
             continue

@@ -26,7 +26,7 @@ from kernel_pytorch.harness.report import (
 )
 from kernel_pytorch.harness.results import Measurement, Results
 
-TIMES = "edian time of a call ± half of its 99 % interval"
+TIMES = "median time of a call ± half of its 99 % interval"
 SAME_SIZE = (
     "the speed over that of a copy of the same size, or of the same matrix products by PyTorch, if that is higher"
 )
@@ -47,7 +47,7 @@ def headline(devices: Sequence[Results]) -> str:
     where = f"{e.device_name}, torch {e.torch}{f', triton {e.triton}' if e.triton else ''}, {results.created[:10]}"
     rows = [_headline_row(group) for group in _headline_cases(results)]
     table = _table(["operation", "case", "best PyTorch", "ours", "speedup"], rows)
-    legend = f"The largest case of each operation: m{TIMES}, and {_shares(results)}. {SIGNS}"
+    legend = f"The largest case of each operation: {TIMES}, and {_shares(results)}. {SIGNS}"
     return "\n".join([f"{where}. {legend}", "", *table]) + "\n"
 
 
@@ -104,7 +104,7 @@ def markdown(results: Results) -> str:
         + f", {environment.torch_threads} CPU threads, on {results.created[:10]}."
         + (" A short run: fewer cases and rounds." if results.quick else "")
         + (" An unfinished run: what is not in these tables was not measured." if not results.complete else "")
-        + f" M{TIMES}, and {_shares(results)}. {SIGNS}",
+        + f" {TIMES.capitalize()}, and {_shares(results)}. {SIGNS}",
         "",
     ]
     cases: dict[str, dict[str, list[list[Measurement]]]] = {}

@@ -101,16 +101,22 @@ def name_stale(found: dict[Path, Results]) -> bool:
 
 def carry_all(found: dict[Path, Results]) -> None:
     """Carry what can be carried, write the files anew, and print what became of each implementation that changed."""
-    try:
-        for file, (results, technique) in installed(found).items():
-            if results.machine.environment.device_type == "cuda":
-                after, lines = carry(results, technique, file.parent.parent)
-                for line in lines or ["all kernels are those that were measured"]:
-                    output.print(escape(f"{file}: {line}"), **PLAIN)
-                after.save(file)
-    except (CarryError, ResultsError) as error:
-        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
-        raise typer.Exit(2) from None
+    failed = False
+    for file, (results, technique) in installed(found).items():
+        if results.machine.environment.device_type != "cuda":
+            continue
+        try:
+            after, lines = carry(results, technique, file.parent.parent)
+        except (CarryError, ResultsError) as error:
+            messages.print(f"kernel-pytorch: {escape(f'{file}: {error}')}", **PLAIN)
+            failed = True
+            continue
+        for line in lines or ["all kernels are those that were measured, or were carried before"]:
+            output.print(escape(f"{file}: {line}"), **PLAIN)
+        if after != results:
+            after.save(file)
+    if failed:
+        raise typer.Exit(2)
 
 
 def installed(found: dict[Path, Results]) -> dict[Path, tuple[Results, Technique]]:
