@@ -49,6 +49,16 @@ def test_a_short_run_is_the_first_cases_in_both_directions(toy):
     assert found[0].label == "gate forward, small rows=8 columns=64 float32"
 
 
+def test_an_operation_says_which_directions_are_timed(toy):
+    """One that computes its gradients in the forward, for example."""
+    (gate,) = toy.technique.operations
+    together = dataclasses.replace(gate, directions=(Direction.FORWARD, Direction.BOTH))
+    technique = dataclasses.replace(toy.technique, operations=[together])
+    assert [job.direction.value for job in jobs(technique, CPU, first=1)] == ["forward", "both"]
+    assert [job.direction.value for job in Plan(quick=True, cases=1).jobs(technique, CPU)] == ["forward", "both"]
+    assert len(jobs(technique, CPU, directions=(Direction.BACKWARD,))) == 3
+
+
 def test_a_job_is_found_again_by_its_key(site, toy):
     site.install_toy()
     for job in jobs(toy.technique, CPU):

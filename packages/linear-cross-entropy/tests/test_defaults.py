@@ -103,7 +103,7 @@ def not_measured(operation, capability):
         if (m.operation, m.implementation, m.status) == (operation.name, "triton", "measured")
     }
     grid = operation.bench_grid.cases("cuda")
-    return {(CaseRecord.of(case).label, d) for case in grid for d in ("forward", "backward")} - measured
+    return {(CaseRecord.of(case).label, d.value) for case in grid for d in operation.directions} - measured
 
 
 @pytest.mark.skipif(not FILES, reason="not a checkout")

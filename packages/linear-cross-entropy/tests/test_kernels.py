@@ -10,7 +10,7 @@ from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
 from kernel_pytorch.linear_cross_entropy._core.launch import exceeds_int32
 from kernel_pytorch.linear_cross_entropy._core.plans import forget_plans
-from kernel_pytorch.linear_cross_entropy.kernels import configurations
+from kernel_pytorch.linear_cross_entropy.kernels import chunks, configurations
 
 matmul = pytest.importorskip("kernel_pytorch.linear_cross_entropy.kernels.matmul")
 
@@ -38,23 +38,6 @@ def test_launches(device):
     with count_launches() as launched:
         cross_entropy(logits, target, level="triton").backward()
     assert launched == ["_logits_forward_kernel", "_join_kernel", "_logits_backward_kernel"]
-
-
-@pytest.mark.parametrize("used", ["hidden", "weight", "bias"])
-def test_only_what_is_needed_is_computed(used, device, monkeypatch):
-    """Products, counted where they are made."""
-    from kernel_pytorch.linear_cross_entropy.kernels import chunks
-
-    made = []
-    for name in ("_add_product", "_store_product"):
-        function = getattr(chunks, name)
-        monkeypatch.setattr(chunks, name, lambda *a, n=name, f=function: made.append(n) or f(*a))
-    hidden, weight, target = problem(device)
-    tensors = {"hidden": hidden, "weight": weight, "bias": torch.zeros(70, device=device, requires_grad=True)}
-    own = {name: t if name == used else t.detach() for name, t in tensors.items()}
-    loss = level(own["hidden"], own["weight"], target, bias=own["bias"])
-    torch.autograd.grad(loss, own[used])
-    assert made == {"hidden": ["_add_product"], "weight": ["_store_product"], "bias": []}[used]
 
 
 @pytest.mark.parametrize("words", [1, 70, 300])
@@ -94,9 +77,12 @@ def test_descriptors_and_pointers_give_the_same(shape, monkeypatch, plan_anew, d
         if device.type == "cpu":  # a GPU may have none
             monkeypatch.setattr(matmul, "copy_engine", lambda device, engine=engine: asked.append(engine) or engine)
         plan_anew()
-        loss = level(hidden, weight, target, label_smoothing=0.1)
-        results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
-    assert device.type != "cpu" or asked == [True, True, False, False]  # forward and backward
+        own = []
+        for options in ({}, {"chunk": 512}):  # gradients with the loss, or in a backward
+            loss = level(hidden, weight, target, label_smoothing=0.1, **options)
+            own += [loss, *torch.autograd.grad(loss, (hidden, weight))]
+        results.append(own)
+    assert device.type != "cpu" or asked == [True] * 3 + [False] * 3
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -106,12 +92,19 @@ def test_descriptors_and_pointers_give_the_same(shape, monkeypatch, plan_anew, d
 @pytest.mark.parametrize("words", [5000, 5003])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["native", "triton"])
-def test_tensor_cores(name, dtype, words, device):
+@pytest.mark.parametrize(
+    "given",
+    [{"softcap": 5.0, "label_smoothing": 0.1, "chunk": 1024}, {"softcap": 5.0}, {"label_smoothing": 0.1}],
+    ids=["logits again", "capped", "smoothed"],
+)
+def test_tensor_cores(given, name, dtype, words, monkeypatch, plan_anew, device):
     """16 bits at a size with many tiles and chunks, against float64."""
-    hidden, weight, target = problem(device, 1537, 640, words, dtype)
+    monkeypatch.setattr(chunks, "MOST_LOGITS", 1)
+    plan_anew()
+    hidden, weight, target = problem(device, 4100, 640, words, dtype)
     exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-    options = {"label_smoothing": 0.1, "z_loss": 1e-3, "softcap": 5.0}
-    loss = linear_cross_entropy(hidden, weight, target, chunk=1024, level=name, **options)
+    options = {"z_loss": 1e-3, **{key: value for key, value in given.items() if key != "chunk"}}
+    loss = linear_cross_entropy(hidden, weight, target, level=name, **given, z_loss=1e-3)
     truth = linear_cross_entropy(*exact, target, level="reference", **options)
     assert abs(loss.item() - truth.item()) < 1e-5 * truth.item()
     found, right = (torch.autograd.grad(y, t) for y, t in ((loss, (hidden, weight)), (truth, exact)))
@@ -167,8 +160,11 @@ def test_long_offsets_compute_the_same(monkeypatch, plan_anew, device):
         monkeypatch.setattr(matmul, "exceeds_int32", lambda *tensors, long=long: long)
         monkeypatch.setattr(matmul, "copy_engine", lambda device: False)
         plan_anew()
-        loss = level(hidden, weight, target)
-        results.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
+        own = []
+        for options in ({}, {"chunk": 512}):
+            loss = level(hidden, weight, target, **options)
+            own += [loss, *torch.autograd.grad(loss, (hidden, weight))]
+        results.append(own)
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
 

@@ -36,10 +36,24 @@ def test_a_training_step_takes_less_than_a_quarter(dtype, device, monkeypatch):
 
 @pytest.mark.parametrize("level", ["native", "triton"])
 def test_saved_for_the_backward(level, device):
-    """Two numbers a token: the largest logit, and the logarithm of the sum of exponentials relative to it."""
+    """The gradients, and what the mean is divided by."""
     hidden, weight, target = arguments(device)
     use = profile_memory(
         lambda h, w, t: linear_cross_entropy(h, w, t, level=level), hidden[:40], weight[:100], target[:40] % 100
+    )
+    assert use.saved_for_backward <= (40 + 100) * DEPTH * 4 + 16
+
+
+@pytest.mark.parametrize("options", [{"reduction": "none"}, {"chunk": 50}], ids=str)
+@pytest.mark.parametrize("level", ["native", "triton"])
+def test_saved_where_logits_are_computed_again(level, options, device):
+    """Two numbers a token: the largest logit, and the logarithm of the sum of exponentials relative to it."""
+    hidden, weight, target = arguments(device)
+    use = profile_memory(
+        lambda h, w, t: linear_cross_entropy(h, w, t, level=level, **options),
+        hidden[:40],
+        weight[:100],
+        target[:40] % 100,
     )
     assert use.saved_for_backward <= 2 * 4 * 40 + 8  # and what the mean is divided by
 

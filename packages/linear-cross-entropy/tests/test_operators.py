@@ -150,6 +150,16 @@ def test_flop_counter_sees_the_operators(level, device):
         linear_cross_entropy(hidden, weight, target, level=level).backward()
     counts, operators = counter.get_flop_counts()["Global"], SPACES[level]
     logits, product = 6 * 21, 2 * 6 * 21 * 8
+    assert counts[operators.linear_cross_entropy_with_gradients] == 3 * product + 9 * logits
+    assert operators.linear_cross_entropy_backward not in counts
+    with FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(hidden.detach(), weight, target, level=level).backward()
+    assert (
+        counter.get_flop_counts()["Global"][operators.linear_cross_entropy_with_gradients] == 2 * product + 9 * logits
+    )
+    with FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(hidden, weight, target, reduction="none", level=level).sum().backward()
+    counts = counter.get_flop_counts()["Global"]
     assert counts[operators.linear_cross_entropy] == product + 4 * logits
     assert counts[operators.linear_cross_entropy_backward] == 3 * product + 5 * logits
 

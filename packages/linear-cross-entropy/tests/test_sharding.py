@@ -61,7 +61,7 @@ def numbers(tokens=(5, 7)):
     return hidden, weight, target, bias
 
 
-def sharded(mesh, level, tokens, vocabulary, reduction, shape=(5, 7)):
+def sharded(mesh, level, tokens, vocabulary, reduction, shape=(5, 7), options=OPTIONS):
     """Hold DTensors against one process in float64: where results were placed, messages sent for them."""
     from torch.distributed.tensor import distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
@@ -69,7 +69,7 @@ def sharded(mesh, level, tokens, vocabulary, reduction, shape=(5, 7)):
     hidden, weight, target, bias = (t.to(mesh.device_type) for t in numbers(shape))
     exact = [t.double().requires_grad_() for t in (hidden, weight, bias)]
     loss = linear_cross_entropy(
-        exact[0], exact[1], target, bias=exact[2], reduction=reduction, **OPTIONS, level="reference"
+        exact[0], exact[1], target, bias=exact[2], reduction=reduction, **options, level="reference"
     )
     expected = [loss, *torch.autograd.grad(loss.sum(), exact)]
 
@@ -79,7 +79,7 @@ def sharded(mesh, level, tokens, vocabulary, reduction, shape=(5, 7)):
     own = distribute(hidden, tokens), distribute(weight, vocabulary), distribute(bias, vocabulary)
     own, target = [t.requires_grad_() for t in own], distribute(target, tokens)
     with CommDebugMode() as messages:
-        loss = linear_cross_entropy(own[0], own[1], target, bias=own[2], reduction=reduction, **OPTIONS, level=level)
+        loss = linear_cross_entropy(own[0], own[1], target, bias=own[2], reduction=reduction, **options, level=level)
         found = [loss, *torch.autograd.grad(loss.sum(), own)]
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.full_tensor().double(), b, rtol=1e-5, atol=1e-5)
@@ -122,6 +122,16 @@ def test_tokens_are_sharded_over_any_dimension(processes, level, tokens):
 def test_a_mean_over_all_processes(processes, level):
     for found in processes.call(sharded, level, "shard 0", "replicate", "mean"):
         assert found.results[1] == "shard 0"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("tokens", ["shard 0", "shard 1", "replicate"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_are_computed_with_the_loss(processes, level, tokens, reduction):
+    for found in processes.call(sharded, level, tokens, "replicate", reduction, (5, 7), {"softcap": 3.0}):
+        assert found.results[1] == tokens
+        if tokens == "replicate":
+            assert found.messages == 0
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -233,7 +243,7 @@ def test_rules_are_registered_whatever_is_imported_first(first):
         import torch
         known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
         for space in (torch.ops.kernel_pytorch, torch.ops.kernel_pytorch_native):
-            for name in ("linear_cross_entropy", "linear_cross_entropy_backward", "cross_entropy"):
+            for name in ("linear_cross_entropy", "linear_cross_entropy_with_gradients", "cross_entropy"):
                 assert getattr(space, name).default in known, (space, name)
         assert torch.ops.kernel_pytorch.check_target.default in known
     """

@@ -13,7 +13,7 @@ import torch
 from kernel_pytorch.harness.accuracy import measure_accuracy
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
-from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, Job, JobKey, find_job, jobs
+from kernel_pytorch.harness.jobs import QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import Accuracy, Measurement, Results, Run, WholeCost
@@ -35,7 +35,7 @@ class Plan:
     Attributes:
         levels: names of the implementations, or None for all. The reference and native always run: they are baselines.
         quick: fewer rounds, only the first cases of each operation, no accuracy on real activations.
-        directions: passes to time.
+        directions: passes to time, or None for those of each operation.
         whole_cost: measure host time, memory, compilation and launches too, on the first case of each operation.
         operations: names of the operations to measure, or None for all.
         cases: of a quick run, how many cases of each operation.
@@ -43,7 +43,7 @@ class Plan:
 
     levels: tuple[str, ...] | None = None
     quick: bool = False
-    directions: tuple[Direction, ...] = DIRECTIONS
+    directions: tuple[Direction, ...] | None = None
     whole_cost: bool = False
     operations: tuple[str, ...] | None = None
     cases: int = QUICK_CASES

@@ -10,8 +10,6 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.results import CaseRecord
 from kernel_pytorch.harness.technique import Case, Direction, Operation, Technique
 
-DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
-
 SHORT_CASES = 1
 QUICK_CASES = 2
 
@@ -44,14 +42,17 @@ def jobs(
     device: torch.device,
     *,
     first: int | None = None,
-    directions: tuple[Direction, ...] = DIRECTIONS,
+    directions: tuple[Direction, ...] | None = None,
 ) -> list[Job]:
-    """What a benchmark of this technique measures on that device; `first` keeps so many cases of each operation."""
+    """What a benchmark of this technique measures on that device; `first` keeps so many cases of each operation.
+
+    Directions are those of each operation, if none are given.
+    """
     found = []
     for operation in technique.operations:
         cases = operation.bench_grid.cases(device.type)
         for case in cases[:first]:
-            found += [Job(technique, operation, case, direction) for direction in directions]
+            found += [Job(technique, operation, case, direction) for direction in directions or operation.directions]
     return found
 
 

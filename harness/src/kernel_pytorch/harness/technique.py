@@ -131,6 +131,8 @@ class Operation:
             of one number is luck, and no measure.
         summands: `arguments by name -> {name: count}`: how many terms the gradient of an argument is the sum of, where
             that is more than the shapes of a broadcast argument and the outputs tell: the rows of a matrix product.
+        directions: passes that benchmarks time: an operation that computes its gradients in the forward has no
+            backward worth a figure of its own, and is timed in both together.
         real_input: `(activations, dtype) -> (args, kwargs)` made of a `(tokens, channels)` float32 tensor of real
             activations, or None where real activations mean nothing.
     """
@@ -151,6 +153,7 @@ class Operation:
     constants: tuple[str, ...] = ()
     averaged: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda arguments: None
     summands: Callable[[dict[str, Any]], Mapping[str, int]] = lambda arguments: {}
+    directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
     real_input: Callable[[torch.Tensor, torch.dtype], Given] | None = None
 
     def __post_init__(self) -> None:

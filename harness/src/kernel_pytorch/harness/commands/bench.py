@@ -38,7 +38,7 @@ from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Worker
-from kernel_pytorch.harness.jobs import DIRECTIONS, QUICK_CASES, SHORT_CASES, JobKey
+from kernel_pytorch.harness.jobs import QUICK_CASES, SHORT_CASES, JobKey
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_ceilings, measure_machine
 from kernel_pytorch.harness.report import wrong_on_real_input
 from kernel_pytorch.harness.results import Measurement, Results, ResultsError, load
@@ -120,7 +120,7 @@ def bench_command(
     _check_options(quick=quick, full=full, json=json, out=out)
     wanted, of = (None if names is None else tuple(names) for names in (levels, operations))
     cases = QUICK_CASES if quick else SHORT_CASES
-    plan = Plan(wanted, not full, tuple(direction or DIRECTIONS), whole_cost, of, cases)
+    plan = Plan(wanted, not full, tuple(direction or ()) or None, whole_cost, of, cases)
     plans = {t.name: _plan_for(t, plan, first=quick and of is None) for t in techniques}
     if out is None and full and levels is operations is direction is None:
         out = Path("results")

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kernel_pytorch.harness.technique import Case, Operation
+from kernel_pytorch.harness.technique import Case, Direction, Operation
 
 _compile = JITFunction._do_compile
 
@@ -129,7 +129,11 @@ def record_launches(operation: Operation, function: Callable[..., Any], case: Ca
         launches.append(Launch(self, key, signature, device, constexprs, options, attrs, label, bench, core))
 
     with _in_place_of_compile(record), _WithoutProducts():
-        outputs = function(*_arguments(operation, case))
+        arguments = _arguments(operation, case)
+        if Direction.BACKWARD not in operation.directions:  # its forward alone is another function
+            with torch.no_grad():
+                function(*arguments)
+        outputs = function(*arguments)
         differentiable = [o for o in _tensors(outputs) if o.requires_grad]
         if differentiable:
             torch.autograd.backward(differentiable, [torch.empty_like(o) for o in differentiable])

@@ -34,9 +34,12 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Cross entropy of a linear layer, `cross_entropy(hidden @ weight.T + bias, target)`, without its logits in memory.
 
-    Differentiable in hidden, weight and bias. The backward computes the logits again, a part of the vocabulary at a
-    time; second derivatives, at every level but "compile", hold them all. Under autocast hidden, weight and bias are
-    cast as `torch.nn.functional.linear` casts them.
+    Differentiable in hidden, weight and bias. Levels "native" and "triton" compute the gradients together with the
+    loss, some tokens at a time, if a gradient is wanted; the backward multiplies them by the incoming one. With
+    reduction "none" or a `chunk`, with both label smoothing and a soft cap, under transforms of `torch.func` and in
+    exported programs the backward computes the logits again, a part of the vocabulary at a time. Second derivatives, at
+    every level but "compile", hold all logits. Under autocast hidden, weight and bias are cast as
+    `torch.nn.functional.linear` casts them.
 
     Args:
         hidden: `(..., H)`, float16, bfloat16, float32 or float64, any strides: what goes into the language-model head.
@@ -49,8 +52,9 @@ def linear_cross_entropy(
             is a part of what is returned.
         softcap: bound of the logits, `softcap * tanh(logits / softcap)`; None for none.
         reduction: "mean" over the tokens that are not ignored, "sum", or "none" for the loss of each token.
-        chunk: how many words level "native" computes at a time, and how many of the backward level "triton" does. None:
-            as many as make their logits 64 MiB, or 512 words.
+        chunk: compute the logits again in the backward, so many words at a time (level "native" in the forward too):
+            a fourth matrix product, and the least memory. None: gradients are computed with the loss where they can be,
+            and elsewhere as many words at a time as make their logits 64 MiB, or 512 words.
         level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
 
     Returns:

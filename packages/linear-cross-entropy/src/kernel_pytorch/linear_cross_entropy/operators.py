@@ -15,8 +15,13 @@ from torch import Tensor
 from ._core.operator import NATIVE, TRITON, declare, is_plain, wants_graph, with_gradient
 from ._core.sharding import Shardings
 from .rules.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
-from .rules.linear_cross_entropy import LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_BACKWARD
+from .rules.linear_cross_entropy import (
+    LINEAR_CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY_BACKWARD,
+    LINEAR_CROSS_ENTROPY_WITH_GRADIENTS,
+)
 
+SCALE = "scale_gradient(Tensor gradient, Tensor factor, Tensor like) -> Tensor"
 ANYWHERE = ("CompositeExplicitAutograd",)  # level "native" is made of PyTorch's operators
 
 
@@ -28,6 +33,7 @@ class Operators(NamedTuple):
     cross_entropy_in_place: Callable[..., Any]
     linear_cross_entropy_backward: Callable[..., Any]
     linear_cross_entropy: Callable[..., Any]
+    linear_cross_entropy_with_gradients: Callable[..., Any]
 
 
 def launcher(name: str, level: str) -> Callable[..., Any]:
@@ -48,8 +54,29 @@ def declared(level: str, space: str) -> Operators:
     logits = declare(**CROSS_ENTROPY, **of("cross_entropy"), backward=backward)
     linear_backward = declare(**LINEAR_CROSS_ENTROPY_BACKWARD, **of("linear_cross_entropy_backward"))
     linear = declare(**LINEAR_CROSS_ENTROPY, **of("linear_cross_entropy"), backward=linear_backward)
+    scale = declare(SCALE, **of("scale_gradient"), fake=fake_scale, formula=scale_formula)
+    together = declare(
+        **LINEAR_CROSS_ENTROPY_WITH_GRADIENTS,
+        **of("linear_cross_entropy_with_gradients"),
+        backward=functools.partial(scaled, scale),
+    )
     in_place = with_gradient(logits, gradient_in_place, backward=functools.partial(overwrite, backward, level))
-    return Operators(backward, logits, in_place, linear_backward, linear)
+    return Operators(backward, logits, in_place, linear_backward, linear, together)
+
+
+def scaled(scale: Callable[..., Tensor], gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+    """`gradient * factor` in the dtype of `like`; written out where it is traced, so that a compiler can fuse it."""
+    return scale(gradient, factor, like) if type(gradient) is Tensor else scale_formula(gradient, factor, like)
+
+
+def fake_scale(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+    """What it allocates."""
+    return gradient.new_empty(gradient.shape, dtype=like.dtype)
+
+
+def scale_formula(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+    """The same in PyTorch. On a GPU a factor without dimensions is rounded to the dtype of the gradient first."""
+    return (gradient * factor.reshape(1)).to(like.dtype)
 
 
 def gradient_in_place(

@@ -139,7 +139,7 @@ def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
 def linear_cross_entropy_cost(case: Case, direction: Direction) -> Cost:
     """Forward: read hidden, weight and target, write a loss each. Backward: read all again, write both gradients.
 
-    One product forward and two backward, as the definition has it: that logits are computed again is not counted.
+    One product forward and two backward, as the definition has it: logits that are computed again are not counted.
     """
     tokens, depth, size = torch.Size(case.shape[:-1]).numel(), case.shape[-1], case.dtype.itemsize
     product, logits = 2 * tokens * case.words * depth, tokens * case.words
@@ -187,6 +187,10 @@ linear_cross_entropy_tests = grid(
     point("mean", shape=(61, 48), words=96, reduction="mean", reason="over the tokens that count"),
     point("mean of everything", shape=(61, 40), words=193, reduction="mean", bias=True, **ALL, core=True, dtypes=ONE,
           reason="every term, and the mean over what counts"),
+    point("mean, smoothed", shape=(61, 40), words=193, reduction="mean", bias=True, label_smoothing=0.1, z_loss=1e-3,
+          core=True, dtypes=ONE, reason="gradients are computed with the loss"),
+    point("mean under a cap", shape=(61, 40), words=193, reduction="mean", bias=True, z_loss=1e-3, softcap=3.0,
+          dtypes=(F32, F16), reason="the derivative of the cap belongs to the exponentials"),
     point("everything", shape=(33, 48), words=80, bias=True, **ALL, reason="every term of every gradient"),
     point("sum", shape=(29, 40), words=70, reduction="sum", reason="gradients of one"),
     point("bias", shape=(19, 33), words=37, bias=True, reason="rows of 66 bytes, which no copy engine moves"),
@@ -279,6 +283,7 @@ technique = Technique(
             unsupported=LINEAR_UNSUPPORTED,
             inputs=linear_cross_entropy_inputs,
             cost=linear_cross_entropy_cost,
+            directions=(Direction.FORWARD, Direction.BOTH),
             test_grid=linear_cross_entropy_tests,
             bench_grid=linear_cross_entropy_bench,
             adversarial=("hidden",),
@@ -311,7 +316,15 @@ technique = Technique(
         "_gradient_kernel": KernelContract(
             PARKED, min_load_bits=64, min_store_bits=128, matrix_instructions=TENSOR_CORES
         ),
+        # A token has a largest logit and a sum of each part of its row, of 32 bits.
+        "_exponentials_kernel": KernelContract(
+            PARKED, min_load_bits=64, min_store_bits=128, matrix_instructions=TENSOR_CORES
+        ),
+        # Exponentials are read in 128 bits; each program also reads six numbers of a token, which are few.
+        "_from_exponentials_kernel": KernelContract(PARKED, max_registers=128, min_store_bits=128),
         "_join_kernel": KernelContract(max_registers=128),
+        # The gradient of a bias of 30,522 words ends anywhere: no width is promised.
+        "_scale_kernel": KernelContract(max_registers=128),
         # Rows of 50257 words begin anywhere: no width is promised.
         "_logits_forward_kernel": KernelContract(PARKED, max_registers=128),
         "_logits_backward_kernel": KernelContract(PARKED, max_registers=128),

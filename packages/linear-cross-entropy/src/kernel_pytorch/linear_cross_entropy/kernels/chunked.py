@@ -1,11 +1,9 @@
-"""Level "native": PyTorch's matrix products, a part of the vocabulary at a time. Tokens are rows, T of them.
+"""Level "native": PyTorch's matrix products, a part of the logits at a time. Tokens are rows, T of them.
 
-The forward keeps two numbers a token, its largest logit and the logarithm of the sum of exponentials relative to that;
-the backward computes the logits of each part again. That is a third more products than computing the gradients in the
-forward, as Liger-Kernel does, and it is done here for three reasons. Nothing is held between the passes, instead of the
-gradients of hidden and weight. A float32 copy of the weight's gradient, which those have to be added up in, is not
-needed (see `chunks.py`). And the incoming gradient is known when gradients are rounded, so any reduction, weights of
-tokens, and loss scaling in float16 work.
+`gradients_linear` computes loss and gradients together, some tokens at a time. `forward_linear` and `backward_linear`
+are for losses of single tokens, and for those who say how much is computed at a time: the forward keeps two numbers a
+token, its largest logit and the logarithm of the sum of exponentials relative to that, and the backward computes the
+logits again, a part of the vocabulary at a time (see `chunks.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,21 @@ from torch import Tensor
 
 from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import counted, wide_dtype
 
-from .chunks import CHUNK_BYTES, incoming, multiplies_half, operand, product, words_at_a_time
+from .chunks import (
+    ALIGNED_WORDS,
+    CHUNK_BYTES,
+    by_tokens,
+    dloss_of_sum,
+    incoming,
+    multiplies_half,
+    operand,
+    parts_of_words,
+    product,
+    store_or_add,
+    tokens_at_a_time,
+    tokens_that_fit,
+    words_at_a_time,
+)
 from .chunks import backward as backward_by_chunks
 
 
@@ -95,6 +107,48 @@ def backward_linear(
     return backward_by_chunks(logits_gradient, half, scale, hidden, weight, bias, step, *needed)
 
 
+def gradients_linear(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    divisor: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    need_dhidden: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and gradients of hidden, weight and bias, see `by_tokens`: three products."""
+    words = weight.shape[0]
+    wide, half = wide_dtype(hidden.dtype), multiplies_half(hidden)
+    of_row = ALIGNED_WORDS * -(-words // ALIGNED_WORDS)
+    counts = counted(target, words, ignore_index)
+    dloss, scale = incoming(
+        dloss_of_sum(divisor, hidden), target, words, ignore_index, half and hidden.dtype == torch.float16
+    )
+    step = tokens_at_a_time(hidden.shape[0], words) if hidden.is_cuda else tokens_that_fit(of_row * wide.itemsize)
+
+    def compute(first: int, last: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        logits = hidden.new_empty((last - first, of_row), dtype=wide)[:, :words]
+        data = operand(hidden[first:last], half)
+        for part in parts_of_words(weight, half):
+            store_or_add(logits[:, part], data, operand(weight[part], half).t(), half, True)
+        if bias is not None:
+            logits.add_(bias)
+        of_tokens = target[first:last], dloss[first:last], counts[first:last]
+        loss, gradient = loss_and_gradient_(logits, *of_tokens, label_smoothing, z_loss, softcap)
+        over_tokens = gradient.sum(0) if need_dbias else None
+        if half:
+            gradient = hidden.new_empty((last - first, of_row))[:, :words].copy_(gradient)
+        return loss, gradient, over_tokens
+
+    needs = need_dhidden, need_dweight, need_dbias
+    return by_tokens(compute, half, scale, hidden, weight, divisor, step, *needs)
+
+
 def forward_logits(
     logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
@@ -150,7 +204,52 @@ def logits_gradient_(
 ) -> Tensor:
     """The gradient of logits `(T, B)`, wide, written over them; targets count from their first column."""
     z, squashed = capped_(logits, softcap)
-    gradient = z.sub_(normalizer[:, :1]).sub_(normalizer[:, 1:]).exp_()
+    softmax = z.sub_(normalizer[:, :1]).sub_(normalizer[:, 1:]).exp_()
+    scalars = words, label_smoothing, z_loss
+    return _gradient_of_softmax_(softmax, squashed, target, normalizer, dloss, counts, *scalars)
+
+
+def loss_and_gradient_(
+    logits: Tensor,
+    target: Tensor,
+    dloss: Tensor,
+    counts: Tensor,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """Losses `(T,)` of logits `(T, V)`, wide, and the gradient of these, written over them."""
+    words = logits.shape[1]
+    z, squashed = capped_(logits, softcap)
+    largest = z.amax(1, keepdim=True)
+    z = z.sub_(largest)
+    picked = z.gather(1, column(target, words))[:, 0]
+    average = z.mean(1) if label_smoothing > 0.0 else None
+    total = z.exp_().sum(1, keepdim=True)
+    log_sum = total.log()
+    loss = log_sum[:, 0] - (1.0 - label_smoothing) * picked
+    if average is not None:
+        loss -= label_smoothing * average
+    normalizer = torch.cat((largest, log_sum), 1)
+    if z_loss > 0.0:
+        loss += z_loss * normalizer.sum(1).square()
+    scalars = words, label_smoothing, z_loss
+    gradient = _gradient_of_softmax_(z.div_(total), squashed, target, normalizer, dloss, counts, *scalars)
+    return loss.masked_fill_(~counts, 0.0), gradient
+
+
+def _gradient_of_softmax_(
+    softmax: Tensor,
+    squashed: Tensor | None,
+    target: Tensor,
+    normalizer: Tensor,
+    dloss: Tensor,
+    counts: Tensor,
+    words: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    gradient = softmax
     if z_loss > 0.0:
         gradient.mul_(1.0 + 2.0 * z_loss * normalizer.sum(1, keepdim=True))
     if label_smoothing > 0.0:

@@ -1,9 +1,12 @@
-"""What levels share that hold the logits of a part of the vocabulary at a time.
+"""What levels share that hold a part of the logits at a time.
 
-The vocabulary is what is walked, in both passes, not the tokens. The gradient of the weight of some words is then one
-product over all tokens, complete when it is written and rounded once; only the gradient of the hidden states is added
-up over the chunks, in float32. Walking the tokens, the gradient of the whole weight would be what is added up, in a
-float32 copy twice its size.
+Where gradients are computed together with the loss (`by_tokens`), tokens are walked: the gradient of a logit needs the
+sum over its row. The gradient of the hidden states of some tokens is then complete when it is written; that of the
+weight is added up over the chunks of tokens.
+
+In a backward that computes logits again (`backward`), the vocabulary is walked. The gradient of the weight of some
+words is then one product over all tokens, rounded once; that of the hidden states is added up, in float32. Nothing is
+held between the passes, and the incoming gradient of each token is known.
 """
 
 from __future__ import annotations
@@ -14,10 +17,16 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import counted, wide_dtype
+from kernel_pytorch.linear_cross_entropy.rules.linear_cross_entropy import dtype_of_gradient
 
 CHUNK_BYTES = 64 * 2**20  # of the logits of a chunk
 FEWEST_WORDS = 512  # below, the products are too narrow; where this takes more bytes, hidden is much larger itself
 WORDS = 128  # a chunk is a multiple of this: rows of tiles, aligned for the copy engine
+# A bfloat16 gradient of the weight is rounded once for each chunk of tokens: as often as its error budget allows, and
+# in products long enough that reading and writing it takes a small part of their time. In 16 bits the logits of a chunk
+# are 512 MiB: a launch of each kernel and a product of the last few words are little beside those.
+FEWEST_TOKENS, MOST_CHUNKS, MOST_LOGITS = 2048, 8, 2**28
+ALIGNED_WORDS = 8  # 16 bytes of logits: cuBLAS has its fast kernels for sizes and strides of multiples of this
 
 LogitsGradient = Callable[[int, int], tuple[Tensor, "Tensor | None"]]
 """Words `first` to `last` -> gradient of their logits, `(T, last - first)`, and its sum over tokens where wanted."""
@@ -36,6 +45,21 @@ def words_at_a_time(tokens: int, words: int, itemsize: int, chunk: int) -> int:
         return min(chunk, words)
     fitting = CHUNK_BYTES // (itemsize * max(1, tokens))
     return min(words, max(FEWEST_WORDS, fitting // WORDS * WORDS))
+
+
+def tokens_at_a_time(tokens: int, words: int) -> int:
+    """How many tokens a chunk has on a GPU; all chunks have about as many.
+
+    As many as have `MOST_LOGITS`, but `FEWEST_TOKENS` at least, and an eighth of them if those are more.
+    """
+    fitting = max(FEWEST_TOKENS, MOST_LOGITS // words)
+    chunks = max(1, min(MOST_CHUNKS, -(-tokens // fitting)))
+    return max(1, min(tokens, -(-tokens // (chunks * WORDS)) * WORDS))
+
+
+def tokens_that_fit(row: int) -> int:
+    """How many tokens a chunk has on a CPU: as many rows of logits, of so many bytes, as fit in `CHUNK_BYTES`."""
+    return max(32, CHUNK_BYTES // row)
 
 
 def multiplies_half(matrix: Tensor) -> bool:
@@ -70,6 +94,12 @@ def incoming(
         return dloss, None
     scale = power_of_two_above(dloss.abs().amax())
     return dloss / scale, scale
+
+
+def dloss_of_sum(divisor: Tensor | None, like: Tensor) -> Tensor:
+    """What comes in for each token where losses are added up and divided, `()`, wide."""
+    wide = wide_dtype(like.dtype)
+    return like.new_ones((), dtype=wide) if divisor is None else divisor.to(wide).reciprocal()
 
 
 def power_of_two_above(largest: Tensor) -> Tensor:
@@ -124,6 +154,95 @@ def backward(
     if need_dhidden and scale is not None:
         total.mul_(scale)
     return total.to(hidden.dtype), dweight, dbias
+
+
+LossAndGradient = Callable[[int, int], tuple[Tensor, Tensor, "Tensor | None"]]
+"""Tokens `first` to `last` -> their losses, the gradient of their logits, `(last - first, V)`, its sum over them."""
+
+
+def by_tokens(
+    compute: LossAndGradient,
+    half: bool,
+    scale: Tensor | None,
+    hidden: Tensor,
+    weight: Tensor,
+    divisor: Tensor | None,
+    step: int,
+    need_dhidden: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and gradients of hidden, weight and bias, some tokens at a time.
+
+    Args:
+        compute: computes a chunk.
+        half: as in `backward`; so is the rest.
+        scale: see there.
+        hidden: see there.
+        weight: see there.
+        divisor: what the sum of losses is divided by, `()`; None for one.
+        step: tokens in a chunk.
+        need_dhidden: see there.
+        need_dweight: see there.
+        need_dbias: see there.
+
+    Returns:
+        The loss, `()`, and gradients: contiguous, in `dtype_of_gradient` of what they belong to, that of the bias wide;
+        `(0,)` where not needed.
+    """
+    wide, kept = wide_dtype(hidden.dtype), dtype_of_gradient(hidden.dtype)
+    tokens, added = hidden.shape[0], kept if half else wide
+    dhidden = hidden.new_empty(hidden.shape if need_dhidden else (0,), dtype=added)
+    dweight = weight.new_empty(weight.shape if need_dweight else (0,), dtype=added)
+    dbias = weight.new_zeros((weight.shape[0] if need_dbias else 0,), dtype=wide)
+    losses = [hidden.new_zeros((0,), dtype=wide)]
+    for first in range(0, tokens, step):
+        last = min(first + step, tokens)
+        loss, gradient, over_tokens = compute(first, last)
+        losses.append(loss)
+        for part in parts_of_words(weight, half):
+            if need_dhidden:
+                store_or_add(dhidden[first:last], gradient[:, part], weight[part], half, part.start == 0)
+            if need_dweight:
+                store_or_add(dweight[part], gradient[:, part].t(), hidden[first:last], half, first == 0)
+        if over_tokens is not None:
+            dbias += over_tokens
+    if tokens == 0:
+        dweight.zero_()
+    for found in () if scale is None else (dhidden, dweight, dbias):
+        found.mul_(scale)
+    total = torch.cat(losses).sum()
+    return total if divisor is None else total / divisor, dhidden.to(kept), dweight.to(kept), dbias
+
+
+def parts_of_words(weight: Tensor, half: bool) -> list[slice]:
+    """Parts of the vocabulary to multiply with one after the other.
+
+    Of 16-bit numbers all words but the last few, which are a multiple of `ALIGNED_WORDS`, and those; what has to be
+    widened before it is multiplied, so much that its copy takes `CHUNK_BYTES`; else everything.
+    """
+    words, depth = weight.shape
+    step = words
+    if half:
+        step = words // ALIGNED_WORDS * ALIGNED_WORDS or words
+    elif weight.dtype != wide_dtype(weight.dtype):
+        step = max(1, CHUNK_BYTES // (4 * max(1, depth)))
+    return [slice(first, min(first + step, words)) for first in range(0, words, step)]
+
+
+def store_or_add(total: Tensor, left: Tensor, right: Tensor, half: bool, is_first: bool) -> None:
+    """`total = left @ right`, or `+=`."""
+    if half and not total.is_cuda:  # where kernels are compiled and cannot be run
+        return
+    left, right = operand(left, half), operand(right, half)
+    if total.dtype != left.dtype and is_first:
+        torch.mm(left, right, out_dtype=total.dtype, out=total)
+    elif total.dtype != left.dtype:
+        total.add_(product(left, right, half))
+    elif is_first:
+        torch.mm(left, right, out=total)
+    else:
+        total.addmm_(left, right)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, half: bool) -> Tensor:

@@ -153,6 +153,82 @@ def _plan_linear_backward(
 
 
 @functools.cache
+def linear_cross_entropy_with_gradients(level: str) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The launcher of the loss and the gradients of hidden, weight and bias; `(0,)` where not needed."""
+    plan = functools.partial(_plan_linear_with_gradients, level)
+    return planned(plan, state=lambda hidden, *others: _rounding(hidden))
+
+
+def _plan_linear_with_gradients(
+    level: str,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    divisor: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    need_dhidden: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+    _check(hidden, target)
+    _check_parameters(hidden, weight, bias)
+    if divisor is not None:
+        check_count(1, divisor=divisor)
+        check_memory("divisor", divisor)
+    if softcap > 0.0 and label_smoothing > 0.0:
+        raise ValueError(f"label_smoothing: given {label_smoothing}; with softcap {softcap} it must be 0 here")
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    needs = need_dhidden, need_dweight, need_dbias and bias is not None
+    if level == "triton" and target.numel() > 0:
+        from . import three_products
+
+        compute = three_products.plan(hidden, weight, target, bias, divisor, *scalars, *needs)
+    else:
+        from . import chunked
+
+        def compute(
+            hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, divisor: Tensor | None
+        ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            rows = hidden.reshape(-1, hidden.shape[-1])
+            return chunked.gradients_linear(rows, weight, target.reshape(-1), bias, divisor, *scalars, *needs)
+
+    def run(hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        with _without_autocast(hidden):
+            loss, dhidden, *parameters = compute(hidden, *others[:4])
+        return loss, torch.ops.aten._unsafe_view(dhidden, hidden.shape) if need_dhidden else dhidden, *parameters
+
+    return run
+
+
+@functools.cache
+def scale_gradient(level: str) -> Callable[..., Tensor]:
+    """The launcher of a gradient, contiguous, times a number `()`, rounded once to the dtype of a third tensor."""
+    return planned(functools.partial(_plan_scale, level))
+
+
+def _plan_scale(level: str, gradient: Tensor, factor: Tensor, like: Tensor) -> Callable[..., Tensor]:
+    check_floats(gradient=gradient, factor=factor)
+    check_count(1, factor=factor)
+    if level == "triton" and gradient.numel() > 0:
+        from . import three_products
+
+        return three_products.plan_scale(gradient, factor, like)
+    dtype = like.dtype
+    # A tensor without dimensions is a number on a CPU; on a GPU it would be rounded to the dtype of the gradient.
+    shape = () if gradient.device.type == "cpu" and gradient.dtype == dtype else (1,)
+
+    def run(gradient: Tensor, factor: Tensor, *others: Any) -> Tensor:
+        result = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+        return torch.mul(gradient, factor.view(shape), out=result)
+
+    return run
+
+
+@functools.cache
 def cross_entropy(level: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """The launcher of `(loss, normalizer)` of each token."""
     return planned(functools.partial(_plan_logits, level))

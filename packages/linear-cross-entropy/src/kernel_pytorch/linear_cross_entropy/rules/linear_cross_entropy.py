@@ -1,5 +1,9 @@
 """`linear_cross_entropy` and its gradients: `cross_entropy` of `hidden @ weight.T + bias` without those logits.
 
+There are two ways. `linear_cross_entropy` gives the loss of each token, and `linear_cross_entropy_backward` computes
+the logits again. `linear_cross_entropy_with_gradients` gives one loss for all tokens, and computes the gradients with
+it, from the logits that are there; its backward multiplies them by the incoming one.
+
 DTensor may shard hidden states and targets over every dimension of tokens, with replicated parameters; each rank holds
 its own tokens' part of the gradients of weight and bias. A weight that is sharded over the vocabulary, or over the
 hidden dimension, is gathered first, by DTensor. Where gradients are to be differentiated again (`create_graph=True`)
@@ -14,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.operator import Rules
+from .._core.operator import Rules, wants_graph
 from .._core.sharding import Shardings, row_placements
 from .cross_entropy import BACKWARD, FORWARD, LOSSES, SCALARS, fake, gradient_of_logits, wide_dtype
 
@@ -134,4 +138,95 @@ LINEAR_CROSS_ENTROPY_BACKWARD: Rules = {
     "formula": formula,
     "flops": flops_backward,
     "sharding": sharding_backward,
+}
+
+
+# Loss and gradients together.
+
+
+def fake_with_gradients(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What it allocates; what is not needed comes back empty."""
+    need_dhidden, need_dweight, need_dbias = rest[-3:]
+    wide, kept = wide_dtype(hidden.dtype), dtype_of_gradient(hidden.dtype)
+    return (
+        hidden.new_empty((), dtype=wide),
+        hidden.new_empty(hidden.shape if need_dhidden else (0,), dtype=kept),
+        weight.new_empty(weight.shape if need_dweight else (0,), dtype=kept),
+        weight.new_empty(weight.shape[:1] if need_dbias and bias is not None else (0,), dtype=wide),
+    )
+
+
+def dtype_of_gradient(dtype: torch.dtype) -> torch.dtype:
+    """What a gradient has before the incoming one is known: float32 for float16, whose exponents may not reach."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def gradient_with_gradients(
+    scale: Callable[..., Tensor],
+    dloss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    divisor: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    dhidden: Tensor,
+    dweight: Tensor,
+    dbias: Tensor,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Of hidden, weight and bias: those that the forward computed, or a formula if they are to be differentiated."""
+    need_dhidden, need_dweight, _, need_dbias, _ = needs
+    if wants_graph(dloss, hidden, weight, bias):
+        of_tokens = (dloss if divisor is None else dloss / divisor).expand(target.shape)
+        scalars = ignore_index, label_smoothing, z_loss, softcap
+        followed = formula(
+            of_tokens, dloss, hidden, weight, target, bias, *scalars, need_dhidden, need_dweight, need_dbias
+        )
+        return followed[0], followed[1], None, followed[2], None
+    return (
+        scale(dhidden, dloss, hidden) if need_dhidden else None,
+        scale(dweight, dloss, weight) if need_dweight else None,
+        None,
+        scale(dbias, dloss, weight) if need_dbias else None,
+        None,
+    )
+
+
+def flops_with_gradients(hidden: Any, weight: Any, *rest: Any, **__: Any) -> int:
+    """The product, and one for each of the two gradients that are products."""
+    need_dhidden, need_dweight, _ = rest[-3:]
+    return _logits(hidden, weight) * (2 * weight[1] * (1 + need_dhidden + need_dweight) + FORWARD + BACKWARD)
+
+
+def sharding_with_gradients(
+    placements: Any, hidden: Any, weight: Any, target: Any, bias: Any, divisor: Any, *rest: Any
+) -> Shardings:
+    """Where what goes in, the loss and the gradients may lie."""
+    replicate = placements.Replicate()
+    need_dhidden, need_dweight, need_dbias = rest[-3:]
+    for tokens, total in row_placements(placements, hidden.ndim):
+        outputs = [
+            total,
+            tokens if need_dhidden else replicate,
+            total if need_dweight else replicate,
+            total if need_dbias and bias is not None else replicate,
+        ]
+        absent = [None if tensor is None else replicate for tensor in (bias, divisor)]
+        yield outputs, [tokens, replicate, tokens, *absent]
+
+
+LINEAR_CROSS_ENTROPY_WITH_GRADIENTS: Rules = {
+    "schema": "linear_cross_entropy_with_gradients(Tensor hidden, Tensor weight, Tensor target, Tensor? bias,"
+    f" Tensor? divisor, {SCALARS}, bool need_dhidden, bool need_dweight, bool need_dbias)"
+    " -> (Tensor loss, Tensor dhidden, Tensor dweight, Tensor dbias)",
+    "fake": fake_with_gradients,
+    "gradient": gradient_with_gradients,
+    "flops": flops_with_gradients,
+    "sharding": sharding_with_gradients,
 }
