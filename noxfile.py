@@ -54,6 +54,8 @@ MATRIX = [("3.10", OLDEST), ("3.12", "2.11.0"), ("3.11", TORCH), ("3.13", "2.15.
 SITE = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "latex2mathml", "ruff"]
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
+MODELS = ["transformers>=5"]  # as the extra `models` of the harness says
+
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
 
@@ -69,7 +71,7 @@ nox.options.error_on_missing_interpreters = True  # what a session did not test 
 def tests(session: nox.Session) -> None:
     """Run the tests of harness, packages and workspace, or those of one folder; with `-m slow` those that take long."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"], more=["pytest-xdist"], projects=projects_of_paths(arguments))
+    prepare(session, choice, ["test"], more=["pytest-xdist", *MODELS], projects=projects_of_paths(arguments))
     session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in arguments else QUICK), *arguments)
 
 
@@ -85,6 +87,22 @@ def bench(session: nox.Session) -> None:
         arguments.remove("--peers")
         arguments += install_peers(session)
     measure_and_replay(session, ["kernel-pytorch"], "python", arguments)
+
+
+@nox.session(default=False)
+def models(session: nox.Session) -> None:
+    """Time whole models, or the one named, stock, compiled and patched: small ones on a CPU, real ones on a GPU."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, [], more=MODELS)
+    session.run("kernel-pytorch", "models", *arguments)
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """Show in three tables what this is about: naive, PyTorch's best and ours, measured now."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, [])
+    session.run("python", "examples/demo.py", *arguments)
 
 
 @nox.session

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ def check_version() -> None:
         found = importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return
-    if tuple(int(part) for part in found.split(".")[:2]) < NEEDED:
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < NEEDED:
         needed = ".".join(map(str, NEEDED))
         raise ImportError(f"{DISTRIBUTION} {found} is installed; {needed} or later is needed: install it again")
 

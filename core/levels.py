@@ -45,6 +45,8 @@ class Default:
         functions: of which functions; None for all.
         capabilities: of a GPU; None for all.
         dtypes: of the principal tensor; None for all.
+        traced: whether it is so in what torch.compile traces, too; where not, native is: TorchInductor fuses that with
+            what stands beside it, and an operator is a wall.
     """
 
     level: str
@@ -53,6 +55,7 @@ class Default:
     functions: Collection[str] | None = None
     capabilities: Collection[tuple[int, int]] | None = None
     dtypes: Collection[torch.dtype] | None = None
+    traced: bool = True
 
     def covers(self, function: str, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether the row is about such a call."""
@@ -112,10 +115,12 @@ class Ladder:
             self._levels[key] = own
             self._resolved.clear()
 
-    def default(self, function: str, device: torch.device, dtype: torch.dtype) -> str:
-        """The level that `level=None` means there."""
+    def default(self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False) -> str:
+        """The level that `level=None` means there, or in what torch.compile traces there."""
         for row in self.defaults:
             able = row.level in self.levels(function) and row.covers(function, device, dtype)
+            if traced and able and not row.traced:
+                return "native"
             if able and self.unavailable(row.level, device, dtype) is None:
                 return row.level
         return "native"
@@ -163,7 +168,7 @@ class Ladder:
         x = tensors[0]
         assert x is not None
         if level is None:
-            level = self.default(function, x.device, x.dtype)
+            level = self.default(function, x.device, x.dtype, torch.compiler.is_compiling())
             if level in KERNELS and (is_transformed() or self._why_not(level, tensors) is not None):
                 return "native"
             return level

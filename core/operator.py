@@ -318,6 +318,11 @@ def is_transformed() -> bool:
     return not torch.compiler.is_compiling() and has_transform()
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces. Before torch 2.12 `torch.compiler.is_exporting` says so of torch.compile too."""
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def has_transform() -> bool:
     """The same, for what is not traced."""
     return _transforms() is not None or forward_ad._current_level >= 0

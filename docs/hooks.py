@@ -2,6 +2,7 @@
 
 - `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
   one page per module of the harness.
+- The page about whole models has their tables.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
 How the page of a technique is put together stands in technique_pages.py.
@@ -16,7 +17,11 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from technique_pages import packages  # beside this file, where mkdocs looks while it loads a hook
+
+from kernel_pytorch.harness.models.page import markdown as models_markdown
+from kernel_pytorch.harness.models.record import FILE, load
 
 ROOT = Path(__file__).parent.parent
 HARNESS = ROOT / "harness" / "src" / "kernel_pytorch" / "harness"
@@ -50,6 +55,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = f"# {name}\n\n::: kernel_pytorch.harness.{name}\n    options: {options}\n"
         files.append(File.generated(config, f"reference/{name}.md", content=page))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Put what was measured of whole models where the page about them asks for it."""
+    return markdown.replace("<!-- models -->", measured_models()) if page.file.src_uri == "models.md" else markdown
+
+
+def measured_models() -> str:
+    """The tables of every device that has some, a GPU first."""
+    records = [load(file) for file in sorted(ROOT.glob(f"results/*/{FILE}"))]
+    records.sort(key=lambda record: all(run.tiny for run in record.runs.values()))
+    tables = [models_markdown(record) for record in records]
+    return "\n\n".join(tables) or f"Not measured yet: there is no `results/<device>/{FILE}`."
 
 
 def modules() -> list[str]:

@@ -66,13 +66,14 @@ CALLS = {
     "CrossEntropyLoss": (lambda m, logits, target: m(logits, target), (X, TARGET), ()),
     "LinearCrossEntropy": (lambda m, x, target: m(x, target), (X, TARGET), (16, 16)),
 }
+OF_MODELS = {"fuse", "patch", "unfuse", "unpatch"}  # what changes models: nothing that is traced
 CONSTANT = {"cos", "sin"}  # of the arguments above: those without a gradient
 
 
 def public(package):
     """What a package offers to call."""
     module = importlib.import_module(f"kernel_pytorch.{package}")
-    return [name for name in module.__all__ if callable(getattr(module, name))]
+    return [name for name in module.__all__ if callable(getattr(module, name)) and name not in OF_MODELS]
 
 
 def cases():

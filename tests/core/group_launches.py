@@ -23,13 +23,16 @@ class SameMemory(TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        if function is not torch.empty or str(keywords.get("device")) == "meta":
+        if function is torch.empty and arguments == (0,):  # what a plan keeps, to make others like it
+            return function(*arguments, **keywords).as_subclass(OnGpu)
+        likened = function is torch.Tensor.new_empty and arguments[0].numel() == 0
+        if not likened and (function is not torch.empty or str(keywords.get("device")) == "meta"):
             return function(*arguments, **keywords)
         if self.next == len(self.memory):
             self.memory.append(function(*arguments, **keywords).as_subclass(OnGpu))
         self.next += 1
         found = self.memory[self.next - 1]
-        assert found.shape == torch.Size(arguments[0])
+        assert found.shape == torch.Size(arguments[-1])
         return found
 
 

@@ -33,7 +33,7 @@ def loaded(monkeypatch):
     return load
 
 
-@pytest.mark.parametrize("version", [None, "0.1.0", "0.2", "1.0.0rc1"])
+@pytest.mark.parametrize("version", [None, "0.1.0", "0.2", "0.2rc1", "1", "1.0.0rc1"])
 def test_a_version_that_will_do(version, loaded):
     assert loaded(version).cuda_ops is sys.modules["kernel_pytorch.cuda_ops"]
 

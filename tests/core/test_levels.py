@@ -61,6 +61,22 @@ def test_other_cards_get_native(ladder, monkeypatch):
     assert ladder.default("both", GPU, torch.bfloat16) == "native"
 
 
+def test_what_is_traced_may_have_another_default(ladder):
+    """As TorchInductor fuses PyTorch's operators, and not ours."""
+    ladder.defaults = (Default("triton", record="a", capabilities=[(9, 0)], traced=False), *ladder.defaults)
+    assert ladder.default("both", GPU, torch.bfloat16) == "triton"
+    assert ladder.default("both", GPU, torch.bfloat16, traced=True) == "native"
+    assert ladder.default("both", CPU, torch.bfloat16, traced=True) == "cuda"
+
+
+def test_torch_compile_asks_for_what_is_traced(ladder, monkeypatch):
+    row = Default("cuda", record="b", device="cpu", traced=False)
+    ladder.defaults = (row,)
+    traced = torch.compile(lambda x: x + len(ladder.chosen("both", None, x)), backend="eager", fullgraph=True)
+    assert traced(torch.zeros(())) == len("native")
+    assert ladder.chosen("both", None, torch.zeros(())) == "cuda"
+
+
 def test_a_level_by_name_is_that_level_or_an_error(ladder):
     x = torch.ones(2)
     assert [ladder.resolve("both", level, x)() for level in ("reference", "native", "cuda")] == [

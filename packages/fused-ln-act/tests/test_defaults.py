@@ -150,7 +150,7 @@ def as_on_a_card(monkeypatch):
     card, plain = torch.device("cuda"), LADDER.default
     monkeypatch.setattr(core, "compute_capability", lambda device: (9, 0))
     monkeypatch.setattr(LADDER, "unavailable", lambda *_: None)
-    monkeypatch.setattr(LADDER, "default", lambda name, device, dtype: plain(name, card, dtype))
+    monkeypatch.setattr(LADDER, "default", lambda name, device, dtype, *traced: plain(name, card, dtype, *traced))
 
     def resolve(function, level, *tensors):
         taken.append(LADDER.chosen(function, level, *tensors))

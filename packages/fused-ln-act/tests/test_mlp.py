@@ -2,16 +2,13 @@
 
 import copy
 import math
-import sys
-import types
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernel_pytorch.fused_ln_act import MLP, GatedMLP, LinearAct, gated_mlp, linear_act
-from kernel_pytorch.fused_ln_act.linear import replacements
+from kernel_pytorch.fused_ln_act import MLP, GatedMLP, gated_mlp, linear_act
 from kernel_pytorch.fused_ln_act.linear.levels import reference
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,
@@ -346,27 +343,6 @@ def test_mlp_refuses_what_it_does_not_know():
         MLP.from_torch(feed_forward(torch.nn.ReLU()))
     with pytest.raises(TypeError, match="given Linear; it must be"):
         MLP.from_torch(torch.nn.Linear(2, 2))
-
-
-def test_replacements(monkeypatch):
-    (entry,) = replacements.replacements()
-    assert entry["applies"](feed_forward()) is None
-    assert isinstance(entry["build"](feed_forward()), MLP)
-    two = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    assert entry["applies"](two) is None
-    assert isinstance(entry["build"](two), LinearAct)
-    assert entry["restore"](entry["build"](two))[0].weight is two[0].weight
-    assert "given ReLU" in entry["applies"](torch.nn.Sequential(torch.nn.ReLU()))
-    assert "Other" in entry["applies"](type("Other", (torch.nn.Sequential,), {})(torch.nn.Linear(2, 2)))
-
-    found = types.ModuleType("transformers.models.llama.modeling_llama")
-    found.LlamaMLP = LlamaMLP
-    monkeypatch.setitem(sys.modules, found.__name__, found)
-    gated = replacements.replacements()[-1]
-    stock = LlamaMLP()
-    assert gated["applies"](stock) is None
-    assert gated["restore"](gated["build"](stock)) is stock
-    assert "Derived" in gated["applies"](type("Derived", (LlamaMLP,), {})())
 
 
 @pytest.mark.parametrize("level", ["native", "triton"])

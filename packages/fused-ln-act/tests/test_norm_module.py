@@ -1,10 +1,9 @@
-"""The modules of the norm and their replacements."""
+"""The modules of the norm."""
 
 import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import AddLayerNorm, LayerNorm, LayerNormAct
-from kernel_pytorch.fused_ln_act.replacements import replacements
 
 
 def randomised(module):
@@ -123,13 +122,3 @@ def test_bad_input_names_the_argument(name):
 def test_shown():
     assert "activation='gelu', p=0.1" in repr(LayerNormAct(4, "gelu", 0.1))
     assert "level='native'" in repr(LayerNorm(4, level="native"))
-
-
-def test_replacement_shares_and_goes_back():
-    (entry,) = [entry for entry in replacements() if entry["stock"] is torch.nn.LayerNorm]
-    stock = torch.nn.LayerNorm(8)
-    ours = entry["build"](stock)
-    assert type(ours) is LayerNorm
-    assert entry["restore"](ours).weight is stock.weight
-    assert entry["applies"](stock) is None
-    assert "LayerNorm may compute something else" in entry["applies"](ours)

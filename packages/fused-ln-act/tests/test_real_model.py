@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import MLP, AddLayerNorm, LayerNorm
-from kernel_pytorch.fused_ln_act.replacements import replacements
 from kernel_pytorch.harness.real_input import RealInputUnavailable, _library, _model_folder, real_text
 
 pytestmark = pytest.mark.slow
@@ -50,15 +49,12 @@ def embeddings(tokenizer, network, texts):
 
 
 def with_norms(network, level):
-    """A copy with the declared drop-in for every LayerNorm, and how many there were."""
+    """A copy with the drop-in for every LayerNorm, and how many there were."""
     network, count = copy.deepcopy(network), 0
-    (entry,) = [entry for entry in replacements() if entry["stock"] is torch.nn.LayerNorm]
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, torch.nn.LayerNorm) and entry["applies"](child) is None:
-                ours = entry["build"](child)
-                ours.level = level
-                setattr(parent, name, ours)
+            if type(child) is torch.nn.LayerNorm:
+                setattr(parent, name, LayerNorm.from_torch(child, level=level))
                 count += 1
     return network, count
 

@@ -5,7 +5,6 @@ import torch
 
 from kernel_pytorch.fused_ln_act import MLP, AddLayerNorm, GatedMLP, LayerNorm, LayerNormAct, LinearAct
 from kernel_pytorch.fused_ln_act._core.stock import why_not_plain
-from kernel_pytorch.fused_ln_act.replacements import replacements
 
 
 def hooked(module):
@@ -63,17 +62,6 @@ def test_hooks_are_not_dropped(case):
 def test_a_weight_that_is_computed_is_not_taken_over(change):
     with pytest.raises(TypeError, match=r"has hooks|the weight of Linear is made of other tensors"):
         LinearAct.from_torch(change(torch.nn.Linear(8, 3)))
-
-
-def test_what_applies_says_so():
-    """Whoever replaces asks first, and is told."""
-    norms, sequences = replacements()[:2]
-    assert "has hooks" in norms["applies"](hooked(torch.nn.LayerNorm(8)))
-    assert "has hooks" in sequences["applies"](feed_forward(hooked(torch.nn.Linear(8, 3))))
-    assert "p: given 1.0" in sequences["applies"](feed_forward(torch.nn.Linear(8, 3), torch.nn.Dropout(1.0)))
-    assert "cannot take what" in sequences["applies"](feed_forward(torch.nn.Linear(8, 4)))
-    assert "given nothing" in sequences["applies"](torch.nn.Sequential())
-    assert sequences["applies"](feed_forward(torch.nn.Linear(8, 3))) is None
 
 
 def test_plain_modules_are_plain():

@@ -24,6 +24,7 @@ from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.commands.compare import compare_command
 from kernel_pytorch.harness.commands.list import list_command
 from kernel_pytorch.harness.commands.machine import machine_command
+from kernel_pytorch.harness.commands.models import models_command
 from kernel_pytorch.harness.commands.new import new_command
 from kernel_pytorch.harness.commands.profile import profile_command
 from kernel_pytorch.harness.commands.report import report_command
@@ -53,6 +54,7 @@ app.command("profile")(profile_command)
 app.command("machine")(machine_command)
 app.command("static")(static_command)
 app.command("support")(support_command)
+app.command("models")(models_command)
 app.command("new")(new_command)
 
 

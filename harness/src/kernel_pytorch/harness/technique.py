@@ -38,7 +38,6 @@ __all__ = [
     "Level",
     "Operation",
     "Point",
-    "Replacement",
     "Spared",
     "Technique",
     "grid",
@@ -251,23 +250,6 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Replacement:
-    """A stock module that a technique can stand in for.
-
-    Attributes:
-        stock: the class that is replaced.
-        build: `module -> drop-in`, sharing the parameters of `module`.
-        restore: `drop-in -> stock module`, the way back.
-        applies: `module -> None` or the reason why this very module is left alone.
-    """
-
-    stock: type[torch.nn.Module]
-    build: Callable[[torch.nn.Module], torch.nn.Module]
-    restore: Callable[[torch.nn.Module], torch.nn.Module]
-    applies: Callable[[torch.nn.Module], str | None] = lambda module: None
-
-
-@dataclass(frozen=True)
 class Technique:
     """What one package offers.
 
@@ -279,7 +261,8 @@ class Technique:
         levels: import string of what says which level runs where, an object of the package or a module:
             `default(operation, device, dtype) -> str` and `unavailable(level, device, dtype) -> str | None`; where
             there is more to say of a level, also `describe(level, device) -> str`.
-        replacements: import string of a function that returns the keyword arguments of `Replacement`s, or None.
+        replacements: name of the module that puts the functions into models: `patch(model)` in place, with what was
+            replaced and why the rest was not, and `unpatch(model)`, the way back. None: they stand in for nothing.
         contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
         cuda_units: import string of a function that returns the `CudaUnit`s of the technique; empty where its sources
@@ -298,6 +281,15 @@ class Technique:
     def ladder(self) -> Any:
         """Import what says which level runs where."""
         return imported(self.levels) if ":" in self.levels else importlib.import_module(self.levels)
+
+    def patch(self, model: torch.nn.Module) -> Any:
+        """Put the functions into a model, in place; what was done, as the package reports it."""
+        return importlib.import_module(self.replacements).patch(model) if self.replacements else None
+
+    def unpatch(self, model: torch.nn.Module) -> None:
+        """Undo `patch`."""
+        if self.replacements:
+            importlib.import_module(self.replacements).unpatch(model)
 
     def operation(self, name: str) -> Operation:
         """The operation of that name. Raises KeyError naming what exists."""

@@ -12,6 +12,7 @@ from rich.markup import escape
 from kernel_pytorch.harness.carrying import CarryError, carry
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.models.record import FILE as MODELS_FILE
 from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.readme import ReadmeError, write_block
@@ -32,7 +33,7 @@ from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Technique
 
-OTHER_FILES = ("pytest-benchmark.json", ".partial.json", VERIFICATION_SUFFIX, KERNELS_SUFFIX)
+OTHER_FILES = ("pytest-benchmark.json", MODELS_FILE, ".partial.json", VERIFICATION_SUFFIX, KERNELS_SUFFIX)
 BLOCK = "results"
 
 

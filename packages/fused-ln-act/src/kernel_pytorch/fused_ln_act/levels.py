@@ -22,7 +22,7 @@ HOPPER = [(9, 0)]
 LADDER = Ladder(
     {function: f"{__package__}.{group}.levels" for group, functions in GROUPS.items() for function in functions},
     [
-        Default("triton", "nvidia-h200", functions=(*NORM, *GATED, *BIAS), capabilities=HOPPER),
+        Default("triton", "nvidia-h200", functions=(*NORM, *GATED, *BIAS), capabilities=HOPPER, traced=False),
         Default("cuda", "nvidia-h200", functions=SOFTMAX, capabilities=HOPPER),
         # Products of float32 and float64 are no work for tensor cores. bfloat16 was measured; float16 is as many bytes
         # and the same instructions.

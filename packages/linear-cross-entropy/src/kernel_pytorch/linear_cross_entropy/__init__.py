@@ -2,5 +2,6 @@
 
 from .functional import cross_entropy, linear_cross_entropy
 from .module import CrossEntropyLoss, LinearCrossEntropy
+from .replacements import patch, unpatch
 
-__all__ = ["CrossEntropyLoss", "LinearCrossEntropy", "cross_entropy", "linear_cross_entropy"]
+__all__ = ["CrossEntropyLoss", "LinearCrossEntropy", "cross_entropy", "linear_cross_entropy", "patch", "unpatch"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._core.operator import is_transformed
+from ._core.operator import is_exporting, is_transformed
 from .operators import LEVELS
 from .rules.cross_entropy import counted
 
@@ -43,7 +43,7 @@ def has_one_loss(reduction: str, label_smoothing: float, softcap: float) -> bool
     inference, and smoothed labels under a cap need the logits once more.
     """
     of_all = reduction != "none" and not (softcap > 0.0 and label_smoothing > 0.0)
-    return of_all and torch.is_grad_enabled() and not is_transformed() and not torch.compiler.is_exporting()
+    return of_all and torch.is_grad_enabled() and not is_transformed() and not is_exporting()
 
 
 def logits_loss(

@@ -1,51 +1,130 @@
-"""What this package can stand in for, and the way back.
-
-A linear layer is no stock module that `LinearCrossEntropy` could replace unseen, since that takes the target too:
-models use `LinearCrossEntropy.from_torch(model.lm_head)`.
-"""
+"""What this package can stand in for: `patch(model)` puts it there in place, `unpatch(model)` takes it off."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ._core.stock import check_plain, why_not_plain
-from .module import CrossEntropyLoss
+from ._core import patching
+from ._core.patching import Found, Patched
+from ._core.stock import why_not_plain
+from .functional import linear_cross_entropy
+
+PACKAGE = "linear-cross-entropy"
+
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Phi3", "Olmo2")
+CAUSAL = dict.fromkeys((f"{name}ForCausalLM" for name in FAMILIES), "CausalLMOutputWithPast") | {
+    "GPT2LMHeadModel": "CausalLMOutputWithCrossAttentions"
+}
+"""Classes of Hugging Face's transformers whose loss is that of the next word under one linear head, with what their
+forward returns."""
+MASKED = {"BertForMaskedLM": "MaskedLMOutput"}
+"""Those whose loss is that of hidden words, under a transform and one linear head."""
+OF_THE_LOSS = ("labels", "num_items_in_batch", "ignore_index", "logits_to_keep", "return_dict")
+"""Keywords that the model without its head does not take."""
 
 
-def build(module: torch.nn.Module) -> CrossEntropyLoss:
-    """A drop-in for `torch.nn.CrossEntropyLoss`.
+def patch(model: torch.nn.Module) -> Patched:
+    """Let `linear_cross_entropy` compute the loss of a language model of Hugging Face's transformers, in place.
+
+    While the model is training and has labels the loss comes from the hidden states, and `logits` of the output is
+    None: they are never in memory. Without labels, and in evaluation, the class's own forward runs.
+
+    Args:
+        model: a model of transformers, before it is compiled, or what holds one.
+
+    Returns:
+        What was replaced, and why the rest was not.
 
     Raises:
-        ValueError: `module` has weights of classes.
-        TypeError: it has hooks.
+        TypeError: `model` is no module, or is compiled or scripted.
     """
-    assert isinstance(module, torch.nn.CrossEntropyLoss)
-    ours = CrossEntropyLoss(module.weight, **_options(module))
-    check_plain([module])
-    return ours.train(module.training)
+    return patching.patch(model, PACKAGE, [_find])
 
 
-def restore(module: torch.nn.Module) -> torch.nn.CrossEntropyLoss:
-    """The stock module that `build` replaced."""
-    assert isinstance(module, CrossEntropyLoss)
-    return torch.nn.CrossEntropyLoss(**_options(module)).train(module.training)
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo `patch`: every module has the forward of its class again."""
+    patching.unpatch(model, PACKAGE)
 
 
-def applies(module: torch.nn.Module) -> str | None:
-    """None, or why this very module is left alone: only of the stock class itself is it known what it computes."""
-    if type(module) is not torch.nn.CrossEntropyLoss:
-        return f"{type(module).__name__} may compute something else than torch.nn.CrossEntropyLoss"
-    if module.weight is not None:
-        return "it has weights of classes"
-    return why_not_plain([module])
+def _find(module: torch.nn.Module) -> Found | str | None:
+    """A language model with a head of one linear layer."""
+    name = type(module).__name__
+    if not hasattr(module, "get_output_embeddings") or not name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM")):
+        return None
+    if name not in {**CAUSAL, **MASKED} or not type(module).__module__.startswith("transformers."):
+        return f"it is not known what the head of {name} computes"
+    head = module.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        return f"its head is {type(head).__name__}, no torch.nn.Linear"
+    if reason := why_not_plain([head]):
+        return reason
+    return Found(_masked(module) if name in MASKED else _causal(module), "linear_cross_entropy, in training")
 
 
-def replacements() -> list[dict[str, Any]]:
-    """Keyword arguments of `kernel_pytorch.harness.technique.Replacement`, one entry per stock module."""
-    return [{"stock": torch.nn.CrossEntropyLoss, "build": build, "restore": restore, "applies": applies}]
+def _causal(module: torch.nn.Module) -> patching.Forward:
+    stock, output = patching.stock(module), _output_of(module)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_ours(self, args, kwargs) or kwargs.get("shift_labels") is not None:
+            return stock(self, *args, **kwargs)
+        outputs = _of_the_body(self, args, kwargs)
+        labels = torch.nn.functional.pad(kwargs["labels"], (0, 1), value=-100)[..., 1:]
+        loss = _loss(self, outputs.last_hidden_state, self.get_output_embeddings(), labels, kwargs)
+        return output(outputs, loss)
+
+    return forward
 
 
-def _options(module: torch.nn.CrossEntropyLoss) -> dict[str, Any]:
-    return {name: getattr(module, name) for name in ("ignore_index", "reduction", "label_smoothing")}
+def _masked(module: torch.nn.Module) -> patching.Forward:
+    stock, output = patching.stock(module), _output_of(module)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_ours(self, args, kwargs):
+            return stock(self, *args, **kwargs)
+        outputs = _of_the_body(self, args, kwargs)
+        head = self.cls.predictions
+        hidden = head.transform(outputs.last_hidden_state)
+        loss = _loss(self, hidden, head.decoder, kwargs["labels"], {}).to(hidden.dtype)
+        return output(outputs, loss)
+
+    return forward
+
+
+def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call wants a loss to train on, in the way of which it is known what that computes."""
+    return (
+        model.training
+        and len(args) <= 1
+        and kwargs.get("labels") is not None
+        and not kwargs.get("logits_to_keep")
+        and kwargs.get("return_dict", model.config.return_dict) is not False
+        and type(model.get_output_embeddings()) is torch.nn.Linear
+    )
+
+
+def _of_the_body(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the model without its head gives."""
+    return model.base_model(*args, **{name: value for name, value in kwargs.items() if name not in OF_THE_LOSS})
+
+
+def _loss(model: Any, hidden: Tensor, head: torch.nn.Linear, labels: Tensor, given: dict[str, Any]) -> Tensor:
+    """As transformers' own: the mean over the words that count, or their sum over the number that is given."""
+    items = given.get("num_items_in_batch")
+    loss = linear_cross_entropy(
+        hidden, head.weight, labels.to(hidden.device), bias=head.bias, ignore_index=given.get("ignore_index", -100),
+        softcap=getattr(model.config, "final_logit_softcapping", None), reduction="mean" if items is None else "sum",
+    )  # fmt: skip
+    return loss if items is None else loss / items
+
+
+def _output_of(module: torch.nn.Module) -> Callable[[Any, Tensor], Any]:
+    """What makes the output of the class's forward, without logits, of that of the model without its head."""
+    kind = getattr(sys.modules["transformers.modeling_outputs"], {**CAUSAL, **MASKED}[type(module).__name__])
+    names = [each.name for each in dataclasses.fields(kind) if each.name not in ("loss", "logits")]
+    return lambda outputs, loss: kind(loss=loss, **{name: getattr(outputs, name, None) for name in names})

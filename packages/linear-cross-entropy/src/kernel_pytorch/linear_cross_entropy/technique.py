@@ -329,5 +329,5 @@ technique = Technique(
         "_logits_forward_kernel": KernelContract(PARKED, max_registers=128),
         "_logits_backward_kernel": KernelContract(PARKED, max_registers=128),
     },
-    replacements=f"{HERE}.replacements:replacements",
+    replacements=f"{HERE}.replacements",
 )

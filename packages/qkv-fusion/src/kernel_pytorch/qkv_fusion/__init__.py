@@ -3,5 +3,6 @@
 from . import functional, modules
 from .functional import *  # noqa: F403
 from .modules import *  # noqa: F403
+from .replacements import fuse, patch, unfuse, unpatch
 
-__all__ = [*functional.__all__, *modules.__all__]
+__all__ = [*functional.__all__, *modules.__all__, "fuse", "patch", "unfuse", "unpatch"]

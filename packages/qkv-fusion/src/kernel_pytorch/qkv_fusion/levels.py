@@ -19,8 +19,9 @@ FOLDERS = {
 LADDER = Ladder(
     {function: f"{__package__}.{folder}.levels" for function, folder in FOLDERS.items()},
     [
-        # The kernel of cuda-ops, which was verified there. Triton's of this package were run on no GPU yet.
-        Default("cuda", "nvidia-h200", functions=["qk_norm_rope"], capabilities=[(9, 0)]),
+        # Measured in models (models.json), where it takes the place of a rotation that is written out.
+        Default("triton", "nvidia-h200", functions=["rotary_embedding"], capabilities=[(9, 0)], traced=False),
+        Default("cuda", "nvidia-h200", functions=["qk_norm_rope"], capabilities=[(9, 0)], traced=False),
         Default(
             "cuda", "amd-epyc-2-threads", "cpu", functions=["qk_norm_rope"], dtypes=[torch.bfloat16, torch.float32]
         ),

@@ -7,7 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from ._core import patching
+from ._core.patching import Patched
 from .modules.group import LinearGroup, Member, check_layers, pack_members
+from .rotation import find_rotation
+
+PACKAGE = "qkv-fusion"
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj", "up_proj"))
 """Names of layers that read the same tensor: Llama, Mistral, Qwen, Gemma and others; BERT and ViT; gated MLPs."""
@@ -68,25 +73,28 @@ def unfuse(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def patch(module: torch.nn.Module) -> dict[str, str]:
-    """`fuse` what can be fused, in place, and leave the rest.
+def patch(model: torch.nn.Module) -> Patched:
+    """Let `rotary_embedding` rotate queries and keys in the attention of Hugging Face's transformers, in place.
+
+    An attention is known by the function `apply_rotary_pos_emb` that its forward calls, if that gives what
+    `rotary_embedding` gives; the rest of the forward stays as its class has it. Projections stay apart, since packing
+    them makes new parameters: `fuse` does that.
+
+    Args:
+        model: a model, or a part of one, before it is compiled.
 
     Returns:
-        By path of what was left alone, the reason.
+        What was replaced, and why the rest was not.
+
+    Raises:
+        TypeError: `model` is no module, or is compiled or scripted.
     """
-    left = {}
-    for path, parent, names in list(_found(module, GROUPS)):
-        reason = why_not(module, path, parent, names)
-        if reason is None:
-            _replace(parent, names)
-        else:
-            left[path] = str(reason)
-    return left
+    return patching.patch(model, PACKAGE, [find_rotation])
 
 
-def unpatch(module: torch.nn.Module) -> None:
-    """Undo `patch`, as `unfuse` does."""
-    unfuse(module)
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo `patch`: every module has the forward of its class again."""
+    patching.unpatch(model, PACKAGE)
 
 
 def why_not(

@@ -2,5 +2,6 @@
 
 from .functional import add_rms_norm, head_rms_norm, rms_norm
 from .module import RMSNorm
+from .replacements import patch, unpatch
 
-__all__ = ["RMSNorm", "add_rms_norm", "head_rms_norm", "rms_norm"]
+__all__ = ["RMSNorm", "add_rms_norm", "head_rms_norm", "patch", "rms_norm", "unpatch"]

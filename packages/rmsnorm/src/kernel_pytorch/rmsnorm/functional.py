@@ -18,7 +18,7 @@ from ._core.arguments import (
 from .levels import LADDER
 
 Casting = Literal["llama", "gemma", "none"]
-CASTINGS = ("llama", "gemma", "none")
+CASTINGS: tuple[Casting, ...] = ("llama", "gemma", "none")
 
 
 def rms_norm(

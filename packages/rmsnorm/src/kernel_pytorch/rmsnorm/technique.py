@@ -255,5 +255,5 @@ technique = Technique(
         # It stores the sum over a tile: one row, too short for wide stores.
         "_add_shares_kernel": KernelContract(max_registers=128, min_load_bits=128),
     },
-    replacements=f"{HERE}.replacements:replacements",
+    replacements=f"{HERE}.replacements",
 )

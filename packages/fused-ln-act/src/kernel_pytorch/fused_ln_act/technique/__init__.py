@@ -14,7 +14,7 @@ technique = Technique(
     paper="https://arxiv.org/abs/1607.06450",
     operations=[operation for group in GROUPS for operation in group.OPERATIONS],
     levels=f"{PACKAGE}.levels:LADDER",
-    replacements=f"{PACKAGE}.replacements:replacements",
+    replacements=f"{PACKAGE}.replacements",
     contracts={
         # It stores the sum over a tile: one row, too short for wide stores.
         "_add_shares_kernel": KernelContract(max_registers=128, min_load_bits=128),

@@ -11,5 +11,6 @@ technique = Technique(
     paper="https://arxiv.org/abs/2104.09864",
     operations=[*rotary.OPERATIONS, *norm_rope.OPERATIONS, *projection.OPERATIONS],
     levels=f"{PACKAGE}.levels:LADDER",
+    replacements=f"{PACKAGE}.replacements",
     contracts={**rotary.CONTRACTS, **norm_rope.CONTRACTS},
 )

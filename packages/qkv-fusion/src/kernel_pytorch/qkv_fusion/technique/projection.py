@@ -39,19 +39,20 @@ def norm_rope_inputs(case: Case, generator: torch.Generator) -> Given:
 
 
 def projection_cost(case: Case, direction: Direction) -> Cost:
-    """Forward: read x, weight and bias, write the product. Backward: read it, x and the weight, write dx, dweight."""
+    """Forward: read x, weight and bias, write the product. Backward: read it, x and the weight, write dx, dweight.
+
+    How many kernels a product takes is cuBLAS's affair.
+    """
     tokens, inner, rows = torch.Size(case.shape[:-1]).numel(), case.shape[-1], columns_out(case)
     size = case.dtype.itemsize
     bias = rows if case.sizes.get("bias", False) else 0
-    forward = Cost((tokens * (inner + rows) + rows * inner + bias) * size, 2 * tokens * inner * rows, launches=1)
-    backward = Cost(
-        (tokens * (2 * inner + rows) + 2 * rows * inner + bias) * size, 4 * tokens * inner * rows, launches=2
-    )
+    forward = Cost((tokens * (inner + rows) + rows * inner + bias) * size, 2 * tokens * inner * rows)
+    backward = Cost((tokens * (2 * inner + rows) + 2 * rows * inner + bias) * size, 4 * tokens * inner * rows)
     if direction is Direction.FORWARD:
         return forward
     if direction is Direction.BACKWARD:
         return backward
-    return Cost(forward.bytes + backward.bytes, forward.flops + backward.flops, launches=3)
+    return Cost(forward.bytes + backward.bytes, forward.flops + backward.flops)
 
 
 def norm_rope_cost(case: Case, direction: Direction) -> Cost:
@@ -61,7 +62,7 @@ def norm_rope_cost(case: Case, direction: Direction) -> Cost:
     more = table_bytes(case, case.shape[:-1], rotated(case, columns)) + 2 * columns * case.dtype.itemsize
     heads = torch.Size(case.shape[:-1]).numel() * (case.sizes["heads"] + case.sizes["k_heads"]) * columns
     elementwise = {Direction.FORWARD: 7, Direction.BACKWARD: 14, Direction.BOTH: 21}[direction] * heads
-    return Cost(product.bytes + passes * more, product.flops + elementwise, launches=(product.launches or 0) + passes)
+    return Cost(product.bytes + passes * more, product.flops + elementwise)
 
 
 def summands(arguments: dict[str, Any]) -> dict[str, int]:

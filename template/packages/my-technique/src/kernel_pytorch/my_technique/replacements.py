@@ -1,4 +1,4 @@
-"""What this package can stand in for, and the way back."""
+"""What this package can stand in for: `patch(model)` puts it there in place, `unpatch(model)` takes it off."""
 
 from __future__ import annotations
 
@@ -6,36 +6,41 @@ from typing import Any
 
 import torch
 
-from ._core.stock import check_plain, why_not_plain
-from .module import MyTechnique
+from ._core import patching
+from ._core.patching import Found, Patched
+from .functional import my_technique
+
+PACKAGE = "my-technique"
 
 
-def build(module: torch.nn.Module) -> MyTechnique:
-    """A drop-in for `torch.nn.SiLU`.
+def patch(model: torch.nn.Module) -> Patched:
+    """Let `my_technique` compute every `torch.nn.SiLU` of a model, in place.
+
+    Args:
+        model: a model, or a part of one, before it is compiled.
+
+    Returns:
+        What was replaced, and why the rest was not.
 
     Raises:
-        TypeError: `module` has hooks.
+        TypeError: `model` is no module, or is compiled or scripted.
     """
-    assert isinstance(module, torch.nn.SiLU)
-    check_plain([module])
-    return MyTechnique().train(module.training)
+    return patching.patch(model, PACKAGE, [_find])
 
 
-def restore(module: torch.nn.Module) -> torch.nn.SiLU:
-    """The stock module that `build` replaced."""
-    assert isinstance(module, MyTechnique)
-    return torch.nn.SiLU().train(module.training)
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo `patch`: every module has the forward of its class again."""
+    patching.unpatch(model, PACKAGE)
 
 
-def applies(module: torch.nn.Module) -> str | None:
-    """None, or why this very module is left alone: only of the stock class itself is it known what it computes."""
+def _find(module: torch.nn.Module) -> Found | str | None:
+    """Of the stock class itself it is known what it computes; of others it is not."""
     if type(module) is not torch.nn.SiLU:
-        return f"{type(module).__name__} may compute something else than torch.nn.SiLU"
+        return None
     if module.inplace:
         return "it writes into its input, which this package never does"
-    return why_not_plain([module])
+    return Found(_forward, "my_technique")
 
 
-def replacements() -> list[dict[str, Any]]:
-    """Keyword arguments of `kernel_pytorch.harness.technique.Replacement`, one entry per stock module."""
-    return [{"stock": torch.nn.SiLU, "build": build, "restore": restore, "applies": applies}]
+def _forward(self: torch.nn.Module, input: torch.Tensor) -> Any:
+    return my_technique(input, beta=1.0)

@@ -75,5 +75,5 @@ technique = Technique(
         )
     ],
     levels=f"{HERE}.levels:LADDER",
-    replacements=f"{HERE}.replacements:replacements",
+    replacements=f"{HERE}.replacements",
 )

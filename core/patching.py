@@ -1,0 +1,153 @@
+"""`patch` and `unpatch`: parts of a model computed another way, in place, and the way back.
+
+A patched module gets another `forward` as an attribute of the instance, and nothing else changes: its class, its
+parameters, its hooks, its children and the names in its state_dict stay. So patches of several packages commute and
+come off in any order, checkpoints and optimizers do not see them, and what wraps a module (DDP, FSDP2, adapters of its
+linear layers, gradient checkpointing) goes on working.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .stock import HOOKS
+
+OWNER = "_kernel_pytorch_package"
+"""Attribute of a function that is the forward of a patched module: the package that put it there."""
+
+Forward = Callable[..., Any]
+"""What becomes the `forward` of a module; it takes the module first."""
+
+Finder = Callable[[torch.nn.Module], "Found | str | None"]
+"""Whether a module is one that a package computes: what to do, the reason why it is left alone, or None: another."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A module that can be patched.
+
+    Attributes:
+        forward: what computes it from now on.
+        by: the public function that does, for the report.
+    """
+
+    forward: Forward
+    by: str
+
+
+@dataclass
+class Patched:
+    """What `patch` did.
+
+    Attributes:
+        replaced: by the path of a module, what computes it now.
+        left: by the path of a module that looked like one of these, why it was left alone.
+    """
+
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line a path."""
+        replaced = [f"{path or 'the model'}: {by}" for path, by in self.replaced.items()]
+        return "\n".join(replaced + [f"{path or 'the model'}: left alone, {why}" for path, why in self.left.items()])
+
+
+def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder]) -> Patched:
+    """Give every module that a finder knows the forward that it names.
+
+    Args:
+        model: whose modules are patched, itself among them.
+        package: whose patch it is; `unpatch` takes off what has this name.
+        finders: asked in this order; the first that knows a module decides.
+
+    Raises:
+        TypeError: `model` is no module, or is compiled or scripted already: patch it before.
+    """
+    _check_model(model)
+    report = Patched()
+    for path, module in model.named_modules():
+        if owner_of(module) == package:
+            report.replaced[path] = f"{package}, patched before"
+            continue
+        found = next((found for find in finders if (found := find(module)) is not None), None)
+        if isinstance(found, Found):
+            found = _put(module, package, found)
+        if isinstance(found, str):
+            report.left[path] = found
+        elif found is not None:
+            report.replaced[path] = found.by
+    return report
+
+
+def unpatch(model: torch.nn.Module, package: str) -> None:
+    """Give every module that `patch` of this package changed the forward of its class again."""
+    _check_model(model)
+    for module in model.modules():
+        if owner_of(module) == package:
+            del module.forward
+
+
+def owner_of(module: torch.nn.Module) -> str | None:
+    """The package whose patch a module has, or None."""
+    owner = getattr(module.__dict__.get("forward"), OWNER, None)
+    return owner if isinstance(owner, str) else None
+
+
+def stock(module: torch.nn.Module) -> Forward:
+    """The forward of a module's class, which takes the module first."""
+    forward: Forward = type(module).forward
+    return forward
+
+
+def stand_in(module: torch.nn.Module, children: Mapping[str, torch.nn.Module], **attributes: Any) -> torch.nn.Module:
+    """A module of the same class with other children and attributes, to see what its forward computes.
+
+    Nothing of the original is called or changed, so it may be on any device, sharded, or have adapters.
+    """
+    probe = copy.copy(module)
+    probe.__dict__["_modules"] = {**module._modules, **children}
+    for name in HOOKS:
+        probe.__dict__[name] = type(getattr(module, name))()
+    probe.__dict__.pop("forward", None)
+    probe.__dict__.update(attributes)
+    return probe
+
+
+def agree(ours: Tensor | None, stock: Tensor | None, tolerance: float) -> bool:
+    """Whether two results are the same but for rounding: no element differs by more than `tolerance` of the largest."""
+    if not isinstance(ours, Tensor) or not isinstance(stock, Tensor):
+        return False
+    if ours.shape != stock.shape or ours.dtype != stock.dtype:
+        return False
+    difference = (ours.double() - stock.double()).abs().max()
+    return bool(difference <= tolerance * stock.double().abs().max())
+
+
+def _put(module: torch.nn.Module, package: str, found: Found) -> Found | str:
+    """Set the forward, or say why not."""
+    present = module.__dict__.get("forward")
+    if present is not None:
+        return f"its forward was replaced before, by {getattr(present, OWNER, None) or _name_of(present)}"
+
+    setattr(found.forward, OWNER, package)
+    module.forward = MethodType(found.forward, module)
+    return found
+
+
+def _name_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _check_model(model: torch.nn.Module) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: given {type(model).__name__}; it must be a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+        raise TypeError(f"model: given {type(model).__name__}; patch the model before it is compiled or scripted")

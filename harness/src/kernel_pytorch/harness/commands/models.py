@@ -1,0 +1,230 @@
+"""`kernel-pytorch models`: whole models, stock, compiled and with the techniques that are installed."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import itertools
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import torch
+import typer
+from rich.markup import escape
+
+from kernel_pytorch.harness.availability import parse_device
+from kernel_pytorch.harness.commands.common import (
+    PLAIN,
+    DeviceOption,
+    Steps,
+    check_writable,
+    messages,
+    output,
+    warn_broken,
+    warn_if_busy,
+)
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.models.page import headline
+from kernel_pytorch.harness.models.record import FILE, Record, RecordError, Row, Run, load, run_name
+from kernel_pytorch.harness.models.run import measure
+from kernel_pytorch.harness.models.tables import tables
+from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
+from kernel_pytorch.harness.models.works import WORKS, Work, find_work
+from kernel_pytorch.harness.models.zoo import MODELS, Model, TransformersMissingError, find_model
+from kernel_pytorch.harness.readme import ReadmeError, write_block
+from kernel_pytorch.harness.sources import digest
+from kernel_pytorch.harness.technique import Technique
+
+ROUNDS = 15
+BLOCK = "models"
+TOLERANCE = 0.05
+"""Of results in 16 bits, after all layers: what two orders of rounding leave is a fifth of it, a wrong piece more."""
+
+
+def models_command(
+    model: Annotated[
+        str | None, typer.Argument(help=f"One of {', '.join(m.name for m in MODELS)}; all if omitted.")
+    ] = None,
+    work: Annotated[
+        list[str] | None,
+        typer.Option("--work", help=f"Only this one: {', '.join(w.name for w in WORKS)}. May be given several times."),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant",
+            help=f"Only this one beside stock: {', '.join(v.name for v in (*VARIANTS[1:], LIGER))}. May be repeated.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Patch in this technique alone. May be given several times.")
+    ] = None,
+    device: DeviceOption = None,
+    tiny: Annotated[
+        bool | None,
+        typer.Option("--tiny/--real", help="Small models; the default on a CPU, where real ones take hours."),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=8, help="Samples of each variant.")] = ROUNDS,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Leave out what --json holds of the present sources and this device.")
+    ] = False,
+    readme: Annotated[
+        Path | None,
+        typer.Option("--readme", help="Measure nothing; write the headline table of --json into this README."),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help=f"Keep what was measured in this file, beside what it holds ({FILE})."),
+    ] = None,
+) -> None:
+    """Time whole models at whole works: training, prefill, decoding; all variants of a model in turns.
+
+    Stock models of Hugging Face's transformers at published widths with few layers and random weights stand beside
+    torch.compile, Liger-Kernel where it is installed, and the techniques that are installed, patched in. Ratios are of
+    the same process and the same rounds. Each work of a model is kept when it is done.
+    Exit code: 0; 1 if a variant of ours did not run or gives another result; 2 for a name that does not exist.
+    """
+    if readme is not None:
+        _write_readme(readme, json)
+        return
+    where = parse_device(device)
+    discovery = discover()
+    warn_broken(discovery)
+    techniques = [t for t in discovery.techniques.values() if t.replacements and (only is None or t.name in only)]
+    try:
+        chosen = MODELS if model is None else (find_model(model),)
+        works = WORKS[:1] if work is None else tuple(find_work(name) for name in work)
+        variants = _variants(variant)
+    except KeyError as error:
+        _stop(str(error.args[0]))
+    check_writable(json)
+    warn_if_busy()
+    small = where.type == "cpu" if tiny is None else tiny
+    done = _done(json, techniques, where, tiny=small) if resume else set()
+    failed = False
+    for spec, each in itertools.product(chosen, works):
+        if not each.applies(spec) or run_name(spec.name, each.name) in done:
+            continue
+        try:
+            rows = _measure(spec, each, variants, techniques, where, tiny=small, rounds=rounds)
+        except TransformersMissingError as error:
+            _stop(str(error))
+        for table in tables(rows):
+            output.print(table)
+        failed |= _report_failures(rows)
+        if json is not None:
+            _keep(json, run_name(spec.name, each.name), _run(rows, techniques, where, tiny=small))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _write_readme(readme: Path, json: Path | None) -> None:
+    if json is None:
+        _stop("--readme: give --json FILE too, whose table is written")
+    try:
+        write_block(readme, BLOCK, headline(load(json)))
+    except (RecordError, ReadmeError) as error:
+        _stop(str(error))
+
+
+def _variants(names: list[str] | None) -> tuple[Variant, ...]:
+    if names is None:
+        return (*VARIANTS, LIGER)
+    known = {each.name: each for each in (*VARIANTS, LIGER)}
+    for name in names:
+        if name not in known:
+            raise KeyError(f"variant: given {name!r}; allowed are {', '.join(known)}")
+    return (STOCK, *(each for name, each in known.items() if name in names and each is not STOCK))
+
+
+def _measure(
+    spec: Model, work: Work, variants: tuple[Variant, ...], techniques: list[Technique], device: torch.device, *,
+    tiny: bool, rounds: int,
+) -> list[Row]:  # fmt: skip
+    here = tuple(each for each in variants if each is not LIGER)
+    with Steps(spec.name) as steps:
+        found = list(measure(spec, work, here, techniques, device, tiny=tiny, rounds=rounds, on_step=steps))
+        if LIGER in variants:
+            found.append(_liger(spec, work, device, tiny=tiny, rounds=rounds, steps=steps))
+    return found
+
+
+def _liger(spec: Model, work: Work, device: torch.device, *, tiny: bool, rounds: int, steps: Steps) -> Row:
+    """Liger-Kernel beside stock in a process of its own."""
+    reason = LIGER.why_not(spec, work, device)
+    if reason is not None:
+        return Row(model=spec.name, work=work.name, variant=LIGER.name, reason=reason)
+    steps(f"{spec.name}, {work.name}: {LIGER.name}")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        task = pool.submit(measure, spec, work, (STOCK, LIGER), (), device, tiny=tiny, rounds=rounds)
+        return task.result()[1]
+
+
+def _report_failures(rows: list[Row]) -> bool:
+    """Name what of ours did not run although it should have, or is wrong; whether there was any."""
+    ours = {each.name for each in VARIANTS if each.ours}
+    failures = []
+    for row in rows:
+        if row.variant in ours and row.reason and row.failed:
+            failures.append(f"{row.model}, {row.work}, {row.variant}: {row.reason}")
+        elif row.variant in ours and row.cost is not None and not row.cost.difference <= TOLERANCE:
+            failures.append(
+                f"{row.model}, {row.work}, {row.variant}: its result is {row.cost.difference:.1%} from stock's; "
+                f"allowed is {TOLERANCE:.0%}"
+            )
+    for failure in failures:
+        messages.print(escape(failure), **PLAIN)
+    return bool(failures)
+
+
+def _run(rows: list[Row], techniques: list[Technique], device: torch.device, *, tiny: bool) -> Run:
+    return Run(
+        date=datetime.date.today().isoformat(),
+        environment=describe_environment(device),
+        tiny=tiny,
+        transformers=importlib.metadata.version("transformers"),
+        packages={technique.name: _sources(technique) for technique in techniques},
+        rows=tuple(rows),
+    )
+
+
+def _sources(technique: Technique) -> str:
+    """The digest of all of a package's sources, its copy of the core among them."""
+    package = importlib.import_module(str(technique.replacements)).__file__
+    assert package is not None
+    folder = Path(package).parent
+    return digest(sorted({*folder.rglob("*.py"), *(folder / "_core").glob("*.py")}))  # rglob passes links by
+
+
+def _done(file: Path | None, techniques: list[Technique], device: torch.device, *, tiny: bool) -> set[str]:
+    """What a file holds of the present sources and of this device."""
+    if file is None or not file.is_file():
+        return set()
+    now = _run([], techniques, device, tiny=tiny)
+    return {
+        name
+        for name, run in _loaded(file).runs.items()
+        if (run.packages, run.tiny, run.environment.slug) == (now.packages, now.tiny, now.environment.slug)
+    }
+
+
+def _keep(file: Path, name: str, run: Run) -> None:
+    runs = _loaded(file).runs if file.is_file() else {}
+    Record(runs={**runs, name: run}).save(file)
+    output.print(escape(f"written: {file}"), **PLAIN)
+
+
+def _loaded(file: Path) -> Record:
+    try:
+        return load(file)
+    except RecordError as error:
+        _stop(str(error))
+
+
+def _stop(message: str) -> NoReturn:
+    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
+    raise typer.Exit(2) from None

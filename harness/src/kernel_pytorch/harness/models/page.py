@@ -1,0 +1,123 @@
+"""What was measured of models, in Markdown: for the site, and shorter for the README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kernel_pytorch.harness.models.record import Record, Row, Run, run_name
+from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
+from kernel_pytorch.harness.models.works import WORKS, Work
+from kernel_pytorch.harness.models.zoo import MODELS, Model
+
+HEADLINE = ("compiled", "best", "liger", "ours", "ours-compiled")
+NOTHING = "-"
+KERNELS = 8
+
+
+def headline(record: Record) -> str:
+    """A table of training steps, a row a model."""
+    titles = {each.name: each.title for each in (*VARIANTS, LIGER)}
+    lines = [_provenance(record.runs.values()), ""]
+    lines += _table(
+        ["training step", "stock, ms", *(titles[name] for name in HEADLINE)],
+        [
+            [model.title, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(name)) for name in HEADLINE)]
+            for model in MODELS
+            if (rows := _rows(record, model, WORKS[0]))
+        ],
+    )
+    return "\n".join(lines) + "\n"
+
+
+def markdown(record: Record) -> str:
+    """All tables: for each work one of times and one of what they cost, and where the device's time goes."""
+    lines = [_provenance(record.runs.values()), ""]
+    variants = (*VARIANTS, LIGER)
+    for work in WORKS:
+        found = {m.title: rows for m in MODELS if (rows := _rows(record, m, work))}
+        shown = [
+            each for each in variants if any(each.name in rows and rows[each.name].cost for rows in found.values())
+        ]
+        if not found:
+            continue
+        cells = [
+            [title, *(_cell(rows.get(each.name), stock=each is STOCK) for each in shown)]
+            for title, rows in found.items()
+        ]
+        lines += [f"**{work.title.capitalize()}**", "", *_table(["model", *(each.title for each in shown)], cells), ""]
+        costs = [[title, each.title, *_costs(rows[each.name])] for title, rows in found.items() for each in shown
+                 if each.name in rows and rows[each.name].cost]  # fmt: skip
+        heads = ["model", "variant", "host, ms", "device, ms", "launches", "peak, GiB", "first call, s", "difference"]
+        lines += [f'??? info "{work.title.capitalize()}: what it costs"', "", *_indented(_table(heads, costs)), ""]
+    lines += ['??? info "Where the device\'s time goes"', "", *_indented(_kernels(record)), ""]
+    return "\n".join(lines)
+
+
+def _provenance(runs: Iterable[Run]) -> str:
+    parts = dict.fromkeys(
+        f"{run.environment.device_name}, torch {run.environment.torch}, transformers {run.transformers}, {run.date}"
+        f"{', small models' if run.tiny else ''}"
+        for run in runs
+    )
+    return (
+        f"{'; '.join(parts)}. Median times, and in brackets how many times as fast as stock in the same rounds of the "
+        "same process."
+    )
+
+
+def _rows(record: Record, model: Model, work: Work) -> dict[str, Row]:
+    run = record.runs.get(run_name(model.name, work.name))
+    return {} if run is None else {row.variant: row for row in run.rows}
+
+
+def _milliseconds(row: Row | None) -> str:
+    return NOTHING if row is None or row.cost is None else f"{row.cost.wall * 1e3:.3g}"
+
+
+def _ratio(row: Row | None) -> str:
+    return NOTHING if row is None or row.ratio is None else f"{row.ratio.median:.2f}x"
+
+
+def _cell(row: Row | None, *, stock: bool) -> str:
+    if row is None or row.cost is None or row.ratio is None:
+        return NOTHING
+    if stock:
+        return f"{_milliseconds(row)} ms"
+    return f"{_milliseconds(row)} ms ({row.ratio.median:.2f}x, {row.ratio.low:.2f} to {row.ratio.high:.2f})"
+
+
+def _costs(row: Row) -> list[str]:
+    cost = row.cost
+    assert cost is not None
+    return [
+        f"{cost.host * 1e3:.3g}",
+        NOTHING if cost.device is None else f"{cost.device * 1e3:.3g}",
+        str(cost.launches or NOTHING),
+        NOTHING if cost.peak_bytes is None else f"{cost.peak_bytes / 2**30:.1f}",
+        f"{cost.first_call:.1f}",
+        f"{cost.difference:.1e}",
+    ]
+
+
+def _kernels(record: Record) -> list[str]:
+    """The kernels that take longest in a training step of ours in eager."""
+    lines = []
+    for model in MODELS:
+        row = _rows(record, model, WORKS[0]).get("ours")
+        if row is None or row.cost is None or not row.cost.kernels:
+            continue
+        cells = [[f"`{k.name[:60]}`", str(k.count), f"{k.seconds * 1e3:.2f}"] for k in row.cost.kernels[:KERNELS]]
+        lines += [f"**{model.title}, ours**", "", *_table(["kernel", "launches", "ms"], cells), ""]
+    return lines or ["Not measured on a GPU yet."]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" if line else "" for line in lines]
+
+
+def _table(heads: list[str], rows: Iterable[list[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(heads)} |",
+        f"|{'---|' * len(heads)}",
+        *(f"| {' | '.join(cells)} |" for cells in rows),
+    ]

@@ -1,0 +1,192 @@
+"""Run the variants of a model in turns, and keep what they cost."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kernel_pytorch.harness.clock.statistics import compare_paired, median_interval
+from kernel_pytorch.harness.models.profiles import profile
+from kernel_pytorch.harness.models.record import Cost, Ratio, Row
+from kernel_pytorch.harness.models.variants import Variant, captured
+from kernel_pytorch.harness.models.works import Step, Work, prepare, step_of
+from kernel_pytorch.harness.models.zoo import Model
+from kernel_pytorch.harness.technique import Technique
+
+LEAST_SECONDS = 0.02
+"""Of a sample: shorter steps are done several times."""
+RECOMPILES = 64
+"""All variants of a model run the same code, and each is a compilation of its own."""
+
+
+@dataclass
+class Prepared:
+    """A variant that is ready to run.
+
+    Attributes:
+        variant: which one.
+        step: does its work once.
+        first_call: seconds of the first step, which compiles.
+        replaced: what was patched in.
+        result: of the first step.
+        times: seconds of a step, one a round.
+        host: seconds until a step returned, without waiting for the device, one a round.
+    """
+
+    variant: Variant
+    step: Step
+    first_call: float
+    replaced: list[str]
+    result: torch.Tensor
+    losses: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+
+
+def measure(
+    spec: Model,
+    work: Work,
+    variants: Sequence[Variant],
+    techniques: Sequence[Technique],
+    device: torch.device,
+    *,
+    tiny: bool,
+    rounds: int,
+    on_step: Callable[[str], None] = lambda what: None,
+) -> tuple[Row, ...]:
+    """Time the variants of a model at one work, taking turns.
+
+    Args:
+        spec: the model.
+        work: what it does.
+        variants: the first is what the others are compared with. What cannot run here is left out with its reason.
+        techniques: those that are patched in.
+        device: where.
+        tiny: whether it is the model for a CPU.
+        rounds: of a step, or several, each; at least `statistics.FEWEST_ROUNDS`.
+        on_step: called with what is done next.
+    """
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = RECOMPILES
+    torch.manual_seed(0)
+    base = spec.build(tiny=tiny)
+    ready: list[Prepared] = []
+    rows: dict[str, Row] = {}
+    for variant in variants:
+        on_step(f"{spec.name}, {work.name}: {variant.name}")
+        reason, failed = variant.why_not(spec, work, device), False
+        if reason is None:
+            try:
+                ready.append(_ready(variant, spec, work, base, techniques, device, tiny=tiny))
+                continue
+            except Exception as error:
+                reason, failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", True
+        rows[variant.name] = Row(model=spec.name, work=work.name, variant=variant.name, reason=reason, failed=failed)
+    if variants[0].name in rows:  # without it there is nothing to compare with
+        ready.clear()
+    on_step(f"{spec.name}, {work.name}: {rounds} rounds")
+    _in_turns(ready, device, rounds)
+    for each in ready:
+        on_step(f"{spec.name}, {work.name}: memory and kernels of {each.variant.name}")
+        rows[each.variant.name] = _row(spec, work, each, ready[0], device)
+    del ready
+    _free(device)
+    return tuple(rows[variant.name] for variant in variants if variant.name in rows)
+
+
+def _ready(
+    variant: Variant, spec: Model, work: Work, base: torch.nn.Module, techniques: Sequence[Technique],
+    device: torch.device, *, tiny: bool,
+) -> Prepared:  # fmt: skip
+    model = prepare(work, copy.deepcopy(base), device)
+    call, replaced = variant.prepare(spec, work, model, techniques)
+    step = step_of(work, spec, model, call, device, tiny=tiny)
+    torch.manual_seed(0)
+    began = time.perf_counter()
+    result = step().float().cpu()
+    _wait(device)
+    seconds = time.perf_counter() - began
+    if variant.graph:
+        step = captured(step)
+    ready = Prepared(variant, step, seconds, replaced, result)
+    for _ in range(3):
+        last = step()
+        if work.training:
+            ready.losses.append(float(last))
+    return ready
+
+
+def _in_turns(ready: Sequence[Prepared], device: torch.device, rounds: int) -> None:
+    """One sample of each variant a round, in an order that changes, so that none always follows the same."""
+    often = {}
+    for each in ready:
+        took = _sample(each.step, 1, device)[0]
+        often[each.variant.name] = max(1, min(20, round(LEAST_SECONDS / took)))
+    for index in range(rounds if ready else 0):
+        shift = index % len(ready)
+        for each in (*ready[shift:], *ready[:shift]):
+            wall, host = _sample(each.step, often[each.variant.name], device)
+            each.times.append(wall)
+            each.host.append(host)
+
+
+def _sample(step: Step, often: int, device: torch.device) -> tuple[float, float]:
+    """Seconds of a step, and those until it returned."""
+    _wait(device)
+    began = time.perf_counter()
+    step()
+    returned = time.perf_counter() - began
+    for _ in range(often - 1):
+        step()
+    _wait(device)
+    return (time.perf_counter() - began) / often, returned
+
+
+def _row(spec: Model, work: Work, each: Prepared, baseline: Prepared, device: torch.device) -> Row:
+    wall = median_interval(each.times)
+    speedup = compare_paired(baseline.times, each.times).speedup
+    peak = _peak(each.step, device)
+    kernels = profile(each.step) if device.type == "cuda" else []
+    cost = Cost(
+        wall=wall.median, wall_low=wall.low, wall_high=wall.high, host=median_interval(each.host).median,
+        device=sum(kernel.seconds for kernel in kernels) or None, launches=sum(kernel.count for kernel in kernels),
+        peak_bytes=peak, first_call=each.first_call, kernels=tuple(kernels[:12]), losses=tuple(each.losses),
+        difference=_difference(each.result, baseline.result), replaced=len(each.replaced),
+    )  # fmt: skip
+    ratio = Ratio(median=speedup.median, low=speedup.low, high=speedup.high)
+    return Row(model=spec.name, work=work.name, variant=each.variant.name, cost=cost, ratio=ratio)
+
+
+def _difference(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest, over the largest that is expected; infinite where something is not finite, or of another shape."""
+    if result.shape != expected.shape or not bool(result.isfinite().all()):
+        return float("inf")
+    return float((result - expected).abs().max() / expected.abs().max())
+
+
+def _peak(step: Step, device: torch.device) -> int | None:
+    """Bytes that a step needs above what it finds."""
+    if device.type != "cuda":
+        return None
+    _free(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    _wait(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,142 @@
+"""How a model is run: as it comes, compiled, with another library, with the techniques that are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.models.works import Step, Work
+from kernel_pytorch.harness.models.zoo import Model
+from kernel_pytorch.harness.technique import Technique
+
+CAUSAL = "kernel_pytorch_causal"
+"""Name under which attention that keeps its causal flag is registered with transformers."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a model.
+
+    Attributes:
+        name: as in `--variant`.
+        title: for tables.
+        compiled: how it is compiled: a mode of torch.compile, or None: not at all.
+        causal: whether attention keeps its causal flag, where transformers makes a mask of it under torch.compile;
+            where it needs more than a flag it stays as it is.
+        ours: whether the techniques that are installed are patched in.
+        liger: whether Liger-Kernel is.
+        graph: whether the step is captured as a CUDA graph.
+    """
+
+    name: str
+    title: str
+    compiled: str | None = None
+    causal: bool = False
+    ours: bool = False
+    liger: bool = False
+    graph: bool = False
+
+    def why_not(self, spec: Model, work: Work, device: torch.device) -> str | None:
+        """Why a model cannot be run so for this work, or None if it can."""
+        if self.liger and importlib.util.find_spec("liger_kernel") is None:
+            return "liger-kernel is not installed"
+        if self.liger and spec.name not in ("llama", "qwen3", "gemma2"):
+            return "Liger-Kernel does not cover this model"
+        if self.liger and device.type != "cuda":
+            return "Liger-Kernel needs a GPU"
+        if self.causal and not self.ours and not keeps_flag(spec, work):
+            return "attention needs more than a causal flag"
+        if (self.graph or self.compiled == "reduce-overhead") and (work.training or device.type != "cuda"):
+            return "CUDA graphs of inference alone"
+        if self.graph and work.name == "prefill":
+            return "nothing to gain: the GPU is busy"
+        return None
+
+    def prepare(self, spec: Model, work: Work, model: Any, techniques: Sequence[Technique]) -> tuple[Any, list[str]]:
+        """What is called in the place of the model, and what was replaced in it."""
+        replaced: list[str] = []
+        if self.causal and keeps_flag(spec, work):
+            register_causal()
+            model.config._attn_implementation = CAUSAL
+        if self.liger:
+            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+            _apply_liger_kernel_to_instance(model=model)
+        if self.ours:
+            for technique in techniques:
+                replaced += [f"{path}: {by}" for path, by in technique.patch(model).replaced.items()]
+        if self.compiled is None:
+            return model, replaced
+        mode = None if self.compiled == "default" else self.compiled
+        return torch.compile(model, mode=mode), replaced
+
+
+STOCK = Variant("stock", "stock")
+VARIANTS = (
+    STOCK,
+    Variant("compiled", "torch.compile", compiled="default"),
+    Variant("best", "torch.compile, causal flag kept", compiled="default", causal=True),
+    Variant("graphs", "torch.compile, reduce-overhead", compiled="reduce-overhead"),
+    Variant("ours", "ours", ours=True),
+    Variant("ours-compiled", "ours, torch.compile", compiled="default", causal=True, ours=True),
+    Variant("ours-graph", "ours, CUDA graph", ours=True, graph=True),
+)
+LIGER = Variant("liger", "Liger-Kernel", liger=True)
+"""Runs in a process of its own with stock beside it, since it changes the classes of transformers."""
+
+
+def keeps_flag(spec: Model, work: Work) -> bool:
+    """Whether a causal flag, or nothing, says all of the attention's mask: no soft cap, no cache with room."""
+    return not work.cached and spec.name != "gemma2"
+
+
+def captured(step: Step) -> Step:
+    """The step as a CUDA graph, which returns the same tensor each time."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+
+    def replay(kept: Step = step) -> torch.Tensor:
+        """The graph reads the memory of what the step holds: model, inputs, cache."""
+        graph.replay()
+        return result
+
+    return replay
+
+
+def register_causal() -> None:
+    """Let transformers know attention that hands `is_causal` to PyTorch instead of a mask, for inputs without padding.
+
+    What a careful user does today: under torch.compile transformers makes a mask of the flag, and PyTorch's fastest
+    kernels take none.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(CAUSAL, _causal_attention)
+    AttentionMaskInterface.register(CAUSAL, _no_mask)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _causal_attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0,
+    scaling: float | None = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    causal = bool(getattr(module, "is_causal", False)) and query.shape[2] > 1
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None

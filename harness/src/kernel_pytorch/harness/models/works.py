@@ -1,0 +1,139 @@
+"""What is done with a model: a step of training, the pass over a prompt, one more word after a prompt."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.models.zoo import Model, Shape
+
+ROOM = 1024
+"""Words that are decoded at most: more than all rounds of a run need."""
+
+Step = Callable[[], torch.Tensor]
+"""Does the work once, and returns what shows that it was done right: the loss, or the logits."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kind of work.
+
+    Attributes:
+        name: as in `--work`.
+        title: for tables.
+        training: whether it has a backward and an optimizer.
+        autocast: whether weights are float32, and products run in bfloat16.
+        checkpointing: whether activations are computed again in the backward.
+        cached: whether words come one at a time, after a prompt in a cache.
+        batch: sequences; None for those of the model's training step.
+    """
+
+    name: str
+    title: str
+    training: bool = False
+    autocast: bool = False
+    checkpointing: bool = False
+    cached: bool = False
+    batch: int | None = None
+
+    def applies(self, model: Model) -> bool:
+        """Whether a model does that: only what writes text is decoded."""
+        return model.kind == "causal" or not (self.cached or self.name == "token")
+
+    def shape(self, model: Model, *, tiny: bool) -> Shape:
+        """Of its inputs."""
+        shape = model.shape(tiny=tiny)
+        tokens = 1 if self.name == "token" else shape.tokens
+        return Shape(self.batch or shape.batch, tokens)
+
+
+WORKS = (
+    Work("training", "training step", training=True),
+    Work("autocast", "training step, autocast over float32 weights", training=True, autocast=True),
+    Work("checkpointing", "training step, activation checkpointing", training=True, checkpointing=True),
+    Work("prefill", "prefill"),
+    Work("token", "one token, no cache", batch=1),
+    Work("decode-1", "decode of 1 sequence, static cache", cached=True, batch=1),
+    Work("decode-8", "decode of 8 sequences, static cache", cached=True, batch=8),
+)
+
+
+def find_work(name: str) -> Work:
+    """The work of that name. Raises KeyError naming those that exist."""
+    found = next((work for work in WORKS if work.name == name), None)
+    if found is None:
+        raise KeyError(f"work: given {name!r}; allowed are {', '.join(work.name for work in WORKS)}")
+    return found
+
+
+def prepare(work: Work, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Put a model, which is in float32 on the CPU, into the state that this work needs, before it is patched."""
+    model = model.to(device, torch.float32 if work.autocast or device.type == "cpu" else torch.bfloat16)
+    if work.checkpointing:
+        model.gradient_checkpointing_enable()
+    return model.train(work.training)
+
+
+def step_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device, *, tiny: bool) -> Step:
+    """The work as a function without arguments.
+
+    Args:
+        work: what is done.
+        spec: what `model` is.
+        model: after `prepare`, whose parameters are trained.
+        call: what is called: the model, or what was made of it.
+        device: where it is.
+        tiny: whether it is the one for a CPU.
+    """
+    inputs = spec.inputs(work.shape(spec, tiny=tiny), device)
+    if work.training:
+        return _training(work, model, call, inputs, device)
+    inputs.pop("labels")
+    if work.cached:
+        return _decoding(spec, model, call, work.batch or 1, device, tiny=tiny)
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = call(**inputs).logits
+        return found
+
+    return step
+
+
+def _training(work: Work, model: Any, call: Any, inputs: dict[str, torch.Tensor], device: torch.device) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> torch.Tensor:
+        context = torch.autocast(device.type, torch.bfloat16) if work.autocast else contextlib.nullcontext()
+        with context:
+            loss = call(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found: torch.Tensor = loss.detach()
+        return found
+
+    return step
+
+
+def _decoding(spec: Model, model: Any, call: Any, batch: int, device: torch.device, *, tiny: bool) -> Step:
+    """The next word after a prompt; the cache has room for `ROOM` of them."""
+    from transformers import StaticCache
+
+    prompt = 32 if tiny else 1024
+    words = spec.inputs(Shape(batch, prompt), device)["input_ids"]
+    cache = StaticCache(config=model.config, max_cache_len=prompt + ROOM)
+    with torch.no_grad():
+        model(input_ids=words, past_key_values=cache, use_cache=True)
+    word = words[:, -1:].contiguous()
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = call(input_ids=word, past_key_values=cache, use_cache=True).logits
+        return logits
+
+    return step

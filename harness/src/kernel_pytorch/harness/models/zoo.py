@@ -1,0 +1,157 @@
+"""The models: Hugging Face's classes at published widths, with few layers and random weights.
+
+Few layers, so that eight variants of a model fit into one process beside their optimizers; the share of each kind of
+layer is that of the whole model, but for the embedding and the head, which weigh more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class TransformersMissingError(RuntimeError):
+    """Hugging Face's transformers is not installed."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What goes into a model.
+
+    Attributes:
+        batch: sequences, or images.
+        tokens: of a sequence; for images the pixels of a side.
+    """
+
+    batch: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the benchmark.
+
+    Attributes:
+        name: as in `--model`.
+        title: what it is, for tables.
+        source: the published model whose widths these are.
+        kind: "causal", "masked" or "image".
+        config: name of the configuration's class in transformers.
+        model: name of the model's class.
+        options: of the configuration.
+        tiny: what of them is otherwise on a CPU.
+        training: shape of a training step.
+    """
+
+    name: str
+    title: str
+    source: str
+    kind: str
+    config: str
+    model: str
+    options: dict[str, Any]
+    tiny: dict[str, Any]
+    training: Shape
+
+    def shape(self, *, tiny: bool) -> Shape:
+        """Of a training step."""
+        return self.training if not tiny else Shape(2, 32 if self.kind == "image" else 64)
+
+    def build(self, *, tiny: bool, attention: str | None = None) -> Any:
+        """The model, with weights drawn from the present seed, in float32 on the CPU.
+
+        Args:
+            tiny: whether it is the one that a CPU runs in a second.
+            attention: name of the implementation of attention; None for the class's own choice.
+        """
+        transformers = _transformers()
+        options = {**self.options, **(self.tiny if tiny else {})}
+        config = getattr(transformers, self.config)(**options)
+        if attention is not None:
+            config._attn_implementation = attention
+        return getattr(transformers, self.model)(config)
+
+    def inputs(self, shape: Shape, device: torch.device) -> dict[str, torch.Tensor]:
+        """A batch of random words, or pixels, with labels."""
+        generator = torch.Generator().manual_seed(1)
+        if self.kind == "image":
+            pixels = torch.randn(shape.batch, 3, shape.tokens, shape.tokens, generator=generator)
+            labels = torch.randint(0, 2, (shape.batch,), generator=generator)
+            return {"pixel_values": pixels.to(device), "labels": labels.to(device)}
+        words = torch.randint(0, 1000 if shape.tokens > 64 else 100, (shape.batch, shape.tokens), generator=generator)
+        labels = words
+        if self.kind == "masked":  # 15 % of the words are hidden, as in BERT's training
+            labels = words.where(torch.rand(words.shape, generator=generator) < 0.15, -100)
+        return {"input_ids": words.to(device), "labels": labels.to(device)}
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise TransformersMissingError(
+            "models: Hugging Face's transformers is not installed; pip install 'kernel-pytorch-harness[models]'"
+        ) from None
+    return transformers
+
+
+def _decoder(**options: Any) -> dict[str, Any]:
+    return {"pad_token_id": 0, "attention_dropout": 0.0, "use_cache": False, **options}
+
+
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 203}
+TINY_DECODER = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+TINY_ENCODER = {**TINY, "num_attention_heads": 4}
+
+MODELS = (
+    Model(
+        "llama", "Llama, 3.2-1B widths, 8 layers", "meta-llama/Llama-3.2-1B", "causal", "LlamaConfig",
+        "LlamaForCausalLM",
+        _decoder(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=8, num_attention_heads=32,
+            num_key_value_heads=8, head_dim=64, vocab_size=128256, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ),
+        TINY_DECODER, Shape(4, 2048),
+    ),
+    Model(
+        "qwen3", "Qwen3, 0.6B widths, 8 layers", "Qwen/Qwen3-0.6B", "causal", "Qwen3Config", "Qwen3ForCausalLM",
+        _decoder(
+            hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16,
+            num_key_value_heads=8, head_dim=128, vocab_size=151936, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        ),
+        TINY_DECODER, Shape(4, 2048),
+    ),
+    Model(
+        "gemma2", "Gemma 2, 2B widths, 8 layers", "google/gemma-2-2b", "causal", "Gemma2Config", "Gemma2ForCausalLM",
+        _decoder(
+            hidden_size=2304, intermediate_size=9216, num_hidden_layers=8, num_attention_heads=8,
+            num_key_value_heads=4, head_dim=256, vocab_size=256000, query_pre_attn_scalar=256,
+        ),
+        TINY_DECODER, Shape(4, 1024),
+    ),
+    Model(
+        "gpt2", "GPT-2 small", "openai-community/gpt2", "causal", "GPT2Config", "GPT2LMHeadModel",
+        {"use_cache": False},
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 203}, Shape(16, 1024),
+    ),
+    Model(
+        "bert", "BERT-base, masked words", "google-bert/bert-base-uncased", "masked", "BertConfig", "BertForMaskedLM",
+        {}, TINY_ENCODER, Shape(32, 512),
+    ),
+    Model(
+        "vit", "ViT-B/16", "google/vit-base-patch16-224", "image", "ViTConfig", "ViTForImageClassification",
+        {}, {**{k: v for k, v in TINY_ENCODER.items() if k != "vocab_size"}, "image_size": 32, "patch_size": 8},
+        Shape(128, 224),
+    ),
+)  # fmt: skip
+"""By the order of their tables."""
+
+
+def find_model(name: str) -> Model:
+    """The model of that name. Raises KeyError naming those that exist."""
+    found = next((model for model in MODELS if model.name == name), None)
+    if found is None:
+        raise KeyError(f"model: given {name!r}; allowed are {', '.join(model.name for model in MODELS)}")
+    return found

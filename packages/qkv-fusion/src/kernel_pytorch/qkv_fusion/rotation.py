@@ -1,0 +1,69 @@
+"""The attention of Hugging Face's transformers with `rotary_embedding` in the place of its own rotation."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._core import patching
+from ._core.patching import Found
+from .rotary.functional import rotary_embedding
+
+ROTATION = "apply_rotary_pos_emb"
+"""The function of transformers that an attention's forward finds among the globals of its own module."""
+
+
+def find_rotation(module: torch.nn.Module) -> Found | str | None:
+    """An attention whose rotation this package computes, why it is left alone, or None: it is something else."""
+    forward = patching.stock(module)
+    if not isinstance(forward, FunctionType) or ROTATION not in forward.__code__.co_names:
+        return None
+    if hasattr(forward, "__wrapped__"):
+        return "its forward is wrapped in another function"
+    own = forward.__globals__.get(ROTATION)
+    if own is None or not _is_the_same(own):
+        return f"its {ROTATION} computes something else than rotary_embedding"
+    return Found(_with_globals(forward, {ROTATION: _rotation(own)}), "rotary_embedding")
+
+
+def _rotation(own: Any) -> Any:
+    """What takes the place of a module's `apply_rotary_pos_emb`."""
+
+    def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Heads before tokens, tables of both halves and with a batch of their own, as transformers has them."""
+        if args or kwargs or q.dim() != 4 or cos.dim() != 3:
+            return own(q, k, cos, sin, *args, **kwargs)
+        half = cos.shape[-1] // 2
+        cos, sin = cos[..., :half], sin[..., :half]
+        if cos.shape[0] == 1:
+            cos, sin = cos[0], sin[0]
+        q, k = rotary_embedding(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        return q.transpose(1, 2), k.transpose(1, 2)
+
+    return apply_rotary_pos_emb
+
+
+def _is_the_same(own: Any) -> bool:
+    """Whether a rotation gives what `rotary_embedding` gives, tried on a small input."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, heads, 5, 8, dtype=torch.float64, generator=generator) for heads in (4, 2))
+    angles = torch.randn(1, 5, 4, dtype=torch.float64, generator=generator).repeat(1, 1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    try:
+        given = own(q, k, cos, sin)
+        return all(patching.agree(a, b, 1e-9) for a, b in zip(_rotation(own)(q, k, cos, sin), given, strict=True))
+    except Exception:  # it takes other arguments
+        return False
+
+
+def _with_globals(function: FunctionType, replaced: dict[str, Any]) -> FunctionType:
+    """The same code, which finds other functions under these names."""
+    found = FunctionType(
+        function.__code__, {**function.__globals__, **replaced}, function.__name__, function.__defaults__,
+        function.__closure__,
+    )  # fmt: skip
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found

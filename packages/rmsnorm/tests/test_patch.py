@@ -1,0 +1,126 @@
+"""`patch`: norms are found by what they compute, and what computes something else is left alone."""
+
+import pytest
+import torch
+
+from kernel_pytorch.rmsnorm import RMSNorm, patch, unpatch
+
+
+class Llama(torch.nn.Module):
+    """As Llama, Mistral and Qwen have it: rounded before the weight."""
+
+    def __init__(self, n=16, eps=1e-5):
+        super().__init__()
+        self.weight, self.variance_epsilon = torch.nn.Parameter(torch.rand(n) + 0.5), eps
+
+    def forward(self, hidden_states):
+        x = hidden_states.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * x.to(hidden_states.dtype)
+
+
+class Gemma(torch.nn.Module):
+    """Weights around zero, rounded at the end."""
+
+    def __init__(self, n=16, eps=1e-6):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.rand(n) - 0.5), eps
+
+    def forward(self, x):
+        y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return (y * (1.0 + self.weight.float())).type_as(x)
+
+
+class MeanRMSNorm(Llama):
+    """A mutant: the mean of magnitudes."""
+
+    def forward(self, x):
+        return self.weight * x / (x.abs().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+class TwiceRMSNorm(Llama):
+    """A mutant: eps counted twice."""
+
+    def forward(self, x):
+        self = type("Other", (), {"weight": self.weight, "variance_epsilon": 1e-1})()
+        return Llama.forward(self, x)
+
+
+class TwoRMSNorm(Llama):
+    """Takes another argument."""
+
+    def forward(self, x, gate):
+        return Llama.forward(self, x) * gate
+
+
+class ScaledRMSNorm(Llama):
+    """A mutant: 1 % too large."""
+
+    def forward(self, x):
+        return 1.01 * super().forward(x)
+
+
+FOUND = {
+    "Llama": (Llama, "rms_norm, offset 0, casting 'llama'"),
+    "Gemma": (Gemma, "rms_norm, offset 1, casting 'gemma'"),
+    "PyTorch": (lambda: torch.nn.RMSNorm(16, 1e-6), "rms_norm, offset 0, casting 'gemma'"),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_found_by_what_it_computes(name, dtype, device):
+    build, by = FOUND[name]
+    model = torch.nn.Sequential(build()).to(device, dtype)
+    x = torch.randn(7, 16, device=device, dtype=dtype, requires_grad=True)
+    dy = torch.randn_like(x)
+    stock = model(x), *torch.autograd.grad(model(x), [x, model[0].weight], dy)
+    assert patch(model).replaced == {"0": by}
+    ours = model(x), *torch.autograd.grad(model(x), [x, model[0].weight], dy)
+    for a, b in zip(ours, stock, strict=True):  # gradients in 16 bits are rounded at other places
+        largest = float(b.detach().abs().max())
+        torch.testing.assert_close(a, b, rtol=0.0, atol=largest * (1e-6 if dtype == torch.float32 else 1e-2))
+    unpatch(model)
+    assert torch.equal(model(x), stock[0])
+
+
+@pytest.mark.parametrize("mutant", [MeanRMSNorm, TwiceRMSNorm, TwoRMSNorm, ScaledRMSNorm])
+def test_what_computes_something_else_is_left_alone(mutant):
+    report = patch(torch.nn.Sequential(mutant()))
+    assert report.replaced == {}
+    assert report.left == {"0": "it computes something else than rms_norm"}
+
+
+def test_other_modules_are_not_spoken_of():
+    model = torch.nn.Sequential(torch.nn.LayerNorm(4, bias=False), torch.nn.Linear(4, 4, bias=False), RMSNorm(4))
+    report = patch(model)
+    assert not report.replaced
+    assert not report.left
+
+
+def test_what_has_no_weight_or_no_eps_is_left_alone_with_the_reason():
+    report = patch(torch.nn.Sequential(torch.nn.RMSNorm(4), torch.nn.RMSNorm(4, 1e-6, elementwise_affine=False)))
+    assert "its eps a float" in report.left["0"]
+    assert not report.replaced
+
+
+def test_mixed_dtypes_are_rounded_as_the_class_does():
+    model = torch.nn.Sequential(Llama())
+    x = torch.randn(3, 16, dtype=torch.bfloat16)
+    stock = model(x)
+    patch(model)
+    assert torch.equal(model(x), stock)
+    assert model(x).dtype == torch.float32
+
+
+def test_keywords_go_to_the_class():
+    norm = Llama()
+    x = torch.randn(3, 16)
+    stock = norm(x)
+    patch(norm)
+    assert torch.equal(norm(hidden_states=x), stock)
+
+
+def test_it_is_known_on_any_device():
+    model = Llama().to("meta")
+    assert patch(model).replaced

@@ -1,0 +1,189 @@
+"""Patches of all packages in models of Hugging Face's transformers, small and with random weights."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.models.works import find_work
+from kernel_pytorch.harness.models.zoo import MODELS, find_model
+
+transformers = pytest.importorskip("transformers")
+PATCHES = [t for t in discover().techniques.values() if t.replacements]
+NAMES = [model.name for model in MODELS]
+
+REPLACED = {
+    "llama": {"rmsnorm": 5, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
+    "qwen3": {"rmsnorm": 9, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
+    "gemma2": {"rmsnorm": 9, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
+    "gpt2": {"fused-ln-act": 7, "linear-cross-entropy": 1},
+    "bert": {"fused-ln-act": 10, "linear-cross-entropy": 1},
+    "vit": {"fused-ln-act": 5},
+}
+
+
+def small(name):
+    """A model without dropout, and a batch."""
+    torch.manual_seed(0)
+    spec = find_model(name)
+    model = spec.build(tiny=True).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model, spec.inputs(find_work("training").shape(spec, tiny=True), torch.device("cpu"))
+
+
+def patched(model, order=PATCHES):
+    model = copy.deepcopy(model)
+    for technique in order:
+        technique.patch(model)
+    return model
+
+
+def loss_and_gradients(model, inputs):
+    loss = model(**inputs).loss
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return loss.detach(), found
+
+
+def logits(model, inputs):
+    with torch.no_grad():
+        return model.eval()(**{k: v for k, v in inputs.items() if k != "labels"}).logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_loss_gradients_and_logits(name):
+    model, inputs = small(name)
+    ours, replaced = copy.deepcopy(model), {}
+    for technique in PATCHES:
+        if count := len(technique.patch(ours).replaced):
+            replaced[technique.name] = count
+    assert replaced == REPLACED[name]
+    (loss, gradients), (expected, others) = loss_and_gradients(ours, inputs), loss_and_gradients(model, inputs)
+    torch.testing.assert_close(loss, expected)
+    assert gradients.keys() == others.keys()
+    for path, gradient in gradients.items():
+        torch.testing.assert_close(gradient, others[path], rtol=1e-4, atol=1e-6, msg=path)
+    torch.testing.assert_close(logits(ours, inputs), logits(model, inputs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_patches_come_off_bitwise_in_any_order(name):
+    model, inputs = small(name)
+    expected = logits(copy.deepcopy(model), inputs)
+    for order in itertools.islice(itertools.permutations(PATCHES), 0, None, 7):
+        ours = patched(model, order)
+        for technique in reversed(order[1:] + order[:1]):
+            technique.unpatch(ours)
+        assert torch.equal(logits(ours, inputs), expected)
+        assert all("forward" not in vars(module) for module in ours.modules())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoints_go_both_ways(name):
+    model, _ = small(name)
+    ours = patched(model)
+    assert list(ours.state_dict()) == list(model.state_dict())
+    model.load_state_dict(ours.state_dict(), strict=True)
+    ours.load_state_dict(model.state_dict(), strict=True)
+
+
+def test_logits_are_none_in_training_alone():
+    model, inputs = small("llama")
+    ours = patched(model)
+    assert ours(**inputs).logits is None
+    assert ours.eval()(**inputs).logits is not None
+    torch.testing.assert_close(ours(**inputs).loss, model.eval()(**inputs).loss)
+
+
+def test_the_loss_over_a_number_of_words_that_is_given():
+    """As transformers' Trainer accumulates gradients."""
+    model, inputs = small("llama")
+    ours = patched(model)
+    items = torch.tensor(37)
+    torch.testing.assert_close(
+        ours(**inputs, num_items_in_batch=items).loss, model(**inputs, num_items_in_batch=items).loss
+    )
+
+
+def test_with_activation_checkpointing():
+    model, inputs = small("qwen3")
+    ours = patched(model)
+    for each in (model, ours):
+        each.gradient_checkpointing_enable()
+    for a, b in zip(
+        loss_and_gradients(ours, inputs)[1].values(), loss_and_gradients(model, inputs)[1].values(), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_adapters_go_on_working():
+    """As LoRA: a module in the place of a linear layer, which calls it and adds to it."""
+
+    class Adapter(torch.nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.low = base, torch.nn.Linear(base.in_features, base.out_features, bias=False)
+
+        def forward(self, x):
+            return self.base(x) + self.low(x)
+
+    model, inputs = small("llama")
+    for layer in model.model.layers:
+        layer.mlp.gate_proj, layer.self_attn.q_proj = Adapter(layer.mlp.gate_proj), Adapter(layer.self_attn.q_proj)
+    ours = patched(model)
+    loss, gradients = loss_and_gradients(ours, inputs)
+    expected, others = loss_and_gradients(model, inputs)
+    torch.testing.assert_close(loss, expected)
+    assert any("low" in path for path in gradients)
+    for path, gradient in gradients.items():
+        torch.testing.assert_close(gradient, others[path], rtol=1e-4, atol=1e-6, msg=path)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard], ids=["DDP", "FSDP2"])
+def test_under_data_parallelism(wrap, alone):
+    model, inputs = small("llama")
+    expected = loss_and_gradients(model, inputs)
+    ours = wrap(patched(model))
+    loss, gradients = loss_and_gradients(ours, inputs)
+    torch.testing.assert_close(loss, expected[0])
+    for path, gradient in gradients.items():
+        whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+        torch.testing.assert_close(whole, expected[1][path.removeprefix("module.")], rtol=1e-4, atol=1e-6, msg=path)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_compiled_as_one_graph(name):
+    model, inputs = small(name)
+    ours = torch.compile(patched(model), fullgraph=True)
+    (loss, gradients), expected = loss_and_gradients(ours, inputs), loss_and_gradients(model, inputs)
+    torch.testing.assert_close(loss, expected[0])
+    for path, gradient in gradients.items():
+        torch.testing.assert_close(
+            gradient, expected[1][path.removeprefix("_orig_mod.")], rtol=1e-3, atol=1e-5, msg=path
+        )
+
+
+def test_what_is_not_known_is_left_alone_with_the_reason():
+    model, _ = small("llama")
+
+    class OtherForCausalLM(type(model)):
+        pass
+
+    model.__class__ = OtherForCausalLM
+    reports = {t.name: t.patch(model) for t in PATCHES}
+    assert reports["linear-cross-entropy"].left == {"": "it is not known what the head of OtherForCausalLM computes"}
