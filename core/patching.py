@@ -3,7 +3,8 @@
 A patched module gets another `forward` as an attribute of the instance, and nothing else changes: its class, its
 parameters, its hooks, its children and the names in its state_dict stay. So patches of several packages commute and
 come off in any order, checkpoints and optimizers do not see them, and what wraps a module (DDP, FSDP2, adapters of its
-linear layers, gradient checkpointing) goes on working.
+linear layers, gradient checkpointing) goes on working. A deep copy is patched too; a shallow one, and the replicas of
+torch.nn.DataParallel, would compute with the parameters of the original: use DDP. A pickled model comes back unpatched.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import Tensor
 from .stock import HOOKS
 
 OWNER = "_kernel_pytorch_package"
-"""Attribute of a function that is the forward of a patched module: the package that put it there."""
+"""Attribute of a function that is the forward of a patched module: the package that put it there, and the function
+itself, since wrappers copy the attributes of what they wrap."""
 
 Forward = Callable[..., Any]
 """What becomes the `forward` of a module; it takes the module first."""
@@ -77,7 +79,8 @@ def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder]) -> Pa
         if owner_of(module) == package:
             report.replaced[path] = f"{package}, patched before"
             continue
-        found = next((found for find in finders if (found := find(module)) is not None), None)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # finders try modules on numbers of their own
+            found = next((found for find in finders if (found := find(module)) is not None), None)
         if isinstance(found, Found):
             found = _put(module, package, found)
         if isinstance(found, str):
@@ -97,8 +100,11 @@ def unpatch(model: torch.nn.Module, package: str) -> None:
 
 def owner_of(module: torch.nn.Module) -> str | None:
     """The package whose patch a module has, or None."""
-    owner = getattr(module.__dict__.get("forward"), OWNER, None)
-    return owner if isinstance(owner, str) else None
+    forward = module.__dict__.get("forward")
+    if type(forward) is not MethodType or forward.__self__ is not module:
+        return None
+    owner, function = getattr(forward.__func__, OWNER, (None, None))
+    return owner if function is forward.__func__ else None
 
 
 def stock(module: torch.nn.Module) -> Forward:
@@ -107,11 +113,28 @@ def stock(module: torch.nn.Module) -> Forward:
     return forward
 
 
-def stand_in(module: torch.nn.Module, children: Mapping[str, torch.nn.Module], **attributes: Any) -> torch.nn.Module:
-    """A module of the same class with other children and attributes, to see what its forward computes.
+def tried(
+    module: torch.nn.Module, *inputs: Tensor, children: Mapping[str, torch.nn.Module] | None = None, **attributes: Any
+) -> Tensor | None:
+    """What a module's forward makes of inputs, in training as in evaluation; None where that differs, or it fails.
 
-    Nothing of the original is called or changed, so it may be on any device, sharded, or have adapters.
+    Nothing of the module is called or changed but its children, so it may be on any device, sharded, or have adapters.
+
+    Args:
+        module: whose class is asked.
+        *inputs: on the CPU.
+        children: that stand in for its own.
+        **attributes: that it has instead, such as `_parameters`.
     """
+    try:
+        first, second = (stand_in(module, children or {}, training=t, **attributes)(*inputs) for t in (False, True))
+    except Exception:  # it takes other arguments, or looks at more than these
+        return None
+    return first if isinstance(first, Tensor) and isinstance(second, Tensor) and torch.equal(first, second) else None
+
+
+def stand_in(module: torch.nn.Module, children: Mapping[str, torch.nn.Module], **attributes: Any) -> torch.nn.Module:
+    """A module of the same class with other children and attributes, without hooks."""
     probe = copy.copy(module)
     probe.__dict__["_modules"] = {**module._modules, **children}
     for name in HOOKS:
@@ -121,23 +144,27 @@ def stand_in(module: torch.nn.Module, children: Mapping[str, torch.nn.Module], *
     return probe
 
 
-def agree(ours: Tensor | None, stock: Tensor | None, tolerance: float) -> bool:
-    """Whether two results are the same but for rounding: no element differs by more than `tolerance` of the largest."""
-    if not isinstance(ours, Tensor) or not isinstance(stock, Tensor):
+def agree(ours: Tensor, stock: Tensor | None, tolerance: float) -> bool:
+    """Whether two results are the same but for rounding: no element is off by more than a part of its row's largest."""
+    if stock is None or ours.shape != stock.shape or ours.dtype != stock.dtype:
         return False
-    if ours.shape != stock.shape or ours.dtype != stock.dtype:
-        return False
-    difference = (ours.double() - stock.double()).abs().max()
-    return bool(difference <= tolerance * stock.double().abs().max())
+    difference, largest = (ours.double() - stock.double()).abs(), stock.double().abs()
+    return bool((difference.amax(-1) <= tolerance * largest.amax(-1)).all())
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is at work, which computes in float32 what these functions compute in 16 bits."""
+    return x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type)
 
 
 def _put(module: torch.nn.Module, package: str, found: Found) -> Found | str:
     """Set the forward, or say why not."""
     present = module.__dict__.get("forward")
-    if present is not None:
-        return f"its forward was replaced before, by {getattr(present, OWNER, None) or _name_of(present)}"
-
-    setattr(found.forward, OWNER, package)
+    own = getattr(present, "__func__", None) is type(module).forward  # as a patched module that was pickled has it
+    if present is not None and not own:
+        return f"its forward was replaced before, by {owner_of(module) or _name_of(present)}"
+    setattr(found.forward, OWNER, (package, found.forward))
+    found.forward.__name__ = "forward"  # what pickle looks for
     module.forward = MethodType(found.forward, module)
     return found
 

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.models.works import find_work
+from kernel_pytorch.harness.models.works import enable_checkpointing, find_work
 from kernel_pytorch.harness.models.zoo import MODELS, find_model
 
 transformers = pytest.importorskip("transformers")
@@ -112,11 +112,48 @@ def test_the_loss_over_a_number_of_words_that_is_given():
     )
 
 
+def test_what_is_not_transformers_own_loss_is_the_model_s():
+    model, inputs = small("llama")
+    ours = patched(model)
+    for each in (model, ours):
+        each.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.square().mean()
+    torch.testing.assert_close(ours(**inputs).loss, model(**inputs).loss)
+
+
+def test_keywords_of_the_loss_and_of_the_logits():
+    model, inputs = small("llama")
+    ours = patched(model)
+    for more in ({"ignore_index": 0}, {"logits_to_keep": torch.arange(64)}, {"return_dict": False}):
+        a, b = (each(**inputs, **more) for each in (ours, model))
+        torch.testing.assert_close(a[0], b[0])
+
+
+def test_a_hook_on_the_head_is_called():
+    model, inputs = small("llama")
+    ours, seen = patched(model), []
+    ours.lm_head.register_forward_hook(lambda *given: seen.append(1))
+    ours(**inputs)
+    assert seen
+
+
+def test_tables_with_gradients_and_of_another_dtype():
+    model, _ = small("llama")
+    attention = patched(model).model.layers[0].self_attn
+    rotate = attention.forward.__func__.__globals__["apply_rotary_pos_emb"]
+    own = type(attention).forward.__globals__["apply_rotary_pos_emb"]
+    q, k, scale = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 5, 16), torch.ones((), requires_grad=True)
+    cos, sin = torch.rand(1, 5, 8).repeat(1, 1, 2) * scale, torch.rand(1, 5, 8).repeat(1, 1, 2) * scale
+    assert torch.autograd.grad(rotate(q, k, cos, sin)[0].sum(), scale)[0] != 0.0
+    cos, sin = cos.detach(), sin.detach()
+    assert rotate(q.bfloat16(), k.bfloat16(), cos, sin)[0].dtype == own(q.bfloat16(), k.bfloat16(), cos, sin)[0].dtype
+    torch.testing.assert_close(rotate(q, k, cos[:, :1], sin[:, :1]), own(q, k, cos[:, :1], sin[:, :1]))
+
+
 def test_with_activation_checkpointing():
     model, inputs = small("qwen3")
     ours = patched(model)
     for each in (model, ours):
-        each.gradient_checkpointing_enable()
+        enable_checkpointing(each)
     for a, b in zip(
         loss_and_gradients(ours, inputs)[1].values(), loss_and_gradients(model, inputs)[1].values(), strict=True
     ):

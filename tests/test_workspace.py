@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.models.page import headline as headline_of_models
+from kernel_pytorch.harness.models.record import load as load_models
 from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.readme import read_block
 from kernel_pytorch.harness.results import load
@@ -100,6 +102,13 @@ def test_the_table_of_a_readme_comes_from_the_results(package):
     found = [load(file) for file in sorted(ROOT.glob(f"results/*/{package.name}.json"))]
     written = read_block(package / "README.md", "results")
     assert not found or written == headline(found), "`kernel-pytorch report --readme packages` writes it"
+
+
+def test_the_table_of_models_comes_from_the_results():
+    record = load_models(ROOT / "results" / "nvidia-h200" / "models.json")
+    written = read_block(ROOT / "README.md", "models")
+    how = "`kernel-pytorch models --json results/nvidia-h200/models.json --readme README.md` writes it"
+    assert written == headline_of_models(record), how
 
 
 def test_ci_runs_what_the_readme_says():

@@ -93,6 +93,21 @@ def test_a_wrong_patch_is_seen():
     assert measured([])[1].cost.difference == 0.0
 
 
+class Emptied(Technique):
+    """A technique whose patch leaves out every feed-forward: at random weights the loss hardly shows it."""
+
+    def patch(self, model):
+        for layer in model.vit.layers:
+            layer.layernorm_after.forward = torch.zeros_like
+        return type("Patched", (), {"replaced": {"mlp": "planted"}})()
+
+
+def test_a_missing_piece_is_seen_in_the_gradients():
+    emptied = Emptied("emptied", "", "", [], "", replacements="planted")
+    assert measured([emptied], work="training")[1].cost.gradients > 0.1
+    assert measured([], work="training")[1].cost.gradients < 1e-5
+
+
 def test_what_cannot_run_is_left_out_with_its_reason():
     rows = measured([], (VARIANTS[0], Variant("graphs", "", compiled="reduce-overhead")))
     assert rows[1].cost is None
@@ -105,9 +120,11 @@ def test_what_fails_is_named(monkeypatch):
         raise RuntimeError("no such kernel\nand more")
 
     monkeypatch.setattr(Variant, "prepare", broken)
-    (row,) = measured([], (OURS,))
-    assert row.failed
-    assert row.reason == "RuntimeError: no such kernel"
+    first, second = measured([], (VARIANTS[0], OURS))
+    assert first.failed
+    assert first.reason == "RuntimeError: no such kernel"
+    assert second.failed
+    assert command("vit", "--device", "cpu", "--variant", "ours", "--rounds", "8").exit_code == 1
 
 
 @pytest.mark.parametrize("work", [w for w in WORKS if not w.training], ids=lambda w: w.name)

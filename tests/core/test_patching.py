@@ -1,6 +1,8 @@
 """`patch` and `unpatch`: what stays as it is, what is refused, and that patches do not know of each other."""
 
 import copy
+import functools
+import types
 
 import pytest
 import torch
@@ -109,6 +111,43 @@ def test_a_deep_copy_computes_with_its_own_parameters():
     assert not torch.equal(ours(X), other(X))
     patching.unpatch(other, "a")
     assert "forward" in vars(ours[0])
+
+
+def test_what_others_wrap_around_a_patch_is_theirs():
+    """As accelerate does; wrappers copy the attributes of what they wrap."""
+    ours = model()
+    patching.patch(ours, "a", [linears])
+    inner = ours[0].forward.__func__
+    ours[0].forward = types.MethodType(functools.wraps(inner)(lambda self, x: 3.0 * inner(self, x)), ours[0])
+    assert patching.owner_of(ours[0]) is None
+    wrapped = ours(X)
+    patching.unpatch(ours, "a")
+    assert "forward" in vars(ours[0])
+    assert not torch.equal(ours(X), wrapped)  # the other layer came off
+
+
+def test_a_pickled_model_comes_back_unpatched_and_is_patched_again(tmp_path):
+    ours = model()
+    stock = ours(X)
+    patching.patch(ours, "a", [linears])
+    torch.save(ours, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(loaded(X), stock)
+    assert patching.patch(loaded, "a", [linears]).replaced == {"0": "doubled", "2": "doubled"}
+    assert torch.equal(loaded(X), ours(X))
+
+
+def test_what_differs_in_training_or_fails_is_not_known():
+    x = torch.ones(4, 8)
+    assert torch.equal(patching.tried(torch.nn.ReLU(), x), x)
+    assert patching.tried(torch.nn.Dropout(0.5), x) is None
+    assert patching.tried(torch.nn.Linear(3, 3), x) is None
+
+
+def test_rows_are_held_one_by_one():
+    stock = torch.tensor([[1.0, 1.0], [1e-6, 1e-6]])
+    assert patching.agree(stock * (1.0 + 1e-7), stock, 1e-6)
+    assert not patching.agree(torch.tensor([[1.0, 1.0], [2e-6, 1e-6]]), stock, 1e-6)
 
 
 def test_a_stand_in_leaves_the_original_alone():

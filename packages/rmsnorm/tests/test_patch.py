@@ -60,6 +60,20 @@ class ScaledRMSNorm(Llama):
         return 1.01 * super().forward(x)
 
 
+class OutsideRMSNorm(Llama):
+    """A mutant: eps outside of the root, which random numbers of size 1 do not show."""
+
+    def forward(self, x):
+        return self.weight * (x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.variance_epsilon))
+
+
+class DroppingRMSNorm(Llama):
+    """A mutant: something happens in training alone."""
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
 FOUND = {
     "Llama": (Llama, "rms_norm, offset 0, casting 'llama'"),
     "Gemma": (Gemma, "rms_norm, offset 1, casting 'gemma'"),
@@ -84,9 +98,12 @@ def test_found_by_what_it_computes(name, dtype, device):
     assert torch.equal(model(x), stock[0])
 
 
-@pytest.mark.parametrize("mutant", [MeanRMSNorm, TwiceRMSNorm, TwoRMSNorm, ScaledRMSNorm])
+MUTANTS = [MeanRMSNorm, TwiceRMSNorm, TwoRMSNorm, ScaledRMSNorm, OutsideRMSNorm, DroppingRMSNorm]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_what_computes_something_else_is_left_alone(mutant):
-    report = patch(torch.nn.Sequential(mutant()))
+    report = patch(torch.nn.Sequential(mutant()).eval())
     assert report.replaced == {}
     assert report.left == {"0": "it computes something else than rms_norm"}
 
@@ -100,8 +117,34 @@ def test_other_modules_are_not_spoken_of():
 
 def test_what_has_no_weight_or_no_eps_is_left_alone_with_the_reason():
     report = patch(torch.nn.Sequential(torch.nn.RMSNorm(4), torch.nn.RMSNorm(4, 1e-6, elementwise_affine=False)))
-    assert "its eps a float" in report.left["0"]
+    assert report.left["0"] == "it must have a weight (N,), an eps that is a float, and no buffers"
     assert not report.replaced
+
+
+def test_what_is_changed_afterwards_counts():
+    norm = Llama()
+    patch(norm)
+    norm.variance_epsilon = 0.5
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(norm(x), Llama.forward(norm, x))
+    scaled = Llama()
+    scaled.register_buffer("scale", torch.ones(()))
+    assert not patch(scaled).replaced
+
+
+def test_autocast_over_16_bit_weights_is_the_class_own():
+    norm = Llama().bfloat16()
+    x = torch.randn(3, 16, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        stock = norm(x)
+        patch(norm)
+        assert torch.equal(norm(x), stock)
+
+
+def test_the_seed_of_the_user_stays():
+    model, before = torch.nn.Sequential(Llama()), torch.get_rng_state()
+    patch(model)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_mixed_dtypes_are_rounded_as_the_class_does():

@@ -17,7 +17,8 @@ KERNELS = 8
 def headline(record: Record) -> str:
     """A table of training steps, a row a model."""
     titles = {each.name: each.title for each in (*VARIANTS, LIGER)}
-    lines = [_provenance(record.runs.values()), ""]
+    legend = "The median time of stock, and how many times as fast the others were in the same rounds."
+    lines = [f"{_provenance(record.runs.values())} {legend}", ""]
     lines += _table(
         ["training step", "stock, ms", *(titles[name] for name in HEADLINE)],
         [
@@ -31,7 +32,8 @@ def headline(record: Record) -> str:
 
 def markdown(record: Record) -> str:
     """All tables: for each work one of times and one of what they cost, and where the device's time goes."""
-    lines = [_provenance(record.runs.values()), ""]
+    legend = "Median times, and in brackets how many times as fast as stock in the same rounds of the same process."
+    lines = [f"{_provenance(record.runs.values())} {legend}", ""]
     variants = (*VARIANTS, LIGER)
     for work in WORKS:
         found = {m.title: rows for m in MODELS if (rows := _rows(record, m, work))}
@@ -59,10 +61,7 @@ def _provenance(runs: Iterable[Run]) -> str:
         f"{', small models' if run.tiny else ''}"
         for run in runs
     )
-    return (
-        f"{'; '.join(parts)}. Median times, and in brackets how many times as fast as stock in the same rounds of the "
-        "same process."
-    )
+    return f"{'; '.join(parts)}."
 
 
 def _rows(record: Record, model: Model, work: Work) -> dict[str, Row]:

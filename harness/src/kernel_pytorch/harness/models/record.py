@@ -49,6 +49,8 @@ class Cost(_Frozen):
         kernels: those that take longest.
         losses: of the first steps of training after the first.
         difference: largest difference of the first result, loss or logits, from the baseline's, over its largest.
+        gradients: the same of the norms of the gradients of all parameters; None where nothing is trained, and where a
+            run did not compare them yet.
         replaced: parts of the model that were patched.
     """
 
@@ -63,6 +65,7 @@ class Cost(_Frozen):
     kernels: tuple[Kernel, ...]
     losses: tuple[float, ...]
     difference: float
+    gradients: float | None = None
     replaced: int
 
 

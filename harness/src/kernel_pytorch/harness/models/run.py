@@ -14,7 +14,7 @@ from kernel_pytorch.harness.clock.statistics import compare_paired, median_inter
 from kernel_pytorch.harness.models.profiles import profile
 from kernel_pytorch.harness.models.record import Cost, Ratio, Row
 from kernel_pytorch.harness.models.variants import Variant, captured
-from kernel_pytorch.harness.models.works import Step, Work, prepare, step_of
+from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepare, step_of
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.technique import Technique
 
@@ -34,6 +34,7 @@ class Prepared:
         first_call: seconds of the first step, which compiles.
         replaced: what was patched in.
         result: of the first step.
+        gradients: their norms, by parameter, where there is training.
         times: seconds of a step, one a round.
         host: seconds until a step returned, without waiting for the device, one a round.
     """
@@ -43,6 +44,7 @@ class Prepared:
     first_call: float
     replaced: list[str]
     result: torch.Tensor
+    gradients: torch.Tensor | None = None
     losses: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
@@ -88,6 +90,9 @@ def measure(
                 reason, failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", True
         rows[variant.name] = Row(model=spec.name, work=work.name, variant=variant.name, reason=reason, failed=failed)
     if variants[0].name in rows:  # without it there is nothing to compare with
+        reason = f"{variants[0].name} did not run"
+        names = [each.variant.name for each in ready]
+        rows |= {n: Row(model=spec.name, work=work.name, variant=n, reason=reason, failed=True) for n in names}
         ready.clear()
     on_step(f"{spec.name}, {work.name}: {rounds} rounds")
     _in_turns(ready, device, rounds)
@@ -96,7 +101,7 @@ def measure(
         rows[each.variant.name] = _row(spec, work, each, ready[0], device)
     del ready
     _free(device)
-    return tuple(rows[variant.name] for variant in variants if variant.name in rows)
+    return tuple(rows[variant.name] for variant in variants)
 
 
 def _ready(
@@ -105,15 +110,16 @@ def _ready(
 ) -> Prepared:  # fmt: skip
     model = prepare(work, copy.deepcopy(base), device)
     call, replaced = variant.prepare(spec, work, model, techniques)
-    step = step_of(work, spec, model, call, device, tiny=tiny)
     torch.manual_seed(0)
     began = time.perf_counter()
+    gradients = gradients_of(work, spec, model, call, device, tiny=tiny) if work.training else None
+    step = step_of(work, spec, model, call, device, tiny=tiny)
     result = step().float().cpu()
     _wait(device)
     seconds = time.perf_counter() - began
     if variant.graph:
         step = captured(step)
-    ready = Prepared(variant, step, seconds, replaced, result)
+    ready = Prepared(variant, step, seconds, replaced, result, gradients)
     for _ in range(3):
         last = step()
         if work.training:
@@ -157,6 +163,8 @@ def _row(spec: Model, work: Work, each: Prepared, baseline: Prepared, device: to
         device=sum(kernel.seconds for kernel in kernels) or None, launches=sum(kernel.count for kernel in kernels),
         peak_bytes=peak, first_call=each.first_call, kernels=tuple(kernels[:12]), losses=tuple(each.losses),
         difference=_difference(each.result, baseline.result), replaced=len(each.replaced),
+        gradients=None if each.gradients is None or baseline.gradients is None
+        else _difference(each.gradients, baseline.gradients),
     )  # fmt: skip
     ratio = Ratio(median=speedup.median, low=speedup.low, high=speedup.high)
     return Row(model=spec.name, work=work.name, variant=each.variant.name, cost=cost, ratio=ratio)

@@ -74,8 +74,30 @@ def prepare(work: Work, model: torch.nn.Module, device: torch.device) -> torch.n
     """Put a model, which is in float32 on the CPU, into the state that this work needs, before it is patched."""
     model = model.to(device, torch.float32 if work.autocast or device.type == "cpu" else torch.bfloat16)
     if work.checkpointing:
-        model.gradient_checkpointing_enable()
+        enable_checkpointing(model)
     return model.train(work.training)
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Let a model of transformers compute activations again; the newer name where it has it."""
+    (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
+
+
+def gradients_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device, *, tiny: bool) -> torch.Tensor:
+    """The norm of the gradient of each parameter, before anything is learned: what shows that training is right.
+
+    At random weights the loss itself is near the logarithm of the vocabulary, whatever the layers compute.
+    """
+    with _context(work, device):
+        loss = call(**spec.inputs(work.shape(spec, tiny=tiny), device)).loss
+    loss.backward()
+    norms = [torch.zeros(()) if p.grad is None else p.grad.float().norm().cpu() for p in model.parameters()]
+    model.zero_grad()
+    return torch.stack(norms)
+
+
+def _context(work: Work, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16) if work.autocast else contextlib.nullcontext()
 
 
 def step_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device, *, tiny: bool) -> Step:
@@ -108,8 +130,7 @@ def _training(work: Work, model: Any, call: Any, inputs: dict[str, torch.Tensor]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> torch.Tensor:
-        context = torch.autocast(device.type, torch.bfloat16) if work.autocast else contextlib.nullcontext()
-        with context:
+        with _context(work, device):
             loss = call(**inputs).loss
         loss.backward()
         optimizer.step()

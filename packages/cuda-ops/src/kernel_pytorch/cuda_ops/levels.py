@@ -7,7 +7,7 @@ import torch
 from ._core.device import compute_capability
 from .library import INSTALL, LIBRARY
 
-LEVELS = ("reference", "native", "compile", "cuda")
+LEVELS = ("reference", "native", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
 CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CUDA_DTYPES = CPU_DTYPES[:3]
@@ -19,11 +19,8 @@ VERIFIED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
 
 def default(operation: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The level that stands for the operation: the compiled one where it was verified, on CPUs everywhere.
-
-    Attention is PyTorch's own, whose backward holds no scores.
-    """
-    if operation == "flash_attention" or unavailable("cuda", device, dtype) is not None:
+    """The level that stands for the operation: the compiled one where it was verified, on CPUs everywhere."""
+    if unavailable("cuda", device, dtype) is not None:
         return "native"
     return "cuda" if device.type == "cpu" or compute_capability(device) in VERIFIED else "native"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._core import patching
 from ._core.patching import Found, Patched
+from ._core.stock import why_not_plain
 from .arguments import ACTIVATIONS
 from .bias.functional import bias_act
 from .gated.functional import geglu, reglu, swiglu
@@ -58,12 +59,14 @@ def _gated(module: torch.nn.Module) -> Found | str | None:
     names = next((names for names in GATED if all(module._modules.get(name) for name in names)), None)
     if names is None or not set(dict(module.named_children())) - set(names) <= {"act_fn", "act"}:
         return None
+    if module._parameters or module._buffers:
+        return "it has parameters or buffers of its own"
     gate, up, down = (torch.nn.Linear(*sizes, bias=False, dtype=torch.float64) for sizes in ((4, 6), (4, 6), (6, 4)))
-    x = torch.randn(5, 4, dtype=torch.float64)
-    given = _tried(patching.stand_in(module, dict(zip(names, (gate, up, down), strict=True))), x)
+    x = torch.randn(9, 4, dtype=torch.float64) * torch.tensor([1.0, 30.0, 1e4], dtype=torch.float64).repeat(3)[:, None]
+    given = patching.tried(module, x, children=dict(zip(names, (gate, up, down), strict=True)))
     for name, (product, keywords) in PRODUCTS.items():
         if patching.agree(down(product(gate(x), up(x), **keywords, level="reference")), given, 1e-5):
-            return Found(_gated_forward(names, product, keywords), name)
+            return Found(_gated_forward(module, names, product, keywords), name)
     return "its activation is none of swiglu, geglu and reglu, or it computes something else"
 
 
@@ -75,42 +78,55 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
 }
 
 
-def _gated_forward(names: Any, product: Callable[..., Tensor], keywords: dict[str, Any]) -> patching.Forward:
-    gate, up, down = names
+def _gated_forward(
+    module: torch.nn.Module, names: Sequence[str], product: Callable[..., Tensor], keywords: dict[str, Any]
+) -> patching.Forward:
+    stock, (gate, up, down) = patching.stock(module), names
+    act = next((name for name in ("act_fn", "act") if hasattr(module, name)), "")
+    kind = type(getattr(module, act, None))
 
-    def forward(self: torch.nn.Module, x: Tensor) -> Any:
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or type(getattr(self, act, None)) is not kind:
+            return stock(self, *args, **kwargs)
         layers = self._modules
-        return layers[down](product(layers[gate](x), layers[up](x), **keywords))
+        return layers[down](product(layers[gate](args[0]), layers[up](args[0]), **keywords))
 
     return forward
 
 
 def _after_block(module: torch.nn.Module) -> Found | str | None:
     """A layer, dropout and the norm of the sum with the residual stream."""
-    if set(dict(module.named_children())) != set(AFTER) or not isinstance(module.LayerNorm, torch.nn.LayerNorm):
+    if set(dict(module.named_children())) != set(AFTER) or type(module.LayerNorm) is not torch.nn.LayerNorm:
         return None
     norm = module.LayerNorm
-    if reason := _why_not_norm(norm):
-        return reason
+    reason = _why_not_norm(norm) or why_not_plain([norm, module.dropout])
+    if reason or module._parameters or module._buffers:
+        return reason or "it has parameters or buffers of its own"
     weight, bias, x, residual = (torch.randn(n, dtype=torch.float64) for n in (6, 6, (5, 6), (5, 6)))
-    tried = torch.nn.LayerNorm(6, norm.eps, dtype=torch.float64)
-    tried.weight, tried.bias = torch.nn.Parameter(weight), torch.nn.Parameter(bias)
-    probe = patching.stand_in(
-        module, {"dense": torch.nn.Identity(), "dropout": torch.nn.Identity(), "LayerNorm": tried}
-    )
+    tiny = torch.nn.LayerNorm(6, norm.eps, dtype=torch.float64)
+    tiny.weight, tiny.bias = torch.nn.Parameter(weight), torch.nn.Parameter(bias)
+    children = {"dense": torch.nn.Identity(), "dropout": torch.nn.Identity(), "LayerNorm": tiny}
     ours = add_layer_norm(x, residual, weight, bias, eps=norm.eps, level="reference")[0]
-    if not patching.agree(ours, _tried(probe, x, residual), 1e-9):
+    if not patching.agree(ours, patching.tried(module, x, residual, children=children), 1e-9):
         return "it computes something else than LayerNorm(dropout(dense(x)) + residual)"
-    return Found(_after_block_forward, "add_layer_norm")
+    return Found(_after_block_forward(module), "add_layer_norm")
 
 
-def _after_block_forward(self: Any, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-    norm, dropout = self.LayerNorm, self.dropout
-    x = self.dense(hidden_states)
-    if norm.weight.dtype != x.dtype or input_tensor.dtype != x.dtype or type(dropout) is not torch.nn.Dropout:
-        return norm(dropout(x) + input_tensor)
-    p = dropout.p if self.training else 0.0
-    return add_layer_norm(x, input_tensor, norm.weight, norm.bias, eps=norm.eps, dropout_p=p)[0]
+def _after_block_forward(module: torch.nn.Module) -> patching.Forward:
+    stock = patching.stock(module)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        norm, dropout = self.LayerNorm, self.dropout
+        kinds = type(norm) is torch.nn.LayerNorm and type(dropout) is torch.nn.Dropout and dropout.p < 1.0
+        if len(args) != 2 or kwargs or not kinds or why_not_plain([norm, dropout]):
+            return stock(self, *args, **kwargs)
+        x, residual = self.dense(args[0]), args[1]
+        if not norm.weight.dtype == residual.dtype == x.dtype or patching.is_autocast(x):
+            return norm(dropout(x) + residual)
+        p = dropout.p if dropout.training else 0.0
+        return add_layer_norm(x, residual, norm.weight, norm.bias, eps=norm.eps, dropout_p=p)[0]
+
+    return forward
 
 
 def _layer_norm(module: torch.nn.Module) -> Found | str | None:
@@ -121,7 +137,7 @@ def _layer_norm(module: torch.nn.Module) -> Found | str | None:
 
 
 def _layer_norm_forward(self: Any, input: Tensor) -> Tensor:
-    if self.weight.dtype != input.dtype:
+    if self.weight.dtype != input.dtype or patching.is_autocast(input):
         return torch.nn.LayerNorm.forward(self, input)
     return layer_norm(input, self.weight, self.bias, eps=self.eps)
 
@@ -134,26 +150,30 @@ def _why_not_norm(norm: torch.nn.LayerNorm) -> str | None:
 
 def _activation(module: torch.nn.Module) -> Found | str | None:
     """An activation that is written out as several operations."""
-    if type(module).__module__.startswith("torch.nn") or list(module.children()) or list(module.parameters()):
+    if type(module).__module__.startswith("torch.nn") or any((module._modules, module._parameters, module._buffers)):
         return None
     if not type(module).__name__.endswith(("GELU", "Activation", "SiLU", "Tanh")):
         return None
-    x = torch.linspace(-6.0, 6.0, 49, dtype=torch.float64)
+    x = torch.stack([torch.linspace(-size, size, 49, dtype=torch.float64) for size in (6.0, 50.0, 1e4)])
     with _Operations() as operations:
-        given = _tried(patching.stand_in(module, {}), x)
-    if operations.count <= 1:  # PyTorch's own kernel
+        given = patching.tried(module, x)
+    if operations.count <= 3:  # PyTorch's own kernel, tried twice and compared
         return None
     for name in ACTIVATIONS:
         if patching.agree(bias_act(x, None, name, level="reference"), given, 1e-9):
-            return Found(_activation_forward(name), f"the activation {name!r}, as one operation")
+            return Found(_activation_forward(module, name), f"the activation {name!r}, as one operation")
     return "it is no activation that bias_act knows"
 
 
-def _activation_forward(name: str) -> patching.Forward:
-    def forward(self: torch.nn.Module, x: Tensor) -> Tensor:
+def _activation_forward(module: torch.nn.Module, name: str) -> patching.Forward:
+    stock = patching.stock(module)
+
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or patching.is_autocast(args[0]):
+            return stock(self, *args, **kwargs)
         if name == "gelu_tanh":
-            return F.gelu(x, approximate="tanh")  # PyTorch has it as one kernel: nothing is left to gain
-        return bias_act(x, None, name)
+            return F.gelu(args[0], approximate="tanh")  # PyTorch has it as one kernel: nothing is left to gain
+        return bias_act(args[0], None, name)
 
     return forward
 
@@ -168,11 +188,3 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return function(*args, **(kwargs or {}))
-
-
-def _tried(module: torch.nn.Module, *inputs: Tensor) -> Any:
-    """What a module gives, or None where it takes other inputs or looks at more than these."""
-    try:
-        return module(*inputs)
-    except Exception:
-        return None

@@ -66,7 +66,9 @@ def declared(level: str, space: str) -> Operators:
 
 def scaled(scale: Callable[..., Tensor], gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
     """`gradient * factor` in the dtype of `like`; written out where it is traced, so that a compiler can fuse it."""
-    return scale(gradient, factor, like) if type(gradient) is Tensor else scale_formula(gradient, factor, like)
+    if is_plain(gradient, factor, like):
+        return scale(gradient, factor, like)
+    return scale_formula(gradient, factor, like)
 
 
 def fake_scale(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ CAUSAL = dict.fromkeys((f"{name}ForCausalLM" for name in FAMILIES), "CausalLMOut
 forward returns."""
 MASKED = {"BertForMaskedLM": "MaskedLMOutput"}
 """Those whose loss is that of hidden words, under a transform and one linear head."""
+LOSS = "ForCausalLMLoss"
+"""transformers' own loss of the next word; a model with another keeps its forward."""
 OF_THE_LOSS = ("labels", "num_items_in_batch", "ignore_index", "logits_to_keep", "return_dict")
 """Keywords that the model without its head does not take."""
 
@@ -33,7 +35,9 @@ def patch(model: torch.nn.Module) -> Patched:
     """Let `linear_cross_entropy` compute the loss of a language model of Hugging Face's transformers, in place.
 
     While the model is training and has labels the loss comes from the hidden states, and `logits` of the output is
-    None: they are never in memory. Without labels, and in evaluation, the class's own forward runs.
+    None: they are never in memory (of the output as a tuple they are missing). Without labels, in evaluation, and with
+    another loss than transformers' own the class's own forward runs. If all labels are ignored the loss is 0, where
+    PyTorch's is NaN. Patch before `fully_shard`, which renames the class.
 
     Args:
         model: a model of transformers, before it is compiled, or what holds one.
@@ -71,10 +75,11 @@ def _causal(module: torch.nn.Module) -> patching.Forward:
     stock, output = patching.stock(module), _output_of(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_ours(self, args, kwargs) or kwargs.get("shift_labels") is not None:
+        own_loss = getattr(self.loss_function, "__name__", "") != LOSS
+        if own_loss or not _is_ours(self, args, kwargs) or kwargs.get("shift_labels") is not None:
             return stock(self, *args, **kwargs)
         outputs = _of_the_body(self, args, kwargs)
-        labels = torch.nn.functional.pad(kwargs["labels"], (0, 1), value=-100)[..., 1:]
+        labels = torch.nn.functional.pad(kwargs["labels"], (0, 1), value=kwargs.get("ignore_index", -100))[..., 1:]
         loss = _loss(self, outputs.last_hidden_state, self.get_output_embeddings(), labels, kwargs)
         return output(outputs, loss)
 
@@ -85,26 +90,29 @@ def _masked(module: torch.nn.Module) -> patching.Forward:
     stock, output = patching.stock(module), _output_of(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_ours(self, args, kwargs):
+        if not _is_ours(self, args, kwargs) or why_not_plain([self.cls, self.cls.predictions]):
             return stock(self, *args, **kwargs)
         outputs = _of_the_body(self, args, kwargs)
         head = self.cls.predictions
         hidden = head.transform(outputs.last_hidden_state)
-        loss = _loss(self, hidden, head.decoder, kwargs["labels"], {}).to(hidden.dtype)
-        return output(outputs, loss)
+        loss = _loss(self, hidden, head.decoder, kwargs["labels"], {})
+        return output(outputs, loss if torch.is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype))
 
     return forward
 
 
 def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this call wants a loss to train on, in the way of which it is known what that computes."""
+    keep, head = kwargs.get("logits_to_keep", 0), model.get_output_embeddings()
     return (
         model.training
         and len(args) <= 1
         and kwargs.get("labels") is not None
-        and not kwargs.get("logits_to_keep")
+        and isinstance(keep, int)
+        and keep == 0
         and kwargs.get("return_dict", model.config.return_dict) is not False
-        and type(model.get_output_embeddings()) is torch.nn.Linear
+        and type(head) is torch.nn.Linear
+        and why_not_plain([head]) is None
     )
 
 

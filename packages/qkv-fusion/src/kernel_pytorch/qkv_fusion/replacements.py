@@ -77,8 +77,8 @@ def patch(model: torch.nn.Module) -> Patched:
     """Let `rotary_embedding` rotate queries and keys in the attention of Hugging Face's transformers, in place.
 
     An attention is known by the function `apply_rotary_pos_emb` that its forward calls, if that gives what
-    `rotary_embedding` gives; the rest of the forward stays as its class has it. Projections stay apart, since packing
-    them makes new parameters: `fuse` does that.
+    `rotary_embedding` gives; the rest of the forward stays as its module had it when it was patched. Projections stay
+    apart, since packing them makes new parameters: `fuse` does that.
 
     Args:
         model: a model, or a part of one, before it is compiled.

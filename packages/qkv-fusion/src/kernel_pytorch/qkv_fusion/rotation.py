@@ -30,11 +30,16 @@ def find_rotation(module: torch.nn.Module) -> Found | str | None:
 
 
 def _rotation(own: Any) -> Any:
-    """What takes the place of a module's `apply_rotary_pos_emb`."""
+    """What takes the place of a module's `apply_rotary_pos_emb`, of whose tables both halves are alike."""
 
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Heads before tokens, tables of both halves and with a batch of their own, as transformers has them."""
-        if args or kwargs or q.dim() != 4 or cos.dim() != 3:
+        if (
+            args
+            or kwargs
+            or not _fits(q, cos)
+            or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+        ):
             return own(q, k, cos, sin, *args, **kwargs)
         half = cos.shape[-1] // 2
         cos, sin = cos[..., :half], sin[..., :half]
@@ -44,6 +49,16 @@ def _rotation(own: Any) -> Any:
         return q.transpose(1, 2), k.transpose(1, 2)
 
     return apply_rotary_pos_emb
+
+
+def _fits(q: Tensor, cos: Tensor) -> bool:
+    """Whether a table is one for every token, in the dtype of the heads, and as wide as these."""
+    return (
+        (q.dim(), cos.dim()) == (4, 3)
+        and cos.dtype == q.dtype
+        and cos.shape[0] in (1, q.shape[0])
+        and cos.shape[1:] == (q.shape[2], q.shape[3])
+    )
 
 
 def _is_the_same(own: Any) -> bool:

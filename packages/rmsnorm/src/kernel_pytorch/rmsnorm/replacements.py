@@ -47,26 +47,27 @@ def unpatch(model: torch.nn.Module) -> None:
 def _find(module: torch.nn.Module) -> Found | str | None:
     """What computes this norm, why it is left alone, or None if it is none."""
     weight = module._parameters.get("weight")
-    eps = next((getattr(module, name) for name in EPS if hasattr(module, name)), None)
     if isinstance(module, RMSNorm) or list(module.children()) or list(module._parameters) != ["weight"]:
         return None
+    name = next((name for name in EPS if isinstance(getattr(module, name, None), float)), None)
     named = "RMSNorm" in type(module).__name__
-    if weight is None or weight.dim() != 1 or not isinstance(eps, float):
-        return f"its weight must be (N,) and its eps a float; they are {weight} and {eps}" if named else None
-    formula = _formula(module, eps, weight.numel())
+    if weight is None or weight.dim() != 1 or name is None or module._buffers:
+        return "it must have a weight (N,), an eps that is a float, and no buffers" if named else None
+    formula = _formula(module, getattr(module, name), weight.numel())
     if formula is None:
         return "it computes something else than rms_norm" if named else None
-    return Found(_forward(module, eps, *formula), f"rms_norm, offset {formula[0]:g}, casting {formula[1]!r}")
+    return Found(_forward(module, name, *formula), f"rms_norm, offset {formula[0]:g}, casting {formula[1]!r}")
 
 
-def _forward(module: torch.nn.Module, eps: float, offset: float, casting: Casting) -> patching.Forward:
+def _forward(module: torch.nn.Module, eps: str, offset: float, casting: Casting) -> patching.Forward:
     stock = patching.stock(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         weight = self.weight
-        if len(args) != 1 or kwargs or args[0].dtype != weight.dtype:  # mixed dtypes are rounded as the class does
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if x is None or x.dtype != weight.dtype or patching.is_autocast(x):  # rounded as the class does it
             return stock(self, *args, **kwargs)
-        return rms_norm(args[0], weight, eps=eps, offset=offset, casting=casting)
+        return rms_norm(x, weight, eps=getattr(self, eps), offset=offset, casting=casting)
 
     return forward
 
@@ -75,18 +76,17 @@ def _formula(module: torch.nn.Module, eps: float, columns: int) -> tuple[float, 
     """The offset and the casting with which `rms_norm` gives what this module's class gives, or None."""
     candidates = list(itertools.product((0.0, 1.0), CASTINGS))
     generator = torch.Generator().manual_seed(0)
+    # Rows in which eps counts for nothing, for half and for all.
+    sizes = torch.tensor([1.0, 1e3, eps**0.5, 0.1 * eps**0.5]).repeat_interleave(8).unsqueeze(1)
     for dtype in (torch.float32, torch.bfloat16):
-        x = torch.randn(16, columns, generator=generator).to(dtype)
+        x = (torch.randn(len(sizes), columns, generator=generator) * sizes).to(dtype)
         weight = torch.rand(columns, generator=generator).add(0.5).to(dtype)
-        try:
-            given = patching.stand_in(module, {}, _parameters={"weight": torch.nn.Parameter(weight)})(x)
-        except Exception:  # it takes other arguments, or looks at more than this
-            return None
+        given = patching.tried(module, x, _parameters={"weight": torch.nn.Parameter(weight)})
         candidates = [c for c in candidates if _same(given, x, weight, eps, *c)]
     return candidates[0] if candidates else None
 
 
-def _same(given: Any, x: Tensor, weight: Tensor, eps: float, offset: float, casting: Casting) -> bool:
+def _same(given: Tensor | None, x: Tensor, weight: Tensor, eps: float, offset: float, casting: Casting) -> bool:
     ours = rms_norm(x, weight, eps=eps, offset=offset, casting=casting, level="reference")
     if x.dtype == torch.float32:
         return patching.agree(ours, given, 1e-6)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from kernel_pytorch.cuda_ops.levels import LEVELS
 from kernel_pytorch.cuda_ops.library import LIBRARY
 from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.implementation import Level, PublicLevel, imported
@@ -27,11 +28,11 @@ OF: dict[str, tuple[str, str]] = {
     "bias_dropout_add": ("fused_ln_act", "bias_dropout_add"),
     "softmax": ("fused_ln_act", "softmax"),
     "cross_entropy": ("linear_cross_entropy", "cross_entropy"),
+    "rotary_embedding": ("qkv_fusion", "rotary_embedding"),
+    "qk_norm_rope": ("qkv_fusion", "qk_norm_rope"),
+    "flash_attention": ("flash_attn_triton", "flash_attention"),
 }
 """By folder of csrc/ the package and the function whose level "cuda" it is; of several functions the fullest."""
-
-LEVELS = ("reference", "native", "cuda")
-"""What the rungs stand beside; the packages compare the others."""
 
 CSRC = Path(__file__).resolve().parents[4] / "csrc"
 EMULATED = LIBRARY.instruction_sets == ("CUDA, emulated",)

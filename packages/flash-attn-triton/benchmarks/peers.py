@@ -1,0 +1,111 @@
+"""FlexAttention for `kernel-pytorch bench --peers`: the same arguments, the same truth, the same rounds.
+
+It is compiled, as PyTorch documents it, and its block masks are made once for a geometry, as a model would keep them.
+Sinks scale its output by what they add to lse, as Hugging Face's gpt-oss does.
+
+Dong et al., "Flex Attention", 2024, https://arxiv.org/abs/2412.05496.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.harness.peers import Peer
+from kernel_pytorch.harness.technique import Level
+
+TECHNIQUE = "flash-attn-triton"
+
+Window = tuple[int, int] | None
+
+
+@functools.cache
+def compiled() -> Callable[..., Any]:
+    """FlexAttention's kernel."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, fullgraph=True)
+
+
+@functools.lru_cache(64)
+def block_mask(queries: int, keys: int, left: int, right: int, device: torch.device) -> Any:
+    """Which tiles of scores exist; None where all do."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if left < 0 and right < 0:
+        return None
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        behind = j - i - (keys - queries)
+        before_it = (behind >= -left) | (left < 0)
+        return before_it & ((behind <= right) | (right < 0))
+
+    return create_block_mask(sees, None, None, queries, keys, device)
+
+
+def flex_attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: Window, softcap: float | None,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, dropout_p: float, *unused: Any, bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output and lse."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    if dropout_p > 0.0:
+        raise NotImplementedError("FlexAttention has no dropout")
+    left, right = window or (-1, -1)
+    queries, keys = q.shape[2], k.shape[2]
+    slopes = None if alibi_slopes is None else alibi_slopes.expand(q.shape[:2])
+    every_bias = None if bias is None else bias.expand(q.shape[0], q.shape[1], queries, keys)
+
+    def change(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if softcap is not None:
+            s = softcap * torch.tanh(s / softcap)
+        if slopes is not None:
+            s = s - slopes[b, h] * (j - i - (keys - queries)).abs()
+        if every_bias is None:
+            return s
+        found = every_bias[b, h, i, j]
+        return torch.where(found, s, -float("inf")) if found.dtype == torch.bool else s + found
+
+    changed = softcap is not None or slopes is not None or bias is not None
+    mask = block_mask(queries, keys, left, 0 if causal else right, q.device)
+    grouped = q.shape[1] != k.shape[1]
+    o, aux = compiled()(
+        q, k, v, change if changed else None, mask, scale, grouped, return_aux=AuxRequest(lse=True)
+    )  # fmt: skip
+    if sinks is None:
+        return o, aux.lse
+    lse = torch.logaddexp(aux.lse, sinks.to(aux.lse.dtype)[:, None])
+    return (o * torch.exp(aux.lse - lse).unsqueeze(-1)).to(o.dtype), lse
+
+
+def flex_attention(*arguments: Any) -> Tensor:
+    """The output."""
+    return flex_attention_with_lse(*arguments)[0]
+
+
+def flex_attention_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool, scale: float | None, window: Window,
+    softcap: float | None, sinks: Tensor | None, dropout_p: float, *unused: Any,
+) -> Tensor:  # fmt: skip
+    """The output with a mask or a bias, which every tile reads: FlexAttention skips tiles by formulas alone."""
+    return flex_attention_with_lse(
+        q, k, v, causal, scale, window, softcap, None, sinks, dropout_p, bias=mask
+    )[0]  # fmt: skip
+
+
+def _peer(function: str) -> list[Peer]:
+    return [
+        Peer("peer:flex", Level.PEER, f"{__name__}:{function}", requires="torch", install="torch", capability=(8, 0))
+    ]
+
+
+PEERS = {
+    "flash_attention": _peer("flex_attention"),
+    "flash_attention_with_lse": _peer("flex_attention_with_lse"),
+    "flash_attention_masked": _peer("flex_attention_masked"),
+}

@@ -1,0 +1,290 @@
+"""The public functions: arguments by keyword, checked before any kernel starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ._core.arguments import check_flag
+from .arguments import (
+    check_bias,
+    check_lengths,
+    check_qkv,
+    check_sinks,
+    check_softcap,
+    check_starts,
+    scale_or_default,
+    seed_of,
+    slopes_of,
+    window_of,
+)
+from .levels import gradient_is_unordered, select
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | int | None = None,
+    deterministic: bool = False,
+    level: str | None = None,
+) -> Tensor:
+    """Scaled dot product attention, exact, without the matrix of scores in memory at levels "native" and "triton".
+
+    Query i stands at key position `i + Sk - Sq`: causal, window and ALiBi count from there, so that the last query
+    stands at the last key. Differentiable in q, k, v and sinks; twice at levels "reference", "torchscript" and "cuda",
+    and at "native" where PyTorch's backend is.
+
+    Args:
+        q: `(B, H, Sq, D)`, float16, bfloat16, float32 or float64 (not at level "triton"), any strides: a view
+            `x.transpose(1, 2)` of `(B, Sq, H, D)` is not copied. D at least 1, at most 256 at level "triton".
+        k: `(B, Hkv, Sk, D)`, Hkv divides H: query head h reads head `h // (H / Hkv)`. Dtype and device of q.
+        v: `(B, Hkv, Sk, D)`, dtype and device of q.
+        causal: whether queries see no key behind their position.
+        scale: of the scores; finite. None for `D ** -0.5`.
+        window: `(left, right)`, how many keys before and behind its position a query sees; -1 or None for all.
+        softcap: c makes `c * tanh(s / c)` of scaled scores s, before ALiBi; above 0. None for no soft cap.
+        alibi_slopes: `(H,)` or `(B, H)`, any of these dtypes: `-slope * |i + Sk - Sq - j|` is added to the scores. No
+            gradient. None for no ALiBi.
+        sinks: `(H,)`, any of these dtypes: a logit in each head's softmax that has no value. None for no sinks.
+        dropout_p: probability with which a weight becomes zero, from 0 to below 1; others are divided by
+            `1 - dropout_p`.
+        seed: int64 of shape `()` on the device of q, or an integer: the same seed drops the same weights at every
+            level. None draws one. No use without dropout.
+        deterministic: whether gradients must be the same bits each time. Level "native" cannot promise it on a GPU,
+            unless `torch.use_deterministic_algorithms(True)` is set; the other levels always do.
+        level: None for the default (see the page of this package), or "reference", "native", "torchscript", "compile",
+            "triton", "cuda".
+
+    Returns:
+        `(B, H, Sq, D)` in the dtype of q. A query that sees no key gets zeros, and gives gradients of zero.
+
+    Raises:
+        TypeError: an argument is not of its kind or dtype.
+        ValueError: shapes, devices or values do not fit; the message names the argument.
+        RuntimeError: the level asked for lacks a feature, or cannot run on this device or dtype.
+
+    Saved for the backward at level "triton": q, k, v, the output, of 16 bits what rounding took off it too, and one
+    float32 for each query and head.
+
+    Source: Dao et al., "FlashAttention", 2022, https://arxiv.org/abs/2205.14135; "FlashAttention-2", 2023,
+    https://arxiv.org/abs/2307.08691.
+    """
+    check_qkv(q, k, v)
+    alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
+    check_sinks(sinks, q, q.shape[1])
+    scale, window, seed = scale_or_default(scale, q), window_of(window), seed_of(seed, dropout_p, q)
+    features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
+    attend = select("flash_attention", level, features, q, sinks)
+    y: Tensor = attend(
+        q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, float(dropout_p), seed, deterministic
+    )
+    return y
+
+
+def flash_attention_with_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | int | None = None,
+    deterministic: bool = False,
+    level: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`flash_attention`, and the logarithm of the sum of exponentials of each query's scores.
+
+    Parts of a sequence can be combined by it: attention over more keys is the mean of two outputs, weighted by
+    `exp(lse)`. Differentiable in both results.
+
+    Args:
+        q: as in `flash_attention`.
+        k: as in `flash_attention`.
+        v: as in `flash_attention`.
+        causal: as in `flash_attention`.
+        scale: as in `flash_attention`.
+        window: as in `flash_attention`.
+        softcap: as in `flash_attention`.
+        alibi_slopes: as in `flash_attention`.
+        sinks: as in `flash_attention`.
+        dropout_p: as in `flash_attention`; lse is that of all weights.
+        seed: as in `flash_attention`.
+        deterministic: as in `flash_attention`.
+        level: None, "reference", "torchscript", "compile" or "triton". None is "triton" on a GPU, else "reference":
+            PyTorch's attention does not return lse.
+
+    Returns:
+        The output, `(B, H, Sq, D)`; lse, `(B, H, Sq)`, float32 (float64 of float64), natural logarithm, the sink
+        included; -inf where there is nothing to sum.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `flash_attention`.
+    """
+    check_qkv(q, k, v)
+    alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
+    check_sinks(sinks, q, q.shape[1])
+    scale, window, seed = scale_or_default(scale, q), window_of(window), seed_of(seed, dropout_p, q)
+    features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
+    attend = select("flash_attention_with_lse", level, ["lse", *features], q, sinks)
+    found: tuple[Tensor, Tensor] = attend(
+        q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, float(dropout_p), seed, deterministic
+    )
+    return found
+
+
+def flash_attention_masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | int | None = None,
+    deterministic: bool = False,
+    level: str | None = None,
+) -> Tensor:
+    """`flash_attention` with an arbitrary mask or an additive bias, which gets a gradient.
+
+    Args:
+        q: as in `flash_attention`.
+        k: as in `flash_attention`.
+        v: as in `flash_attention`.
+        mask: `(B, H, Sq, Sk)`, or 1 in some of these dimensions, read where it lies: bool, False where a query does
+            not see a key, or float16, bfloat16, float32 or float64, added to the scores after the soft cap.
+        causal: as in `flash_attention`; beside the mask.
+        scale: as in `flash_attention`.
+        window: as in `flash_attention`; beside the mask.
+        softcap: as in `flash_attention`.
+        sinks: as in `flash_attention`.
+        dropout_p: as in `flash_attention`.
+        seed: as in `flash_attention`.
+        deterministic: as in `flash_attention`.
+        level: as in `flash_attention`, but for "cuda".
+
+    Returns:
+        `(B, H, Sq, D)` in the dtype of q.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `flash_attention`.
+
+    The gradient of a bias takes memory for `(b, h, Sq, Sk)` in float32, where b and h are its own first dimensions.
+    """
+    check_qkv(q, k, v)
+    check_bias("mask", mask, q, k)
+    check_sinks(sinks, q, q.shape[1])
+    scale, window, seed = scale_or_default(scale, q), window_of(window), seed_of(seed, dropout_p, q)
+    features = _features(q, causal, window, softcap, None, sinks, dropout_p, deterministic)
+    attend = select("flash_attention_masked", level, features, q, sinks)
+    y: Tensor = attend(q, k, v, mask, causal, scale, window, softcap, sinks, float(dropout_p), seed, deterministic)
+    return y
+
+
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    deterministic: bool = False,
+    level: str | None = None,
+) -> Tensor:
+    """`flash_attention` of sequences of any lengths, packed one behind the other without padding.
+
+    Args:
+        q: `(S, H, D)`, the queries of all sequences; dtypes as in `flash_attention`, any strides.
+        k: `(T, Hkv, D)`, the keys of all sequences; Hkv divides H.
+        v: `(T, Hkv, D)`.
+        cu_seqlens_q: `(B + 1,)`, int32 or int64, on the device of q: where the queries of each sequence begin, and S.
+            Sequences may be empty.
+        cu_seqlens_k: `(B + 1,)`, likewise of keys, and T.
+        max_seqlen_q: at least the queries of the longest sequence.
+        max_seqlen_k: at least the keys of the longest sequence.
+        causal: as in `flash_attention`, in each sequence.
+        scale: as in `flash_attention`.
+        window: as in `flash_attention`, in each sequence.
+        softcap: as in `flash_attention`.
+        alibi_slopes: as in `flash_attention`.
+        sinks: as in `flash_attention`.
+        deterministic: as in `flash_attention`.
+        level: as in `flash_attention`, but for "cuda". All levels but "triton" compute, or mask, the scores of all
+            queries with all keys.
+
+    Returns:
+        `(S, H, D)` in the dtype of q.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `flash_attention`. The values of cu_seqlens are checked on a CPU alone.
+    """
+    check_qkv(q, k, v, "(tokens, heads, head size)")
+    check_starts("cu_seqlens_q", cu_seqlens_q, q, "q")
+    check_starts("cu_seqlens_k", cu_seqlens_k, k, "k")
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        shapes = f"shape is {tuple(cu_seqlens_k.shape)}; it must be that of cu_seqlens_q, {tuple(cu_seqlens_q.shape)}"
+        raise ValueError(f"cu_seqlens_k: {shapes}")
+    alibi_slopes = slopes_of(alibi_slopes, q, cu_seqlens_q.shape[0] - 1, q.shape[1])
+    check_sinks(sinks, q, q.shape[1])
+    scale, window = scale_or_default(scale, q), window_of(window)
+    features = _features(q, causal, window, softcap, alibi_slopes, sinks, 0.0, deterministic)
+    check_lengths("cu_seqlens_q", cu_seqlens_q, max_seqlen_q, q, "q")
+    check_lengths("cu_seqlens_k", cu_seqlens_k, max_seqlen_k, k, "k")
+    attend = select("flash_attention_varlen", level, features, q, sinks)
+    sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    y: Tensor = attend(q, k, v, *sequences, causal, scale, window, softcap, alibi_slopes, sinks, deterministic)
+    return y
+
+
+def _features(
+    q: Tensor,
+    causal: bool,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+    deterministic: bool,
+) -> list[str]:
+    """Check what is left to check; which features of `LACKS` a call uses."""
+    check_flag("causal", causal)
+    check_flag("deterministic", deterministic)
+    check_softcap(softcap)
+    uses = {
+        "window": window not in (None, (-1, -1)),
+        "softcap": softcap is not None,
+        "alibi_slopes": alibi_slopes is not None,
+        "sinks": sinks is not None,
+        "dropout_p": dropout_p > 0.0,
+        "deterministic": deterministic and gradient_is_unordered(q.device),
+        "float64": q.dtype == torch.float64,
+        "head size": q.shape[-1] > 256,
+    }
+    return [feature for feature, used in uses.items() if used]

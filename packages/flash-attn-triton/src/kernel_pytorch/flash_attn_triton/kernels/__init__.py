@@ -1,0 +1,1 @@
+"""Triton kernels and their launchers; imported when a kernel is launched, as Triton is."""

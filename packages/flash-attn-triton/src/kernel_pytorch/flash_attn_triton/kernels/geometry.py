@@ -1,0 +1,153 @@
+"""What the launchers of forward and backward have in common: checks, strides, constants, allocation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_pytorch.flash_attn_triton._core.direct_calls import check_memory
+from kernel_pytorch.flash_attn_triton._core.launch import exceeds_int32, next_power_of_2
+from kernel_pytorch.flash_attn_triton.rules.triton import empty_like
+
+from .configurations import Configuration, Table, configuration
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Geometry:
+    """Shapes and strides of a call, checked; it keeps no tensor.
+
+    Whoever calls the operator directly passes no other check, and a wrong shape would read foreign memory.
+
+    Attributes:
+        rows: queries of a sequence, of the longest one with packed sequences.
+        columns: keys of a sequence, likewise.
+        group: query heads that read one head of keys.
+        constants: of all kernels.
+    """
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
+        seed: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
+        cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
+    ) -> None:  # fmt: skip
+        _check(q, k, v, bias, alibi_slopes, sinks, seed, dropout_p, cu_seqlens_q, cu_seqlens_k)
+        self.varlen = cu_seqlens_q is not None
+        self.batch, self.heads, self.rows, self.depth = q.shape
+        self.columns, self.kv_heads = k.shape[2], k.shape[1]
+        self.group = self.heads // self.kv_heads
+        self.lse_rows = self.rows
+        if cu_seqlens_q is not None:
+            self.batch = cu_seqlens_q.shape[0] - 1
+            self.rows, self.columns = max_seqlen_q, max_seqlen_k
+        self.padded_depth = max(16, next_power_of_2(self.depth))
+        self.whole_head = self.depth == self.padded_depth
+        self.itemsize, self.device = q.element_size(), q.device
+        self.scores_shape = (q.shape[0], self.heads, q.shape[2], k.shape[2])
+        self.q_like, self.k_like = _Allocation(q, self.varlen), _Allocation(k, self.varlen)
+        self.is_empty = q.numel() == 0 or self.rows == 0 or self.batch == 0
+        self.q_strides, self.k_strides, self.v_strides = (self.strides_of(t) for t in (q, k, v))
+        self.o_strides = self.strides_of(self.q_like.meta)
+        self.dk_strides = self.strides_of(self.k_like.meta)
+        self.bias_strides = (0, 0, 0, 0) if bias is None else bias.expand(self.scores_shape).stride()
+        self.slopes_strides = (0, 0)
+        if alibi_slopes is not None:
+            self.slopes_strides = alibi_slopes.expand(self.batch, self.heads).stride()
+        tensors = [q, k, v, self.q_like.meta, self.k_like.meta, *([] if bias is None else [bias])]
+        self.long_offsets = exceeds_int32(*tensors)
+        self.constants: dict[str, Any] = {
+            "SCALE": scale, "SOFTCAP": softcap, "DROPOUT_P": dropout_p, "HAS_ALIBI": alibi_slopes is not None,
+            "BIAS": "none" if bias is None else "bool" if bias.dtype == torch.bool else "float",
+            "HAS_LEFT": left >= 0, "HAS_RIGHT": right >= 0,
+        }  # fmt: skip
+        self.has_features = bias is not None or alibi_slopes is not None or dropout_p > 0.0 or softcap > 0.0
+
+    def strides_of(self, x: Tensor) -> tuple[int, ...]:
+        """Strides of batch, heads and tokens, of a copy where the head itself has gaps."""
+        x = self.unit_depth(x)
+        return (0, *x.stride()[1:3]) if self.varlen else x.stride()[:3]
+
+    @staticmethod
+    def unit_depth(x: Tensor) -> Tensor:
+        """x, or a copy where neighbours in a head are not neighbours in memory."""
+        return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+    @staticmethod
+    def dense(x: Tensor | None) -> Tensor | None:
+        """A vector without gaps."""
+        return None if x is None else x.contiguous()
+
+    @staticmethod
+    def bias_data(bias: Tensor | None) -> Tensor | None:
+        """The bias as a kernel reads it: Triton calls a bool uint8."""
+        return bias if bias is None or bias.dtype != torch.bool else bias.view(torch.uint8)
+
+    def choose(self, table: Table) -> Configuration:
+        """The configuration of a kernel for this head size on the current device."""
+        interpreted = triton.knobs.runtime.interpret
+        architecture = None if interpreted else triton.runtime.driver.active.get_current_target().arch
+        return configuration(table, architecture, self.depth, self.itemsize, self.has_features)
+
+    def new_o(self) -> Tensor:
+        """Memory for the output, or the gradient of q."""
+        return self.q_like.new()
+
+    def new_rest(self, keep: bool) -> Tensor:
+        """Memory for what rounding takes off the output; empty where nobody keeps it."""
+        return self.new_o() if keep else torch.empty((0,), dtype=self.q_like.meta.dtype, device=self.device)
+
+    def new_kv(self) -> Tensor:
+        """Memory for the gradient of k or v."""
+        return self.k_like.new()
+
+    def new_lse(self) -> Tensor:
+        """Memory for one float32 a query and head."""
+        return torch.empty(self.q_like.meta.shape[:-1], dtype=torch.float32, device=self.device)
+
+
+class _Allocation:
+    """Makes tensors of one shape; `meta` is one without memory."""
+
+    def __init__(self, like: Tensor, packed: bool) -> None:
+        self.meta = empty_like(torch.empty_like(like, device="meta"), packed)
+        self.packed, self.device = packed, like.device
+
+    def new(self) -> Tensor:
+        made = empty_like(self.meta, self.packed, self.device)
+        return made.zero_() if self.packed else made  # of tokens behind the last sequence
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
+    seed: Tensor | None, dropout_p: float, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+) -> None:  # fmt: skip
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype not in DTYPES or x.dtype != q.dtype:
+            raise TypeError(f"{name}: dtype is {x.dtype}; allowed is that of q, float16, bfloat16 or float32")
+        check_memory(name, x)
+        if x.dim() != 4 or x.shape[-1] != q.shape[-1] or not 1 <= x.shape[-1] <= 256:
+            raise ValueError(f"{name}: shape is {tuple(x.shape)}; it must be (B, H, S, D), D that of q, up to 256")
+    if k.shape != v.shape or k.shape[0] != q.shape[0] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"k: shape is {tuple(k.shape)}; its heads must divide those of q, {tuple(q.shape)}, v be alike"
+        )
+    wanted = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    if bias is not None and (
+        bias.dim() != 4 or any(size not in (1, of) for size, of in zip(bias.shape, wanted, strict=True))
+    ):
+        raise ValueError(f"bias: shape is {tuple(bias.shape)}; it must broadcast to {wanted}")
+    if alibi_slopes is not None and alibi_slopes.shape[-1:] != q.shape[1:2]:
+        raise ValueError(f"alibi_slopes: shape is {tuple(alibi_slopes.shape)}; it must end with {q.shape[1]} heads")
+    if sinks is not None and sinks.shape != q.shape[1:2]:
+        raise ValueError(f"sinks: shape is {tuple(sinks.shape)}; it must be {tuple(q.shape[1:2])}")
+    if dropout_p > 0.0 and (seed is None or seed.dtype != torch.int64 or seed.dim() != 0):
+        raise ValueError(f"seed: given {seed}; with dropout_p {dropout_p} it must be an int64 tensor of shape ()")
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        raise ValueError("cu_seqlens_k: it must be given exactly where cu_seqlens_q is")
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        return
+    if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.dim() != 1 or q.shape[0] != 1 or bias is not None:
+        raise ValueError("cu_seqlens_q: it must have the shape (B + 1,) of cu_seqlens_k, q be (1, H, S, D), bias None")

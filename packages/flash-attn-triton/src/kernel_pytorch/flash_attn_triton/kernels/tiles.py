@@ -1,0 +1,195 @@
+"""What the forward and the backward do with a tile of scores: Triton functions.
+
+Scores are in units of `log2`: `s * log2(e)`, so that exponentials are one instruction. `row` and `column` are indices
+of queries and keys that broadcast to the shape of the tile, whichever of them runs along which axis.
+"""
+
+import triton
+import triton.language as tl
+
+from kernel_pytorch.flash_attn_triton.philox import threshold
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+threshold_of = triton.constexpr_function(threshold)
+
+
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent of float32: a continued fraction below one, where `1 - 2 / (1 + exp(2x))` would cancel."""
+    t = x * x
+    small = x * (945.0 + t * (105.0 + t)) / (945.0 + t * (420.0 + t * 15.0))
+    large = 1.0 - 2.0 / (1.0 + tl.exp2(tl.minimum(tl.abs(x) * (2.0 * LOG2E), 100.0)))
+    return tl.where(tl.abs(x) < 1.0, small, tl.where(x < 0.0, -large, large))
+
+
+@triton.jit
+def load_rows(base, row, stride, rows, d, depth, MASKED: tl.constexpr, WHOLE_HEAD: tl.constexpr):
+    """Rows of queries, keys or values `(len(row), len(d))`; zeros beyond the last row and the head size."""
+    pointers = base + row[:, None] * stride + d[None, :]
+    if WHOLE_HEAD:
+        if MASKED:
+            return tl.load(pointers, mask=row[:, None] < rows, other=0.0)
+        else:
+            return tl.load(pointers)
+    else:
+        if MASKED:
+            return tl.load(pointers, mask=(row[:, None] < rows) & (d[None, :] < depth), other=0.0)
+        else:
+            return tl.load(pointers, mask=d[None, :] < depth, other=0.0)
+
+
+@triton.jit
+def sequence(cumulative_ptr, batch, length, VARLEN: tl.constexpr):
+    """Where the sequence starts, and how long it is: with VARLEN it is one of several that are packed."""
+    start = 0
+    if VARLEN:
+        start = tl.load(cumulative_ptr + batch)
+        length = tl.load(cumulative_ptr + batch + 1) - start
+    return start, length
+
+
+@triton.jit
+def first_row_of(head_of_batch, head, start, lse_rows, VARLEN: tl.constexpr):
+    """Where the statistics of a head's queries begin: `(B, H, Sq)`, or `(H, all queries)` with VARLEN."""
+    if VARLEN:
+        return head * lse_rows + start
+    else:
+        return head_of_batch * lse_rows
+
+
+@triton.jit
+def scores_of(
+    products, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Scores of a tile, and the derivative of the soft cap.
+
+    products: of queries and keys, float32. slope: of ALiBi. MASKED: whether the tile has keys that do not exist, or
+    that a query does not see for causal or window.
+    """
+    slope_of_cap = 1.0
+    if SOFTCAP > 0.0:
+        t = tanh(products * (SCALE / SOFTCAP))
+        s = t * (SOFTCAP * LOG2E)
+        slope_of_cap = 1.0 - t * t
+    else:
+        s = products * (SCALE * LOG2E)
+    behind = column - row - (columns - rows)
+    if HAS_ALIBI:
+        s -= (slope * LOG2E) * tl.abs(behind).to(tl.float32)
+    if BIAS != "none":
+        exists = (row < rows) & (column < columns)
+        bias = tl.load(bias_base + row * bias_stride_m + column * bias_stride_n, mask=exists, other=0)
+        if BIAS == "bool":
+            s = tl.where(bias != 0, s, float("-inf"))
+        else:
+            s += bias.to(tl.float32) * LOG2E
+    if MASKED:
+        sees = column < columns
+        if HAS_LEFT:
+            sees = sees & (behind >= -left)
+        if HAS_RIGHT:
+            sees = sees & (behind <= right)
+        s = tl.where(sees, s, float("-inf"))
+    return s, slope_of_cap
+
+
+@triton.jit
+def finite(x):
+    """What is subtracted from scores: x, or zero where it is -inf, since -inf minus -inf is NaN."""
+    return tl.where(x == float("-inf"), 0.0, x)
+
+
+@triton.jit
+def kept(seed, matrix, row, column, rows, columns, P: tl.constexpr):
+    """`1 / (1 - P)` where dropout keeps a weight, else 0; see `philox.py`. matrix: int64, of batch and head.
+
+    One Philox serves four columns. It is written once an element; the compiler sees that counters are equal.
+    """
+    counter = (matrix * rows + row) * ((columns + 3) // 4) + column // 4
+    a, b, c, d = tl.randint4x(seed, counter)
+    place = column % 4
+    word = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
+    THRESHOLD: tl.constexpr = threshold_of(P)
+    SCALE: tl.constexpr = 1.0 / (1.0 - P)
+    return tl.where((word >> 1).to(tl.int32) >= THRESHOLD, SCALE, 0.0)
+
+
+@triton.jit
+def gradient_of_scores(
+    products, dp, lse, delta, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
+    seed, matrix, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr,
+    BIAS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Weights of a tile with dropout, gradients of its scores behind the soft cap, and the derivative of that."""
+    s, slope_of_cap = scores_of(
+        products, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
+        SCALE, SOFTCAP, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED,
+    )  # fmt: skip
+    p = tl.exp2(s - finite(lse) * LOG2E)
+    weights = p
+    if DROPOUT_P > 0.0:
+        factor = kept(seed, matrix, row, column, rows, columns, DROPOUT_P)
+        weights = p * factor
+        dp = dp * factor
+    return weights, p * (dp - delta), slope_of_cap
+
+
+@triton.jit
+def keys_seen(
+    first, last, rows, columns, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Which keys the queries from `first` to `last` see: `(start, full_start, full_end, end)`.
+
+    Some of these queries see a key in [start, end); all of them see all in [full_start, full_end). All but `end` are
+    multiples of COLUMNS.
+    """
+    shift = columns - rows
+    start = 0
+    end = columns
+    full_start = 0
+    full_end = columns
+    if HAS_LEFT:
+        start = tl.maximum(first + shift - left, 0) // COLUMNS * COLUMNS
+        full_start = tl.cdiv(tl.maximum(last + shift - left, 0), COLUMNS) * COLUMNS
+    if HAS_RIGHT:
+        end = tl.minimum(columns, tl.maximum(last + shift + right + 1, 0))
+        full_end = tl.minimum(columns, tl.maximum(first + shift + right + 1, 0))
+    full_start = tl.maximum(start, tl.minimum(full_start, tl.cdiv(end, COLUMNS) * COLUMNS))
+    full_end = tl.maximum(full_start, full_end // COLUMNS * COLUMNS)
+    return start, full_start, full_end, end
+
+
+@triton.jit
+def queries_seeing(
+    first, last, rows, columns, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ROWS: tl.constexpr
+):
+    """Which queries see the keys from `first` to `last`, as `keys_seen`; none sees all of a tile that ends too late."""
+    shift = columns - rows
+    start = 0
+    end = rows
+    full_start = 0
+    full_end = rows
+    if HAS_RIGHT:
+        start = tl.maximum(first - shift - right, 0) // ROWS * ROWS
+        full_start = tl.cdiv(tl.maximum(last - shift - right, 0), ROWS) * ROWS
+    if HAS_LEFT:
+        end = tl.minimum(rows, tl.maximum(last - shift + left + 1, 0))
+        full_end = tl.minimum(rows, tl.maximum(first - shift + left + 1, 0))
+    full_end = tl.where(last < columns, full_end, 0)
+    full_start = tl.maximum(start, tl.minimum(full_start, tl.cdiv(end, ROWS) * ROWS))
+    full_end = tl.maximum(full_start, full_end // ROWS * ROWS)
+    return start, full_start, full_end, end
+
+
+@triton.jit
+def part(start, full_start, full_end, end, PART: tl.constexpr):
+    """The three parts of a walk: tiles that are masked (0), seen as a whole (1), and masked (2)."""
+    if PART == 0:
+        return start, tl.minimum(full_start, end)
+    elif PART == 1:
+        return full_start, full_end
+    else:
+        return full_end, end

@@ -1,0 +1,111 @@
+"""What PyTorch itself offers: `torch.nn.functional.scaled_dot_product_attention`.
+
+PyTorch chooses its backend (on a GPU cuDNN, FlashAttention-2, memory-efficient or the formula itself) by device, dtype
+and mask; `torch.nn.attention.sdpa_kernel` restricts the choice. A window, and a causal mask over another number of keys
+than of queries, become a matrix of bools `(Sq, Sk)`, which not every backend takes. Soft cap, ALiBi, sinks and the seed
+of a dropout mask are not in PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernel_pytorch.flash_attn_triton.masks import limits, packed, visible
+
+
+class _PlainGradient(torch.autograd.Function):
+    """The identity, whose incoming gradient becomes contiguous."""
+
+    @staticmethod
+    def forward(y: Tensor) -> Tensor:
+        """Hand y on."""
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        """Make dy contiguous, by a copy only where it is not."""
+        return dy.contiguous()
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x, or a copy where rows do not begin at 16 bytes."""
+    return x if all(step * x.element_size() % 16 == 0 for step in x.stride()[:-1]) else x.contiguous()
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: tuple[int, int] | None, *features: Any
+) -> Tensor:
+    """`flash_attention` of `reference.py` without soft cap, ALiBi, sinks and dropout; same arguments and result."""
+    return _on_device(q, k, v, None, scale, *limits(causal, window))
+
+
+def flash_attention_masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None,
+    *features: Any,
+) -> Tensor:
+    """`flash_attention_masked` of `reference.py` without soft cap, sinks and dropout; same arguments and result."""
+    return _on_device(q, k, v, mask, scale, *limits(causal, window))
+
+
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None,
+    *features: Any,
+) -> Tensor:
+    """`flash_attention_varlen` of `reference.py` without soft cap, ALiBi and sinks; same arguments and result.
+
+    All sequences are one, with a matrix of bools `(S, T)` that keeps them apart.
+    """
+    _, sees, _ = packed(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal, window)
+    queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    return _on_device(queries, keys, values, sees[None, None], scale, -1, -1).squeeze(0).transpose(0, 1)
+
+
+def _on_device(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
+    if q.device.type == "cuda":  # where cuDNN's attention fails on other layouts, and takes the process with it
+        y = _attention(_aligned(q), _aligned(k), _aligned(v), bias, scale, left, right)
+        return _PlainGradient.apply(y)  # type: ignore[no-any-return]
+    return _attention(q, k, v, bias, scale, left, right)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    if keys == 0:  # zeros that still depend on all three
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        return torch.matmul(torch.matmul(q, k.transpose(-1, -2)), v).to(q.dtype)
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # the comparison of symbolic sizes is no bool
+    causal = left < 0 and right == 0
+    # PyTorch's own causal mask lets the first query see the first key, not the last the last.
+    if bias is None and ((left < 0 and right < 0) or (causal and queries == keys)):
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **grouped)
+        return y.to(q.dtype)  # which autocast changes
+    mask = visible(queries, keys, left, right, q.device)
+    if bias is not None:
+        mask = bias & mask if bias.dtype == torch.bool else bias.to(q.dtype).masked_fill(~mask, float("-inf"))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **grouped)
+    if bias is None and left < 0 and queries <= keys:
+        return y.to(q.dtype)
+    sees = mask if mask.dtype == torch.bool else mask > float("-inf")
+    return torch.where(sees.any(-1, keepdim=True), y, 0.0).to(q.dtype)

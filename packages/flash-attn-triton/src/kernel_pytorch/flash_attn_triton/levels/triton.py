@@ -1,0 +1,102 @@
+"""Triton: a kernel for the forward, kernels for the gradients. There are no second derivatives."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernel_pytorch.flash_attn_triton import operators
+from kernel_pytorch.flash_attn_triton._core.operator import wants_graph
+from kernel_pytorch.flash_attn_triton.masks import limits
+
+NOT_PACKED = (None, None, 0, 0)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+
+
+def keeps_rest(q: Tensor, *others: Tensor | None) -> bool:
+    """Whether a backward will need what rounding took off the output."""
+    return q.dtype.itemsize == 2 and wants_graph(q, *others)
+
+
+def flash_attention_with_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
+    """`flash_attention_with_lse` of `reference.py`."""
+    options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
+    o, lse, _ = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)
+    return o, lse
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    deterministic: bool,
+) -> Tensor:
+    """`flash_attention` of `reference.py`."""
+    options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
+    o: Tensor = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)[0]
+    return o
+
+
+def flash_attention_masked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+    seed: Tensor | None,
+    deterministic: bool,
+) -> Tensor:
+    """`flash_attention_masked` of `reference.py`."""
+    options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, mask, sinks)
+    o: Tensor = operators.flash_attention(q, k, v, mask, None, sinks, seed, *options)[0]
+    return o
+
+
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    deterministic: bool,
+) -> Tensor:
+    """`flash_attention_varlen` of `reference.py`."""
+    options = scale, *limits(causal, window), softcap or 0.0, 0.0
+    together = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+    sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    o: Tensor = operators.flash_attention(
+        *together, None, alibi_slopes, sinks, None, *options, *sequences, keeps_rest(q, k, v, sinks)
+    )[0]
+    return o.squeeze(0).transpose(0, 1)

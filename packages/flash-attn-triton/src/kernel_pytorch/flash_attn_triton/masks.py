@@ -1,0 +1,63 @@
+"""Which keys a query sees: causal and window, in plain PyTorch that TorchScript compiles."""
+
+import torch
+from torch import Tensor
+
+
+def limits(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
+    """How many keys before and behind its position a query sees; -1 for all."""
+    left, right = -1, -1
+    if window is not None:
+        left, right = window
+    return left, 0 if causal else right
+
+
+def positions(queries: int, keys: int, device: torch.device) -> Tensor:
+    """How far each key stands behind each query, `(Sq, Sk)`: the last query stands at the last key."""
+    of_queries = torch.arange(queries, device=device).unsqueeze(1) + (keys - queries)
+    return torch.arange(keys, device=device) - of_queries
+
+
+def visible(queries: int, keys: int, left: int, right: int, device: torch.device) -> Tensor:
+    """Which of the keys each query sees, `(Sq, Sk)`."""
+    behind = positions(queries, keys, device)
+    sees = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    if left >= 0:
+        sees = sees & (behind >= -left)
+    if right >= 0:
+        sees = sees & (behind <= right)
+    return sees
+
+
+def packed(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: int, keys: int, causal: bool, window: tuple[int, int] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for packed sequences; and which sequence each query is of.
+
+    Args:
+        cu_seqlens_q: `(B + 1,)`, where the queries of each sequence begin, and their number.
+        cu_seqlens_k: `(B + 1,)`, likewise of keys.
+        queries: of all sequences.
+        keys: of all sequences.
+        causal: whether a query sees no key behind its position.
+        window: how many keys before and behind its position a query sees; -1 for all.
+
+    Returns:
+        `(queries, keys)`, integers; `(queries, keys)`, bool; `(queries,)`.
+    """
+    query = torch.arange(queries, device=cu_seqlens_q.device)
+    key = torch.arange(keys, device=cu_seqlens_k.device)
+    # Of empty sequences, which end where they begin, none is found.
+    of_query = torch.searchsorted(cu_seqlens_q[1:].contiguous(), query, right=True)
+    of_key = torch.searchsorted(cu_seqlens_k[1:].contiguous(), key, right=True)
+    exists = of_query < cu_seqlens_q.shape[0] - 1
+    of_query = of_query.clamp(max=cu_seqlens_q.shape[0] - 2)
+    # Counted from the ends of their sequences, where the last query stands at the last key.
+    behind = (key - cu_seqlens_k[1:][of_query].unsqueeze(1)) - (query - cu_seqlens_q[1:][of_query]).unsqueeze(1)
+    sees = (of_query.unsqueeze(1) == of_key) & exists.unsqueeze(1)
+    left, right = limits(causal, window)
+    if left >= 0:
+        sees = sees & (behind >= -left)
+    if right >= 0:
+        sees = sees & (behind <= right)
+    return behind, sees, of_query

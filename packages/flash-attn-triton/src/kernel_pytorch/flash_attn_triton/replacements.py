@@ -1,0 +1,55 @@
+"""What this package can stand in for: `patch(model)` puts it there in place, `unpatch(model)` takes it off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._core import patching
+from ._core.patching import Found, Patched
+from .module import attend
+
+PACKAGE = "flash-attn-triton"
+
+
+def patch(model: torch.nn.Module) -> Patched:
+    """Let `flash_attention` compute every `torch.nn.MultiheadAttention` of a model, in place.
+
+    A query that sees no key gives the projection of zeros, and `is_causal` is obeyed without `attn_mask` too. What has
+    no counterpart here goes to the class's own forward, call by call: weights that are wanted, dropout while
+    training, nested tensors. A `torch.nn.TransformerEncoderLayer` in evaluation takes PyTorch's own way past its
+    attention, and so past this.
+
+    Args:
+        model: a model, or a part of one, before it is compiled.
+
+    Returns:
+        What was replaced, and why the rest was not.
+
+    Raises:
+        TypeError: `model` is no module, or is compiled or scripted.
+    """
+    return patching.patch(model, PACKAGE, [_find])
+
+
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo `patch`: every module has the forward of its class again."""
+    patching.unpatch(model, PACKAGE)
+
+
+def _find(module: torch.nn.Module) -> Found | str | None:
+    """Of the stock class itself it is known what it computes; of others it is not."""
+    if type(module) is not torch.nn.MultiheadAttention:
+        return None
+    if module.bias_k is not None or module.add_zero_attn:
+        return "it adds a key of its own (add_bias_kv or add_zero_attn), which is left to the stock module"
+    return Found(_forward, "flash_attention")
+
+
+def _forward(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def stock(*given: Any) -> tuple[Tensor, Tensor | None]:
+        return torch.nn.MultiheadAttention.forward(self, *given)
+
+    return attend(self, stock, None, *args, **kwargs)

@@ -1,0 +1,161 @@
+"""The operators of level "triton": attention with everything that the public functions take, and its gradients.
+
+Sequences may be packed: then q, k and v are `(1, H, S, D)` views of `(S, H, D)`, and what is allocated lies like that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core.operator import Rules
+from .._core.sharding import Shardings
+
+
+def empty_like(x: Tensor, packed: bool, device: torch.device | None = None) -> Tensor:
+    """Memory for a result like x, contiguous; packed sequences with tokens before heads."""
+    if not packed:
+        return torch.empty(x.shape, dtype=x.dtype, device=device or x.device)
+    _, heads, tokens, depth = x.shape
+    return torch.empty((tokens, heads, depth), dtype=x.dtype, device=device or x.device).transpose(0, 1).unsqueeze(0)
+
+
+def fake(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
+    seed: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, keep_rest: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """What it allocates: the output, lse, and what rounding took off the output, empty where nobody keeps it."""
+    packed = cu_seqlens_q is not None
+    rest = empty_like(q, packed) if keep_rest else q.new_empty((0,))
+    return empty_like(q, packed), q.new_empty(q.shape[:-1], dtype=torch.float32), rest
+
+
+def gradient(
+    backward: Callable[..., Any], do: Tensor | None, dlse: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
+    seed: Tensor | None, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, o: Tensor, lse: Tensor, rest: Tensor,
+    scale: float, left: int, right: int, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
+    keep_rest: bool, needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Of q, k, v, the bias and the sinks; the output, its rest and one float32 a query and head are saved too."""
+    need_dbias = needs[3] and bias is not None and bias.is_floating_point()
+    dq, dk, dv, dbias, dsinks = backward(
+        torch.zeros_like(o) if do is None else do, dlse, q, k, v, bias, alibi_slopes, sinks, seed, o, lse,
+        rest if keep_rest else None, scale, left, right, softcap, dropout_p,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        needs[0], needs[1], needs[2], need_dbias, needs[5],
+    )  # fmt: skip
+    return dq, dk, dv, dbias, None, dsinks, None, None, None
+
+
+def fake_backward(
+    do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, seed: Tensor | None, o: Tensor, lse: Tensor,
+    rest: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
+    need_dq: bool, need_dk: bool, need_dv: bool, need_dbias: bool, need_dsinks: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What it allocates; what is not needed comes back empty."""
+    packed, nothing = cu_seqlens_q is not None, (0,)
+    dbias = q.new_empty(nothing) if bias is None or not need_dbias else bias.new_empty(bias.shape)
+    dsinks = q.new_empty(nothing) if sinks is None or not need_dsinks else sinks.new_empty(sinks.shape)
+    return (
+        empty_like(q, packed) if need_dq else q.new_empty(nothing),
+        empty_like(k, packed) if need_dk else q.new_empty(nothing),
+        empty_like(v, packed) if need_dv else q.new_empty(nothing),
+        dbias,
+        dsinks,
+    )
+
+
+def flops(q: Any, k: Any, *arguments: Any, **keywords: Any) -> int:
+    """Two products of `(Sq, D)` with `(D, Sk)`, causal or not, as PyTorch counts its own attention."""
+    return 4 * torch.Size(q).numel() * k[2]
+
+
+def flops_backward(do: Any, dlse: Any, q: Any, k: Any, *arguments: Any, **keywords: Any) -> int:
+    """Five products, as PyTorch counts those of its own attention."""
+    return 10 * torch.Size(q).numel() * k[2]
+
+
+def _placed(placements: Any, bias: Any, alibi_slopes: Any, sinks: Any, dropout_p: float, packed: bool) -> Iterator[Any]:
+    """Placements of q, bias, slopes and sinks, and of their gradients: batches and heads are independent.
+
+    The mask of dropout is that of the whole batch, so with dropout nothing is sharded. Of packed sequences heads are.
+    """
+    whole = placements.Replicate()
+    yield whole, whole, whole, whole, whole, whole
+    for dimension in () if dropout_p > 0.0 else (1,) if packed else (0, 1):
+        own = placements.Shard(dimension)
+        has_it = bias is not None and bias.shape[dimension] > 1
+        of_slopes = alibi_slopes is not None and dimension - 2 + alibi_slopes.ndim
+        yield (
+            own,
+            own if has_it else whole,
+            placements.Shard(of_slopes) if alibi_slopes is not None and of_slopes >= 0 else whole,
+            placements.Shard(0) if dimension == 1 else whole,
+            own if has_it else placements.Partial(),
+            placements.Shard(0) if dimension == 1 else placements.Partial(),
+        )
+
+
+def sharding(
+    placements: Any, q: Any, k: Any, v: Any, bias: Any, alibi_slopes: Any, sinks: Any, seed: Any,
+    scale: float, left: int, right: int, softcap: float, dropout_p: float, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    max_seqlen_q: int, max_seqlen_k: int, keep_rest: bool,
+) -> Shardings:  # fmt: skip
+    """Where o, lse, the rest and what goes in may lie."""
+    packed = cu_seqlens_q is not None
+    for own, of_bias, of_slopes, of_sinks, _, _ in _placed(placements, bias, alibi_slopes, sinks, dropout_p, packed):
+        inputs = _present((bias, of_bias), (alibi_slopes, of_slopes), (sinks, of_sinks), (seed, placements.Replicate()))
+        results = [own, own, own if keep_rest else placements.Replicate()]
+        yield results, [own, own, own, *inputs, *[placements.Replicate() if packed else None] * 2]
+
+
+def sharding_backward(
+    placements: Any, do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, alibi_slopes: Any, sinks: Any, seed: Any,
+    o: Any, lse: Any, rest: Any, scale: float, left: int, right: int, softcap: float, dropout_p: float,
+    cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, *needs: bool,
+) -> Shardings:  # fmt: skip
+    """Where the gradients and what goes in may lie."""
+    packed, whole = cu_seqlens_q is not None, placements.Replicate()
+    for own, of_bias, of_slopes, of_sinks, dbias, dsinks in _placed(
+        placements, bias, alibi_slopes, sinks, dropout_p, packed
+    ):
+        inputs = _present((bias, of_bias), (alibi_slopes, of_slopes), (sinks, of_sinks), (seed, whole))
+        results = [own, own, own, dbias if bias is not None else whole, dsinks if sinks is not None else whole]
+        outputs = [result if needed else whole for result, needed in zip(results, needs, strict=True)]
+        tensors = [own, None if dlse is None else own, own, own, own, *inputs, own, own]
+        tensors.append(None if rest is None else own)
+        yield outputs, [*tensors, *[whole if packed else None] * 2]
+
+
+def _present(*pairs: tuple[Any, Any]) -> list[Any]:
+    return [None if tensor is None else placement for tensor, placement in pairs]
+
+
+FLASH_ATTENTION: Rules = {
+    "schema": "flash_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks,"
+    " Tensor? seed, float scale, SymInt left, SymInt right, float softcap, float dropout_p, Tensor? cu_seqlens_q,"
+    " Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool keep_rest)"
+    " -> (Tensor o, Tensor lse, Tensor rest)",
+    "fake": fake,
+    "gradient": gradient,
+    "flops": flops,
+    "sharding": sharding,
+}
+BACKWARD: Rules = {
+    "schema": "flash_attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias,"
+    " Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, Tensor o, Tensor lse, Tensor? rest, float scale,"
+    " SymInt left, SymInt right, float softcap, float dropout_p, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,"
+    " SymInt max_seqlen_q, SymInt max_seqlen_k, bool need_dq, bool need_dk, bool need_dv, bool need_dbias,"
+    " bool need_dsinks)"
+    " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+    "fake": fake_backward,
+    "flops": flops_backward,
+    "sharding": sharding_backward,
+}

@@ -1,0 +1,360 @@
+"""The declaration: what this package offers the harness. Imports nothing but torch and the declaration's types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.harness.contracts import KernelContract
+from kernel_pytorch.harness.exemptions import COUNTED_MODE
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, Spared, Technique, grid, point
+
+HERE = "kernel_pytorch.flash_attn_triton"
+CUDA = ("cuda",)
+LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+
+
+def _kv_shape(case: Case) -> tuple[int, ...]:
+    batch, heads, queries, depth = case.shape
+    return batch, case.sizes.get("kv_heads", heads), case.sizes.get("keys", queries), depth
+
+
+def _qkv(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    shapes = case.shape, _kv_shape(case), _kv_shape(case)
+    return tuple(torch.randn(shape, generator=generator, device=generator.device).to(case.dtype) for shape in shapes)
+
+
+def flash_attention_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`; scale, causal."""
+    scale = case.sizes.get("gain", 1.0) * case.shape[-1] ** -0.5
+    return _qkv(case, generator), {"scale": scale, "causal": case.sizes.get("causal", False)}
+
+
+def flash_attention_with_lse_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`; scale and every feature that the case names."""
+    sizes, heads = case.sizes, case.shape[1]
+    keywords: dict[str, Any] = {"scale": case.shape[-1] ** -0.5, "causal": sizes.get("causal", False)}
+    qkv = _qkv(case, generator)
+    for name in ("window", "softcap"):
+        if name in sizes:
+            keywords[name] = sizes[name]
+    if sizes.get("alibi"):
+        keywords["alibi_slopes"] = torch.tensor([2.0 ** -(8.0 * (h + 1) / heads) for h in range(heads)]).to(
+            qkv[0].device
+        )
+    if sizes.get("sinks"):
+        keywords["sinks"] = torch.randn(heads, generator=generator, device=generator.device).to(case.dtype)
+    if sizes.get("dropout"):
+        seed = torch.tensor(2**40 + 7, device=generator.device)
+        keywords |= {"dropout_p": sizes["dropout"], "seed": seed}
+    return qkv, keywords
+
+
+def flash_attention_masked_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`, mask that broadcasts to `(B, H, Sq, Sk)`; causal."""
+    qkv, shape = _qkv(case, generator), case.sizes["mask"]
+    mask = torch.randn(shape, generator=generator, device=generator.device)
+    mask = mask > -0.5 if case.sizes.get("boolean") else mask.to(case.dtype)
+    return (*qkv, mask), {"causal": case.sizes.get("causal", False)}
+
+
+def flash_attention_varlen_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(S, H, D)`, k and v `(T, Hkv, D)`, cu_seqlens_q and cu_seqlens_k `(B + 1,)`, longest lengths; causal."""
+    heads, depth = case.shape
+    device, of_q, of_k = generator.device, case.sizes["queries"], case.sizes["lengths"]
+    shapes = (sum(of_q), heads, depth), *[(sum(of_k), case.sizes.get("kv_heads", heads), depth)] * 2
+    qkv = (torch.randn(shape, generator=generator, device=device).to(case.dtype) for shape in shapes)
+    starts = (torch.tensor([0, *n]).cumsum(0).to(torch.int32).to(device) for n in (of_q, of_k))
+    return (*qkv, *starts, max(of_q), max(of_k)), {"causal": case.sizes.get("causal", False)}
+
+
+def flash_attention_varlen_cost(case: Case, direction: Direction) -> Cost:
+    """As of `flash_attention`, for each sequence."""
+    heads, depth = case.shape
+    sizes = {name: case.sizes[name] for name in ("causal", "kv_heads") if name in case.sizes}
+    costs = [
+        flash_attention_cost(
+            Case(case.name, case.dtype, {"shape": (1, heads, q, depth), "keys": k, **sizes}), direction
+        )
+        for q, k in zip(case.sizes["queries"], case.sizes["lengths"], strict=True)
+    ]
+    return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs), launches=costs[0].launches)
+
+
+def _pairs(case: Case) -> int:
+    """Pairs of a query and a key that it sees, in one head."""
+    queries, keys = case.shape[-2], _kv_shape(case)[-2]
+    left, right = case.sizes.get("window", (-1, -1))
+    right = 0 if case.sizes.get("causal", False) else right
+    if left < 0 and right < 0:
+        return queries * keys
+    ends = [i + keys - queries for i in range(queries)]
+    first = [0 if left < 0 else max(0, at - left) for at in ends]
+    last = [keys - 1 if right < 0 else min(keys - 1, at + right) for at in ends]
+    return sum(max(0, b - a + 1) for a, b in zip(first, last, strict=True))
+
+
+def flash_attention_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: two products; read q, k, v, write o. Backward: five; read do besides, write dq, dk, dv instead.
+
+    Levels may take more launches backward than the three of "triton": that of "cuda" is computed by PyTorch.
+    """
+    batch, heads, _, depth = case.shape
+    queries, keys = torch.Size(case.shape).numel(), torch.Size(_kv_shape(case)).numel()
+    product, size = 2 * batch * heads * depth * _pairs(case), case.dtype.itemsize
+    forward = Cost((2 * queries + 2 * keys) * size, 2 * product, launches=1)
+    backward = Cost((3 * queries + 4 * keys) * size, 5 * product)
+    if direction is Direction.FORWARD:
+        return forward
+    return backward if direction is Direction.BACKWARD else Cost(forward.bytes + backward.bytes, 7 * product)
+
+
+def flash_attention_real(activations: Tensor, dtype: torch.dtype) -> Given:
+    """Normalised hidden states as heads of 32, the model's own head size: queries, and of other heads keys and values.
+
+    Without a norm, which every model has in front, one channel alone would make scores of hundreds.
+    """
+    x = torch.nn.functional.layer_norm(activations, activations.shape[-1:])
+    x = x.to(dtype).unflatten(-1, (-1, 32)).transpose(0, 1).unsqueeze(0).contiguous()
+    return (x, x.roll(1, 1), x.roll(2, 1)), {"scale": 32**-0.5}
+
+
+def _summands(arguments: dict[str, Any]) -> dict[str, int]:
+    """Gradients of keys and values add up what comes from all queries of their group of heads."""
+    q, k = arguments["q"], arguments["k"]
+    return dict.fromkeys(("k", "v"), q.shape[1] // k.shape[1] * q.shape[2])
+
+
+LOW = (torch.float32, torch.float16, torch.bfloat16)
+
+flash_attention_tests = grid(
+    point("typical", shape=(3, 4, 33, 40), kv_heads=2, keys=77, core=True, reason="grouped queries, no size a tile's"),
+    point("causal", shape=(2, 2, 70, 64), causal=True, core=True, reason="the diagonal crosses tiles"),
+    point("whole tiles", shape=(1, 2, 64, 64), keys=128, reason="nothing is masked"),
+    point("decoding", shape=(2, 8, 1, 128), kv_heads=2, keys=200, causal=True, reason="the last query sees all keys"),
+    point("blind queries", shape=(1, 2, 37, 16), keys=9, causal=True, reason="queries that see no key: zeros"),
+    point("steep", shape=(1, 2, 40, 64), keys=200, gain=4.0, reason="scores to 20: tiles outweigh those before"),
+    point("one of each", shape=(1, 1, 1, 1), reason="softmax of one number"),
+    point("odd depth", shape=(1, 3, 17, 19), reason="rows end within a vector"),
+    point("deep", shape=(1, 1, 20, 256), causal=True, reason="the deepest head of the CUDA kernels"),
+    dtypes=LOW,
+)
+
+flash_attention_with_lse_tests = grid(
+    point("plain", shape=(3, 4, 33, 40), kv_heads=2, keys=77, core=True, reason="lse has a gradient too"),
+    point("causal", shape=(1, 2, 70, 64), causal=True, reason="the diagonal crosses tiles"),
+    point("window", shape=(1, 2, 90, 32), keys=100, window=(21, 9), reason="both edges cross tiles; some lie inside"),
+    point("sliding", shape=(1, 2, 130, 16), causal=True, window=(37, -1), reason="Mistral's: causal with a left edge"),
+    point("soft cap", shape=(1, 2, 40, 64), keys=50, softcap=1.5, reason="Gemma 2's, low enough to bend"),
+    point("ALiBi", shape=(2, 3, 40, 16), keys=50, causal=True, alibi=True, reason="slopes of three heads"),
+    point("sinks", shape=(1, 4, 40, 64), kv_heads=2, causal=True, sinks=True, reason="gpt-oss's"),
+    point("dropout", shape=(1, 2, 35, 16), keys=41, dropout=0.25, reason="the mask of a seed, at every level the same"),
+    point(
+        "all of it", shape=(1, 4, 67, 24), kv_heads=2, keys=75, causal=True, window=(40, -1), softcap=3.0, alibi=True,
+        sinks=True, dropout=0.1, core=True, reason="every feature at once, in their order",
+    ),
+    dtypes=LOW,
+)  # fmt: skip
+
+flash_attention_masked_tests = grid(
+    point("bias", shape=(3, 4, 33, 40), kv_heads=2, keys=50, mask=(3, 4, 33, 50), core=True, reason="not broadcast"),
+    point("bias of heads", shape=(2, 3, 40, 16), mask=(1, 3, 40, 40), reason="T5: a sum over batches"),
+    point("bias of keys", shape=(2, 2, 20, 16), keys=35, mask=(2, 1, 1, 35), reason="a sum over heads and queries"),
+    point("padding", shape=(2, 2, 37, 32), mask=(2, 1, 1, 37), boolean=True, reason="keys that no query sees"),
+    point("bools", shape=(1, 2, 37, 32), keys=70, mask=(1, 1, 37, 70), boolean=True, causal=True, core=True,
+          reason="beside a causal mask"),
+    dtypes=LOW,
+)  # fmt: skip
+
+flash_attention_varlen_tests = grid(
+    point(
+        "ragged", shape=(4, 24), kv_heads=2, queries=(5, 33, 40), lengths=(9, 33, 3), core=True, reason="any lengths"
+    ),
+    point("causal", shape=(2, 64), queries=(1, 70, 17), lengths=(50, 70, 17), causal=True, reason="decoding too"),
+    point("empty", shape=(2, 16), queries=(0, 7, 0, 3), lengths=(4, 0, 0, 9), reason="no queries, no keys, neither"),
+    dtypes=LOW,
+)
+
+flash_attention_bench = grid(
+    point("BERT, 16 x 128", shape=(16, 12, 128, 64)),
+    point("GPT-2, 1024", shape=(1, 12, 1024, 64), causal=True),
+    point("Llama 3.1 8B, prefill 512", shape=(1, 32, 512, 128), kv_heads=8, causal=True),
+    point("Llama 3.1 8B, decode at 4096", shape=(1, 32, 1, 128), kv_heads=8, keys=4096, causal=True),
+    point("Llama 3.1 8B, prefill 4096", shape=(1, 32, 4096, 128), kv_heads=8, causal=True, devices=CUDA),
+    dtypes=(torch.bfloat16,),
+)
+
+flash_attention_with_lse_bench = grid(
+    point("Gemma 2 9B, prefill 1024", shape=(1, 16, 1024, 256), kv_heads=8, causal=True, softcap=50.0, devices=CUDA),
+    point("gpt-oss 20B, 1024", shape=(1, 64, 1024, 64), kv_heads=8, causal=True, window=(127, -1), sinks=True,
+          devices=CUDA),
+    point("MPT 7B, prefill 256", shape=(1, 32, 256, 128), causal=True, alibi=True),
+    dtypes=(torch.bfloat16,),
+)  # fmt: skip
+
+flash_attention_masked_bench = grid(
+    point("T5 base, 8 x 128", shape=(8, 12, 128, 64), mask=(1, 12, 128, 128)),
+    point("BERT padded, 16 x 128", shape=(16, 12, 128, 64), mask=(16, 1, 1, 128), boolean=True),
+    dtypes=(torch.bfloat16,),
+)
+
+flash_attention_varlen_bench = grid(
+    point("BERT unpadded", shape=(12, 64), queries=(128, 17, 64, 96), lengths=(128, 17, 64, 96)),
+    dtypes=(torch.bfloat16,),
+)
+
+SPILLS = KernelContract(max_spill_bytes=64)
+
+REMADE = (4.0, "the backward makes the probabilities again of their rounded logsumexp")
+COMPILED = (4.0, "TorchInductor adds in another order than PyTorch, and multiplies by reciprocals")
+GROUPED = (4.0, "PyTorch's product of a matrix, as of the heads of a group, adds in another order than of a row")
+
+BATCHED: dict[str, str | None] = {
+    "batch invariance on cuda": "PyTorch's products, in the backward at least, go by the size of the batch"
+}
+COUNTED = {"FLOP counter": None}  # PyTorch's counter knows products
+ON_CPU = {
+    "FLOP counter on cpu": "PyTorch's counter has no formula for its attention on the CPU",
+    "double backward on cpu": "PyTorch's attention on the CPU has no second derivative",
+    "FSDP2/DTensor on cpu": "PyTorch has no sharding rule for its attention on the CPU",
+}
+ONCE: dict[str, str | None] = {
+    "double backward": "the gradients are kernels, which have no gradient; levels 'reference' and 'cuda' have",
+    "opcheck": "it asks for a gradient of the operator of the gradients; the tests check the other operator",
+}
+UNSUPPORTED: dict[str, dict[str, str | None]] = {
+    "reference": {**BATCHED, **COUNTED},
+    "native": {**BATCHED, **COUNTED, **ON_CPU},
+    "torchscript": {**BATCHED, **COUNTED},
+    "compile": {**BATCHED, **COUNTED_MODE},
+    "triton": ONCE,
+    "cuda": BATCHED,
+}
+
+WITH_MASK: dict[str, str | None] = {"FLOP counter on cpu": None, "double backward on cpu": None}
+"""PyTorch computes attention by the formula where a bias needs its gradient."""
+
+PACKED: dict[str, str | None] = {
+    "FSDP2/DTensor": "sequences lie in one dimension, and cu_seqlens counts in the whole of it",
+    "batch invariance": "rows are tokens, and a sequence is not the same without some of them",
+}
+
+SPARED = (
+    Spared(
+        ("q", "k"),
+        ("outlier channels", "large mean"),
+        "scores of 20,000 and more, which float32 rounds by a thousandth: a softmax of them, or what a backward makes"
+        " again of its logsumexp, has three digits or none",
+    ),
+    Spared(
+        ("v",),
+        ("large mean",),
+        "next to 10,000 neighbours are 8 and 64 apart: values are all but equal, and gradients cancel",
+        dtypes=(torch.float16, torch.bfloat16),
+    ),
+    Spared(
+        ("q", "k", "v"),
+        ("denormals",),
+        "PyTorch's attention takes what is below 2^-126 for zero on a GPU",
+        dtypes=(torch.bfloat16,),
+        devices=CUDA,
+    ),
+    Spared(
+        ("q", "k", "v"),
+        ("denormals",),
+        "oneDNN's attention takes what is below 2^-126 for zero on some processors",
+        dtypes=(torch.bfloat16,),
+        devices=("cpu",),
+        levels=("native", "compile"),
+    ),
+    Spared(
+        ("q", "k", "v"),
+        ("imitated activations",),
+        "tokens are much alike, so that gradients of scores cancel, and PyTorch's attention keeps fewer digits of them",
+        levels=("native", "compile"),
+    ),
+)
+
+
+def _without(*absent: str, **more: dict[str, str | None]) -> dict[str, dict[str, str | None]]:
+    return {level: {**rows, **more.get(level, {})} for level, rows in UNSUPPORTED.items() if level not in absent}
+
+
+BUDGETS = {"native": REMADE, "compile": COMPILED, "triton": REMADE, "cuda": GROUPED}
+
+technique = Technique(
+    name="flash-attn-triton",
+    title="Flash attention, with window, soft cap, ALiBi, sinks, dropout and bias",
+    paper="https://arxiv.org/abs/2205.14135",
+    operations=[
+        Operation(
+            name="flash_attention",
+            function=f"{HERE}:flash_attention",
+            levels=LEVELS,
+            budgets=BUDGETS,
+            unsupported=UNSUPPORTED,
+            inputs=flash_attention_inputs,
+            cost=flash_attention_cost,
+            test_grid=flash_attention_tests,
+            bench_grid=flash_attention_bench,
+            adversarial=("q", "k", "v"),
+            spared=SPARED,
+            summands=_summands,
+            real_input=flash_attention_real,
+        ),
+        Operation(
+            name="flash_attention_with_lse",
+            function=f"{HERE}:flash_attention_with_lse",
+            levels=("reference", "torchscript", "compile", "triton"),
+            budgets={"compile": COMPILED, "triton": REMADE},
+            unsupported=_without("native", "cuda"),
+            inputs=flash_attention_with_lse_inputs,
+            cost=flash_attention_cost,
+            test_grid=flash_attention_with_lse_tests,
+            bench_grid=flash_attention_with_lse_bench,
+            constants=("alibi_slopes",),
+            with_rows=("q", "k", "v"),
+            summands=_summands,
+        ),
+        Operation(
+            name="flash_attention_masked",
+            function=f"{HERE}:flash_attention_masked",
+            levels=("reference", "native", "torchscript", "compile", "triton"),
+            budgets={"native": REMADE, "compile": COMPILED, "triton": REMADE},
+            unsupported=_without("cuda", native=WITH_MASK),
+            with_rows=("q", "k", "v", "mask"),
+            inputs=flash_attention_masked_inputs,
+            cost=flash_attention_cost,
+            test_grid=flash_attention_masked_tests,
+            bench_grid=flash_attention_masked_bench,
+            summands=_summands,
+        ),
+        Operation(
+            name="flash_attention_varlen",
+            function=f"{HERE}:flash_attention_varlen",
+            levels=("reference", "native", "torchscript", "compile", "triton"),
+            budgets={"native": REMADE, "compile": COMPILED, "triton": REMADE},
+            unsupported=_without(
+                "cuda",
+                compile=PACKED | {"selective checkpointing": None},
+                **dict.fromkeys(("reference", "native", "torchscript", "triton"), PACKED),
+            ),
+            inputs=flash_attention_varlen_inputs,
+            cost=flash_attention_varlen_cost,
+            test_grid=flash_attention_varlen_tests,
+            bench_grid=flash_attention_varlen_bench,
+            summands=lambda arguments: dict.fromkeys(("k", "v"), arguments["q"].shape[0]),
+        ),
+    ],
+    levels=f"{HERE}.levels:LADDER",
+    contracts={
+        "_forward_kernel": SPILLS,
+        "dkdv_kernel": SPILLS,
+        "dq_kernel": SPILLS,
+        "dbias_kernel": SPILLS,
+        "_delta_kernel": KernelContract(),
+    },
+    replacements=f"{HERE}.replacements",
+)

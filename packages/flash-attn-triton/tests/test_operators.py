@@ -1,0 +1,166 @@
+"""The Triton operators: schema, gradients in every combination, bits, launches, compilation, counts, bad input."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernel_pytorch.flash_attn_triton import flash_attention, flash_attention_masked, flash_attention_with_lse
+from kernel_pytorch.flash_attn_triton.levels import LADDER
+from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_deterministic, check_export
+from kernel_pytorch.harness.launches import count_launches
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    LADDER.unavailable("triton", torch.device("cpu"), torch.float32) is not None and not torch.cuda.is_available(),
+    reason="no GPU, and Triton's interpreter is off",
+)
+operators = torch.ops.kernel_pytorch
+PLAIN = (None, None, None, None, 0.25, -1, 0, 0.0, 0.0, None, None, 0, 0, False)  # bias to keep_rest, causal
+
+
+def make(*shape, kv_heads=None, keys=None, device="cpu", dtype=torch.float32):
+    batch, heads, queries, depth = shape
+    of_keys = batch, kv_heads or heads, keys or queries, depth
+    return [torch.randn(size, device=device, dtype=dtype, requires_grad=True) for size in (shape, of_keys, of_keys)]
+
+
+def opcheck_cases(device):
+    q, k, v = make(1, 2, 3, 16, kv_heads=1, keys=4, device=device)
+    bias, sinks = torch.randn(1, 2, 3, 4, device=device, requires_grad=True), torch.randn(2, device=device)
+    slopes, seed = torch.rand(2, device=device), torch.tensor(7, device=device)
+    starts = torch.tensor([0, 2, 3], device=device), torch.tensor([0, 1, 4], device=device)
+    return {
+        "plain": (q, k, v, *PLAIN),
+        "all": (q, k, v, bias, slopes, sinks.requires_grad_(), seed, 0.25, 4, 0, 2.0, 0.1, None, None, 0, 0, True),
+        "packed": (q, k, v, *PLAIN[:-5], *starts, 2, 3, False),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own, torch 2.15
+@pytest.mark.parametrize("name", ["all", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "packed"))])
+def test_opcheck(name, device):
+    torch.library.opcheck(operators.flash_attention.default, opcheck_cases(device)[name])
+
+
+@pytest.mark.parametrize("needs", [n for n in itertools.product([False, True], repeat=5) if sum(n) in (1, 4, 5)])
+def test_gradients_in_every_combination(needs, device):
+    tensors = *make(1, 2, 9, 16, device=device), torch.randn(1, 1, 9, 9, device=device), torch.randn(2, device=device)
+    found = []
+    for level in ("triton", "reference"):
+        q, k, v, bias, sinks = own = [
+            t.detach().clone().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)
+        ]
+        o = flash_attention_masked(q, k, v, bias, sinks=sinks, causal=True, level=level)
+        found.append(torch.autograd.grad(o.square().sum(), [t for t in own if t.requires_grad]))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_what_is_needed_is_launched(device):
+    q, k, v = make(1, 2, 40, 16, device=device)
+    with count_launches() as launched:
+        o = flash_attention(q, k.detach(), v.detach(), level="triton")
+        torch.autograd.grad(o.sum(), q)
+    assert launched == ["_forward_kernel", "_delta_kernel", "dq_kernel"]
+    with count_launches() as launched:
+        o = flash_attention(q.detach(), k, v, level="triton")
+        torch.autograd.grad(o.sum(), (k, v))
+    assert launched == ["_forward_kernel", "_delta_kernel", "dkdv_kernel"]
+
+
+def test_lse_alone_may_be_used(device):
+    tensors = make(1, 2, 9, 16, device=device)
+    found = [
+        torch.autograd.grad(flash_attention_with_lse(*tensors, level=level)[1].square().sum(), tensors[:2])
+        for level in ("triton", "reference")
+    ]
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bitwise_reproducible(device):
+    check_deterministic(
+        lambda q, k, v: flash_attention(q, k, v, causal=True, deterministic=True, level="triton"),
+        make(1, 4, 70, 16, kv_heads=2, device=device),
+    )
+
+
+@pytest.mark.parametrize(("dtype", "rest"), [(torch.float32, 0), (torch.float16, 2 * 90 * 16)])
+def test_saved_for_the_backward(dtype, rest, device):
+    """q, k, v, the output, what rounding took off it, and lse: nothing that grows with the square of the sequence."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        flash_attention(*make(1, 2, 90, 16, device=device, dtype=dtype), level="triton")
+    assert sorted(saved) == sorted([2 * 90 * 16] * 4 + [2 * 90, rest])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_is_bitwise_eager(dynamic, device):
+    tensors = make(1, 4, 20, 16, kv_heads=2, device=device)
+    check_compiled_equals_eager(
+        lambda q, k, v: flash_attention(q, k, v, causal=True, level="triton"), tensors, dynamic=dynamic
+    )
+
+
+@pytest.mark.parametrize("level", ["triton", "native", "reference"])
+def test_another_length_needs_no_other_graph(level, device):
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, k, v: flash_attention(q, k, v, causal=True, level=level),
+        fullgraph=True,
+        dynamic=True,
+        backend=backend,
+    )
+    for length in (9, 20, 33, 50):
+        tensors = make(1, 2, length, 16, device=device)
+        torch.testing.assert_close(compiled(*tensors), flash_attention(*tensors, causal=True, level=level))
+    assert len(graphs) == 1
+
+
+def test_export(device):
+    program = check_export(
+        lambda q, k, v: flash_attention(q, k, v, level="triton"), [t.detach() for t in make(2, 2, 5, 16, device=device)]
+    )
+    assert sum("kernel_pytorch" in str(node.target) for node in program.graph.nodes) == 1
+
+
+def test_flop_counter_sees_the_operators(device):
+    q, k, v = make(2, 4, 5, 16, kv_heads=2, keys=7, device=device)
+    with FlopCounterMode(display=False) as counter:
+        flash_attention(q, k, v, level="triton").sum().backward()
+    product = 2 * 4 * 5 * 7 * 16
+    counts = counter.get_flop_counts()["Global"]
+    assert counts[operators.flash_attention] == 4 * product
+    assert counts[operators.flash_attention_backward] == 10 * product
+
+
+def test_second_derivatives_are_refused(device):
+    q, k, v = make(1, 2, 5, 16, device=device)
+    loss = flash_attention(q, k, v, level="triton").square().sum()
+    with pytest.raises(RuntimeError, match="flash_attention_backward has no gradient"):
+        torch.autograd.grad(loss, q, create_graph=True)
+
+
+def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
+    q, k, v = (t.detach() for t in make(1, 4, 5, 16, kv_heads=2, keys=7, device=device))
+    bad = {
+        r"v: dtype is torch\.float64": (q, k, v.double(), *PLAIN),
+        r"k: shape is \(1, 2, 7, 16\); its heads must divide": (q, k, v[:, :, :3], *PLAIN),
+        r"k: shape is \(1, 2, 7, 8\); it must be": (q, k[..., :8], v, *PLAIN),
+        r"bias: shape is \(1, 4, 5, 9\)": (q, k, v, torch.randn(1, 4, 5, 9, device=device), *PLAIN[1:]),
+        r"sinks: shape is \(3,\)": (q, k, v, None, None, torch.randn(3, device=device), *PLAIN[3:]),
+        r"alibi_slopes: shape is \(3,\)": (q, k, v, None, torch.randn(3, device=device), *PLAIN[2:]),
+        "seed: given None; with dropout_p 0.5": (q, k, v, *PLAIN[:8], 0.5, *PLAIN[9:]),
+        "cu_seqlens_k: it must be given exactly where": (q, k, v, *PLAIN[:9], torch.tensor([0, 5]), None, 5, 0, False),
+    }
+    for message, arguments in bad.items():
+        with pytest.raises((TypeError, ValueError), match=message):
+            operators.flash_attention(*arguments)
