@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from . import adoption
 from .device import compute_capability
 from .operator import has_transform, is_transformed
 
@@ -47,6 +50,7 @@ class Default:
         dtypes: of the principal tensor; None for all.
         traced: whether it is so in what torch.compile traces, too; where not, native is: TorchInductor fuses that with
             what stands beside it, and an operator is a wall.
+        device_name: of the only device, as `adoption.device_name` gives it; None for all.
     """
 
     level: str
@@ -56,6 +60,7 @@ class Default:
     capabilities: Collection[tuple[int, int]] | None = None
     dtypes: Collection[torch.dtype] | None = None
     traced: bool = True
+    device_name: str | None = None
 
     def covers(self, function: str, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether the row is about such a call."""
@@ -64,11 +69,15 @@ class Default:
             and (self.functions is None or function in self.functions)
             and (self.dtypes is None or dtype in self.dtypes)
             and (self.capabilities is None or compute_capability(device) in self.capabilities)
+            and (self.device_name is None or adoption.device_name(device) == self.device_name)
         )
 
 
 class Ladder:
     """The levels of a package's functions.
+
+    Attributes:
+        user_file: the module that knows the file of adopted rows, for those who write it.
 
     Args:
         functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
@@ -79,6 +88,8 @@ class Ladder:
         cuda: what is asked about level "cuda"; None if no function has it.
         absent: by function, levels that it lacks.
     """
+
+    user_file = adoption
 
     def __init__(
         self,
@@ -117,13 +128,40 @@ class Ladder:
 
     def default(self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False) -> str:
         """The level that `level=None` means there, or in what torch.compile traces there."""
-        for row in self.defaults:
+        # What was adopted is not for what is traced, which could not read the file either.
+        tracing = traced or torch.compiler.is_compiling()
+        for row in self.defaults if tracing else (*self.defaults, *self.adopted):
             able = row.level in self.levels(function) and row.covers(function, device, dtype)
             if traced and able and not row.traced:
                 return "native"
             if able and self.unavailable(row.level, device, dtype) is None:
                 return row.level
         return "native"
+
+    @functools.cached_property
+    def adopted(self) -> tuple[Default, ...]:
+        """The rows that the user adopted, read once, when a default is asked for the first time: see `adoption`."""
+        file = adoption.place()
+        try:
+            rows = () if file is None else adoption.read(file)
+        except ValueError as error:
+            warnings.warn(f"{file} is ignored by {adoption.PACKAGE}: {error}", RuntimeWarning, stacklevel=2)
+            return ()
+        return tuple(
+            Default(
+                row.level, str(file), row.device_type, functions=(row.function,), dtypes=(adoption.DTYPES[row.dtype],),
+                traced=False, device_name=row.device,
+            )
+            for row in rows
+            if row.package == adoption.TECHNIQUE and self.why_ignored(row) is None
+        )  # fmt: skip
+
+    def why_ignored(self, row: adoption.Row) -> str | None:
+        """Why an adopted row of this package is used on no device; None if it is used."""
+        if row.function not in self.functions or row.level not in self.levels(row.function):
+            return f"{row.package} has no level {row.level!r} of {row.function}"
+        now = adoption.version_of(row.level)
+        return None if row.version == now else f"measured with {row.version}; installed is {now}"
 
     def unavailable(self, level: str, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why this level cannot run there, or None if it can."""
@@ -161,6 +199,13 @@ class Ladder:
         if found is None:
             found = self._resolved[key] = self._levels[function, self.chosen(function, level, *tensors)]
         return found
+
+    def is_native(self, function: str, x: Tensor) -> bool:
+        """Whether the default for such a tensor is PyTorch's own operators.
+
+        A module that is patched then runs its own forward, which is made of them too: a detour costs the host.
+        """
+        return self.resolve(function, None, x) is self._levels[function, "native"]
 
     def chosen(self, function: str, level: str | None, *tensors: Tensor | None) -> str:
         """The name of the level that `resolve` takes; same arguments and errors."""

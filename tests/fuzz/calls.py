@@ -78,7 +78,8 @@ def examples(instead: str | None) -> list[dict[str, Any]]:
             cases = [case for case in operation.test_grid.cases("cpu") if case.dtype == torch.float32]
             made = [operation.arguments(case, torch.Generator().manual_seed(0)) for case in cases]
             made = sorted((inputs for inputs in made if 0 < _elements(inputs) < 8000), key=_elements)[-3:]
-            kernels = [i for i in operation.implementations if i.level in (Level.TRITON, Level.CUDA)]
+            here = [i for i in operation.implementations if i.why_absent(torch.device("cpu"), torch.float32) is None]
+            kernels = [i for i in here if i.level in (Level.TRITON, Level.CUDA)]
             for inputs in made:
                 for implementation in kernels:
                     _differentiate(recorder, implementation.load(), inputs)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.cuda_ops import LIBRARY, bias_dropout_add, levels
-from kernel_pytorch.cuda_ops._fused_ln_act.philox import dropout
+from kernel_pytorch.cuda_ops._core.philox import dropout
 from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import check_compiled_equals_eager
 

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.cuda_ops import LIBRARY, add_layer_norm, add_rms_norm_act, layer_norm, layer_norm_act, levels
+from kernel_pytorch.cuda_ops._core.philox import dropout
 from kernel_pytorch.cuda_ops._fused_ln_act.activations import ACTIVATIONS, activate
-from kernel_pytorch.cuda_ops._fused_ln_act.philox import dropout
 from kernel_pytorch.cuda_ops.norm_act import run_norm_act
 from kernel_pytorch.cuda_ops.rungs import rung
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_export

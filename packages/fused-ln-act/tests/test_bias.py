@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.fused_ln_act import bias_act, bias_dropout_add
-from kernel_pytorch.fused_ln_act.rules import philox
+from kernel_pytorch.fused_ln_act._core import philox
 from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
 from kernel_pytorch.harness.checks import (
     check_compiled_equals_eager,

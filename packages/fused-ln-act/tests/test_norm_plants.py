@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from kernel_pytorch.fused_ln_act._core.philox import keep
 from kernel_pytorch.fused_ln_act.norm.levels import reference
-from kernel_pytorch.fused_ln_act.rules.philox import keep
 from kernel_pytorch.fused_ln_act.technique import technique
 from kernel_pytorch.harness.plants import failures_of
 from kernel_pytorch.harness.technique import Level

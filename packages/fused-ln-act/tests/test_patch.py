@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from kernel_pytorch.fused_ln_act import patch, unpatch
+from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
 class Gated(torch.nn.Module):
@@ -146,3 +147,22 @@ def test_layer_norm_in_mixed_dtypes_is_the_class_own():
     with pytest.raises(RuntimeError, match="type"):
         model(x)
     torch.testing.assert_close(model(x.float()), F.layer_norm(x.float(), (8,)))
+
+
+@pytest.mark.parametrize("default", ["native", "torchscript"])
+def test_where_the_default_is_pytorchs_own_the_class_computes(default, monkeypatch):
+    """A detour to the same operators costs the host; elsewhere the function that was found runs."""
+    model = torch.nn.ModuleDict({"gated": Gated(), "norm": torch.nn.LayerNorm(8), "behind": Behind()})
+    x, wide = torch.randn(3, 8), torch.randn(3, 12)
+    calls = {"gated": (x,), "norm": (x,), "behind": (wide, x)}
+    expected = {name: model[name](*given) for name, given in calls.items()}
+    patch(model)
+    LADDER._resolved.clear()
+    monkeypatch.setattr(LADDER, "default", lambda *_: default)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        found = {name: model[name](*given) for name, given in calls.items()}
+    LADDER._resolved.clear()
+    for name in calls:
+        torch.testing.assert_close(found[name], expected[name])
+    scripted = {event.key for event in profiler.key_averages()} & {"aten::native_layer_norm", "aten::silu"}
+    assert scripted == ({"aten::native_layer_norm", "aten::silu"} if default == "native" else set())

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import add_layer_norm, layer_norm_act
+from kernel_pytorch.fused_ln_act._core.philox import dropout, keep, philox
 from kernel_pytorch.fused_ln_act.arguments import draw_seed
-from kernel_pytorch.fused_ln_act.rules.philox import dropout, keep, philox
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import bias_dropout_add, levels
+from kernel_pytorch.fused_ln_act._core import philox
 from kernel_pytorch.fused_ln_act._core.plans import forget_plans
 from kernel_pytorch.fused_ln_act.bias.levels import reference as bias
 from kernel_pytorch.fused_ln_act.bias.levels import triton as bias_triton
 from kernel_pytorch.fused_ln_act.gated.levels import reference as gated
 from kernel_pytorch.fused_ln_act.gated.levels import triton as gated_triton
-from kernel_pytorch.fused_ln_act.rules import philox
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import masked
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import softmax as reference_softmax
 from kernel_pytorch.fused_ln_act.technique import technique

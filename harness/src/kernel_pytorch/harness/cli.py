@@ -19,6 +19,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
+from kernel_pytorch.harness.commands.adopt import adopt_command
 from kernel_pytorch.harness.commands.bench import bench_command
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.commands.compare import compare_command
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.command("list")(list_command)
 app.command("verify")(verify_command)
 app.command("bench")(bench_command)
+app.command("adopt")(adopt_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)
 app.command("profile")(profile_command)

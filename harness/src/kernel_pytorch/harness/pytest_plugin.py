@@ -66,8 +66,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turn Triton's interpreter on where there is no GPU, before any test module imports a kernel."""
+    """Turn Triton's interpreter on where there is no GPU, before any test module imports a kernel.
+
+    What a user adopted on this machine is no concern of tests, unless they say so.
+    """
     interpret_without_gpu()
+    os.environ.setdefault("KERNEL_PYTORCH_DEFAULTS", "off")
 
 
 def best_device() -> torch.device:

@@ -14,6 +14,7 @@ from kernel_pytorch.harness.availability import (
     why_not_timed,
     why_unavailable,
 )
+from kernel_pytorch.harness.commands.adopt import show_adopted
 from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import is_interpreting
@@ -21,7 +22,7 @@ from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 
 def list_command(technique: TechniqueArgument = None, device: DeviceOption = None) -> None:
-    """Print every installed technique, its operations, and the state of each level on this machine."""
+    """Print every installed technique, its operations, the state of each level on this machine, and what is adopted."""
     where = parse_device(device)
     discovery = discover()
     techniques = discovery.select(technique)
@@ -35,6 +36,7 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
                 row = (operation.name, implementation.name, state(found, implementation, where), default)
                 table.add_row(*row, end_section=implementation is operation.implementations[-1])
         output.print(table)
+    show_adopted(techniques, where, technique)
     if technique is None:
         for name, reason in discovery.broken.items():
             output.print(f"[red]{name}: broken.[/red] {escape(reason)}", **PLAIN)

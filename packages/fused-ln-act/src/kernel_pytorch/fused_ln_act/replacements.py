@@ -16,6 +16,7 @@ from ._core.stock import why_not_plain
 from .arguments import ACTIVATIONS
 from .bias.functional import bias_act
 from .gated.functional import geglu, reglu, swiglu
+from .levels import LADDER
 from .norm.functional import add_layer_norm, layer_norm
 
 PACKAGE = "fused-ln-act"
@@ -88,6 +89,8 @@ def _gated_forward(
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or type(getattr(self, act, None)) is not kind:
             return stock(self, *args, **kwargs)
+        if LADDER.is_native(product.__name__, args[0]):  # PyTorch's own operators: as the class has them
+            return stock(self, *args, **kwargs)
         layers = self._modules
         return layers[down](product(layers[gate](args[0]), layers[up](args[0]), **keywords))
 
@@ -123,6 +126,8 @@ def _after_block_forward(module: torch.nn.Module) -> patching.Forward:
         x, residual = self.dense(args[0]), args[1]
         if not norm.weight.dtype == residual.dtype == x.dtype or patching.is_autocast(x):
             return norm(dropout(x) + residual)
+        if LADDER.is_native("add_layer_norm", x):
+            return norm(dropout(x) + residual)
         p = dropout.p if dropout.training else 0.0
         return add_layer_norm(x, residual, norm.weight, norm.bias, eps=norm.eps, dropout_p=p)[0]
 
@@ -137,7 +142,8 @@ def _layer_norm(module: torch.nn.Module) -> Found | str | None:
 
 
 def _layer_norm_forward(self: Any, input: Tensor) -> Tensor:
-    if self.weight.dtype != input.dtype or patching.is_autocast(input):
+    own = self.weight.dtype != input.dtype or patching.is_autocast(input)
+    if own or LADDER.is_native("layer_norm", input):
         return torch.nn.LayerNorm.forward(self, input)
     return layer_norm(input, self.weight, self.bias, eps=self.eps)
 

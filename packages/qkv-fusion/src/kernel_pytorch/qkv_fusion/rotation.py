@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found
+from .levels import LADDER
 from .rotary.functional import rotary_embedding
 
 ROTATION = "apply_rotary_pos_emb"
@@ -38,17 +39,24 @@ def _rotation(own: Any) -> Any:
             args
             or kwargs
             or not _fits(q, cos)
+            # PyTorch's own operators, as in `own`; which Dynamo would look for under this function's name.
+            or (not torch.compiler.is_compiling() and LADDER.is_native("rotary_embedding", q))
             or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
         ):
             return own(q, k, cos, sin, *args, **kwargs)
-        half = cos.shape[-1] // 2
-        cos, sin = cos[..., :half], sin[..., :half]
-        if cos.shape[0] == 1:
-            cos, sin = cos[0], sin[0]
-        q, k = rotary_embedding(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-        return q.transpose(1, 2), k.transpose(1, 2)
+        return _rotated(q, k, cos, sin)
 
     return apply_rotary_pos_emb
+
+
+def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """`rotary_embedding` of heads before tokens, with tables as transformers has them."""
+    half = cos.shape[-1] // 2
+    cos, sin = cos[..., :half], sin[..., :half]
+    if cos.shape[0] == 1:
+        cos, sin = cos[0], sin[0]
+    q, k = rotary_embedding(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    return q.transpose(1, 2), k.transpose(1, 2)
 
 
 def _fits(q: Tensor, cos: Tensor) -> bool:
@@ -69,7 +77,9 @@ def _is_the_same(own: Any) -> bool:
     cos, sin = angles.cos(), angles.sin()
     try:
         given = own(q, k, cos, sin)
-        return all(patching.agree(a, b, 1e-9) for a, b in zip(_rotation(own)(q, k, cos, sin), given, strict=True))
+        return _fits(q, cos) and all(
+            patching.agree(a, b, 1e-9) for a, b in zip(_rotated(q, k, cos, sin), given, strict=True)
+        )
     except Exception:  # it takes other arguments
         return False
 

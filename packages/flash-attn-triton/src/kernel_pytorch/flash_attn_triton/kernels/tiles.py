@@ -7,7 +7,7 @@ of queries and keys that broadcast to the shape of the tile, whichever of them r
 import triton
 import triton.language as tl
 
-from kernel_pytorch.flash_attn_triton.philox import threshold
+from kernel_pytorch.flash_attn_triton._core.philox import threshold
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)

@@ -24,8 +24,8 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from kernel_pytorch.flash_attn_triton._core.philox import keep
 from kernel_pytorch.flash_attn_triton.masks import limits, packed, positions, visible
-from kernel_pytorch.flash_attn_triton.philox import keep
 
 
 def attention_scores(

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_memory
-from kernel_pytorch.fused_ln_act.rules.philox import threshold
+from kernel_pytorch.fused_ln_act._core.philox import threshold
 
 threshold_of = triton.constexpr_function(threshold)
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from .._core.direct_calls import DTYPE_NAMES
 from .._core.operator import Rules
+from .._core.philox import dropout
 from .._core.sharding import Shardings, row_placements
 from .activations import FLOPS, derivative
-from .philox import dropout
 
 
 def placed_together(placements: Any, x: Any, dropout_p: float = 0.0) -> Iterator[tuple[Any, Any, Any]]:

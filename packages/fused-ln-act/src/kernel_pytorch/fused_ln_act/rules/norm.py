@@ -23,9 +23,9 @@ from torch import Tensor
 
 from .._core.direct_calls import DTYPE_NAMES
 from .._core.operator import Rules
+from .._core.philox import dropout
 from .._core.sharding import Shardings
 from .activations import FLOPS, derivative
-from .philox import dropout
 
 # Operations of the norm, forward and backward: what "layer" and "rms" do to an element, without the activation.
 FLOPS_OF_NORM = {"layer": (7, 13), "rms": (4, 10)}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kernel_pytorch.rmsnorm._core.device import program_count, shared_memory
 from kernel_pytorch.rmsnorm._core.direct_calls import check_count, check_floats, check_shapes
-from kernel_pytorch.rmsnorm._core.launch import cdiv, exceeds_int32, next_power_of_2, reader, warps
+from kernel_pytorch.rmsnorm._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade, warps
 from kernel_pytorch.rmsnorm._core.launcher import bind
 from kernel_pytorch.rmsnorm._core.plans import planned
 
@@ -207,36 +207,26 @@ def rms_norm_backward(
     check_count(h.shape[:-1].numel(), rstd=rstd)
     heads = weight.shape[0] if weight is not None and weight.dim() == 2 else 1
     need_dweight = need_dweight and weight is not None
-    dx_shape, dtype, device = h.shape if need_dx else torch.Size([0]), h.dtype, h.device
     like = h if weight is None else weight
-    dweight_shape, dweight_dtype = like.shape if need_dweight else torch.Size([0]), like.dtype
-
-    def allocate() -> tuple[Tensor, Tensor]:
-        dx = torch.empty(dx_shape, dtype=dtype, device=device)
-        return dx, torch.empty(dweight_shape, dtype=dweight_dtype, device=device)
-
+    new_dx, new_dweight = allocator(h, needed=need_dx), allocator(like, needed=need_dweight)
     if h.numel() == 0:
-
-        def nothing(*arguments: Any) -> tuple[Tensor, Tensor]:
-            dx, dweight = allocate()
-            return dx, dweight.zero_()
-
-        return nothing
+        return lambda *arguments: (new_dx(), new_dweight().zero_())
     as_rows = functools.partial(token_head_rows, heads=heads)
     views = [as_rows(t) for t in (dy, dy if dh is None else dh, h)]
     read_dy, read_dh, read_h = (reader(t, as_rows) for t in (dy, dy if dh is None else dh, h))
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": dh is not None, "OFFSET": offset}
-    flags["LONG_OFFSETS"] = exceeds_int32(*views) or exceeds_int32(torch.empty(dx_shape, dtype=dtype, device="meta"))
+    flags["LONG_OFFSETS"] = exceeds_int32(*views, unmade(h.shape, h.dtype))
     of_kind = _plan_one_block if next_power_of_2(h.shape[-1]) <= BLOCK_LIMIT else _plan_long_rows
-    compute, share_count = of_kind(views, device, need_dx, need_dweight, flags)
-    shares_shape, wide, elements = (share_count, *views[0].shape[1:]), rstd.dtype, dweight_shape.numel()
+    compute, share_count = of_kind(views, h.device, need_dx, need_dweight, flags)
+    new_shares = allocator(h, (share_count, *views[0].shape[1:]), rstd.dtype)
+    elements = like.numel() if need_dweight else 0
     add = bind(_add_shares_kernel, (cdiv(elements, 16),), share_count, elements, ROWS=256, BLOCK=16, num_warps=8)
 
     def run(
         dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, rstd: Tensor, *scalars: Any
     ) -> tuple[Tensor, Tensor]:
-        dx, dweight = allocate()
-        shares = torch.empty(shares_shape, dtype=wide, device=device) if share_count > 0 else dweight
+        dx, dweight = new_dx(), new_dweight()
+        shares = new_shares() if share_count > 0 else dweight
         weight = None if weight is None else weight.contiguous()
         compute(read_dy(dy), read_dh(dy if dh is None else dh), read_h(h), weight, rstd.contiguous(), dx, shares)
         if share_count > 0:

@@ -18,7 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.rmsnorm._core.direct_calls import check_floats, check_shapes
-from kernel_pytorch.rmsnorm._core.launch import cdiv, eviction_policy, exceeds_int32, next_power_of_2, reader, warps
+from kernel_pytorch.rmsnorm._core.launch import (
+    allocator,
+    cdiv,
+    eviction_policy,
+    exceeds_int32,
+    next_power_of_2,
+    reader,
+    unmade,
+    warps,
+)
 from kernel_pytorch.rmsnorm._core.launcher import bind
 from kernel_pytorch.rmsnorm._core.plans import planned
 from kernel_pytorch.rmsnorm.rules.rms_norm import result_dtype
@@ -194,20 +203,15 @@ def plan(
         A function of `(x, residual, weight)` that returns `y` `(..., N)`; `h`, which is `x + residual`, or `x` itself
         without a residual; `rstd` `(...)`, float32 (float64 for float64 input). All that is new is contiguous.
     """
-    columns, device, shape = x.shape[-1], x.device, x.shape
+    columns, shape = x.shape[-1], x.shape
     heads = weight.shape[0] if weight is not None and weight.dim() == 2 else 1
     h_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     y_dtype = result_dtype(h_dtype, weight, casting)
-    rstd_dtype = torch.promote_types(h_dtype, torch.float32)
-
-    def allocate(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        h = x if residual is None else torch.empty(shape, dtype=h_dtype, device=device)
-        y = torch.empty(shape, dtype=y_dtype, device=device)
-        return y, h, torch.empty(shape[:-1], dtype=rstd_dtype, device=device)
-
+    new_y, new_h = allocator(x, dtype=y_dtype), allocator(x, dtype=h_dtype)
+    new_rstd = allocator(x, shape[:-1], torch.promote_types(h_dtype, torch.float32))
     rows = shape[:-1].numel()
     if rows == 0:
-        return lambda x, residual, *_: allocate(x, residual)
+        return lambda x, residual, *_: (new_y(), x if residual is None else new_h(), new_rstd())
     as_rows = functools.partial(token_head_rows, heads=heads)
     x_rows = as_rows(x)
     residual_rows = x_rows if residual is None else as_rows(residual)
@@ -215,7 +219,7 @@ def plan(
     kernel, rows_per_program = (_forward_kernel, max(1, 1024 // block))
     if block > BLOCK_LIMIT:
         kernel, block, rows_per_program = _forward_long_kernel, LONG_BLOCK, 1
-    like_y = torch.empty(shape, dtype=y_dtype, device="meta")
+    like_y = unmade(shape, y_dtype)
     launch = bind(
         kernel, (cdiv(rows, rows_per_program),),
         rows, heads, columns, *x_rows.stride()[:2], *residual_rows.stride()[:2],
@@ -229,7 +233,7 @@ def plan(
     read_residual = read_x if residual is None else reader(residual, as_rows)
 
     def run(x: Tensor, residual: Tensor | None, weight: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
-        y, h, rstd = allocate(x, residual)
+        y, h, rstd = new_y(), x if residual is None else new_h(), new_rstd()
         launch(
             read_x(x), read_residual(x if residual is None else residual),
             weight if weight is None else weight.contiguous(), y, h, rstd,

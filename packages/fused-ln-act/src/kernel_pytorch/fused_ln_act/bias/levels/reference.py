@@ -18,8 +18,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.philox import dropout
 from kernel_pytorch.fused_ln_act.rules.activations import activate
-from kernel_pytorch.fused_ln_act.rules.philox import dropout
 
 
 def bias_act(x: Tensor, bias: Optional[Tensor], activation: str) -> Tensor:

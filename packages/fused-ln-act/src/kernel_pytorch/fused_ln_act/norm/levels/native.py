@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_pytorch.fused_ln_act.rules.philox import dropout
+from kernel_pytorch.fused_ln_act._core.philox import dropout
 
 
 def activate(x: Tensor, activation: str) -> Tensor:

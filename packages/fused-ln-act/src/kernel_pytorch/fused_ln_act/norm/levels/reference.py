@@ -21,8 +21,8 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.philox import dropout
 from kernel_pytorch.fused_ln_act.rules.activations import activate
-from kernel_pytorch.fused_ln_act.rules.philox import dropout
 
 
 def normalize(h: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, norm: str) -> Tensor:

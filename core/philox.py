@@ -1,9 +1,10 @@
 """The dropout mask, defined: Philox-4x32-10 of a seed and of the place of an element, in plain integer arithmetic.
 
-A tensor is seen as rows of its last dimension. Philox maps a 64-bit key and a counter to four random words of 32 bits;
-the key is the seed, and counter `row * ceil(columns / 4) + column // 4` serves four neighbouring columns with a word
-each. An element is kept where the upper 31 bits of its word are at least `round(p * 2**31)`. Nothing here rounds, so
-every level and every device draws the same mask, bit for bit; the words are those of Triton's `tl.randint4x`.
+A tensor, such as the weights `(B, H, Sq, Sk)` of attention, is seen as rows of its last dimension. Philox maps a 64-bit
+key and a counter to four random words of 32 bits; the key is the seed, and counter `row * ceil(columns / 4) + column //
+4` serves four neighbouring columns with a word each. An element is kept where the upper 31 bits of its word are at
+least `round(p * 2**31)`. Nothing here rounds, so every level and every device draws the same mask, bit for bit; the
+words are those of Triton's `tl.randint4x`.
 
 Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011, https://doi.org/10.1145/2063384.2063405.
 """

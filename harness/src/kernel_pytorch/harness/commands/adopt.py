@@ -1,0 +1,198 @@
+"""`kernel-pytorch adopt`: make the levels that win on this machine its defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from kernel_pytorch.harness.adoption import (
+    Verdict,
+    candidates,
+    judged,
+    merged,
+    plan_for,
+    rows,
+    save,
+    state,
+    user_file,
+    verified,
+)
+from kernel_pytorch.harness.api import bench
+from kernel_pytorch.harness.availability import parse_device
+from kernel_pytorch.harness.commands.common import (
+    PLAIN,
+    DeviceOption,
+    OperationOption,
+    ProcessesOption,
+    Steps,
+    TechniqueArgument,
+    check_operations,
+    check_writable,
+    messages,
+    output,
+    warn_broken,
+    warn_if_busy,
+)
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.isolation import Worker, Workers
+from kernel_pytorch.harness.machine import Machine, measure_machine
+from kernel_pytorch.harness.technique import Technique
+from kernel_pytorch.harness.verification import Verification
+
+CASE_TIMEOUT = 600.0
+
+
+def adopt_command(
+    technique: TechniqueArgument = None,
+    operation: OperationOption = None,
+    device: DeviceOption = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Measure nothing; remove what was adopted, of this technique or all.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
+    ] = CASE_TIMEOUT,
+    processes: ProcessesOption = 1,
+) -> None:
+    """Verify and time the kernels on this machine, and make those that win the defaults of this user on it.
+
+    A package's own table names defaults for the devices that its authors measured; elsewhere `level=None` is PyTorch's
+    own. A level is adopted for a function and a dtype if it is right in every case of every dtype, and in every case of
+    that dtype faster than native with its whole interval. What is adopted is written into a file of the user, which
+    `kernel-pytorch list` prints; KERNEL_PYTORCH_DEFAULTS names another file, or is "off".
+    Exit code: 0; 1 if a level is wrong; 2 for a name that does not exist or a file that cannot be used; 130 after
+    Ctrl-C, with what was adopted of earlier techniques kept.
+    """
+    where = parse_device(device)
+    discovery = discover()
+    techniques = discovery.select(technique)
+    operations = check_operations(operation, techniques)
+    warn_broken(discovery)
+    known = user_file(techniques)
+    if known is None:
+        _stop("no technique is installed whose defaults could be adopted" if technique is None
+              else f"{technique} has no defaults of its own")  # fmt: skip
+    file = known.place()
+    if file is None:
+        _stop(f"{known.VARIABLE} is {known.OFF}: nothing is adopted")
+    if reset:
+        if operation:
+            _stop("--reset removes all rows of a technique: leave --operation out")
+        _reset(file, known, technique)
+        return
+    before = _read(file, known)
+    check_writable(file.parent)
+    warn_if_busy()
+    wanted = {t.name: candidates(t, where, operations) for t in techniques}
+    if not any(wanted.values()):
+        output.print(
+            f"Nothing to adopt on {where}: no function has a kernel that can be timed there and whose place the"
+            " package's own table leaves open; `kernel-pytorch list` prints both.", **PLAIN,
+        )  # fmt: skip
+        return
+    with Steps("measuring the machine") as step:
+        machine = measure_machine(where, quick=True, on_step=step)
+    wrong = False
+    for each in (t for t in techniques if wanted[t.name]):
+        verdicts = _measured(each, where, wanted[each.name], machine, timeout, processes)
+        output.print(_table(each, verdicts))
+        found = rows(each, verdicts, machine.environment, where)
+        # Another run may have written meanwhile.
+        before = merged(_read(file, known), found, each.name, known.device_name(where), wanted[each.name])
+        save(file, before, known.SCHEMA_VERSION)
+        wrong |= any(v.wrong for v in verdicts)
+    output.print(escape(f"written: {file}" if before else "nothing is adopted"), **PLAIN)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _measured(
+    technique: Technique,
+    device: torch.device,
+    wanted: dict[str, dict[torch.dtype, tuple[str, ...]]],
+    machine: Machine,
+    timeout: float,
+    processes: int,
+) -> list[Verdict]:
+    with Workers(processes, timeout) as workers, Steps(f"verify {technique.name}") as done:
+
+        def on_trial(verification: Verification) -> None:
+            done(f"{verification.operation} {verification.implementation}")
+
+        checked = verified(technique, device, wanted, workers, on_trial)
+    plan = plan_for(wanted)
+    with Worker(timeout) as worker, Steps(technique.name, len(plan.jobs(technique, device))) as step:
+        results = bench(technique.name, plan, device=device, machine=machine, worker=worker, on_job=step)
+    if not results.complete:
+        messages.print(f"interrupted: nothing of {technique.name} is changed", **PLAIN)
+        raise typer.Exit(130)
+    return judged(technique, device, wanted, checked, results)
+
+
+def show_adopted(techniques: list[Technique], device: torch.device, name: str | None = None) -> None:
+    """Print what is adopted, of one technique or all, and whether it is used on a device."""
+    known = user_file(techniques)
+    if known is None:
+        return
+    file = known.place()
+    if file is None:
+        output.print(f"{known.VARIABLE} is {known.OFF}: what was adopted is not used", **PLAIN)
+        return
+    try:
+        found = [row for row in known.read(file) if name in (None, row.package)]
+    except ValueError as error:
+        output.print(escape(f"{file} is ignored: {error}"), **PLAIN)
+        return
+    if not found:
+        return
+    table = Table(title=escape(f"adopted: {file}"), title_justify="left")
+    for column in ("technique", "function", "dtype", "level", "device", "measured", f"on {device}"):
+        table.add_column(column)
+    for row in found:
+        about = f"{row.date}, torch {row.torch}, at least {row.speedup:.2f} times as fast as native"
+        cells = (row.package, row.function, row.dtype, row.level, row.device, about, state(row, techniques, device))
+        table.add_row(*map(escape, cells))
+    output.print(table)
+
+
+def _table(technique: Technique, verdicts: Iterable[Verdict]) -> Table:
+    table = Table(title=escape(f"{technique.name}: {technique.title}"), title_justify="left")
+    for column in ("function", "dtype", "level", "verdict"):
+        table.add_column(column)
+    for v in verdicts:
+        good = f"[green]adopted[/green]: at least {v.speedup:.2f} times as fast as native"
+        table.add_row(v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good)
+    return table
+
+
+def _reset(file: Path, known: Any, technique: str | None) -> None:
+    """Remove the file, or the rows of one technique in it; nothing that is not such a file."""
+    if not os.path.lexists(file):
+        output.print(escape(f"nothing is adopted: there is no {file}"), **PLAIN)
+        return
+    before = _read(file, known)
+    kept = [] if technique is None else [row for row in before if row.package != technique]
+    if technique is not None and len(kept) == len(before):
+        output.print(f"nothing of {technique} is adopted", **PLAIN)
+        return
+    save(file, kept, known.SCHEMA_VERSION)
+    output.print(escape(f"{'written' if kept else 'removed'}: {file}"), **PLAIN)
+
+
+def _read(file: Path, known: Any) -> list[Any]:
+    try:
+        return list(known.read(file))
+    except ValueError as error:
+        _stop(f"{file} cannot be used: {error}; mend or remove it")
+
+
+def _stop(message: str) -> NoReturn:
+    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
+    raise typer.Exit(2) from None
