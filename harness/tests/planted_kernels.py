@@ -3,6 +3,8 @@
 Triton reads a kernel's source from its file, so these live in one. `test_static.py` installs them as two techniques.
 """
 
+from typing import ClassVar
+
 import torch
 import triton
 import triton.language as tl
@@ -155,6 +157,16 @@ def raising(x):
     raise RuntimeError("on purpose")
 
 
+def refusing(x):
+    raise NotImplementedError("a kernel for another case")
+
+
+class Picky(Implementation):
+    """One of several kernels, which may say no."""
+
+    partial: ClassVar[bool] = True
+
+
 def inputs(case, generator):
     """Give x (*shape)."""
     return (torch.randn(case.shape, generator=generator, device=generator.device).to(case.dtype),), {}
@@ -166,6 +178,7 @@ def operation(name):
         levels=[
             Implementation("reference", Level.REFERENCE, "planted_kernels:reference"),
             Implementation("triton", Level.TRITON, f"planted_kernels:{name}"),
+            Picky("picky", Level.TRITON, "planted_kernels:refusing"),
         ],
         inputs=inputs,
         cost=lambda case, direction: Cost(0),

@@ -8,16 +8,16 @@ TABLES = {"forward": tiles.FORWARD, "keys": tiles.KEYS, "queries": tiles.QUERIES
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
 
 
-def chosen(table, architecture=90, depth=64, itemsize=2, has_features=False):
-    return tiles.configuration(table, architecture, depth, itemsize, has_features)
+def chosen(table, architecture=90, depth=64, itemsize=2, is_busy=False):
+    return tiles.configuration(table, architecture, depth, itemsize, is_busy)
 
 
 @each_table
 @pytest.mark.parametrize("architecture", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
 def test_every_head_size_has_one(table, architecture):
     for depth in range(1, 257):
-        for itemsize, has_features in ((2, False), (2, True), (4, False), (4, True)):
-            found = chosen(table, architecture, depth, itemsize, has_features)
+        for itemsize, is_busy in ((2, False), (2, True), (4, False), (4, True)):
+            found = chosen(table, architecture, depth, itemsize, is_busy)
             assert min(found.rows, found.columns) >= 16  # a matrix instruction takes no less
             assert found.warps in (4, 8)
 
@@ -25,8 +25,8 @@ def test_every_head_size_has_one(table, architecture):
 @each_table
 def test_what_takes_registers_has_smaller_tiles(table):
     plain = chosen(table, depth=64)
-    features, unaligned = chosen(table, depth=64, has_features=True), chosen(table, depth=40)
-    both = chosen(table, depth=40, has_features=True)
+    features, unaligned = chosen(table, depth=64, is_busy=True), chosen(table, depth=40)
+    both = chosen(table, depth=40, is_busy=True)
     assert features == unaligned == table.busy[64]
     assert both == chosen(table, depth=64, itemsize=4) == table.small[64]
     areas = [tile.rows * tile.columns for tile in (plain, features, both)]

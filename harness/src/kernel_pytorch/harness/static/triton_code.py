@@ -52,15 +52,17 @@ def _available(technique: Technique) -> Iterator[None]:
 
 
 def _record_operation(operation: Operation, launches: list[Launch], problems: dict[str, list[str]]) -> None:
-    functions = [i.load() for i in operation.implementations if i.level is Level.TRITON]
+    functions = [(i.load(), i.partial) for i in operation.implementations if i.level is Level.TRITON]
     # Nothing is computed, so the shapes that only a GPU finishes in time are no harder than the others.
     cases = [(case, bench) for grid, bench in ((operation.bench_grid, True), (operation.test_grid, False))
              for case in grid.cases("cuda")]  # fmt: skip
-    for function in functions:
+    for function, partial in functions:
         for case, bench in cases:
             try:
                 launches += record_launches(operation, function, case, bench=bench)
             except Exception as error:  # the next case may be all right
+                if partial and isinstance(error, NotImplementedError):
+                    continue  # a kernel that says no to a case, or to an architecture
                 problems[one_line(error)].append(f"{operation.name}, {case.label}")
 
 

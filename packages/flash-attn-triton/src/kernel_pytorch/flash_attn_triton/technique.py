@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import COUNTED_MODE
+from kernel_pytorch.harness.implementation import Level, PublicLevel, imported
 from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, Spared, Technique, grid, point
 
 HERE = "kernel_pytorch.flash_attn_triton"
 CUDA = ("cuda",)
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+
+
+@dataclass(frozen=True)
+class GluonForward(PublicLevel):
+    """Level "triton" with the forward kernel in Gluon, whether or not the level takes it by itself."""
+
+    partial: ClassVar[bool] = True
+
+    def why_absent(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """It is for one architecture, and has no interpreter."""
+        found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        return None if found == (9, 0) else "the Gluon forward is for compute capability 9.0"
+
+    def load(self) -> Callable[..., Any]:
+        """The public function; what that kernel cannot run raises NotImplementedError."""
+        function, asked = super().load(), imported(f"{HERE}.kernels.gluon_launch:gluon_forward")
+
+        def call(*arguments: Any) -> Any:
+            with asked():
+                return function(*arguments)
+
+        return call
+
+    def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
+        """A call with what chooses the kernel around it."""
+        return functools.partial(self.load(), *arguments)
 
 
 def _kv_shape(case: Case) -> tuple[int, ...]:
@@ -80,7 +110,8 @@ def flash_attention_varlen_cost(case: Case, direction: Direction) -> Cost:
         )
         for q, k in zip(case.sizes["queries"], case.sizes["lengths"], strict=True)
     ]
-    return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs), launches=costs[0].launches)
+    launches = 2 if direction is Direction.FORWARD else None  # zeros for tokens behind the last sequence
+    return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs), launches=launches)
 
 
 def _pairs(case: Case) -> int:
@@ -206,6 +237,9 @@ flash_attention_varlen_bench = grid(
 )
 
 SPILLS = KernelContract(max_spill_bytes=64)
+GLUON = KernelContract(  # once an item, outside its loop over keys
+    max_spill_bytes=208, max_registers=168, min_load_bits=128, matrix_instructions={"sm_90": "wgmma"}
+)
 
 REMADE = (4.0, "the backward makes the probabilities again of their rounded logsumexp")
 COMPILED = (4.0, "TorchInductor adds in another order than PyTorch, and multiplies by reciprocals")
@@ -282,6 +316,10 @@ def _without(*absent: str, **more: dict[str, str | None]) -> dict[str, dict[str,
     return {level: {**rows, **more.get(level, {})} for level, rows in UNSUPPORTED.items() if level not in absent}
 
 
+def _with_gluon(function: str, levels: Sequence[str]) -> list[str | PublicLevel]:
+    return [*levels, GluonForward("triton (Gluon)", Level.TRITON, f"{HERE}:{function}", *REMADE)]
+
+
 BUDGETS = {"native": REMADE, "compile": COMPILED, "triton": REMADE, "cuda": GROUPED}
 
 technique = Technique(
@@ -292,7 +330,7 @@ technique = Technique(
         Operation(
             name="flash_attention",
             function=f"{HERE}:flash_attention",
-            levels=LEVELS,
+            levels=_with_gluon("flash_attention", LEVELS),
             budgets=BUDGETS,
             unsupported=UNSUPPORTED,
             inputs=flash_attention_inputs,
@@ -307,7 +345,7 @@ technique = Technique(
         Operation(
             name="flash_attention_with_lse",
             function=f"{HERE}:flash_attention_with_lse",
-            levels=("reference", "torchscript", "compile", "triton"),
+            levels=_with_gluon("flash_attention_with_lse", ("reference", "torchscript", "compile", "triton")),
             budgets={"compile": COMPILED, "triton": REMADE},
             unsupported=_without("native", "cuda"),
             inputs=flash_attention_with_lse_inputs,
@@ -351,6 +389,7 @@ technique = Technique(
     levels=f"{HERE}.levels:LADDER",
     contracts={
         "_forward_kernel": SPILLS,
+        "hopper_forward_kernel": GLUON,
         "dkdv_kernel": SPILLS,
         "dq_kernel": SPILLS,
         "dbias_kernel": SPILLS,

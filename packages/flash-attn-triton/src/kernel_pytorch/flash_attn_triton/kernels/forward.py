@@ -22,6 +22,7 @@ from kernel_pytorch.flash_attn_triton._core.launch import cdiv
 from kernel_pytorch.flash_attn_triton._core.launcher import bind
 from kernel_pytorch.flash_attn_triton._core.plans import planned
 
+from . import gluon_launch
 from .configurations import FORWARD
 from .geometry import Geometry
 from .tiles import LN2, LOG2E, finite, first_row_of, kept, keys_seen, load_rows, part, scores_of, sequence
@@ -145,8 +146,7 @@ def _forward_kernel(
         tl.store(rest_ptr + target, (acc - o.to(tl.float32)).to(o_ptr.dtype.element_ty), mask=exists)
 
 
-@planned
-def flash_attention(
+def _plan(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
     seed: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
     cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
@@ -159,6 +159,9 @@ def flash_attention(
     )  # fmt: skip
     if g.is_empty:
         return lambda *_: (g.new_o().zero_(), g.new_lse(), g.new_rest(keep_rest).zero_())
+    hopper = gluon_launch.chosen(g, q, k, v, sinks, right)
+    if hopper is not None:
+        return gluon_launch.plan(g, q, k, v, scale, keep_rest, hopper)
     chosen = g.choose(FORWARD)
     launch = bind(
         _forward_kernel, (cdiv(g.rows, chosen.rows) * g.batch * g.heads,),
@@ -180,3 +183,6 @@ def flash_attention(
         return o, lse, kept
 
     return run
+
+
+flash_attention = planned(_plan, gluon_launch.is_asked_for)

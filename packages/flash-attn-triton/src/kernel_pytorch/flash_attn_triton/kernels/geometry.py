@@ -26,6 +26,8 @@ class Geometry:
         rows: queries of a sequence, of the longest one with packed sequences.
         columns: keys of a sequence, likewise.
         group: query heads that read one head of keys.
+        is_busy: whether something takes registers beside the tiles: a bias or dropout.
+        has_features: whether scores are more than scaled products, or weights dropped.
         constants: of all kernels.
     """
 
@@ -63,7 +65,8 @@ class Geometry:
             "BIAS": "none" if bias is None else "bool" if bias.dtype == torch.bool else "float",
             "HAS_LEFT": left >= 0, "HAS_RIGHT": right >= 0,
         }  # fmt: skip
-        self.has_features = bias is not None or alibi_slopes is not None or dropout_p > 0.0 or softcap > 0.0
+        self.is_busy = bias is not None or dropout_p > 0.0
+        self.has_features = self.is_busy or alibi_slopes is not None or softcap > 0.0
 
     def strides_of(self, x: Tensor) -> tuple[int, ...]:
         """Strides of batch, heads and tokens, of a copy where the head itself has gaps."""
@@ -89,7 +92,7 @@ class Geometry:
         """The configuration of a kernel for this head size on the current device."""
         interpreted = triton.knobs.runtime.interpret
         architecture = None if interpreted else triton.runtime.driver.active.get_current_target().arch
-        return configuration(table, architecture, self.depth, self.itemsize, self.has_features)
+        return configuration(table, architecture, self.depth, self.itemsize, self.is_busy)
 
     def new_o(self) -> Tensor:
         """Memory for the output, or the gradient of q."""
@@ -97,7 +100,7 @@ class Geometry:
 
     def new_rest(self, keep: bool) -> Tensor:
         """Memory for what rounding takes off the output; empty where nobody keeps it."""
-        return self.new_o() if keep else torch.empty((0,), dtype=self.q_like.meta.dtype, device=self.device)
+        return self.q_like.new(zeros=False) if keep else self.q_like.meta.new_empty((0,), device=self.device)
 
     def new_kv(self) -> Tensor:
         """Memory for the gradient of k or v."""
@@ -115,9 +118,10 @@ class _Allocation:
         self.meta = empty_like(torch.empty_like(like, device="meta"), packed)
         self.packed, self.device = packed, like.device
 
-    def new(self) -> Tensor:
+    def new(self, zeros: bool = True) -> Tensor:
+        """Memory; with packed sequences zeros, if they are wanted, for tokens behind the last one."""
         made = empty_like(self.meta, self.packed, self.device)
-        return made.zero_() if self.packed else made  # of tokens behind the last sequence
+        return made.zero_() if self.packed and zeros else made
 
 
 def _check(
