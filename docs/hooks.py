@@ -10,6 +10,7 @@ How the page of a technique is put together stands in technique_pages.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from technique_pages import packages  # beside this file, where mkdocs looks while it loads a hook
 
+from kernel_pytorch.harness.models.page import losses as models_losses
 from kernel_pytorch.harness.models.page import markdown as models_markdown
-from kernel_pytorch.harness.models.record import FILE, load
+from kernel_pytorch.harness.models.record import FILE, Record, load
 
 ROOT = Path(__file__).parent.parent
 HARNESS = ROOT / "harness" / "src" / "kernel_pytorch" / "harness"
@@ -59,14 +61,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Put what was measured of whole models where the page about them asks for it."""
-    return markdown.replace("<!-- models -->", measured_models()) if page.file.src_uri == "models.md" else markdown
+    if page.file.src_uri != "models.md":
+        return markdown
+    markdown = markdown.replace("<!-- losses -->", measured_models(models_losses))
+    return markdown.replace("<!-- models -->", measured_models(models_markdown))
 
 
-def measured_models() -> str:
+def measured_models(tables_of: Callable[[Record], str]) -> str:
     """The tables of every device that has some, a GPU first."""
     records = [load(file) for file in sorted(ROOT.glob(f"results/*/{FILE}"))]
-    records.sort(key=lambda record: all(run.tiny for run in record.runs.values()))
-    tables = [models_markdown(record) for record in records]
+    records.sort(key=lambda record: all(run.environment.device_type == "cpu" for run in record.runs.values()))
+    tables = [tables_of(record) for record in records]
     return "\n\n".join(tables) or f"Not measured yet: there is no `results/<device>/{FILE}`."
 
 

@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.models import losses
 from kernel_pytorch.harness.models.works import enable_checkpointing, find_work
 from kernel_pytorch.harness.models.zoo import MODELS, find_model
 
@@ -224,3 +225,19 @@ def test_what_is_not_known_is_left_alone_with_the_reason():
     model.__class__ = OtherForCausalLM
     reports = {t.name: t.patch(model) for t in PATCHES}
     assert reports["linear-cross-entropy"].left == {"": "it is not known what the head of OtherForCausalLM computes"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_losses_of_twenty_steps_in_float32_are_those_of_stock(name):
+    found = losses.compare_losses(find_model(name), PATCHES, torch.device("cpu"), tiny=True)
+    assert (found.dtype, len(found.stock), found.allowed) == ("float32", 20, 1e-4)
+    assert found.stock[-1] < 0.999 * found.stock[0], "it learns nothing"
+    assert found.difference < 1e-4
+
+
+def test_in_16_bits_as_far_as_other_rounding_errors(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(losses, "prepare", lambda work, model, device: model.to(torch.bfloat16).train())
+    found = losses.compare_losses(find_model("llama"), PATCHES, torch.device("cpu"), tiny=True)
+    assert (found.dtype, len(found.seeds)) == ("bfloat16", 2)
+    assert 0.0 < found.difference <= found.allowed < 0.01

@@ -1,18 +1,21 @@
 """`kernel-pytorch models`: whole models in turns, on a CPU small."""
 
 import json
+import time
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from kernel_pytorch.harness.cli import app
-from kernel_pytorch.harness.models import run
+from kernel_pytorch.harness.commands import models
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.models import host, losses, page, run
 from kernel_pytorch.harness.models.page import markdown
 from kernel_pytorch.harness.models.record import Record, RecordError, load
 from kernel_pytorch.harness.models.variants import VARIANTS, Variant
-from kernel_pytorch.harness.models.works import WORKS, find_work
-from kernel_pytorch.harness.models.zoo import MODELS, find_model
+from kernel_pytorch.harness.models.works import WORKS, find_work, prepare, step_of
+from kernel_pytorch.harness.models.zoo import MODELS, SMALL, find_model
 from kernel_pytorch.harness.technique import Technique
 
 pytest.importorskip("transformers")
@@ -72,7 +75,7 @@ def test_no_record(tmp_path):
     (tmp_path / "models.json").write_text("{}")
     with pytest.raises(RecordError, match="is no record of models"):
         load(tmp_path / "models.json")
-    assert Record(runs={}).model_dump() == {"runs": {}}
+    assert Record(runs={}).model_dump() == {"runs": {}, "losses": {}}
 
 
 class Planted(Technique):
@@ -143,3 +146,133 @@ def test_real_sizes_are_those_that_were_published(spec):
     assert {*spec.tiny} <= {*spec.options} | {"n_embd", "n_layer", "n_head", "vocab_size", "num_attention_heads",
                                               "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size",
                                               "num_hidden_layers", "image_size", "patch_size"}  # fmt: skip
+
+
+class Slower(Technique):
+    """A technique whose patch scales the gradient of one layer of the classifier: the first loss is that of stock."""
+
+    def patch(self, model):
+        weight = model.classifier.weight
+        weight.register_hook(lambda gradient: torch.where(gradient.abs() > gradient.abs().median(), gradient, 0.0))
+        return type("Patched", (), {"replaced": {"classifier": "planted"}})()
+
+
+@pytest.mark.parametrize("plant", [Planted, Emptied, Slower])
+def test_a_patch_that_learns_otherwise_is_seen_in_the_losses(plant):
+    found = losses.compare_losses(
+        find_model("vit"), [plant("planted", "", "", [], "", replacements="p")], CPU, tiny=True
+    )
+    assert found.difference > 10 * found.allowed
+
+
+@pytest.fixture
+def in_bfloat16(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(losses, "prepare", lambda work, model, device: model.to(torch.bfloat16).train())
+
+
+@pytest.mark.parametrize("plant", [Planted, Emptied])
+def test_in_16_bits_a_plant_is_farther(in_bfloat16, plant):
+    found = losses.compare_losses(
+        find_model("vit"), [plant("planted", "", "", [], "", replacements="p")], CPU, tiny=True
+    )
+    assert found.difference > found.allowed
+
+
+def test_a_loss_that_is_not_finite_is_no_loss():
+    assert losses.distance([1.0, float("nan")], [1.0, 1.0]) == float("inf")
+    assert losses.Curves("float32", (2.0, 1.0), (2.0, 1.5)).difference == 0.5
+
+
+def test_other_rounding_errors_are_of_the_size_of_rounding():
+    """A twelfth of the elements moves by a unit in the last place, up as often as down."""
+    layer, x = torch.nn.Identity(), (1.01 + 0.98 * torch.rand(100_000)).bfloat16()  # within one power of two
+    losses.round_otherwise(layer, 1, CPU)
+    units = (layer(x).float() - x.float()) / torch.finfo(torch.bfloat16).eps
+    assert units.unique().tolist() == [-1.0, 0.0, 1.0]
+    assert units.abs().mean() == pytest.approx(1 / 12, rel=0.05)
+    assert abs(units.mean()) < 0.005
+
+
+def test_losses_are_kept_beside_times(tmp_path, monkeypatch):
+    file = tmp_path / "models.json"
+    assert command("vit", "--device", "cpu", "--variant", "ours", "--rounds", "8", "--json", str(file)).exit_code == 0
+    given = ("vit", "--device", "cpu", "--losses", "--json", str(file))
+    found = command(*given)
+    assert found.exit_code == 0, found.output
+    assert "ViT-B/16, tiny, float32: losses of 20 steps are the same, at most" in found.output
+    assert len(load(file).losses["vit"].ours) == 20
+    assert "| ViT-B/16 | float32 | " in page.losses(load(file))
+    assert page.losses(Record(runs={})) == ""
+    assert set(load(file).runs) == {"vit/training"}
+    assert "losses" not in command(*given, "--resume").output
+    monkeypatch.setattr(losses, "IN_FLOAT32", -1.0)
+    found = command(*given)
+    assert found.exit_code == 1
+    assert "DIFFER" in found.output
+
+
+def test_the_host_time_of_functions_with_another_default(monkeypatch):
+    """Of every one of them, each way slower than the one before where the device does not hide it."""
+    technique = discover().techniques["rmsnorm"]
+    monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "torchscript")
+    monkeypatch.setattr(host, "ROUNDS", 1)
+    monkeypatch.setattr(host, "CALLS", 2)
+    slow = torch.nn.functional.rms_norm
+
+    def sleeping(*arguments, **keywords):
+        time.sleep(0.01)
+        return slow(*arguments, **keywords)
+
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", sleeping)
+    costs = list(host.host_costs([technique], torch.device("cpu")))
+    assert [cost.function for cost in costs] == ["rms_norm", "add_rms_norm", "head_rms_norm"]
+    assert {cost.level for cost in costs} == {"torchscript"}
+    assert min(costs[0].native) > 0.01  # what was planted there is what is timed there
+    found = CliRunner().invoke(app, ["models", "--host", "--only", "rmsnorm", "--device", "cpu"])
+    assert found.exit_code == 0, found.output
+    assert "torchscript" in found.output
+    assert "whole calls" in found.output
+    monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "native")
+    assert not list(host.host_costs([technique], torch.device("cpu")))
+
+
+def test_small_models_are_those_that_were_published_but_smaller():
+    assert [model.family for model in SMALL] == [model.name for model in MODELS]
+    for model, published in zip(SMALL, MODELS, strict=True):
+        assert find_model(f"{published.name}-small") is model
+        changed = {name for name in model.options if model.options[name] != published.options.get(name)}
+        assert all(model.options[name] < published.options.get(name, float("inf")) for name in changed)
+        assert {"num_hidden_layers", "n_layer"} & changed
+
+
+def test_the_command_takes_small_models(monkeypatch):
+    taken = []
+    monkeypatch.setattr(models, "_measure", lambda spec, *given, tiny, rounds: taken.append((spec.name, tiny)) or [])
+    assert command("--small", "--device", "cpu").exit_code == 0
+    assert taken == [(model.name, False) for model in SMALL]
+    taken.clear()
+    assert command("vit-small", "--device", "cpu").exit_code == command("vit", "--device", "cpu").exit_code == 0
+    assert taken == [("vit-small", False), ("vit", True)]
+
+
+def test_gpt2_decodes_within_its_table_of_positions():
+    """Steps of decoding go on from each other, and 1024 words after a prompt of 1024 would be out of range."""
+    spec, work = find_model("gpt2-small"), find_work("decode-1")
+    model = prepare(work, spec.build(tiny=False), CPU)
+    step = step_of(work, spec, model, model, CPU, tiny=False)
+    assert all(bool(step().isfinite().all()) for _ in range(400))
+
+
+@pytest.mark.parametrize("way", ["--losses", "--host"])
+def test_a_technique_that_does_not_exist(way):
+    found = command(way, "--only", "nosuch", "--device", "cpu")
+    assert found.exit_code == 2
+    assert "--only: given 'nosuch'; allowed are " in found.output
+
+
+def test_a_named_model_of_the_small_size(monkeypatch):
+    taken = []
+    monkeypatch.setattr(models, "_measure", lambda spec, *given, tiny, rounds: taken.append((spec.name, tiny)) or [])
+    assert command("llama", "--small", "--device", "cpu").exit_code == 0
+    assert taken == [("llama-small", False)]

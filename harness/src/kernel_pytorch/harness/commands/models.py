@@ -28,13 +28,23 @@ from kernel_pytorch.harness.commands.common import (
 )
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.models.host import host_costs, host_table
+from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline
-from kernel_pytorch.harness.models.record import FILE, Record, RecordError, Row, Run, load, run_name
+from kernel_pytorch.harness.models.record import FILE, LossRun, Record, RecordError, Row, Run, load, run_name
 from kernel_pytorch.harness.models.run import measure
 from kernel_pytorch.harness.models.tables import tables
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
 from kernel_pytorch.harness.models.works import WORKS, Work, find_work
-from kernel_pytorch.harness.models.zoo import MODELS, Model, TransformersMissingError, find_model
+from kernel_pytorch.harness.models.zoo import (
+    MODELS,
+    SMALL,
+    SUFFIX,
+    Model,
+    TransformersMissingError,
+    find_model,
+    import_transformers,
+)
 from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.sources import digest
 from kernel_pytorch.harness.technique import Technique
@@ -48,50 +58,78 @@ OF_GRADIENTS = 0.1
 a layer moves them by far more."""
 
 
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"One of {', '.join(m.name for m in MODELS)}, or with {SUFFIX} behind it; all of a size if omitted."
+    ),
+]
+WorkOption = Annotated[
+    list[str] | None,
+    typer.Option("--work", help=f"Only this one: {', '.join(w.name for w in WORKS)}. May be given several times."),
+]
+VariantOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        help=f"Only this one beside stock: {', '.join(v.name for v in (*VARIANTS[1:], LIGER))}. May be repeated.",
+    ),
+]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option("--only", help="Patch in this technique alone. May be given several times.")
+]
+TinyOption = Annotated[
+    bool | None,
+    typer.Option("--tiny/--real", help="Models for tests; the default on a CPU, where real ones take hours."),
+]
+SmallOption = Annotated[
+    bool, typer.Option("--small", help=f"Models whose times on a CPU mean something: those with {SUFFIX}.")
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="Samples of each variant.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Leave out what --json holds of the present sources and this device.")
+]
+LossesOption = Annotated[
+    bool,
+    typer.Option("--losses", help=f"Time nothing; compare the losses of {STEPS} steps of training, stock and ours."),
+]
+HostOption = Annotated[bool, typer.Option("--host", help="Time no model; print what calls of functions cost the host.")]
+ReadmeOption = Annotated[
+    Path | None,
+    typer.Option("--readme", help="Measure nothing; write the headline table of --json into this README."),
+]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        help=f"Keep what was measured in this file, such as {FILE}, in the place of what it holds of that work.",
+    ),
+]
+
+
 def models_command(
-    model: Annotated[
-        str | None, typer.Argument(help=f"One of {', '.join(m.name for m in MODELS)}; all if omitted.")
-    ] = None,
-    work: Annotated[
-        list[str] | None,
-        typer.Option("--work", help=f"Only this one: {', '.join(w.name for w in WORKS)}. May be given several times."),
-    ] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant",
-            help=f"Only this one beside stock: {', '.join(v.name for v in (*VARIANTS[1:], LIGER))}. May be repeated.",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Patch in this technique alone. May be given several times.")
-    ] = None,
+    model: ModelArgument = None,
+    work: WorkOption = None,
+    variant: VariantOption = None,
+    only: OnlyOption = None,
     device: DeviceOption = None,
-    tiny: Annotated[
-        bool | None,
-        typer.Option("--tiny/--real", help="Small models; the default on a CPU, where real ones take hours."),
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=8, help="Samples of each variant.")] = ROUNDS,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Leave out what --json holds of the present sources and this device.")
-    ] = False,
-    readme: Annotated[
-        Path | None,
-        typer.Option("--readme", help="Measure nothing; write the headline table of --json into this README."),
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            help=f"Keep what was measured in this file, such as {FILE}, in the place of what it holds of that work.",
-        ),
-    ] = None,
+    tiny: TinyOption = None,
+    small: SmallOption = False,
+    rounds: RoundsOption = ROUNDS,
+    resume: ResumeOption = False,
+    losses: LossesOption = False,
+    host: HostOption = False,
+    readme: ReadmeOption = None,
+    json: JsonOption = None,
 ) -> None:
     """Time whole models at whole works: training, prefill, decoding; all variants of a model in turns.
 
     Stock models of Hugging Face's transformers at published widths with few layers and random weights stand beside
     torch.compile, Liger-Kernel where it is installed, and the techniques that are installed, patched in. Ratios are of
     the same process and the same rounds. Each work of a model is kept when it is done.
+    --losses, a run of its own, trains each model for some steps, stock and ours from the same weights: in float32 the
+    losses are the same to 1e-4, in 16 bits they may differ as far as other rounding errors move those of stock.
+    --host prints microseconds of single calls, beside PyTorch's own, of the functions of which a kernel is the default.
     Exit code: 0; 1 if a variant of ours did not run or gives another result; 2 for a name that does not exist.
     """
     if readme is not None:
@@ -100,32 +138,77 @@ def models_command(
     where = parse_device(device)
     discovery = discover()
     warn_broken(discovery)
-    techniques = [t for t in discovery.techniques.values() if t.replacements and (only is None or t.name in only)]
+    able = {t.name: t for t in discovery.techniques.values() if t.replacements}
+    if unknown := [name for name in only or () if name not in able]:
+        _stop(f"--only: given {unknown[0]!r}; allowed are {', '.join(able)}")
+    techniques = [t for name, t in able.items() if only is None or name in only]
+    if host:
+        output.print(host_table(host_costs(techniques, where), where))
+        return
     try:
-        chosen = MODELS if model is None else (find_model(model),)
+        named = model and (f"{model.removesuffix(SUFFIX)}{SUFFIX}" if small else model)
+        chosen = (SMALL if small else MODELS) if named is None else (find_model(named),)
         works = WORKS[:1] if work is None else tuple(find_work(name) for name in work)
         variants = _variants(variant)
     except KeyError as error:
         _stop(str(error.args[0]))
     check_writable(json)
     warn_if_busy()
-    small = where.type == "cpu" if tiny is None else tiny
-    done = _done(json, variants, techniques, where, tiny=small) if resume else set()
+    if tiny is None:
+        tiny = where.type == "cpu" and not (small or chosen[0] in SMALL)
+    if losses:
+        try:
+            differ = _compare_losses(chosen, techniques, where, json, tiny=tiny, resume=resume)
+        except TransformersMissingError as error:
+            _stop(str(error))
+        if differ:
+            raise typer.Exit(1)
+        return
+    done = _done(json, variants, techniques, where, tiny=tiny) if resume else set()
     failed = False
     for spec, each in itertools.product(chosen, works):
         if not each.applies(spec) or run_name(spec.name, each.name) in done:
             continue
         try:
-            rows = _measure(spec, each, variants, techniques, where, tiny=small, rounds=rounds)
+            rows = _measure(spec, each, variants, techniques, where, tiny=tiny, rounds=rounds)
         except TransformersMissingError as error:
             _stop(str(error))
         for table in tables(rows):
             output.print(table)
         failed |= _report_failures(rows)
         if json is not None:
-            _keep(json, run_name(spec.name, each.name), _run(rows, techniques, where, tiny=small))
+            _keep(json, runs={run_name(spec.name, each.name): _run(rows, techniques, where, tiny=tiny)})
     if failed:
         raise typer.Exit(1)
+
+
+def _compare_losses(
+    chosen: tuple[Model, ...], techniques: list[Technique], device: torch.device, json: Path | None, *,
+    tiny: bool, resume: bool,
+) -> bool:  # fmt: skip
+    """Train each model a little, and keep its losses; whether those of any are not the same."""
+    import_transformers()
+    now, failed = _run([], techniques, device, tiny=tiny), False
+    known = _loaded(json).losses if resume and json is not None and json.is_file() else {}
+    for spec in chosen:
+        if spec.name in known and _same_sources(known[spec.name], now):
+            continue
+        with Steps(spec.name) as steps:
+            curves = compare_losses(spec, techniques, device, tiny=tiny, on_step=steps)
+        found = LossRun(
+            **{name: getattr(now, name) for name in ("date", "environment", "tiny", "transformers", "packages")},
+            **{name: getattr(curves, name) for name in ("dtype", "stock", "ours", "seeds", "difference", "allowed")},
+        )
+        same = found.difference <= found.allowed
+        failed |= not same
+        output.print(
+            f"{spec.title}{', tiny' if tiny else ''}, {found.dtype}: losses of {STEPS} steps"
+            f" {'are the same' if same else 'DIFFER'}, at most {found.difference:.1e} of the loss away from stock's;"
+            f" allowed is {found.allowed:.1e}", **PLAIN,
+        )  # fmt: skip
+        if json is not None:
+            _keep(json, losses={spec.name: found})
+    return failed
 
 
 def _write_readme(readme: Path, json: Path | None) -> None:
@@ -219,14 +302,20 @@ def _done(
     return {
         name
         for name, run in _loaded(file).runs.items()
-        if (run.packages, run.tiny, run.environment.slug) == (now.packages, now.tiny, now.environment.slug)
+        if _same_sources(run, now)
         and {each.name for each in variants} <= {row.variant for row in run.rows if not row.failed}
     }
 
 
-def _keep(file: Path, name: str, run: Run) -> None:
-    runs = _loaded(file).runs if file.is_file() else {}
-    Record(runs={**runs, name: run}).save(file)
+def _same_sources(before: Run | LossRun, now: Run) -> bool:
+    """Whether a run was of the present sources, of this device and this size of models."""
+    return (before.packages, before.tiny, before.environment.slug) == (now.packages, now.tiny, now.environment.slug)
+
+
+def _keep(file: Path, runs: dict[str, Run] | None = None, losses: dict[str, LossRun] | None = None) -> None:
+    """Put what is new into a file beside what it holds."""
+    before = _loaded(file) if file.is_file() else Record(runs={})
+    Record(runs=before.runs | (runs or {}), losses=before.losses | (losses or {})).save(file)
     output.print(escape(f"written: {file}"), **PLAIN)
 
 

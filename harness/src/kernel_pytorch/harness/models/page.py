@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kernel_pytorch.harness.models.record import Record, Row, Run, run_name
+from kernel_pytorch.harness.models.record import LossRun, Record, Row, Run, run_name
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
 from kernel_pytorch.harness.models.works import WORKS, Work
-from kernel_pytorch.harness.models.zoo import MODELS, Model
+from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model
 
 HEADLINE = ("compiled", "best", "liger", "ours", "ours-compiled")
+EVERY = (*MODELS, *SMALL)
 NOTHING = "-"
 KERNELS = 8
 
@@ -23,7 +24,7 @@ def headline(record: Record) -> str:
         ["training step", "stock, ms", *(titles[name] for name in HEADLINE)],
         [
             [model.title, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(name)) for name in HEADLINE)]
-            for model in MODELS
+            for model in EVERY
             if (rows := _rows(record, model, WORKS[0]))
         ],
     )
@@ -36,7 +37,7 @@ def markdown(record: Record) -> str:
     lines = [f"{_provenance(record.runs.values())} {legend}", ""]
     variants = (*VARIANTS, LIGER)
     for work in WORKS:
-        found = {m.title: rows for m in MODELS if (rows := _rows(record, m, work))}
+        found = {m.title: rows for m in EVERY if (rows := _rows(record, m, work))}
         shown = [
             each for each in variants if any(each.name in rows and rows[each.name].cost for rows in found.values())
         ]
@@ -51,11 +52,31 @@ def markdown(record: Record) -> str:
                  if each.name in rows and rows[each.name].cost]  # fmt: skip
         heads = ["model", "variant", "host, ms", "device, ms", "launches", "peak, GiB", "first call, s", "difference"]
         lines += [f'??? info "{work.title.capitalize()}: what it costs"', "", *_indented(_table(heads, costs)), ""]
-    lines += ['??? info "Where the device\'s time goes"', "", *_indented(_kernels(record)), ""]
+    if kernels := _kernels(record):
+        lines += ['??? info "Where the device\'s time goes"', "", *_indented(kernels), ""]
     return "\n".join(lines)
 
 
-def _provenance(runs: Iterable[Run]) -> str:
+def losses(record: Record) -> str:
+    """How far the losses of ours are from those of stock, a row a model."""
+    if not record.losses:
+        return ""
+    rows = [
+        [
+            m.title,
+            run.dtype,
+            f"{run.stock[0]:.4f} to {run.stock[-1]:.4f}",
+            f"{run.difference:.1e}",
+            f"{run.allowed:.1e}",
+        ]
+        for m in EVERY
+        if (run := record.losses.get(m.name)) is not None
+    ]
+    heads = ["model", "weights", "loss of stock", "difference of ours, of the loss", "allowed"]
+    return "\n".join([_provenance(record.losses.values()), "", *_table(heads, rows)]) + "\n"
+
+
+def _provenance(runs: Iterable[Run | LossRun]) -> str:
     parts = dict.fromkeys(
         f"{run.environment.device_name}, torch {run.environment.torch}, transformers {run.transformers}, {run.date}"
         f"{', small models' if run.tiny else ''}"
@@ -101,13 +122,13 @@ def _costs(row: Row) -> list[str]:
 def _kernels(record: Record) -> list[str]:
     """The kernels that take longest in a training step of ours in eager."""
     lines = []
-    for model in MODELS:
+    for model in EVERY:
         row = _rows(record, model, WORKS[0]).get("ours")
         if row is None or row.cost is None or not row.cost.kernels:
             continue
         cells = [[f"`{k.name[:60]}`", str(k.count), f"{k.seconds * 1e3:.2f}"] for k in row.cost.kernels[:KERNELS]]
         lines += [f"**{model.title}, ours**", "", *_table(["kernel", "launches", "ms"], cells), ""]
-    return lines or ["Not measured on a GPU yet."]
+    return lines
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

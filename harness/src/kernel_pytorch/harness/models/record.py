@@ -111,14 +111,46 @@ class Run(_Frozen):
     rows: tuple[Row, ...]
 
 
+class LossRun(_Frozen):
+    """The losses of the first steps of training of a model, stock beside ours.
+
+    Attributes:
+        date: of its end, ISO.
+        environment: where.
+        tiny: whether it was the model for a CPU.
+        transformers: version.
+        packages: digest of the sources of what was patched in, by technique.
+        dtype: of the weights.
+        stock: losses of the model as it comes.
+        ours: with the techniques patched in.
+        seeds: of stock with other rounding errors, by seed; none in float32.
+        difference: the largest of a step between ours and stock, over the loss.
+        allowed: how large it may be.
+    """
+
+    date: str
+    environment: Environment
+    tiny: bool
+    transformers: str
+    packages: dict[str, str]
+    dtype: str
+    stock: tuple[float, ...]
+    ours: tuple[float, ...]
+    seeds: tuple[tuple[float, ...], ...]
+    difference: float
+    allowed: float
+
+
 class Record(_Frozen):
     """All models of a device, each work with the run that measured it.
 
     Attributes:
         runs: by `run_name`.
+        losses: by the name of the model.
     """
 
     runs: dict[str, Run]
+    losses: dict[str, LossRun] = {}
 
     def save(self, file: Path) -> None:
         """Write the file as a whole."""

@@ -44,7 +44,7 @@ class Variant:
         """Why a model cannot be run so for this work, or None if it can."""
         if self.liger and importlib.util.find_spec("liger_kernel") is None:
             return "liger-kernel is not installed"
-        if self.liger and spec.name not in ("llama", "qwen3", "gemma2"):
+        if self.liger and spec.family not in ("llama", "qwen3", "gemma2"):
             return "Liger-Kernel does not cover this model"
         if self.liger and device.type != "cuda":
             return "Liger-Kernel needs a GPU"
@@ -84,6 +84,7 @@ VARIANTS = (
     Variant("ours", "ours", ours=True),
     Variant("ours-compiled", "ours, torch.compile", compiled="default", causal=True, ours=True),
     Variant("ours-graph", "ours, CUDA graph", ours=True, graph=True),
+    Variant("ours-graphs", "ours, torch.compile, reduce-overhead", compiled="reduce-overhead", ours=True),
 )
 LIGER = Variant("liger", "Liger-Kernel", liger=True)
 """Runs in a process of its own with stock beside it, since it changes the classes of transformers."""
@@ -91,7 +92,7 @@ LIGER = Variant("liger", "Liger-Kernel", liger=True)
 
 def keeps_flag(spec: Model, work: Work) -> bool:
     """Whether a causal flag, or nothing, says all of the attention's mask: no soft cap, no cache with room."""
-    return not work.cached and spec.name != "gemma2"
+    return not work.cached and spec.family != "gemma2"
 
 
 def captured(step: Step) -> Step:

@@ -142,12 +142,15 @@ def _training(work: Work, model: Any, call: Any, inputs: dict[str, torch.Tensor]
 
 
 def _decoding(spec: Model, model: Any, call: Any, batch: int, device: torch.device, *, tiny: bool) -> Step:
-    """The next word after a prompt; the cache has room for `ROOM` of them."""
+    """The next word after a prompt; the cache has room for `ROOM` of them, or half of what a table of positions has."""
     from transformers import StaticCache
 
-    prompt = 32 if tiny else 1024
+    positions = getattr(model.config, "n_positions", None)  # GPT-2 learns an embedding of each
+    prompt, room = 32 if tiny else 1024, ROOM
+    if positions is not None and prompt + room > positions:
+        prompt, room = min(prompt, positions // 2), positions // 2
     words = spec.inputs(Shape(batch, prompt), device)["input_ids"]
-    cache = StaticCache(config=model.config, max_cache_len=prompt + ROOM)
+    cache = StaticCache(config=model.config, max_cache_len=prompt + room)
     with torch.no_grad():
         model(input_ids=words, past_key_values=cache, use_cache=True)
     word = words[:, -1:].contiguous()

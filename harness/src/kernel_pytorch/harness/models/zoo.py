@@ -6,7 +6,7 @@ layer is that of the whole model, but for the embedding and the head, which weig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Model:
         config: name of the configuration's class in transformers.
         model: name of the model's class.
         options: of the configuration.
-        tiny: what of them is otherwise on a CPU.
+        tiny: what of them is otherwise in tests.
         training: shape of a training step.
     """
 
@@ -55,6 +55,11 @@ class Model:
     tiny: dict[str, Any]
     training: Shape
 
+    @property
+    def family(self) -> str:
+        """Name of the published model, of whatever size this one is."""
+        return self.name.removesuffix(SUFFIX)
+
     def shape(self, *, tiny: bool) -> Shape:
         """Of a training step."""
         return self.training if not tiny else Shape(2, 32 if self.kind == "image" else 64)
@@ -66,7 +71,7 @@ class Model:
             tiny: whether it is the one that a CPU runs in a second.
             attention: name of the implementation of attention; None for the class's own choice.
         """
-        transformers = _transformers()
+        transformers = import_transformers()
         options = {**self.options, **(self.tiny if tiny else {})}
         config = getattr(transformers, self.config)(**options)
         if attention is not None:
@@ -87,7 +92,8 @@ class Model:
         return {"input_ids": words.to(device), "labels": labels.to(device)}
 
 
-def _transformers() -> Any:
+def import_transformers() -> Any:
+    """The module. Raises TransformersMissingError where it is not installed."""
     try:
         import transformers
     except ImportError:
@@ -101,6 +107,8 @@ def _decoder(**options: Any) -> dict[str, Any]:
     return {"pad_token_id": 0, "attention_dropout": 0.0, "use_cache": False, **options}
 
 
+SUFFIX = "-small"
+"""Of the names of models that a CPU can time."""
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 203}
 TINY_DECODER = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 TINY_ENCODER = {**TINY, "num_attention_heads": 4}
@@ -149,9 +157,35 @@ MODELS = (
 """By the order of their tables."""
 
 
+def _small(name: str, title: str, shape: Shape, **options: int) -> Model:
+    model = next(model for model in MODELS if model.name == name)
+    return replace(
+        model, name=name + SUFFIX, title=f"{title}, small", options={**model.options, **options}, training=shape
+    )
+
+
+_DECODER = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64}
+_ENCODER = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 4, "num_attention_heads": 6}
+_TEXT = Shape(2, 256)
+SMALL = (
+    _small("llama", "Llama", _TEXT, intermediate_size=2048, num_key_value_heads=2, vocab_size=16032, **_DECODER),
+    _small("qwen3", "Qwen3", _TEXT, intermediate_size=1536, num_key_value_heads=4, vocab_size=18992, **_DECODER),
+    _small(
+        "gemma2", "Gemma 2", _TEXT, intermediate_size=2048, num_key_value_heads=4, query_pre_attn_scalar=64,
+        vocab_size=32000, **_DECODER,
+    ),
+    _small("gpt2", "GPT-2", Shape(4, 256), n_embd=384, n_layer=4, n_head=6, vocab_size=6283),
+    _small("bert", "BERT", Shape(4, 256), vocab_size=3815, **_ENCODER),
+    _small("vit", "ViT", Shape(4, 224), **_ENCODER),
+)  # fmt: skip
+"""A quarter to a half of the published widths, an eighth of the words, 4 layers: large enough for times on a CPU to
+mean something, and small enough for all of them to take minutes."""
+
+
 def find_model(name: str) -> Model:
     """The model of that name. Raises KeyError naming those that exist."""
-    found = next((model for model in MODELS if model.name == name), None)
+    every = (*MODELS, *SMALL)
+    found = next((model for model in every if model.name == name), None)
     if found is None:
-        raise KeyError(f"model: given {name!r}; allowed are {', '.join(model.name for model in MODELS)}")
+        raise KeyError(f"model: given {name!r}; allowed are {', '.join(model.name for model in every)}")
     return found

@@ -1,0 +1,119 @@
+"""What calls of public functions cost the host: the default level beside PyTorch's own, on the smallest bench case.
+
+Models with small batches wait for the host, so a kernel that is fast on the device may lose there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from kernel_pytorch.harness.jobs import Job
+from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.workload import Workload
+
+CALLS, ROUNDS = 40, 9
+"""Calls of a sample, few enough for the queue of launches, and samples of each level, which take turns."""
+
+WAYS = ("forward", "with gradients", "and backward")
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Of one function.
+
+    Attributes:
+        function: its name.
+        level: its default level here.
+        ours: seconds of a call without gradients, with a graph for them, and with the backward.
+        native: the same of level "native".
+    """
+
+    function: str
+    level: str
+    ours: tuple[float, float, float]
+    native: tuple[float, float, float]
+
+
+def host_costs(techniques: Iterable[Technique], device: torch.device) -> Iterable[HostCost]:
+    """Measure every function of which another level than "native" is the default here, and can be timed beside it."""
+    for technique in techniques:
+        for operation in technique.operations:
+            cases = [case for case in operation.bench_grid.cases(device.type) if case.dtype.itemsize == 2]
+            if not operation.function or not cases:
+                continue
+            case = min(cases, key=lambda case: operation.cost(case, Direction.FORWARD).bytes)
+            name = operation.function.rpartition(":")[2]
+            level = technique.ladder().default(name, device, case.dtype)
+            native = next((i for i in operation.implementations if i.level is Level.NATIVE), None)
+            ours = next((i for i in operation.implementations if i.level.value == level), None)
+            if ours is None or native is None or ours is native:
+                continue
+            yield HostCost(operation.name, level, *_measured(technique, operation, case, (ours, native), device))
+
+
+def _measured(
+    technique: Technique, operation: Operation, case: Case, pair: Sequence[Implementation], device: torch.device
+) -> list[tuple[float, float, float]]:
+    ways = [_ways(technique, operation, case, implementation, device) for implementation in pair]
+    found: list[list[float]] = [[], []]
+    for calls in zip(*ways, strict=True):
+        samples: list[list[float]] = [[], []]
+        for call in calls:
+            _sample(call, device)
+        for _ in range(ROUNDS):
+            for call, own in zip(calls, samples, strict=True):
+                own.append(_sample(call, device))
+        for own, of in zip(samples, found, strict=True):
+            of.append(median(own))
+    return [(a, b, c) for a, b, c in found]
+
+
+def _ways(
+    technique: Technique, operation: Operation, case: Case, implementation: Implementation, device: torch.device
+) -> list[Callable[[], Any]]:
+    """The call without gradients, with a graph, and with the backward."""
+
+    def of(direction: Direction) -> Workload:
+        return Workload.of(Job(technique, operation, case, direction), 1, torch.Generator(device).manual_seed(0))
+
+    without, both = of(Direction.FORWARD).call(implementation), of(Direction.BOTH)
+    with_backward, with_graph = both.call(implementation), implementation.call(both.arguments[0])
+    return [lambda: without(0), with_graph, lambda: with_backward(0)]
+
+
+def _sample(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call until it returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    return (time.perf_counter() - began) / CALLS
+
+
+def host_table(costs: Iterable[HostCost], device: torch.device) -> Table:
+    """Microseconds, and how many times those of PyTorch's own level."""
+    whole = "On a CPU there is no device to launch on: these are whole calls." if device.type == "cpu" else None
+    title = "Host time of a call, us (x of level native)"
+    shown = Table(title=title, title_justify="left", caption=whole, caption_justify="left", width=80)
+    shown.add_column("function", no_wrap=True, overflow="ellipsis", ratio=1)
+    shown.add_column("level", no_wrap=True)
+    for way in WAYS:
+        shown.add_column(way, justify="right", no_wrap=True)
+    for cost in costs:
+        pairs = zip(cost.ours, cost.native, strict=True)
+        shown.add_row(
+            cost.function, cost.level, *(f"{_digits(own * 1e6)} ({own / other:.2f}x)" for own, other in pairs)
+        )
+    return shown
+
+
+def _digits(number: float) -> str:
+    return f"{number:.3g}" if number < 1000.0 else f"{number:.0f}"

@@ -1,0 +1,142 @@
+"""The losses of the first steps of training, stock beside ours: what shows that a model learns the same.
+
+In float32 both must be the same to 1e-4. In 16 bits they cannot be: rounding moves a loss, and AdamW, which divides by
+the size of a gradient, carries that on. How far rounding moves it is measured too: stock runs again with other rounding
+errors, of two seeds, and ours may be as far from stock as these runs are from each other, but for luck.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.models.variants import STOCK, VARIANTS, Variant
+from kernel_pytorch.harness.models.works import find_work, prepare, step_of
+from kernel_pytorch.harness.models.zoo import Model
+from kernel_pytorch.harness.technique import Technique
+
+STEPS = 20
+IN_FLOAT32 = 1e-4
+SEEDS = (1, 2)
+LUCK = 2.0
+"""How many times the spread of three runs a fourth may be away: the largest of three distances is one draw."""
+SHARE = 1 / 12
+"""Of the elements that are moved by a unit in the last place: as large a variance as that of rounding to nearest."""
+OURS = next(each for each in VARIANTS if each.name == "ours")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Losses of `STEPS` steps from the same weights on the same batch, without dropout.
+
+    Attributes:
+        dtype: of weights and products.
+        stock: of the model as it comes.
+        ours: with the techniques patched in.
+        seeds: of stock with other rounding errors, by seed; none in float32.
+    """
+
+    dtype: str
+    stock: tuple[float, ...]
+    ours: tuple[float, ...]
+    seeds: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def difference(self) -> float:
+        """How far ours is from stock."""
+        return distance(self.ours, self.stock)
+
+    @property
+    def allowed(self) -> float:
+        """How far it may be."""
+        if not self.seeds:
+            return IN_FLOAT32
+        return LUCK * max(distance(a, b) for a, b in itertools.combinations((self.stock, *self.seeds), 2))
+
+
+def distance(losses: Sequence[float], others: Sequence[float]) -> float:
+    """The largest difference of a step, over the loss; infinite where one is not finite."""
+    found = torch.tensor([losses, others], dtype=torch.float64)
+    if not bool(found.isfinite().all()):
+        return float("inf")
+    return float(((found[0] - found[1]) / found[1]).abs().max())
+
+
+def compare_losses(
+    spec: Model,
+    techniques: Sequence[Technique],
+    device: torch.device,
+    *,
+    tiny: bool,
+    on_step: Callable[[str], None] = lambda what: None,
+) -> Curves:
+    """Train a model for `STEPS` steps, as it comes and patched; in 16 bits also with other rounding errors.
+
+    Args:
+        spec: the model.
+        techniques: those that are patched in.
+        device: where; float32 on a CPU, bfloat16 on a GPU.
+        tiny: whether it is the model for a CPU.
+        on_step: called with what is done next.
+    """
+    torch.manual_seed(0)
+    base = without_dropout(spec.build(tiny=tiny))
+
+    def trained(variant: Variant, seed: int | None = None) -> tuple[str, tuple[float, ...]]:
+        on_step(f"{spec.name}: {STEPS} steps, {variant.name}{'' if seed is None else f', seed {seed} of rounding'}")
+        return _trained(variant, spec, base, techniques, device, seed, tiny=tiny)
+
+    (dtype, stock), (_, ours) = trained(STOCK), trained(OURS)
+    seeds = () if dtype == "float32" else tuple(trained(STOCK, seed)[1] for seed in SEEDS)
+    return Curves(dtype, stock, ours, seeds)
+
+
+def _trained(
+    variant: Variant, spec: Model, base: torch.nn.Module, techniques: Sequence[Technique], device: torch.device,
+    seed: int | None, *, tiny: bool,
+) -> tuple[str, tuple[float, ...]]:  # fmt: skip
+    """The dtype of the weights, and the losses."""
+    work = find_work("training")
+    model = prepare(work, copy.deepcopy(base), device)
+    call, _ = variant.prepare(spec, work, model, techniques)
+    if seed is not None:
+        round_otherwise(model, seed, device)
+    step = step_of(work, spec, model, call, device, tiny=tiny)
+    losses = [step() for _ in range(STEPS)]  # read at the end: the device need not wait for the host
+    dtype = next(model.parameters()).dtype
+    del model, call, step
+    gc.collect()  # what is patched refers to itself, and the next run needs the memory
+    return str(dtype).removeprefix("torch."), tuple(float(loss) for loss in losses)
+
+
+def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    """The same model: which elements are dropped depends on the kernel, and would be all that the losses show."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def round_otherwise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
+    """Give the result of every innermost module, and its gradient, other rounding errors of the same size."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def move(module: torch.nn.Module, given: Any, result: Any) -> Any:
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        with torch.no_grad():
+            drawn = torch.rand(result.shape, generator=generator, device=device)
+            # Between half and one unit in the last place, which rounding makes a whole one.
+            unit = torch.finfo(result.dtype).eps / 2
+            factor = 1.0 + unit * ((drawn < SHARE / 2).float() - (drawn > 1 - SHARE / 2).float())
+        return (result * factor).to(result.dtype)
+
+    for module in model.modules():
+        if next(module.children(), None) is None:
+            module.register_forward_hook(move)
