@@ -3,13 +3,13 @@
     rms_norm = declare("rms_norm(Tensor x, float eps) -> (Tensor y, Tensor rstd)", launch=..., fake=..., gradient=...)
 
 Each level is an operator of its own with the same schema: Triton's is `kernel_pytorch::<name>`, that of CUDA C++ is
-`kernel_pytorch_cuda::<name>`, which the compiled library defines. All that is private to PyTorch is used here.
+`kernel_pytorch_cuda::<name>`, which the compiled library defines. Private names of PyTorch are used here and in
+`gradients.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .after_import import after_import
+from .gradients import autograd_rules
 from .sharding import shard
 
 TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
@@ -125,9 +126,20 @@ def with_gradient(
     gradient: Callable[..., Any],
     save: Callable[..., tuple[Tensor | None, ...]] | None = None,
     backward: Callable[..., Any] | None = None,
+    held: Sequence[str] = (),
 ) -> Callable[..., Any]:
-    """The function that calls an operator which `declare` made, differentiated in another way; see there."""
-    return _differentiable(run.calls, _with_backward(gradient, backward), save, {}, None)[1]
+    """The function that calls an operator which `declare` made, differentiated in another way; see there.
+
+    Args:
+        run: what `declare` returned.
+        gradient: see `declare`.
+        save: see `declare`.
+        backward: see `declare`.
+        held: outputs that `gradient` asks for, and that callers of this function throw away: where the dispatcher has
+            nothing to do the graph holds them past all hooks of saved tensors, so that `gradient` may write over them
+            where `frees_graph` says that nobody comes back for them.
+    """
+    return _differentiable(run.calls, _with_backward(gradient, backward), save, {}, None, held)[1]
 
 
 def _with_backward(
@@ -150,14 +162,16 @@ def _differentiable(
     save: Callable[..., tuple[Tensor | None, ...]] | None,
     follows: Mapping[str, Sequence[str]],
     formula: Callable[..., Any] | None,
+    held: Sequence[str] = (),
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What computes a call that is to be differentiated, and the function that users call."""
     operator, kernel, below = calls
     name = operator._schema.name.partition("::")[2]
     if gradient is not None:
-        rules = _autograd_rules(operator._schema, gradient, save, follows)
+        rules = autograd_rules(operator._schema, gradient, save, follows, ())
+        short_rules = autograd_rules(operator._schema, gradient, save, follows, held) if held else rules
         # Of plain tensors a graph is made around the launcher itself, of all others around the operator.
-        shortest, dispatched = _function(name, kernel, rules), _function(name, below, rules)
+        shortest, dispatched = _function(name, kernel, short_rules), _function(name, below, rules)
         plain_graph, graph, transformed = _apply(shortest), _apply(dispatched), dispatched.apply
     else:
         plain_graph = graph = transformed = formula if formula is not None else _refused(operator)
@@ -226,75 +240,6 @@ def _refused(operator: Any) -> Callable[..., Any]:
         raise RuntimeError(f"{operator._schema.name} has no gradient: call it under torch.no_grad()")
 
     return refuse
-
-
-def _autograd_rules(
-    schema: Any,
-    gradient: Callable[..., Any],
-    save: Callable[..., tuple[Tensor | None, ...]] | None,
-    follows: Mapping[str, Sequence[str]],
-) -> dict[str, Any]:
-    """`setup_context` and `backward`, by the names that `gradient` and `save` ask for."""
-    inputs = [a.name for a in schema.arguments]
-    outputs = [result.name or "y" for result in schema.returns]
-    tensors = [i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
-    plan = [_asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(gradient).parameters]
-    save_plan = [] if save is None else [
-        _asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(save).parameters
-    ]  # fmt: skip
-    save_in = [place for kind, place in plan if kind == "input"]
-    save_out = [place for kind, place in plan if kind == "output"]
-    scalars = [place for kind, place in plan if kind == "scalar"]
-    followed = [place for kind, place in plan if kind == "gradient"]
-    hidden = [place for place in range(len(outputs)) if place not in followed]
-    made_of = {outputs.index(name): [inputs.index(source) for source in of] for name, of in follows.items()}
-
-    def setup_context(ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
-        results = output if isinstance(output, tuple) else (output,)
-        more = () if save is None else save(*[(results if k == "output" else arguments)[i] for k, i in save_plan])
-        ctx.save_for_backward(*[arguments[i] for i in save_in], *[results[i] for i in save_out], *more)
-        still = [
-            o
-            for o, sources in made_of.items()
-            if any(arguments[i] is None for i in sources) or not any(ctx.needs_input_grad[i] for i in sources)
-        ]
-        ctx.mark_non_differentiable(*[results[i] for i in [*hidden, *still]])
-        ctx.set_materialize_grads(False)  # an output that nobody used comes as None, not as zeros to be read
-        ctx.scalars = [arguments[i] for i in scalars]
-        ctx.dtypes = [None if arguments[i] is None else arguments[i].dtype for i in tensors]
-
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None] * len(inputs)
-        if all(gradients[i] is None for i in followed):
-            return tuple(found)
-        kept, (first, second) = ctx.saved_tensors, (len(save_in), len(save_in) + len(save_out))
-        in_order = {"input": iter(kept[:first]), "output": iter(kept[first:second]), "scalar": iter(ctx.scalars)}
-        needs = [ctx.needs_input_grad[i] for i in tensors]
-        whole = {"needs": needs, "dtypes": ctx.dtypes, "saved": kept[second:]}
-        arguments = [
-            gradients[place] if kind == "gradient" else whole[kind] if kind in whole else next(in_order[kind])
-            for kind, place in plan
-        ]
-        for place, needed, dtype, result in zip(tensors, needs, ctx.dtypes, gradient(*arguments), strict=True):
-            if needed and result is not None:
-                found[place] = result if result.dtype == dtype else result.to(dtype)
-        return tuple(found)
-
-    return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
-
-
-def _asked(name: str, inputs: list[str], outputs: list[str], tensors: list[int], of: str) -> tuple[str, int]:
-    """What a parameter of a gradient stands for, and where it is."""
-    if name in inputs:
-        place = inputs.index(name)
-        return ("input" if place in tensors else "scalar", place)
-    if name in outputs:
-        return ("output", outputs.index(name))
-    if name[:1] == "d" and name[1:] in outputs:
-        return ("gradient", outputs.index(name[1:]))
-    if name in ("needs", "dtypes", "saved"):
-        return (name, 0)
-    raise TypeError(f"the gradient of {of} asks for {name!r}, which is in none of {inputs + outputs}")
 
 
 # What a call is like.

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from kernel_pytorch.harness.cli import app
 from kernel_pytorch.harness.commands import models
-from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.discovery import Discovery, discover
 from kernel_pytorch.harness.models import host, losses, page, run
 from kernel_pytorch.harness.models.page import markdown
 from kernel_pytorch.harness.models.record import Record, RecordError, load
@@ -93,7 +93,7 @@ def measured(techniques, variants=(VARIANTS[0], OURS), work="prefill", model="vi
 def test_a_wrong_patch_is_seen():
     planted = Planted("planted", "", "", [], "", replacements="planted")
     assert measured([planted])[1].cost.difference > 0.2
-    assert measured([])[1].cost.difference == 0.0
+    assert measured([], (VARIANTS[0],) * 2)[1].cost.difference == 0.0
 
 
 class Emptied(Technique):
@@ -108,7 +108,7 @@ class Emptied(Technique):
 def test_a_missing_piece_is_seen_in_the_gradients():
     emptied = Emptied("emptied", "", "", [], "", replacements="planted")
     assert measured([emptied], work="training")[1].cost.gradients > 0.1
-    assert measured([], work="training")[1].cost.gradients < 1e-5
+    assert measured([], (VARIANTS[0],) * 2, "training")[1].cost.gradients < 1e-5
 
 
 def test_what_cannot_run_is_left_out_with_its_reason():
@@ -118,12 +118,26 @@ def test_what_cannot_run_is_left_out_with_its_reason():
     assert not rows[1].failed
 
 
+def test_without_a_technique_there_is_nothing_of_ours():
+    _, ours = measured([], (VARIANTS[0], OURS))
+    assert ours.cost is None
+    assert ours.reason == "no technique is installed"
+
+
+def test_a_broken_technique_is_no_model_without_it(monkeypatch):
+    found = Discovery({}, {"rmsnorm": "ImportError: an old library"})
+    monkeypatch.setattr(models, "discover", lambda: found)
+    ended = command("vit", "--device", "cpu", "--variant", "ours")
+    assert ended.exit_code == 2
+    assert "mend or uninstall what is broken" in ended.output
+
+
 def test_what_fails_is_named(monkeypatch):
     def broken(*given):
         raise RuntimeError("no such kernel\nand more")
 
     monkeypatch.setattr(Variant, "prepare", broken)
-    first, second = measured([], (VARIANTS[0], OURS))
+    first, second = measured([], (VARIANTS[0], VARIANTS[1]))
     assert first.failed
     assert first.reason == "RuntimeError: no such kernel"
     assert second.failed

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import build_library
 import pytest
@@ -330,3 +332,30 @@ def test_compiling_says_how_far_it_is_and_stops_at_the_first_error(tmp_path, mon
     assert lines[-1] == "compiling cuda-ops: 5 of 5 files"
     with pytest.raises(build_library.BuildError, match="planted"):
         build_library.compile_all(tmp_path, [(["fails"], tmp_path / "x.o"), *steps], lines.append)
+
+
+REFUSED = """
+import importlib
+import torch
+
+parse = torch._C.parse_schema
+torch._C.parse_schema = lambda text: parse(text.replace("_cuda::bias_act(Tensor x", "_cuda::bias_act(Tensor y"))
+for _ in range(2):
+    try:
+        importlib.import_module("kernel_pytorch.cuda_ops")
+    except ImportError as error:
+        print(error)
+import kernel_pytorch.rmsnorm
+from kernel_pytorch.rmsnorm._core import cuda_level
+
+print(cuda_level.unavailable(torch.device("cpu"), torch.float32))
+"""
+
+
+def test_a_library_of_other_schemas_is_refused_each_time_with_the_same_words():
+    """What registered its operators before the one that does not fit cannot register them again."""
+    ran = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True)
+    said = ran.stdout.splitlines()
+    assert said == said[:1] * 3
+    assert "bias_act(Tensor y" in said[0]
+    assert "; installed is kernel_pytorch_cuda::bias_act(Tensor x" in said[0]

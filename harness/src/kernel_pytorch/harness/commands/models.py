@@ -142,6 +142,8 @@ def models_command(
     if unknown := [name for name in only or () if name not in able]:
         _stop(f"--only: given {unknown[0]!r}; allowed are {', '.join(able)}")
     techniques = [t for name, t in able.items() if only is None or name in only]
+    if discovery.broken and only is None:  # what is measured without one of them is not ours
+        _stop("mend or uninstall what is broken, or name what is measured with --only")
     if host:
         output.print(host_table(host_costs(techniques, where), where))
         return

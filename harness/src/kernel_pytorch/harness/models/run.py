@@ -82,6 +82,8 @@ def measure(
     for variant in variants:
         on_step(f"{spec.name}, {work.name}: {variant.name}")
         reason, failed = variant.why_not(spec, work, device), False
+        if reason is None and variant.ours and not techniques:
+            reason = "no technique is installed"
         if reason is None:
             try:
                 ready.append(_ready(variant, spec, work, base, techniques, device, tiny=tiny))

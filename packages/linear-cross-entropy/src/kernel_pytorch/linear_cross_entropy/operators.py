@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ._core.operator import NATIVE, TRITON, declare, is_plain, wants_graph, with_gradient
+from ._core.gradients import frees_graph, is_batched
+from ._core.operator import NATIVE, TRITON, declare, is_plain, is_transformed, wants_graph, with_gradient
 from ._core.sharding import Shardings
 from .rules.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
 from .rules.linear_cross_entropy import (
     LINEAR_CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY_BACKWARD,
     LINEAR_CROSS_ENTROPY_WITH_GRADIENTS,
+    gradient_with_gradients,
 )
 
 SCALE = "scale_gradient(Tensor gradient, Tensor factor, Tensor like) -> Tensor"
@@ -26,7 +28,11 @@ ANYWHERE = ("CompositeExplicitAutograd",)  # level "native" is made of PyTorch's
 
 
 class Operators(NamedTuple):
-    """Of a level. `cross_entropy_in_place` is `cross_entropy` with a gradient written over the logits."""
+    """Of a level.
+
+    `cross_entropy_in_place` is `cross_entropy` with a gradient written over the logits. Of what
+    `linear_cross_entropy_with_gradients` returns only the loss is the caller's: backward writes over the rest.
+    """
 
     cross_entropy_backward: Callable[..., Any]
     cross_entropy: Callable[..., Any]
@@ -61,12 +67,27 @@ def declared(level: str, space: str) -> Operators:
         backward=functools.partial(scaled, scale),
     )
     in_place = with_gradient(logits, gradient_in_place, backward=functools.partial(overwrite, backward, level))
-    return Operators(backward, logits, in_place, linear_backward, linear, together)
+    once = with_gradient(
+        together,
+        gradient_with_gradients,
+        backward=functools.partial(scaled_in_place, scale, level),
+        held=("dhidden", "dweight", "dbias"),
+    )
+    return Operators(backward, logits, in_place, linear_backward, linear, once)
+
+
+def scaled_in_place(scale: Callable[..., Tensor], level: str, gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+    """`scaled`, over the gradient itself where nobody comes back for it: of the weight it is as large as the weight."""
+    may = gradient.dtype == like.dtype and gradient.is_contiguous() and is_plain(gradient, factor, like)
+    if may and frees_graph() and not is_batched(factor):
+        return launcher("scale_gradient", level)(gradient, factor, like, True)
+    return scaled(scale, gradient, factor, like)
 
 
 def scaled(scale: Callable[..., Tensor], gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
     """`gradient * factor` in the dtype of `like`; written out where it is traced, so that a compiler can fuse it."""
-    if is_plain(gradient, factor, like):
+    # A mode that only watches sees the operator.
+    if type(gradient) is Tensor and not is_transformed() and not is_batched(factor):
         return scale(gradient, factor, like)
     return scale_formula(gradient, factor, like)
 

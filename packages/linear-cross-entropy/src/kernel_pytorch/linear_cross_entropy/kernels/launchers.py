@@ -206,23 +206,28 @@ def _plan_linear_with_gradients(
 
 @functools.cache
 def scale_gradient(level: str) -> Callable[..., Tensor]:
-    """The launcher of a gradient, contiguous, times a number `()`, rounded once to the dtype of a third tensor."""
+    """The launcher of a gradient, contiguous, times a number `()`, rounded once to the dtype of a third tensor.
+
+    With a last argument True the result is written over the gradient, which must have that dtype.
+    """
     return planned(functools.partial(_plan_scale, level))
 
 
-def _plan_scale(level: str, gradient: Tensor, factor: Tensor, like: Tensor) -> Callable[..., Tensor]:
+def _plan_scale(
+    level: str, gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool = False
+) -> Callable[..., Tensor]:
     check_floats(gradient=gradient, factor=factor)
     check_count(1, factor=factor)
     if level == "triton" and gradient.numel() > 0:
         from . import three_products
 
-        return three_products.plan_scale(gradient, factor, like)
+        return three_products.plan_scale(gradient, factor, like, in_place)
     dtype = like.dtype
     # A tensor without dimensions is a number on a CPU; on a GPU it would be rounded to the dtype of the gradient.
     shape = () if gradient.device.type == "cpu" and gradient.dtype == dtype else (1,)
 
     def run(gradient: Tensor, factor: Tensor, *others: Any) -> Tensor:
-        result = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+        result = gradient if in_place else torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
         return torch.mul(gradient, factor.view(shape), out=result)
 
     return run

@@ -231,13 +231,14 @@ def plan(
     return run
 
 
-def plan_scale(gradient: Tensor, factor: Tensor, like: Tensor) -> Callable[..., Tensor]:
+def plan_scale(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool) -> Callable[..., Tensor]:
     """How a gradient is multiplied by a number: one launch.
 
     Args:
         gradient: any strides.
         factor: `()`, wide.
         like: the result has its dtype.
+        in_place: the result is the gradient, which is contiguous.
 
     Returns:
         A function of the tensors that returns the product, contiguous.
@@ -247,7 +248,7 @@ def plan_scale(gradient: Tensor, factor: Tensor, like: Tensor) -> Callable[..., 
     launch = bind(_scale_kernel, (cdiv(elements, SCALED),), elements, BLOCK=SCALED, num_warps=warps(SCALED))
 
     def run(gradient: Tensor, factor: Tensor, *others: Any) -> Tensor:
-        result = new()
+        result = gradient if in_place else new()
         launch(read(gradient), factor, result)
         return result
 

@@ -1,0 +1,113 @@
+"""The two methods of an autograd function: what it saves, and how the gradient of an operator gets what it asks for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Private names of PyTorch.
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+def autograd_rules(
+    schema: Any,
+    gradient: Callable[..., Any],
+    save: Callable[..., tuple[Tensor | None, ...]] | None,
+    follows: Mapping[str, Sequence[str]],
+    held: Sequence[str],
+) -> dict[str, Any]:
+    """`setup_context` and `backward`, by the names that `gradient` and `save` ask for."""
+    inputs = [a.name for a in schema.arguments]
+    outputs = [result.name or "y" for result in schema.returns]
+    tensors = [i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
+    plan = [_asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(gradient).parameters]
+    save_plan = [] if save is None else [
+        _asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(save).parameters
+    ]  # fmt: skip
+    save_in = [place for kind, place in plan if kind == "input"]
+    plan = [("held", place) if kind == "output" and outputs[place] in held else (kind, place) for kind, place in plan]
+    save_out = [place for kind, place in plan if kind == "output"]
+    hold = [place for kind, place in plan if kind == "held"]
+    scalars = [place for kind, place in plan if kind == "scalar"]
+    followed = [place for kind, place in plan if kind == "gradient"]
+    hidden = [place for place in range(len(outputs)) if place not in followed]
+    made_of = {outputs.index(name): [inputs.index(source) for source in of] for name, of in follows.items()}
+
+    def setup_context(ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
+        results = output if isinstance(output, tuple) else (output,)
+        more = () if save is None else save(*[(results if k == "output" else arguments)[i] for k, i in save_plan])
+        ctx.save_for_backward(*[arguments[i] for i in save_in], *[results[i] for i in save_out], *more)
+        still = [
+            o
+            for o, sources in made_of.items()
+            if any(arguments[i] is None for i in sources) or not any(ctx.needs_input_grad[i] for i in sources)
+        ]
+        ctx.mark_non_differentiable(*[results[i] for i in [*hidden, *still]])
+        ctx.set_materialize_grads(False)  # an output that nobody used comes as None, not as zeros to be read
+        ctx.scalars = [arguments[i] for i in scalars]
+        ctx.held = [results[i] for i in hold]
+        ctx.dtypes = [None if arguments[i] is None else arguments[i].dtype for i in tensors]
+
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [None] * len(inputs)
+        if all(gradients[i] is None for i in followed):
+            return tuple(found)
+        kept, (first, second) = ctx.saved_tensors, (len(save_in), len(save_in) + len(save_out))
+        in_order = {
+            "input": iter(kept[:first]), "output": iter(kept[first:second]), "scalar": iter(ctx.scalars),
+            "held": iter(_taken(ctx, schema.name) if hold else ()),
+        }  # fmt: skip
+        needs = [ctx.needs_input_grad[i] for i in tensors]
+        whole = {"needs": needs, "dtypes": ctx.dtypes, "saved": kept[second:]}
+        arguments = [
+            gradients[place] if kind == "gradient" else whole[kind] if kind in whole else next(in_order[kind])
+            for kind, place in plan
+        ]
+        for place, needed, dtype, result in zip(tensors, needs, ctx.dtypes, gradient(*arguments), strict=True):
+            if needed and result is not None:
+                found[place] = result if result.dtype == dtype else result.to(dtype)
+        return tuple(found)
+
+    return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
+
+
+def _taken(ctx: Any, name: str) -> list[Tensor]:
+    """What a graph holds; it has it no longer where this backward frees the graph."""
+    held: list[Tensor] | None = ctx.held
+    if held is None:  # an earlier one may have written over it, and then failed
+        raise RuntimeError(
+            f"{name}: trying to backward through the graph a second time; specify retain_graph=True the first time"
+        )
+    if frees_graph():
+        ctx.held = None
+    return held
+
+
+def frees_graph() -> bool:
+    """Whether the backward that runs was not told to keep its graph, and is not recorded to be replayed either."""
+    captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return not _keeps_graph() and not captured
+
+
+def is_batched(gradient: Tensor) -> bool:
+    """Whether it is many gradients at once, which `torch.autograd.grad(..., is_grads_batched=True)` hands in."""
+    return bool(_is_batched(gradient))
+
+
+def _asked(name: str, inputs: list[str], outputs: list[str], tensors: list[int], of: str) -> tuple[str, int]:
+    """What a parameter of a gradient stands for, and where it is."""
+    if name in inputs:
+        place = inputs.index(name)
+        return ("input" if place in tensors else "scalar", place)
+    if name in outputs:
+        return ("output", outputs.index(name))
+    if name[:1] == "d" and name[1:] in outputs:
+        return ("gradient", outputs.index(name[1:]))
+    if name in ("needs", "dtypes", "saved"):
+        return (name, 0)
+    raise TypeError(f"the gradient of {of} asks for {name!r}, which is in none of {inputs + outputs}")
