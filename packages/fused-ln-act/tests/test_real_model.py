@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import MLP, AddLayerNorm, LayerNorm
-from kernel_pytorch.harness.real_input import RealInputUnavailable, _library, _model_folder, real_text
+from kernel_pytorch.harness.real_input import RealInputUnavailable, embedding_cosine, real_model
 
 pytestmark = pytest.mark.slow
 LEVELS = [None, "native", "triton"]
@@ -31,21 +31,9 @@ class Residual(torch.nn.Module):
 def model():
     """Tokenizer and network, as the harness loads them."""
     try:
-        folder, transformers = _model_folder(), _library("transformers")
+        return real_model()
     except RealInputUnavailable as reason:
         pytest.skip(str(reason))
-    transformers.utils.logging.disable_progress_bar()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return tokenizer, transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
-
-
-def embeddings(tokenizer, network, texts):
-    """Mean over the tokens, as sentence-transformers takes it."""
-    batch = tokenizer(texts, padding=True, truncation=True, max_length=32, return_tensors="pt")
-    mask = batch["attention_mask"].unsqueeze(-1)
-    with torch.inference_mode():
-        hidden = network(**batch).last_hidden_state
-    return (hidden * mask).sum(1) / mask.sum(1)
 
 
 def with_norms(network, level):
@@ -72,21 +60,11 @@ def with_everything(network, level):
     return network
 
 
-def cosine(model, ours):
-    """The smallest cosine of two embeddings of one text."""
-    tokenizer, network = model
-    texts = real_text(2)
-    expected, found = embeddings(tokenizer, network, texts), embeddings(tokenizer, ours, texts)
-    # Texts are not all alike to the model, so equal embeddings mean something.
-    assert torch.nn.functional.cosine_similarity(expected[0], expected[1], dim=0) < 0.9
-    return torch.nn.functional.cosine_similarity(expected.double(), found.double()).min()
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_norms(model, level):
     ours, count = with_norms(model[1], level)
     assert count == 13
-    assert cosine(model, ours) > SAME
+    assert embedding_cosine(model, ours) > SAME
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -95,7 +73,7 @@ def test_norms_and_feed_forwards(model, level):
     kinds = [type(module) for module in ours.modules()]
     assert (kinds.count(LayerNorm), kinds.count(AddLayerNorm), kinds.count(MLP)) == (1, 12, 6)
     assert torch.nn.LayerNorm not in kinds
-    assert cosine(model, ours) > SAME
+    assert embedding_cosine(model, ours) > SAME
 
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu_tanh", "silu"])
@@ -105,4 +83,4 @@ def test_a_wrong_activation_variant_is_found(model, activation):
         if isinstance(module, MLP):
             assert module.fc1.activation == "gelu"
             module.fc1.activation = activation
-    assert cosine(model, ours) < SAME
+    assert embedding_cosine(model, ours) < SAME

@@ -141,13 +141,51 @@ def save_activations(path: Path, *, tokens: int = 8192) -> None:
     _library("safetensors.torch").save_file({"activations": real_activations(tokens=tokens)}, path)
 
 
-@functools.lru_cache(maxsize=1)
-def _compute(tokens: int) -> torch.Tensor:
-    folder = _model_folder()
-    transformers = _library("transformers")
+def real_model() -> tuple[Any, Any]:
+    """The pretrained all-MiniLM-L6-v2, on the CPU: its tokenizer, and the network in evaluation.
+
+    Raises:
+        RealInputUnavailable: it is not installed, or transformers is not.
+    """
+    folder, transformers = _model_folder(), _library("transformers")
     transformers.utils.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    return tokenizer, transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+
+
+def embeddings(tokenizer: Any, network: Any, texts: list[str], *, length: int = 32) -> torch.Tensor:
+    """Embeddings of texts as sentence-transformers makes them: `(texts, 384)`, the mean over their tokens.
+
+    Args:
+        tokenizer: as `real_model` returns it.
+        network: what it returns beside it, or the same network computed in another way.
+        texts: any number; short ones are padded.
+        length: tokens of a text at most.
+    """
+    batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+    mask = batch["attention_mask"].unsqueeze(-1)
+    with torch.inference_mode():
+        hidden = network(**batch).last_hidden_state
+    return (hidden * mask).sum(1) / mask.sum(1)
+
+
+def embedding_cosine(model: tuple[Any, Any], ours: Any, *, texts: int = 2, length: int = 32) -> float:
+    """The smallest cosine of two embeddings of one text, by the network of `real_model` and by another.
+
+    Raises:
+        ValueError: all texts are alike to the model, so that equal embeddings mean nothing.
+    """
+    tokenizer, network = model
+    read = real_text(texts)
+    expected, found = (embeddings(tokenizer, each, read, length=length).double() for each in (network, ours))
+    if torch.nn.functional.cosine_similarity(expected[0], expected[1], dim=0) > 0.9:
+        raise ValueError("embedding_cosine: the first two texts are alike to the model")
+    return float(torch.nn.functional.cosine_similarity(expected, found).min())
+
+
+@functools.lru_cache(maxsize=1)
+def _compute(tokens: int) -> torch.Tensor:
+    tokenizer, model = real_model()
     taken: list[torch.Tensor] = []
     norm = model.encoder.layer[len(model.encoder.layer) // 2].output.LayerNorm
     handle = norm.register_forward_pre_hook(lambda module, arguments: taken.append(arguments[0]))
