@@ -92,9 +92,10 @@ def _on_device(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
-    if keys == 0:  # zeros that still depend on all three
+    if keys == 0:  # zeros that still depend on all of them
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        return torch.matmul(torch.matmul(q, k.transpose(-1, -2)), v).to(q.dtype)
+        s = torch.matmul(q, k.transpose(-1, -2))
+        return torch.matmul(s if bias is None or bias.dtype == torch.bool else s + bias.to(q.dtype), v).to(q.dtype)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # the comparison of symbolic sizes is no bool
     causal = left < 0 and right == 0
     # PyTorch's own causal mask lets the first query see the first key, not the last the last.
