@@ -285,6 +285,22 @@ def test_a_technique_that_does_not_exist(way):
     assert "--only: given 'nosuch'; allowed are " in found.output
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--losses", "--host"], "--losses and --host: each is a run of its own"),
+        (["--losses", "--work", "prefill"], "--losses: it does not take --work; allowed are MODEL, --only"),
+        (["bert", "--host"], "--host: it does not take MODEL; allowed are --only"),
+        (["--readme", "README.md", "--resume"], "--readme: it does not take --resume; allowed are --json"),
+        (["--small", "--tiny"], "--small: given --tiny too"),
+    ],
+)
+def test_options_that_would_not_be_obeyed(given, message):
+    found = command(*given)
+    assert found.exit_code == 2
+    assert message in found.output
+
+
 def test_a_named_model_of_the_small_size(monkeypatch):
     taken = []
     monkeypatch.setattr(models, "_measure", lambda spec, *given, tiny, rounds: taken.append((spec.name, tiny)) or [])

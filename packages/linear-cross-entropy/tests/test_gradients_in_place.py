@@ -73,7 +73,7 @@ def test_hooks_of_saved_tensors_do_not_see_what_is_written_over(level, device):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_backward_that_failed_says_so_the_second_time(level, device):
-    """After a hook that raised, what the first one wrote over is not scaled again, although its graph is there still."""
+    """After a hook that raised, the graph is still there; what was written over is not scaled again."""
     loss = loss_of(level, *problem(device))
     loss.grad_fn.register_hook(_fail)
     for message in ("no more", "backward through the graph a second time"):

@@ -132,6 +132,11 @@ def models_command(
     --host prints microseconds of single calls, beside PyTorch's own, of the functions of which a kernel is the default.
     Exit code: 0; 1 if a variant of ours did not run or gives another result; 2 for a name that does not exist.
     """
+    _check_options(
+        {"--readme": readme is not None, "--losses": losses, "--host": host},
+        {"MODEL": model, "--work": work, "--variant": variant, "--only": only, "--small": small, "--resume": resume,
+         "--json": json, "--tiny or --real": tiny},
+    )  # fmt: skip
     if readme is not None:
         _write_readme(readme, json)
         return
@@ -182,6 +187,26 @@ def models_command(
             _keep(json, runs={run_name(spec.name, each.name): _run(rows, techniques, where, tiny=tiny)})
     if failed:
         raise typer.Exit(1)
+
+
+WITH = {
+    "--readme": ("--json",),
+    "--losses": ("MODEL", "--only", "--small", "--resume", "--json", "--tiny or --real"),
+    "--host": ("--only",),
+}
+"""What goes with each run that is not the usual one."""
+
+
+def _check_options(runs: dict[str, bool], options: dict[str, object]) -> None:
+    """End where options were given that the run would not obey."""
+    asked = [name for name, given in runs.items() if given]
+    given = [name for name, value in options.items() if value not in (None, False)]
+    if len(asked) > 1:
+        _stop(f"{' and '.join(asked)}: each is a run of its own; give one of them")
+    if asked and (others := [name for name in given if name not in WITH[asked[0]]]):
+        _stop(f"{asked[0]}: it does not take {' and '.join(others)}; allowed are {', '.join(WITH[asked[0]])}")
+    if options["--small"] and options["--tiny or --real"]:
+        _stop("--small: given --tiny too; they are two sizes of the same models")
 
 
 def _compare_losses(
