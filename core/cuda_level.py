@@ -35,6 +35,8 @@ _why_absent = ""
 try:
     check_version()
     cuda_ops = importlib.import_module("kernel_pytorch.cuda_ops")
+    if cuda_ops.__spec__ is not None and cuda_ops.__spec__.origin is None:
+        cuda_ops, _why_absent = None, f"of {DISTRIBUTION} a folder without its code is there; install it again"
 except ModuleNotFoundError as error:
     if error.name != "kernel_pytorch.cuda_ops":
         raise

@@ -45,3 +45,13 @@ def test_an_older_version_is_refused_by_name(loaded):
     assert level.unavailable(torch.device("cpu"), torch.float32) == reason
     with pytest.raises(ImportError, match=reason):
         level.function("rms_norm")()
+
+
+def test_a_folder_that_was_left_behind_is_no_package(loaded, monkeypatch, tmp_path):
+    """Python imports it as a namespace, which has none of the functions."""
+    (tmp_path / "kernel_pytorch" / "cuda_ops").mkdir(parents=True)
+    monkeypatch.delitem(sys.modules, "kernel_pytorch.cuda_ops")
+    monkeypatch.setattr("kernel_pytorch.__path__", [str(tmp_path / "kernel_pytorch")])
+    level = loaded(None)
+    assert level.cuda_ops is None
+    assert "a folder without its code" in level.unavailable(torch.device("cpu"), torch.float32)
