@@ -238,7 +238,7 @@ flash_attention_varlen_bench = grid(
 
 SPILLS = KernelContract(max_spill_bytes=64)
 GLUON = KernelContract(  # once an item, outside its loop over keys
-    max_spill_bytes=208, max_registers=168, min_load_bits=128, matrix_instructions={"sm_90": "wgmma"}
+    max_spill_bytes=56, max_registers=168, min_load_bits=128, matrix_instructions={"sm_90": "wgmma"}
 )
 
 REMADE = (4.0, "the backward makes the probabilities again of their rounded logsumexp")

@@ -14,8 +14,8 @@ computes the softmax of tile i + 1 as soon as its scores are there:
     wait for acc:     scale it to the new top
 
 Keys are walked from the last to the first, because those that a query may not see, for causal or because there are no
-more, come last: these tiles have a mask, the others none. The copy engine reads zeros beyond the last row of q, k and
-v, and writes nothing beyond the last row of o.
+more, come last: the first tiles of the walk get a mask, the others skip it. The copy engine reads zeros beyond the last
+row of q, k and v, and writes nothing beyond the last row of o.
 
 A program takes items, an item being ROWS * CONSUMERS queries of one head, until there are none: while consumers write
 one item the producer fetches the next. `_item_at` orders them.
@@ -125,18 +125,33 @@ def _produce(
 
 
 @gluon.jit
-def _softmax(s, top, total, limit, column, SCALE: gl.constexpr, MASKED: gl.constexpr, MAY_SEE_NOTHING: gl.constexpr):
-    """Weights of a tile of products, the new maximum and sum of each query, and by what its output shrinks."""
-    if MASKED:
-        index = column + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-        s = gl.where(index[None, :] <= limit[:, None], s, float("-inf"))
+def _without_unseen(s, column, limit):
+    """Products of which those with keys that a query does not see are -inf."""
+    index = column + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
+    return gl.where(index[None, :] <= limit[:, None], s, float("-inf"))
+
+
+@gluon.jit
+def _partial_sums(p):
+    """Sums of every eighth weight of a query, which one thread has; they are added up when all keys have been seen."""
+    return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def _softmax(s, top, total, SCALE: gl.constexpr, CAUSAL: gl.constexpr):
+    """Weights of a tile of products, the new maximum and partial sums of each query, and by what its output shrinks."""
     new_top = gl.maximum(top, gl.max(s, 1) * (SCALE * LOG2E))
     base = new_top
-    if MASKED and MAY_SEE_NOTHING:
+    if CAUSAL:
         base = gl.where(new_top == float("-inf"), 0.0, new_top)  # -inf minus -inf is NaN
     p = gl.exp2(s * (SCALE * LOG2E) - base[:, None])
     shrink = gl.exp2(top - base)
-    return p, new_top, total * shrink + gl.sum(p, 1), shrink
+    return (
+        p,
+        new_top,
+        total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + _partial_sums(p),
+        shrink,
+    )
 
 
 @gluon.jit
@@ -163,13 +178,13 @@ def _hold(total):
 
 @gluon.jit
 def _steps(
-    acc, weights, top, total, i, end, read, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, limit, tiles,
-    SCALE: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+    acc, weights, top, total, read, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, limit, tiles, masked,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
     SCORES: gl.constexpr, OUTPUT: gl.constexpr, WEIGHTS: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
-    """Walk the tiles of keys from the i-th one on; `weights` are those of the tile before it."""
+    """Walk the tiles of keys but the first, of which the weights are given; the next to last product is left over."""
     nothing = gl.zeros([ROWS, COLUMNS], gl.float32, SCORES)
-    for j in range(i, end):
+    for j in range(1, tiles):
         here = (read + j) % STAGES
         before = (read + j - 1) % STAGES
         mbarrier.wait(k_full.index(here), ((read + j) // STAGES) & 1)
@@ -178,16 +193,16 @@ def _steps(
         product = warpgroup_mma(weights, _matrix(v_tiles, before), acc, is_async=True)
         s = warpgroup_mma_wait(1, deps=(scores,))
         mbarrier.arrive(k_empty.index(here), count=1)
-        p, top, total, shrink = _softmax(
-            s, top, total, limit, (tiles - 1 - j) * COLUMNS, SCALE, MASKED, CAUSAL
-        )  # fmt: skip
-        next_weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
-        if HELD and not MASKED:
+        if CAUSAL:
+            if j < masked:
+                s = _without_unseen(s, (tiles - 1 - j) * COLUMNS, limit)
+        p, top, total, shrink = _softmax(s, top, total, SCALE, CAUSAL)
+        if HELD:
             total = _hold(total)
         acc = warpgroup_mma_wait(0, deps=(product,))
         mbarrier.arrive(v_empty.index(before), count=1)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, OUTPUT))[:, None]
-        weights = next_weights
+        weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
     return acc, weights, top, total
 
 
@@ -215,13 +230,13 @@ def _consume(
         )
         first += CONSUMER * ROWS
         row = first + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-        # The last key that a query sees, and how many tiles all queries here see as a whole.
+        # The last key that a query sees, how many tiles all queries here see as a whole, and how many need a mask.
         limit = gl.full([ROWS], columns - 1, gl.int32, gl.SliceLayout(1, SCORES))
         whole = columns // COLUMNS
         if CAUSAL:
             limit = gl.minimum(limit, row + (columns - rows))
             whole = gl.minimum(columns, gl.maximum(first + columns - rows + 1, 0)) // COLUMNS
-        masked = gl.minimum(gl.maximum(tiles - whole, 1), tiles)
+        masked = tiles - whole
 
         mbarrier.wait(q_full.index(CONSUMER), wave & 1)
         slot = read % STAGES
@@ -230,18 +245,15 @@ def _consume(
         s = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot), count=1)
         top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
-        p, top, total, _ = _softmax(s, top, total, limit, (tiles - 1) * COLUMNS, SCALE, True, CAUSAL)
+        total = _partial_sums(gl.zeros([ROWS, COLUMNS], gl.float32, SCORES))
+        if masked > 0:
+            s = _without_unseen(s, (tiles - 1) * COLUMNS, limit)
+        p, top, total, _ = _softmax(s, top, total, SCALE, CAUSAL)
         weights = gl.convert_layout(p.to(q.dtype), WEIGHTS)
         acc = gl.zeros([ROWS, DEPTH], gl.float32, OUTPUT)
-        if CAUSAL:
-            acc, weights, top, total = _steps(
-                acc, weights, top, total, 1, masked, read, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                limit, tiles, SCALE, True, CAUSAL, COLUMNS, STAGES, SCORES, OUTPUT, WEIGHTS, HELD,
-            )  # fmt: skip
         acc, weights, top, total = _steps(
-            acc, weights, top, total, masked, tiles, read, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-            limit, tiles, SCALE, False, CAUSAL, COLUMNS, STAGES, SCORES, OUTPUT, WEIGHTS, HELD,
+            acc, weights, top, total, read, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, limit, tiles, masked,
+            SCALE, CAUSAL, COLUMNS, STAGES, SCORES, OUTPUT, WEIGHTS, HELD,
         )  # fmt: skip
         mbarrier.arrive(q_empty.index(CONSUMER), count=1)
 
@@ -249,6 +261,7 @@ def _consume(
         slot = (read - 1) % STAGES
         mbarrier.wait(v_full.index(slot), ((read - 1) // STAGES) & 1)
         product = warpgroup_mma(weights, _matrix(v_tiles, slot), acc, is_async=True)
+        total = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, SCORES))
         saw_nothing = total == 0.0
         total = gl.where(saw_nothing, 1.0, total)
         lse = gl.where(saw_nothing, float("-inf"), (top + gl.log2(total)) * LN2)
