@@ -75,7 +75,7 @@ def flash_attention(
         RuntimeError: the level asked for lacks a feature, or cannot run on this device or dtype.
 
     Saved for the backward at level "triton": q, k, v, the output, of 16 bits what rounding took off it too, and one
-    float32 for each query and head.
+    float32 for each query and head, of float32 two.
 
     Source: Dao et al., "FlashAttention", 2022, https://arxiv.org/abs/2205.14135; "FlashAttention-2", 2023,
     https://arxiv.org/abs/2307.08691.

@@ -10,7 +10,9 @@ The scores are computed again, tile by tile, and the weights from them and the s
     dsink = -sum of exp(sink - lse) * delta
 
 Of 16-bit tensors o is read with the rest that rounding took off it: where keys are alike `dp - delta` cancels, and
-an error of delta is multiplied by their mean.
+an error of delta is multiplied by their mean. In float32 what rounding took off lse is the largest error of all: p is
+off by the same factor for all keys of a query. The forward keeps that factor (`rest_of`), and do and dlse are
+multiplied by it before anything else: then dv, delta and ds, and with them the rest, are those of the exact p.
 
 Every sum is made by one program in a fixed order, without atomic additions, so gradients are the same bits each time.
 
@@ -83,11 +85,15 @@ def flash_attention_backward(
         q, k, v, bias, alibi_slopes, sinks, seed, scale, left, right, softcap, dropout_p,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
-    check_shapes(q.shape, do=do, o=o, rest=rest)
+    check_shapes(q.shape, do=do, o=o)
     check_shapes(q.shape[:-1], dlse=dlse, lse=lse)
+    is_scaled = rest is not None and q.dtype == torch.float32
+    check_shapes(q.shape[:-1] if is_scaled else q.shape, rest=rest)
     need_dbias, need_dsinks = need_dbias and bias is not None, need_dsinks and sinks is not None
-    launch_delta = None if g.is_empty else _bind_delta(g, do, dlse, o, rest is not None)
-    do_strides = g.strides_of(do)
+    do_like, dlse_like = (g.q_like.meta, dlse if dlse is None else lse.contiguous()) if is_scaled else (do, dlse)
+    has_rest = rest is not None and not is_scaled
+    launch_delta = None if g.is_empty else _bind_delta(g, do_like, dlse_like, o, has_rest)
+    do_strides = g.strides_of(do_like)
     launch_keys = _bind_keys(g, do_strides, left, right, need_dk, need_dv)
     launch_queries = _bind_queries(g, do_strides, left, right) if need_dq and not g.is_empty else None
     add_bias = _bias_gradient(g, bias, do_strides, left, right) if need_dbias and not g.is_empty else None
@@ -100,6 +106,8 @@ def flash_attention_backward(
         nothing, (cu_q, cu_k) = q.new_empty, options[5:7]
         dq = g.new_o() if need_dq else nothing((0,))
         dk, dv = (g.new_kv() if need else nothing((0,)) for need in (need_dk, need_dv))
+        if is_scaled:
+            do, dlse, rest = *_scaled(g, do, dlse, rest), None
         q, k, v, do, o = (g.unit_depth(t) for t in (q, k, v, do, o))
         lse, delta = lse.contiguous(), g.new_lse()
         if launch_delta is not None:
@@ -122,6 +130,13 @@ def flash_attention_backward(
         return dq, dk, dv, dbias, dsinks
 
     return run
+
+
+def _scaled(g: Geometry, do: Tensor, dlse: Tensor | None, factor: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What comes in, multiplied by a factor for each query and head."""
+    assert factor is not None
+    scaled = torch.mul(do, factor.unsqueeze(-1), out=g.new_o())
+    return scaled, None if dlse is None else torch.mul(dlse, factor, out=g.new_lse())
 
 
 def _like(x: Tensor | None, o: Tensor) -> Tensor | None:

@@ -25,7 +25,7 @@ from kernel_pytorch.flash_attn_triton._core.plans import planned
 from . import gluon_launch
 from .configurations import FORWARD
 from .geometry import Geometry
-from .tiles import LN2, LOG2E, finite, first_row_of, kept, keys_seen, load_rows, part, scores_of, sequence
+from .tiles import LN2, LOG2E, finite, first_row_of, kept, keys_seen, load_rows, part, rest_of, scores_of, sequence
 
 
 @triton.jit
@@ -143,7 +143,11 @@ def _forward_kernel(
     o = acc.to(o_ptr.dtype.element_ty)
     tl.store(o_ptr + target, o, mask=exists)
     if KEEP_REST:
-        tl.store(rest_ptr + target, (acc - o.to(tl.float32)).to(o_ptr.dtype.element_ty), mask=exists)
+        if o_ptr.dtype.element_ty == tl.float32:
+            first_row = first_row_of(head_of_batch, head, start_q, lse_rows, VARLEN)
+            tl.store(rest_ptr + first_row + row, rest_of(lse, top, total), mask=row < rows)
+        else:
+            tl.store(rest_ptr + target, (acc - o.to(tl.float32)).to(o_ptr.dtype.element_ty), mask=exists)
 
 
 def _plan(

@@ -99,7 +99,9 @@ class Geometry:
         return self.q_like.new()
 
     def new_rest(self, keep: bool) -> Tensor:
-        """Memory for what rounding takes off the output; empty where nobody keeps it."""
+        """Memory for what rounding takes off the output, in float32 off lse; empty where nobody keeps it."""
+        if keep and self.itemsize == 4:
+            return self.new_lse().zero_() if self.varlen else self.new_lse()
         return self.q_like.new(zeros=False) if keep else self.q_like.meta.new_empty((0,), device=self.device)
 
     def new_kv(self) -> Tensor:

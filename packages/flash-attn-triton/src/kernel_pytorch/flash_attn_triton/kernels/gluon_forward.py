@@ -193,7 +193,7 @@ def _steps(
         product = warpgroup_mma(weights, _matrix(v_tiles, before), acc, is_async=True)
         s = warpgroup_mma_wait(1, deps=(scores,))
         mbarrier.arrive(k_empty.index(here), count=1)
-        if CAUSAL:
+        if CAUSAL:  # noqa: SIM102 - it decides whether there is a branch
             if j < masked:
                 s = _without_unseen(s, (tiles - 1 - j) * COLUMNS, limit)
         p, top, total, shrink = _softmax(s, top, total, SCALE, CAUSAL)

@@ -28,7 +28,7 @@ def _add_queries(
             tl.dot(k, q.T, input_precision="ieee"), tl.dot(v, do.T, input_precision="ieee"),
             lse[None, :], delta[None, :], row[None, :], column[:, None], rows, columns, left, right, slope,
             bias_base, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED,
+            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED, q.dtype == tl.float32,
         )  # fmt: skip
         dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
         dk = tl.dot((ds * slope_of_cap).to(q.dtype), q, dk, input_precision="ieee")

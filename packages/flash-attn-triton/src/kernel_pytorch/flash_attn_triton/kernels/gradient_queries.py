@@ -25,7 +25,7 @@ def _add_keys(
             tl.dot(q, k.T, input_precision="ieee"), tl.dot(do, v.T, input_precision="ieee"),
             lse[:, None], delta[:, None], row[:, None], column[None, :], rows, columns, left, right, slope,
             bias_base, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED,
+            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED, q.dtype == tl.float32,
         )  # fmt: skip
         dq = tl.dot((ds * slope_of_cap).to(k.dtype), k, dq, input_precision="ieee")
     return dq
@@ -145,7 +145,7 @@ def dbias_kernel(
             tl.dot(q, k.T, input_precision="ieee"), tl.dot(do, v.T, input_precision="ieee"),
             lse[:, None], delta[:, None], row[:, None], column[None, :], rows, columns, left, right, 0.0,
             bias_ptr + batch * bias_stride_b + head * bias_stride_h, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, True,
+            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, True, q.dtype == tl.float32,
         )  # fmt: skip
         total += ds
     exists = (row[:, None] < rows) & (column[None, :] < columns)

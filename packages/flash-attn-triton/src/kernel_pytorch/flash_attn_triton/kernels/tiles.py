@@ -103,6 +103,19 @@ def finite(x):
 
 
 @triton.jit
+def above(s, lse):
+    """By how much scores are above lse, in units of `log2`: one rounding, which `rest_of` knows too."""
+    return tl.fma(finite(lse), -LOG2E, s)
+
+
+@triton.jit
+def rest_of(lse, top, total):
+    """What weights `exp2(above(s, lse))` are multiplied by to be those of the sum that lse was rounded from."""
+    rest = above(top, lse) + tl.log2(total)
+    return tl.where(tl.abs(rest) < 1.0, tl.exp2(-rest), 1.0)  # not where there is nothing to sum, or no finite sum
+
+
+@triton.jit
 def kept(seed, matrix, row, column, rows, columns, P: tl.constexpr):
     """`1 / (1 - P)` where dropout keeps a weight, else 0; see `philox.py`. matrix: int64, of batch and head.
 
@@ -121,14 +134,17 @@ def kept(seed, matrix, row, column, rows, columns, P: tl.constexpr):
 def gradient_of_scores(
     products, dp, lse, delta, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
     seed, matrix, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr,
-    BIAS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr,
+    BIAS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr, FLOAT32: tl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile with dropout, gradients of its scores behind the soft cap, and the derivative of that."""
+    """Weights of a tile with dropout, gradients of its scores behind the soft cap, and the derivative of that.
+
+    FLOAT32: whether all tensors are; then weights lack the factor of `rest_of`, which do, delta and so dp have.
+    """
     s, slope_of_cap = scores_of(
         products, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
         SCALE, SOFTCAP, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED,
     )  # fmt: skip
-    p = tl.exp2(s - finite(lse) * LOG2E)
+    p = tl.exp2(above(s, lse) if FLOAT32 else s - finite(lse) * LOG2E)
     weights = p
     if DROPOUT_P > 0.0:
         factor = kept(seed, matrix, row, column, rows, columns, DROPOUT_P)

@@ -12,8 +12,8 @@ NOT_PACKED = (None, None, 0, 0)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max
 
 
 def keeps_rest(q: Tensor, *others: Tensor | None) -> bool:
-    """Whether a backward will need what rounding took off the output."""
-    return q.dtype.itemsize == 2 and wants_graph(q, *others)
+    """Whether a backward will need what rounding took off the output, or in float32 off lse."""
+    return wants_graph(q, *others)
 
 
 def flash_attention_with_lse(

@@ -28,9 +28,11 @@ def fake(
     seed: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
     cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, keep_rest: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What it allocates: the output, lse, and what rounding took off the output, empty where nobody keeps it."""
+    """What it allocates: the output, lse, and the rest that rounding took off them, empty where nobody keeps it."""
     packed = cu_seqlens_q is not None
-    rest = empty_like(q, packed) if keep_rest else q.new_empty((0,))
+    rest = q.new_empty((0,))
+    if keep_rest:
+        rest = empty_like(q, packed) if q.dtype != torch.float32 else q.new_empty(q.shape[:-1])
     return empty_like(q, packed), q.new_empty(q.shape[:-1], dtype=torch.float32), rest
 
 
@@ -41,7 +43,7 @@ def gradient(
     scale: float, left: int, right: int, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
     keep_rest: bool, needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Of q, k, v, the bias and the sinks; the output, its rest and one float32 a query and head are saved too."""
+    """Of q, k, v, the bias and the sinks; the output, lse and what rounding took off one of them are saved too."""
     need_dbias = needs[3] and bias is not None and bias.is_floating_point()
     dq, dk, dv, dbias, dsinks = backward(
         torch.zeros_like(o) if do is None else do, dlse, q, k, v, bias, alibi_slopes, sinks, seed, o, lse,
