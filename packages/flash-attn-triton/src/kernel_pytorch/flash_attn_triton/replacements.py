@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import hugging_face
 from ._core import patching
 from ._core.patching import Found, Patched
 from .module import attend
@@ -15,12 +16,19 @@ PACKAGE = "flash-attn-triton"
 
 
 def patch(model: torch.nn.Module) -> Patched:
-    """Let `flash_attention` compute every `torch.nn.MultiheadAttention` of a model, in place.
+    """Let `flash_attention` compute every `torch.nn.MultiheadAttention` of a model, and Gemma 2's attention, in place.
 
-    A query that sees no key gives the projection of zeros, and `is_causal` is obeyed without `attn_mask` too. What has
-    no counterpart here goes to the class's own forward, call by call: weights that are wanted, dropout while
-    training, nested tensors. A `torch.nn.TransformerEncoderLayer` in evaluation takes PyTorch's own way past its
-    attention, and so past this.
+    Of `torch.nn.MultiheadAttention`: a query that sees no key gives the projection of zeros, and `is_causal` is obeyed
+    without `attn_mask` too. What has no counterpart here goes to the class's own forward, call by call: weights that
+    are wanted, dropout while training, nested tensors. A `torch.nn.TransformerEncoderLayer` in evaluation takes
+    PyTorch's own way past its attention, and so past this.
+
+    Of Gemma 2 in Hugging Face's transformers, where its attention is `eager`: the result is that of `eager`, which caps
+    the scores. transformers' own choice, `sdpa`, leaves the soft cap out and is not replaced: that would be another
+    function. `model.set_attn_implementation("eager")` before this takes the cap back. Padding that sees no key gives
+    zeros. Where the Triton kernels do not run, for one query at a time, for dropout and for weights that are wanted,
+    `eager` computes. The model's configuration names the attention, so a copy is patched too, and one that was pickled
+    has to be patched again. Every other model is left to PyTorch's attention, which has all that it needs.
 
     Args:
         model: a model, or a part of one, before it is compiled.
@@ -31,12 +39,15 @@ def patch(model: torch.nn.Module) -> Patched:
     Raises:
         TypeError: `model` is no module, or is compiled or scripted.
     """
-    return patching.patch(model, PACKAGE, [_find])
+    report = patching.patch(model, PACKAGE, [_find])
+    hugging_face.patch(model, report)
+    return report
 
 
 def unpatch(model: torch.nn.Module) -> None:
-    """Undo `patch`: every module has the forward of its class again."""
+    """Undo `patch`: every module has the forward of its class again, and Gemma 2 its `eager` attention."""
     patching.unpatch(model, PACKAGE)
+    hugging_face.unpatch(model)
 
 
 def _find(module: torch.nn.Module) -> Found | str | None:

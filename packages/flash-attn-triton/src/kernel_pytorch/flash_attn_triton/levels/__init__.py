@@ -64,7 +64,7 @@ def select(function: str, level: str | None, features: Collection[str], *tensors
     """
     LADDER.check(level)
     if level is None:
-        level = _default(function, features, *tensors)
+        level = default(function, features, *tensors)
     for feature in features:
         reason = LACKS.get(level, {}).get(feature)
         if reason is not None:
@@ -72,7 +72,8 @@ def select(function: str, level: str | None, features: Collection[str], *tensors
     return LADDER.resolve(function, level, *tensors)
 
 
-def _default(function: str, features: Collection[str], *tensors: Tensor | None) -> str:
+def default(function: str, features: Collection[str], *tensors: Tensor | None) -> str:
+    """The name of that level; arguments as in `select`."""
     level = LADDER.chosen(function, None, *tensors)
     if not any(feature in LACKS.get(level, {}) for feature in features):
         return level

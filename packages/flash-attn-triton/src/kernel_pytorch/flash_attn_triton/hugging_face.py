@@ -1,0 +1,161 @@
+"""Attention of Gemma 2, as Hugging Face's transformers has it: registered there by name, chosen in a configuration.
+
+Gemma 2 caps its scores, which PyTorch's attention cannot do. transformers computes the cap with `eager`, by matrices of
+all scores; `sdpa` and PyTorch's kernels leave it out. Models that need no more than a mask or a window are not touched:
+PyTorch has all that they need.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._core.patching import Patched
+from .functional import flash_attention, flash_attention_masked
+from .levels import default
+from .masks import visible
+
+NAME = "kernel_pytorch_flash_attention"
+"""What `_attn_implementation` of a patched model's configuration is; before, and afterwards, it is "eager"."""
+GEMMA2 = "transformers.models.gemma2.modeling_gemma2"
+
+
+def patch(model: torch.nn.Module, report: Patched) -> None:
+    """Choose `flash_attention` in the configuration of every Gemma 2 whose attention is `eager`.
+
+    Args:
+        model: whose modules are looked through, itself among them.
+        report: takes what was replaced, by the path of an attention, and why the rest was not.
+    """
+    for path, owner in _owners(model).items():
+        config = owner.config
+        if config.attn_logit_softcapping is None:
+            continue
+        if config._attn_implementation not in ("eager", NAME):
+            report.left[path] = (
+                f"its attention is {config._attn_implementation!r}; only 'eager' is replaced: 'sdpa' leaves out the "
+                "soft cap of its scores, and model.set_attn_implementation('eager') brings it back"
+            )
+            continue
+        _register()
+        by = "flash_attention" if config._attn_implementation == "eager" else "flash-attn-triton, patched before"
+        config._attn_implementation = NAME
+        for name, module in owner.named_modules(prefix=path):
+            if isinstance(module, sys.modules[GEMMA2].Gemma2Attention):
+                report.replaced[name] = by
+
+
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo `patch`."""
+    for owner in _owners(model).values():
+        if owner.config._attn_implementation == NAME:
+            owner.config._attn_implementation = "eager"
+
+
+def _owners(model: torch.nn.Module) -> dict[str, Any]:
+    """By path, the outermost modules that have a configuration of Gemma 2; there are none before it was imported."""
+    found: dict[str, Any] = {}
+    if GEMMA2 in sys.modules:
+        for path, module in model.named_modules():
+            is_one = isinstance(module, sys.modules[GEMMA2].Gemma2PreTrainedModel)
+            if is_one and all(module.config is not owner.config for owner in found.values()):
+                found[path] = module
+    return found
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def mask(**given: Any) -> Tensor | None:
+    """What transformers' `sdpa_mask` gives, a tensor of bools; None where causal and the window say it all."""
+    from transformers.masking_utils import sdpa_mask
+
+    # There the window alone is a reason for a mask. As many keys as queries: nothing is in a cache.
+    if given.get("q_length") == given["kv_length"] and not given.get("allow_is_bidirectional_skip", False):
+        given["local_size"] = None
+    found: Tensor | None = sdpa_mask(**given)
+    return found
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    *,
+    level: str | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as transformers' `eager_attention_forward` of Gemma 2 does, which computes what has no fast level here.
+
+    That is everything where the Triton kernels do not run; and dropout, weights that are wanted, one query at a time,
+    and attention that is not causal.
+
+    Args:
+        module: the `Gemma2Attention`.
+        query: `(B, H, Sq, D)`.
+        key: `(B, Hkv, Sk, D)`.
+        value: `(B, Hkv, Sk, D)`.
+        attention_mask: `(B, 1, Sq, Sk)`, bools or numbers to add, window included; None for causal and the window.
+        dropout: probability with which a weight becomes zero.
+        scaling: of the scores.
+        softcap: of the scores.
+        sliding_window: how many keys a query sees, its own among them; None for all.
+        level: as in `flash_attention`; one that was asked for computes everything.
+        **kwargs: what else the model hands on.
+
+    Returns:
+        `(B, Sq, H, D)`; None, or the weights.
+    """
+    queries = query.shape[2]
+    window = None if sliding_window is None else (sliding_window - 1, -1)
+    if attention_mask is None and queries > 1:  # a static cache has room behind the keys that are there
+        key, value = key[:, :, :queries], value[:, :, :queries]
+    wants_weights = kwargs.get("output_attentions", module.config.output_attentions)
+    if level is None and (
+        dropout > 0.0
+        or wants_weights
+        or queries == 1
+        or not module.is_causal
+        or default("flash_attention", ["softcap"], value) == "reference"
+    ):
+        added = _added(attention_mask, query, key.shape[2], window, module.is_causal)
+        return _eager(module, query, key, value, added, dropout=dropout, scaling=scaling, softcap=softcap)
+    query, key = query.to(value.dtype), key.to(value.dtype)  # autocast leaves float32 what was rotated
+    if attention_mask is None:
+        o = flash_attention(query, key, value, causal=True, scale=scaling, window=window, softcap=softcap, level=level)
+    else:
+        o = flash_attention_masked(query, key, value, attention_mask, scale=scaling, softcap=softcap, level=level)
+    return o.transpose(1, 2).contiguous(), None
+
+
+def _eager(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    found: tuple[Tensor, Tensor] = eager_attention_forward(*arguments, **keywords)
+    return found
+
+
+def _added(
+    attention_mask: Tensor | None, query: Tensor, keys: int, window: tuple[int, int] | None, causal: bool
+) -> Tensor | None:
+    """The mask as the class's own attention adds it to the scores."""
+    queries = query.shape[2]
+    if attention_mask is None and causal and queries > 1:
+        attention_mask = visible(queries, keys, -1 if window is None else window[0], 0, query.device)
+    if attention_mask is None or attention_mask.dtype != torch.bool:
+        return attention_mask
+    lowest = torch.finfo(query.dtype).min
+    return torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)

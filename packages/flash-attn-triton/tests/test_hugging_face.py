@@ -1,0 +1,190 @@
+"""Gemma 2 of Hugging Face's transformers with `flash_attention` in the place of its own `eager` attention."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+import torch
+
+from kernel_pytorch.flash_attn_triton import hugging_face
+from kernel_pytorch.flash_attn_triton.hugging_face import NAME
+from kernel_pytorch.flash_attn_triton.replacements import patch, unpatch
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "max_position_embeddings": 128,
+}  # fmt: skip
+LAYERS = ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+WINDOW = 7  # of the first layer; sequences are longer
+
+
+def gemma(attention="eager", **options):
+    """Scores are large enough for the soft cap to matter."""
+    torch.manual_seed(0)
+    options = {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 1, **options}
+    config = transformers.Gemma2Config(**SIZES, **options)
+    config._attn_implementation = attention
+    model = transformers.Gemma2ForCausalLM(config)
+    for name, weight in model.named_parameters():
+        if "proj" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model.train()
+
+
+def batch(padding=None):
+    """Two sequences of 20; of the second one five are padding."""
+    words = torch.randint(1, 61, (2, 20), generator=torch.Generator().manual_seed(1))
+    seen = torch.ones_like(words)
+    if padding is not None:
+        seen[1, slice(0, 5) if padding == "left" else slice(15, 20)] = 0
+    return {"input_ids": words, "attention_mask": seen}
+
+
+def logits_and_gradients(model, inputs):
+    """Of the words that are no padding."""
+    logits = model(**inputs, use_cache=False).logits[inputs["attention_mask"].bool()]
+    names, weights = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(logits.float().square().mean(), weights, allow_unused=True)
+    return {"logits": logits.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def patched(model, level=None, **planted):
+    """With every call at a level, and arguments that are planted."""
+    ours = copy.deepcopy(model)
+    patch(ours)
+    replaced = functools.partial(hugging_face.attention, level=level, **planted)
+
+    def attention(*arguments, **keywords):
+        return replaced(*arguments, **{**keywords, **planted})
+
+    transformers.AttentionInterface.register(NAME, attention)
+    return ours
+
+
+def assert_same(ours, model, inputs, tolerance=1e-4):
+    found, expected = logits_and_gradients(ours, inputs), logits_and_gradients(model, inputs)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance * value.abs().max(), msg=name)
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("level", [None, "reference", "triton"])
+def test_logits_and_gradients_are_those_of_eager(level, padding):
+    if level == "triton":
+        pytest.importorskip("triton")
+    model = gemma()
+    assert_same(patched(model, level), model, batch(padding))
+
+
+@pytest.mark.parametrize("padding", [None, "left"])
+@pytest.mark.parametrize("planted", [{"softcap": None}, {"softcap": 2.2}, {"scaling": 1.1}])
+def test_a_plant_is_found(planted, padding):
+    model = gemma()
+    with pytest.raises(AssertionError):
+        assert_same(patched(model, "reference", **planted), model, batch(padding))
+
+
+def test_without_the_window_another_result_is_found():
+    model = gemma()
+    with pytest.raises(AssertionError):
+        assert_same(patched(model, "reference", sliding_window=None), model, batch())
+
+
+def test_only_padding_and_caches_make_a_mask(monkeypatch):
+    """Causal and the window are given as such: a matrix of all scores is what this is to avoid."""
+    given = []
+    ours = patched(gemma(), "reference")
+    original = hugging_face.flash_attention_masked
+    monkeypatch.setattr(hugging_face, "flash_attention_masked", lambda *a, **k: given.append(1) or original(*a, **k))
+    ours(**batch(), use_cache=False)
+    assert not given
+    ours(**batch("left"), use_cache=False)
+    assert len(given) == len(LAYERS)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    """transformers finds them in the positions."""
+    model, positions = gemma(), torch.cat((torch.arange(9), torch.arange(11))).expand(2, -1)
+    words = batch()["input_ids"]
+    ours = patched(model, "reference")
+    found, expected = (each(input_ids=words, position_ids=positions, use_cache=False).logits for each in (ours, model))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+@pytest.mark.parametrize("padding", [None, "left"])
+@pytest.mark.parametrize("level", [None, "reference"])
+def test_the_same_words_are_generated(level, padding, cache):
+    model, inputs = gemma().eval(), batch(padding)
+    options = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False, "cache_implementation": cache}
+    options |= {"disable_compile": True}
+    assert torch.equal(patched(model, level).generate(**inputs, **options), model.generate(**inputs, **options))
+
+
+def test_where_triton_does_not_run_the_class_s_own_attention_computes(monkeypatch):
+    model, inputs = gemma(), batch()
+    monkeypatch.setattr(hugging_face, "default", lambda *arguments: "reference")
+    monkeypatch.setattr(hugging_face, "flash_attention", None)
+    ours = patched(model)
+    expected = logits_and_gradients(model, inputs)
+    for name, value in logits_and_gradients(ours, inputs).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_weights_that_are_wanted_and_dropout_are_left_to_the_class(monkeypatch):
+    monkeypatch.setattr(hugging_face, "default", lambda *arguments: "triton")
+    monkeypatch.setattr(hugging_face, "flash_attention", None)
+    attentions = patched(gemma().eval())(**batch(), use_cache=False, output_attentions=True).attentions
+    assert [weights.shape for weights in attentions] == [(2, 4, 20, 20)] * 2
+    model, inputs = gemma(attention_dropout=0.5), batch()
+    ours = patched(model)
+    outputs = [torch.manual_seed(3) and each(**inputs, use_cache=False).logits for each in (ours, model)]
+    assert torch.equal(*outputs)
+
+
+def test_autocast():
+    model, inputs = gemma(), batch()
+    ours = patched(model, "reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (each(**inputs, use_cache=False).logits for each in (ours, model))
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1 * expected.abs().max().item())
+
+
+def test_compiled_as_one_graph():
+    model, inputs = gemma().eval(), batch()
+    ours = copy.deepcopy(model)
+    patch(ours)
+    found = torch.compile(ours, fullgraph=True, backend="aot_eager")(**inputs, use_cache=False).logits
+    torch.testing.assert_close(found, model(**inputs, use_cache=False).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_there_and_back():
+    model = gemma()
+    expected = logits_and_gradients(model, batch())
+    assert patch(model).replaced == dict.fromkeys(LAYERS, "flash_attention")
+    assert model.config._attn_implementation == NAME
+    assert patch(model).replaced == dict.fromkeys(LAYERS, "flash-attn-triton, patched before")
+    assert patch(pickle.loads(pickle.dumps(model))).replaced.keys() == set(LAYERS)
+    unpatch(model)
+    assert model.config._attn_implementation == "eager"
+    for name, value in logits_and_gradients(model, batch()).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_what_is_left_alone():
+    """What would become another function, and with the reason what may not be expected."""
+    model = gemma("sdpa")
+    report = patch(torch.nn.ModuleDict({"gemma": model}))
+    assert not report.replaced
+    assert list(report.left) == ["gemma"]
+    assert "'sdpa' leaves out the soft cap" in report.left["gemma"]
+    assert model.config._attn_implementation == "sdpa"
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, attn_implementation="eager"))
+    for other in (llama, gemma(attn_logit_softcapping=None)):
+        report = patch(other)
+        assert not report.replaced
+        assert not report.left
+        assert other.config._attn_implementation == "eager"
