@@ -107,7 +107,7 @@ class Ladder:
             for function, package in functions.items()
             for level in self.levels(function)
         }
-        self._resolved: dict[Any, Callable[..., Any]] = {}
+        self._resolved: dict[Any, Any] = {}
 
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
@@ -195,7 +195,7 @@ class Ladder:
         if torch.compiler.is_compiling() or has_transform() or interpreted:
             return self._levels[function, self.chosen(function, level, *tensors)]
         key = (function, level, *[None if t is None else (t.device, t.dtype) for t in tensors])
-        found = self._resolved.get(key)
+        found: Callable[..., Any] | None = self._resolved.get(key)
         if found is None:
             found = self._resolved[key] = self._levels[function, self.chosen(function, level, *tensors)]
         return found
@@ -205,7 +205,15 @@ class Ladder:
 
         A module that is patched then runs its own forward, which is made of them too: a detour costs the host.
         """
-        return self.resolve(function, None, x) is self._levels[function, "native"]
+        if torch.compiler.is_compiling():
+            return self.resolve(function, None, x) is self._levels[function, "native"]
+        key = "is_native", function, x.device, x.dtype
+        found: bool | None = self._resolved.get(key)
+        if found is None:
+            found = self.chosen(function, None, x) == "native"
+            if not has_transform():  # under one it is native; the function knows that itself
+                self._resolved[key] = found
+        return found
 
     def chosen(self, function: str, level: str | None, *tensors: Tensor | None) -> str:
         """The name of the level that `resolve` takes; same arguments and errors."""

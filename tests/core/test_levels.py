@@ -106,6 +106,14 @@ def test_what_was_resolved_is_remembered_by_all_that_decides(ladder):
     assert asked[-1] == "native"  # kernels have no rules for transforms
 
 
+def test_whether_the_default_is_pytorchs_own(ladder):
+    x = torch.ones(2, dtype=torch.bfloat16)
+    assert torch.func.grad(lambda x: x.sum() * ladder.is_native("both", x))(x).tolist() == [1.0, 1.0]
+    assert [ladder.is_native("both", t) for t in (x, x.float(), x)] == [False, True, False]
+    with ladder.replaced("both", "cuda", print):
+        assert not ladder.is_native("both", x)
+
+
 def test_what_it_says_of_levels(ladder):
     assert ladder.describe("cuda", CPU) == "compiled for cpu"
     assert ladder.describe("native", CPU) == ""

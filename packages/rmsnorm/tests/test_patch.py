@@ -4,6 +4,13 @@ import pytest
 import torch
 
 from kernel_pytorch.rmsnorm import RMSNorm, patch, unpatch
+from kernel_pytorch.rmsnorm.levels import LADDER
+
+
+@pytest.fixture(autouse=True)
+def ours(monkeypatch):
+    """Let the function compute on a CPU too, where a patched module runs its class's own forward."""
+    monkeypatch.setattr(LADDER, "is_native", lambda function, x: False)
 
 
 class Llama(torch.nn.Module):
@@ -17,6 +24,16 @@ class Llama(torch.nn.Module):
         x = hidden_states.float()
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * x.to(hidden_states.dtype)
+
+
+class Counted(Llama):
+    """The same, and how often its own forward ran."""
+
+    calls = 0
+
+    def forward(self, hidden_states):
+        Counted.calls += 1
+        return super().forward(hidden_states)
 
 
 class Gemma(torch.nn.Module):
@@ -167,3 +184,18 @@ def test_keywords_go_to_the_class():
 def test_it_is_known_on_any_device():
     model = Llama().to("meta")
     assert patch(model).replaced
+
+
+@pytest.mark.parametrize("default", ["native", "torchscript"])
+def test_on_a_cpu_the_class_computes_where_the_default_is_native(default, monkeypatch):
+    monkeypatch.undo()
+    model, x, asked = Counted(), torch.randn(3, 16), []
+    patch(model)
+    Counted.calls = 0
+    LADDER._resolved.clear()
+    monkeypatch.setattr(LADDER, "default", lambda *of: asked.append(of) or default)
+    torch.testing.assert_close(model(x), Llama.forward(model, x))
+    model(x)
+    LADDER._resolved.clear()
+    assert Counted.calls == (2 if default == "native" else 0)
+    assert len(asked) == (1 if default == "native" else 2)  # what was found is remembered

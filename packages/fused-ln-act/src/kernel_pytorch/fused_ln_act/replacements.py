@@ -84,12 +84,15 @@ def _gated_forward(
 ) -> patching.Forward:
     stock, (gate, up, down) = patching.stock(module), names
     act = next((name for name in ("act_fn", "act") if hasattr(module, name)), "")
-    kind = type(getattr(module, act, None))
+    kind, name = type(getattr(module, act, None)), product.__name__
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or type(getattr(self, act, None)) is not kind:
-            return stock(self, *args, **kwargs)
-        if LADDER.is_native(product.__name__, args[0]):  # PyTorch's own operators: as the class has them
+        if (
+            len(args) != 1
+            or kwargs
+            or LADDER.is_native(name, args[0])  # PyTorch's own operators: as the class has them
+            or type(getattr(self, act, None)) is not kind
+        ):
             return stock(self, *args, **kwargs)
         layers = self._modules
         return layers[down](product(layers[gate](args[0]), layers[up](args[0]), **keywords))

@@ -38,9 +38,9 @@ def _rotation(own: Any) -> Any:
         if (
             args
             or kwargs
-            or not _fits(q, cos)
             # PyTorch's own operators, as in `own`; which Dynamo would look for under this function's name.
             or (not torch.compiler.is_compiling() and LADDER.is_native("rotary_embedding", q))
+            or not _fits(q, cos)
             or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
         ):
             return own(q, k, cos, sin, *args, **kwargs)

@@ -64,11 +64,17 @@ def _forward(module: torch.nn.Module, eps: str, offset: float, casting: Casting)
     stock = patching.stock(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        weight = self.weight
         x = args[0] if len(args) == 1 and not kwargs else None
-        if x is None or x.dtype != weight.dtype or patching.is_autocast(x):  # rounded as the class does it
+        if (
+            x is None
+            # A CPU has no kernel for `F.rms_norm` either: it is made of the operators that the class has.
+            or (x.is_cpu and not torch.compiler.is_compiling() and LADDER.is_native("rms_norm", x))
+            or x.dtype != self.weight.dtype  # rounded as the class does it
+            or patching.is_autocast(x)
+        ):
             return stock(self, *args, **kwargs)
         # The function itself would check in each call what was found out when the module was patched.
+        weight = self.weight
         y: Tensor = LADDER.resolve("rms_norm", None, x, weight)(x, weight, getattr(self, eps), offset, casting)
         return y
 
