@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,22 +51,28 @@ def autograd_rules(
         ctx.mark_non_differentiable(*[results[i] for i in [*hidden, *still]])
         ctx.set_materialize_grads(False)  # an output that nobody used comes as None, not as zeros to be read
         ctx.scalars = [arguments[i] for i in scalars]
-        ctx.held = [results[i] for i in hold]
+        ctx.held, ctx.readers = [results[i] for i in hold], []
         ctx.dtypes = [None if arguments[i] is None else arguments[i].dtype for i in tensors]
 
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None] * len(inputs)
         if all(gradients[i] is None for i in followed):
-            return tuple(found)
+            return (None,) * len(inputs)
+        if not hold:
+            return in_order(ctx, gradients, [])
+        with _held(ctx, schema.name) as held:
+            return in_order(ctx, gradients, held)
+
+    def in_order(ctx: Any, gradients: Sequence[Tensor | None], held: list[Tensor]) -> tuple[Tensor | None, ...]:
+        found: list[Tensor | None] = [None] * len(inputs)
         kept, (first, second) = ctx.saved_tensors, (len(save_in), len(save_in) + len(save_out))
-        in_order = {
+        values = {
             "input": iter(kept[:first]), "output": iter(kept[first:second]), "scalar": iter(ctx.scalars),
-            "held": iter(_taken(ctx, schema.name) if hold else ()),
+            "held": iter(held),
         }  # fmt: skip
         needs = [ctx.needs_input_grad[i] for i in tensors]
         whole = {"needs": needs, "dtypes": ctx.dtypes, "saved": kept[second:]}
         arguments = [
-            gradients[place] if kind == "gradient" else whole[kind] if kind in whole else next(in_order[kind])
+            gradients[place] if kind == "gradient" else whole[kind] if kind in whole else next(values[kind])
             for kind, place in plan
         ]
         for place, needed, dtype, result in zip(tensors, needs, ctx.dtypes, gradient(*arguments), strict=True):
@@ -76,16 +83,28 @@ def autograd_rules(
     return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
 
 
-def _taken(ctx: Any, name: str) -> list[Tensor]:
-    """What a graph holds; it has it no longer where this backward frees the graph."""
-    held: list[Tensor] | None = ctx.held
-    if held is None:  # an earlier one may have written over it, and then failed
-        raise RuntimeError(
-            f"{name}: trying to backward through the graph a second time; specify retain_graph=True the first time"
-        )
-    if frees_graph():
-        ctx.held = None
-    return held
+@contextlib.contextmanager
+def _held(ctx: Any, name: str) -> Iterator[list[Tensor]]:
+    """What a graph holds; it has it no longer where this backward frees the graph.
+
+    Where others of the same graph run meanwhile, in other threads or around this one, it gets copies. The order of the
+    lines below is what keeps threads apart: whoever reads is in the list before it looks, whoever takes looks last.
+    """
+    frees = frees_graph()
+    if not frees:
+        ctx.readers.append(None)
+    try:
+        held: list[Tensor] | None = ctx.held
+        if held is None:  # an earlier one may have written over it, and then failed
+            raise RuntimeError(
+                f"{name}: trying to backward through the graph a second time; specify retain_graph=True the first time"
+            )
+        if frees:
+            ctx.held = None
+        yield [tensor.clone() for tensor in held] if frees and ctx.readers else held
+    finally:
+        if not frees:
+            ctx.readers.pop()
 
 
 def frees_graph() -> bool:

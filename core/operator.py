@@ -191,7 +191,7 @@ def _differentiable(
         wanted = False
         for argument in arguments:
             if isinstance(argument, Tensor):
-                if type(argument) not in _PLAIN or _alive(argument) is not argument:
+                if type(argument) not in _PLAIN or _alive(argument) is not argument or argument.is_neg():
                     return operator(*arguments)
                 wanted = wanted or argument.requires_grad
         return plain_graph(*arguments) if wanted and torch.is_grad_enabled() else kernel(*arguments)
@@ -251,8 +251,15 @@ def wants_graph(*values: Any) -> bool:
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether the dispatcher has nothing to do: plain Tensors and Parameters, no dispatch mode, no transform."""
-    return _dispatch_modes() == 0 and _transforms() is None and all(t is None or type(t) in _PLAIN for t in tensors)
+    """Whether the dispatcher has nothing to do: plain Tensors and Parameters, no dispatch mode, no transform.
+
+    A view such as `z.conj().imag` has a bit that says that its numbers are to be negated: the dispatcher does that.
+    """
+    return (
+        _dispatch_modes() == 0
+        and _transforms() is None
+        and all(t is None or (type(t) in _PLAIN and not t.is_neg()) for t in tensors)
+    )
 
 
 def is_transformed() -> bool:

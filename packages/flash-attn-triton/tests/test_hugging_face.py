@@ -114,6 +114,18 @@ def test_packed_sequences_do_not_see_each_other():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("level", [None, "reference"])
+@pytest.mark.parametrize("called", [{}, {"is_causal": False}])
+@pytest.mark.parametrize("configured", [{}, {"use_bidirectional_attention": True}])
+def test_which_way_it_looks_is_as_eager_has_it(configured, called, level):
+    """transformers says it in the configuration, as PaliGemma 2 does, in the call, and by a module's `is_causal`."""
+    model, words = gemma(**configured).eval(), batch()["input_ids"]
+    model.model.layers[1].self_attn.is_causal = False
+    ours = patched(model, level)
+    found, expected = (each(input_ids=words, use_cache=False, **called).logits for each in (ours, model))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
 @pytest.mark.parametrize("padding", [None, "left"])
 @pytest.mark.parametrize("level", [None, "reference"])
@@ -139,6 +151,10 @@ def test_weights_that_are_wanted_and_dropout_are_left_to_the_class(monkeypatch):
     monkeypatch.setattr(hugging_face, "flash_attention", None)
     attentions = patched(gemma().eval())(**batch(), use_cache=False, output_attentions=True).attentions
     assert [weights.shape for weights in attentions] == [(2, 4, 20, 20)] * 2
+    room = transformers.StaticCache(config=gemma().config, max_cache_len=32)
+    attentions = patched(gemma().eval())(**batch(), past_key_values=room, output_attentions=True).attentions
+    assert attentions[1].shape == (2, 4, 20, 32)
+    assert not attentions[1][..., 20:].any()
     model, inputs = gemma(attention_dropout=0.5), batch()
     ours = patched(model)
     outputs = [torch.manual_seed(3) and each(**inputs, use_cache=False).logits for each in (ours, model)]
@@ -188,3 +204,17 @@ def test_what_is_left_alone():
         assert not report.replaced
         assert not report.left
         assert other.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("way", ["output_attentions", "a configuration of its own"])
+def test_what_transformers_would_compute_otherwise(way):
+    model = gemma()
+    if way == "output_attentions":
+        model.config.output_attentions = True
+    else:
+        attention = model.model.layers[0].self_attn
+        attention.config = copy.deepcopy(attention.config)
+    report = patch(model)
+    assert not report.replaced
+    assert way in report.left[""]
+    assert model.config._attn_implementation == "eager"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.linear_cross_entropy import linear_cross_entropy, operators
 
@@ -109,3 +110,39 @@ def test_what_a_cuda_graph_records_is_not_written_over(level, device, monkeypatc
         found = torch.autograd.grad(loss, tensors[:3], torch.full_like(loss, factor), retain_graph=factor == 2.0)
         check(found, factor, *tensors)
     assert not made
+
+
+class Interrupts(TorchDispatchMode):
+    """Frees the graph by another backward, in the middle of the first one."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.done = inner, False
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if "scale_gradient" in str(function) and not self.done:
+            self.done = True
+            self.inner()
+        return function(*arguments, **(keywords or {}))
+
+
+def test_a_backward_within_another_of_the_same_graph(device):
+    """As two threads do it: what one still reads, the other does not write over."""
+    tensors = problem(device)
+    loss = loss_of("native", *tensors)
+    inner = []
+    with Interrupts(lambda: inner.extend(torch.autograd.grad(loss, tensors[:3], torch.full_like(loss, 10.0)))) as mode:
+        outer = torch.autograd.grad(loss, tensors[:3], retain_graph=True)
+    assert mode.done
+    check(outer, 1.0, *tensors)
+    check(inner, 10.0, *tensors)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_numbers_that_are_still_to_be_negated(level, device):
+    """As those of `z.conj().imag` are: kernels read memory."""
+    hidden, weight, bias, target = problem(device)
+    negated = torch._neg_view(-hidden.detach()).requires_grad_()
+    loss = loss_of(level, negated, weight, bias, target)
+    found = torch.autograd.grad(loss, (negated, weight, bias), torch._neg_view(torch.full_like(loss, -3.0)))
+    check(found, 3.0, hidden, weight, bias, target)

@@ -40,12 +40,20 @@ def patch(model: torch.nn.Module, report: Patched) -> None:
                 "soft cap of its scores, and model.set_attn_implementation('eager') brings it back"
             )
             continue
+        attentions = {
+            name: module for name, module in owner.named_modules(prefix=path)
+            if isinstance(module, sys.modules[GEMMA2].Gemma2Attention)
+        }  # fmt: skip
+        if config.output_attentions or any(module.config is not config for module in attentions.values()):
+            report.left[path] = (
+                "its configuration asks for output_attentions, which transformers allows to 'eager' alone"
+                if config.output_attentions else "an attention in it has a configuration of its own"
+            )  # fmt: skip
+            continue
         _register()
         by = "flash_attention" if config._attn_implementation == "eager" else "flash-attn-triton, patched before"
         config._attn_implementation = NAME
-        for name, module in owner.named_modules(prefix=path):
-            if isinstance(module, sys.modules[GEMMA2].Gemma2Attention):
-                report.replaced[name] = by
+        report.replaced.update(dict.fromkeys(attentions, by))
 
 
 def unpatch(model: torch.nn.Module) -> None:
@@ -77,10 +85,11 @@ def mask(**given: Any) -> Tensor | None:
     """What transformers' `sdpa_mask` gives, a tensor of bools; None where causal and the window say it all."""
     from transformers.masking_utils import sdpa_mask
 
+    bidirectional = given.pop("allow_is_bidirectional_skip", False)
     # There the window alone is a reason for a mask. As many keys as queries: nothing is in a cache.
-    if given.get("q_length") == given["kv_length"] and not given.get("allow_is_bidirectional_skip", False):
+    if given.get("q_length") == given["kv_length"] and not bidirectional:
         given["local_size"] = None
-    found: Tensor | None = sdpa_mask(**given)
+    found: Tensor | None = sdpa_mask(**given)  # without that argument it is never None but for what is causal
     return found
 
 
@@ -100,8 +109,8 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as transformers' `eager_attention_forward` of Gemma 2 does, which computes what has no fast level here.
 
-    That is everything where the Triton kernels do not run; and dropout, weights that are wanted, one query at a time,
-    and attention that is not causal.
+    That is everything where the Triton kernels do not run; and dropout, weights that are wanted, and one query at a
+    time. As there, `module.is_causal` is not asked: the mask says it.
 
     Args:
         module: the `Gemma2Attention`.
@@ -121,20 +130,16 @@ def attention(
     """
     queries = query.shape[2]
     window = None if sliding_window is None else (sliding_window - 1, -1)
-    if attention_mask is None and queries > 1:  # a static cache has room behind the keys that are there
-        key, value = key[:, :, :queries], value[:, :, :queries]
     wants_weights = kwargs.get("output_attentions", module.config.output_attentions)
     if level is None and (
-        dropout > 0.0
-        or wants_weights
-        or queries == 1
-        or not module.is_causal
-        or default("flash_attention", ["softcap"], value) == "reference"
+        dropout > 0.0 or wants_weights or queries == 1 or default("flash_attention", ["softcap"], value) == "reference"
     ):
-        added = _added(attention_mask, query, key.shape[2], window, module.is_causal)
+        added = _added(attention_mask, query, key.shape[2], window)
         return _eager(module, query, key, value, added, dropout=dropout, scaling=scaling, softcap=softcap)
     query, key = query.to(value.dtype), key.to(value.dtype)  # autocast leaves float32 what was rotated
     if attention_mask is None:
+        if queries > 1:  # a static cache has room behind the keys that are there
+            key, value = key[:, :, :queries], value[:, :, :queries]
         o = flash_attention(query, key, value, causal=True, scale=scaling, window=window, softcap=softcap, level=level)
     else:
         o = flash_attention_masked(query, key, value, attention_mask, scale=scaling, softcap=softcap, level=level)
@@ -148,13 +153,12 @@ def _eager(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
     return found
 
 
-def _added(
-    attention_mask: Tensor | None, query: Tensor, keys: int, window: tuple[int, int] | None, causal: bool
-) -> Tensor | None:
+def _added(attention_mask: Tensor | None, query: Tensor, keys: int, window: tuple[int, int] | None) -> Tensor | None:
     """The mask as the class's own attention adds it to the scores."""
     queries = query.shape[2]
-    if attention_mask is None and causal and queries > 1:
-        attention_mask = visible(queries, keys, -1 if window is None else window[0], 0, query.device)
+    if attention_mask is None and queries > 1:
+        sees = visible(queries, queries, -1 if window is None else window[0], 0, query.device)
+        attention_mask = torch.nn.functional.pad(sees, (0, keys - queries), value=False)
     if attention_mask is None or attention_mask.dtype != torch.bool:
         return attention_mask
     lowest = torch.finfo(query.dtype).min
