@@ -72,7 +72,9 @@ def test_the_same_loss_gradients_and_logits(name):
     for technique in PATCHES:
         if count := len(technique.patch(ours).replaced):
             replaced[technique.name] = count
-    assert replaced == REPLACED[name]
+    # Older versions of transformers compute Gemma 2 without its soft cap, by "sdpa", which is left alone.
+    capped = name == "gemma2" and model.config._attn_implementation == "eager"
+    assert replaced == REPLACED[name] | ({"flash-attn-triton": 2} if capped else {})
     (loss, gradients), (expected, others) = loss_and_gradients(ours, inputs), loss_and_gradients(model, inputs)
     torch.testing.assert_close(loss, expected)
     assert gradients.keys() == others.keys()

@@ -17,10 +17,14 @@ from kernel_pytorch.linear_cross_entropy import (
 )
 from kernel_pytorch.linear_cross_entropy._core.sharding import shard
 from kernel_pytorch.linear_cross_entropy.levels import LADDER
+from kernel_pytorch.linear_cross_entropy.rules.linear_cross_entropy import sharding_with_gradients
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
-RUNS = [run for level in operators.LEVELS.values() for run in level if run is not level.cross_entropy_in_place]
-RUNS.append(operators.check_target)
+RUNS = [operators.check_target, *(run for level in operators.LEVELS.values() for run in level)]
+# What is differentiated in another way as well is declared elsewhere.
+RULES = [(run.operator, run.sharding) for run in RUNS if hasattr(run, "sharding")] + [
+    (level.linear_cross_entropy_with_gradients.operator, sharding_with_gradients) for level in operators.LEVELS.values()
+]
 WHY_NO_TRITON = LADDER.unavailable("triton", DEVICE, torch.float32)
 LEVELS = [
     "native",
@@ -176,8 +180,8 @@ def test_targets_are_checked_where_they_are(processes):
 
 def register(placements):
     """What is done once `torch.distributed.tensor` is imported."""
-    for run in RUNS:
-        shard(placements, run.operator, run.sharding)
+    for operator, rule in RULES:
+        shard(placements, operator, rule)
 
 
 def sharded_by_a_wrong_rule(mesh):

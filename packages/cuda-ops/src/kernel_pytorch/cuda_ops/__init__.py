@@ -3,13 +3,13 @@
 Importing it loads the compiled library; where there is none, ImportError says what is missing and how to get it.
 """
 
+from . import levels
 from . import library as _library
 from .library import LIBRARY
 
 if _library.refused is not None:
     raise ImportError(_library.refused)
 try:
-    from . import levels
     from .bias_act import bias_act
     from .bias_dropout_add import bias_dropout_add
     from .cross_entropy import cross_entropy

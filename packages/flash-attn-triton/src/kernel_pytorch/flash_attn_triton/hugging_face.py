@@ -1,8 +1,8 @@
 """Attention of Gemma 2, as Hugging Face's transformers has it: registered there by name, chosen in a configuration.
 
 Gemma 2 caps its scores, which PyTorch's attention cannot do. transformers computes the cap with `eager`, by matrices of
-all scores; `sdpa` and PyTorch's kernels leave it out. Models that need no more than a mask or a window are not touched:
-PyTorch has all that they need.
+all scores; `sdpa`, which its older versions choose by themselves, leaves it out. Models that need no more than a mask
+or a window are not touched: PyTorch has all that they need.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ def patch(model: torch.nn.Module) -> Patched:
     PyTorch's own way past its attention, and so past this.
 
     Of Gemma 2 in Hugging Face's transformers, where its attention is `eager`: the result is that of `eager`, which caps
-    the scores. transformers' own choice, `sdpa`, leaves the soft cap out and is not replaced: that would be another
-    function. `model.set_attn_implementation("eager")` before this takes the cap back. Padding that sees no key gives
-    zeros. Where the Triton kernels do not run, for one query at a time, for dropout and for weights that are wanted,
-    `eager` computes. The model's configuration names the attention, so a copy is patched too, and one that was pickled
-    has to be patched again. Every other model is left to PyTorch's attention, which has all that it needs.
+    the scores. `sdpa`, which older versions of transformers choose by themselves, leaves the soft cap out and is not
+    replaced: that would be another function. `model.set_attn_implementation("eager")` before this takes the cap back.
+    Padding that sees no key gives zeros. Where the Triton kernels do not run, for one query at a time, for dropout and
+    for weights that are wanted, `eager` computes. The model's configuration names the attention, so a copy is patched
+    too, and one that was pickled has to be patched again. Every other model is left to PyTorch's attention, which has
+    all that it needs.
 
     Args:
         model: a model, or a part of one, before it is compiled.
