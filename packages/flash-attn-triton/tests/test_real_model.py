@@ -5,22 +5,13 @@ import copy
 import pytest
 
 from kernel_pytorch.flash_attn_triton import flash_attention_masked
-from kernel_pytorch.harness.real_input import RealInputUnavailable, embedding_cosine, real_model
+from kernel_pytorch.harness.real_input import embedding_cosine
 
 pytestmark = pytest.mark.slow
 SAME = 1.0 - 1e-9  # 0.99999 would not tell a mask that lets one padded token through
 
 
-@pytest.fixture(scope="module")
-def model():
-    """Tokenizer and network, as the harness loads them."""
-    try:
-        return real_model()
-    except RealInputUnavailable as reason:
-        pytest.skip(str(reason))
-
-
-def with_attention(model, name, attend):
+def with_attention(pretrained, name, attend):
     """A copy that calls `attend(q, k, v, mask, scale)`."""
     transformers = pytest.importorskip("transformers")
 
@@ -30,30 +21,30 @@ def with_attention(model, name, attend):
     transformers.AttentionInterface.register(name, attention)
     masks = transformers.AttentionMaskInterface()
     transformers.AttentionMaskInterface.register(name, masks["sdpa"])
-    ours = copy.deepcopy(model[1])
+    ours = copy.deepcopy(pretrained[1])
     ours.config._attn_implementation = name
     return ours
 
 
 @pytest.mark.parametrize("level", ["reference", "native", "triton"])
-def test_embeddings(model, level):
+def test_embeddings(pretrained, level):
     masks = []
 
     def attend(q, k, v, mask, scale):
         masks.append(mask)
         return flash_attention_masked(q, k, v, mask, scale=scale, level=level)
 
-    ours = with_attention(model, f"kernel_pytorch_test_{level}", attend)
-    assert embedding_cosine(model, ours, texts=4, length=48) > SAME
+    ours = with_attention(pretrained, f"kernel_pytorch_test_{level}", attend)
+    assert embedding_cosine(pretrained, ours, texts=4, length=48) > SAME
     assert len(masks) == 6
     assert not masks[0].all()
 
 
-def test_a_mask_that_is_left_out_is_found(model):
+def test_a_mask_that_is_left_out_is_found(pretrained):
     """The shorter text sees its padding then."""
 
     def attend(q, k, v, mask, scale):
         return flash_attention_masked(q, k, v, mask.new_ones(mask.shape), scale=scale, level="native")
 
-    ours = with_attention(model, "kernel_pytorch_test_unmasked", attend)
-    assert embedding_cosine(model, ours, texts=4, length=48) < SAME
+    ours = with_attention(pretrained, "kernel_pytorch_test_unmasked", attend)
+    assert embedding_cosine(pretrained, ours, texts=4, length=48) < SAME

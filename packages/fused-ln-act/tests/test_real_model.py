@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import MLP, AddLayerNorm, LayerNorm
-from kernel_pytorch.harness.real_input import RealInputUnavailable, embedding_cosine, real_model
+from kernel_pytorch.harness.real_input import embedding_cosine
 
 pytestmark = pytest.mark.slow
 LEVELS = [None, "native", "triton"]
@@ -25,15 +25,6 @@ class Residual(torch.nn.Module):
 
     def forward(self, hidden_states, input_tensor):
         return self.norm(self.dense(hidden_states), input_tensor)[0]
-
-
-@pytest.fixture(scope="module")
-def model():
-    """Tokenizer and network, as the harness loads them."""
-    try:
-        return real_model()
-    except RealInputUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 def with_norms(network, level):
@@ -61,26 +52,26 @@ def with_everything(network, level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_norms(model, level):
-    ours, count = with_norms(model[1], level)
+def test_norms(pretrained, level):
+    ours, count = with_norms(pretrained[1], level)
     assert count == 13
-    assert embedding_cosine(model, ours) > SAME
+    assert embedding_cosine(pretrained, ours) > SAME
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_norms_and_feed_forwards(model, level):
-    ours = with_everything(model[1], level)
+def test_norms_and_feed_forwards(pretrained, level):
+    ours = with_everything(pretrained[1], level)
     kinds = [type(module) for module in ours.modules()]
     assert (kinds.count(LayerNorm), kinds.count(AddLayerNorm), kinds.count(MLP)) == (1, 12, 6)
     assert torch.nn.LayerNorm not in kinds
-    assert embedding_cosine(model, ours) > SAME
+    assert embedding_cosine(pretrained, ours) > SAME
 
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu_tanh", "silu"])
-def test_a_wrong_activation_variant_is_found(model, activation):
-    ours = with_everything(model[1], "native")
+def test_a_wrong_activation_variant_is_found(pretrained, activation):
+    ours = with_everything(pretrained[1], "native")
     for module in ours.modules():
         if isinstance(module, MLP):
             assert module.fc1.activation == "gelu"
             module.fc1.activation = activation
-    assert embedding_cosine(model, ours) < SAME
+    assert embedding_cosine(pretrained, ours) < SAME

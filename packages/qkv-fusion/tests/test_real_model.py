@@ -4,34 +4,25 @@ import copy
 
 import pytest
 
-from kernel_pytorch.harness.real_input import RealInputUnavailable, embedding_cosine, real_model
+from kernel_pytorch.harness.real_input import embedding_cosine
 from kernel_pytorch.qkv_fusion import LinearGroup, fuse, unfuse
 
 pytestmark = pytest.mark.slow
 SAME = 1.0 - 1e-9  # the same numbers, added in another order
 
 
-@pytest.fixture(scope="module")
-def model():
-    """Tokenizer and network, as the harness loads them."""
-    try:
-        return real_model()
-    except RealInputUnavailable as reason:
-        pytest.skip(str(reason))
-
-
-def test_embeddings_of_a_fused_model(model):
-    ours = fuse(copy.deepcopy(model[1]))
+def test_embeddings_of_a_fused_model(pretrained):
+    ours = fuse(copy.deepcopy(pretrained[1]))
     assert sum(isinstance(module, LinearGroup) for module in ours.modules()) == 6
-    assert embedding_cosine(model, ours, texts=8, length=128) > SAME
-    for (name, before), after in zip(model[1].named_parameters(), unfuse(ours).parameters(), strict=True):
+    assert embedding_cosine(pretrained, ours, texts=8, length=128) > SAME
+    for (name, before), after in zip(pretrained[1].named_parameters(), unfuse(ours).parameters(), strict=True):
         assert before.equal(after), name
 
 
-def test_keys_in_the_place_of_values_are_found(model):
-    ours = copy.deepcopy(model[1])
+def test_keys_in_the_place_of_values_are_found(pretrained):
+    ours = copy.deepcopy(pretrained[1])
     for layer in ours.encoder.layer:
         attention = layer.attention.self
         attention.key, attention.value = attention.value, attention.key
     fuse(ours)
-    assert embedding_cosine(model, ours) < 0.999
+    assert embedding_cosine(pretrained, ours) < 0.999

@@ -23,6 +23,7 @@ from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import Job, jobs
 from kernel_pytorch.harness.machine import measure_machine
+from kernel_pytorch.harness.real_input import RealInputUnavailable, real_model
 from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.support import (
     CAPABILITIES,
@@ -106,6 +107,15 @@ def verification_trials(technique: str) -> list[Any]:
         for trial in trials(operation, where)
         if is_economical(implementation, trial)
     ]
+
+
+@pytest.fixture(scope="session")
+def pretrained() -> tuple[Any, Any]:
+    """Tokenizer and network of the real all-MiniLM-L6-v2; tests that ask for it are skipped where it is not."""
+    try:
+        return real_model()
+    except RealInputUnavailable as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture

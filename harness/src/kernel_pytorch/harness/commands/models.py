@@ -31,7 +31,7 @@ from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.models.host import host_costs, host_table
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline
-from kernel_pytorch.harness.models.record import FILE, LossRun, Record, RecordError, Row, Run, load, run_name
+from kernel_pytorch.harness.models.record import FILE, LossRun, Origin, Record, RecordError, Row, Run, load, run_name
 from kernel_pytorch.harness.models.run import measure
 from kernel_pytorch.harness.models.tables import tables
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
@@ -184,7 +184,12 @@ def models_command(
             output.print(table)
         failed |= _report_failures(rows)
         if json is not None:
-            _keep(json, runs={run_name(spec.name, each.name): _run(rows, techniques, where, tiny=tiny)})
+            _keep(
+                json,
+                runs={
+                    run_name(spec.name, each.name): Run(**dict(_origin(techniques, where, tiny=tiny)), rows=tuple(rows))
+                },
+            )
     if failed:
         raise typer.Exit(1)
 
@@ -215,7 +220,7 @@ def _compare_losses(
 ) -> bool:  # fmt: skip
     """Train each model a little, and keep its losses; whether those of any are not the same."""
     import_transformers()
-    now, failed = _run([], techniques, device, tiny=tiny), False
+    now, failed = _origin(techniques, device, tiny=tiny), False
     known = _loaded(json).losses if resume and json is not None and json.is_file() else {}
     for spec in chosen:
         if spec.name in known and _same_sources(known[spec.name], now):
@@ -223,7 +228,7 @@ def _compare_losses(
         with Steps(spec.name) as steps:
             curves = compare_losses(spec, techniques, device, tiny=tiny, on_step=steps)
         found = LossRun(
-            **{name: getattr(now, name) for name in ("date", "environment", "tiny", "transformers", "packages")},
+            **dict(now),
             **{name: getattr(curves, name) for name in ("dtype", "stock", "ours", "seeds", "difference", "allowed")},
         )
         same = found.difference <= found.allowed
@@ -300,14 +305,13 @@ def _report_failures(rows: list[Row]) -> bool:
     return bool(failures)
 
 
-def _run(rows: list[Row], techniques: list[Technique], device: torch.device, *, tiny: bool) -> Run:
-    return Run(
+def _origin(techniques: list[Technique], device: torch.device, *, tiny: bool) -> Origin:
+    return Origin(
         date=datetime.date.today().isoformat(),
         environment=describe_environment(device),
         tiny=tiny,
         transformers=importlib.metadata.version("transformers"),
         packages={technique.name: _sources(technique) for technique in techniques},
-        rows=tuple(rows),
     )
 
 
@@ -325,7 +329,7 @@ def _done(
     """What a file holds of the present sources, of this device and of all these variants, none of which failed."""
     if file is None or not file.is_file():
         return set()
-    now = _run([], techniques, device, tiny=tiny)
+    now = _origin(techniques, device, tiny=tiny)
     return {
         name
         for name, run in _loaded(file).runs.items()
@@ -334,7 +338,7 @@ def _done(
     }
 
 
-def _same_sources(before: Run | LossRun, now: Run) -> bool:
+def _same_sources(before: Origin, now: Origin) -> bool:
     """Whether a run was of the present sources, of this device and this size of models."""
     return (before.packages, before.tiny, before.environment.slug) == (now.packages, now.tiny, now.environment.slug)
 

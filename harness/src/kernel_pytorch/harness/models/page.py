@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kernel_pytorch.harness.models.record import LossRun, Record, Row, Run, run_name
+from kernel_pytorch.harness.models.record import Origin, Record, Row, run_name
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
 from kernel_pytorch.harness.models.works import WORKS, Work
 from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model
@@ -76,7 +76,7 @@ def losses(record: Record) -> str:
     return "\n".join([_provenance(record.losses.values()), "", *_table(heads, rows)]) + "\n"
 
 
-def _provenance(runs: Iterable[Run | LossRun]) -> str:
+def _provenance(runs: Iterable[Origin]) -> str:
     parts = dict.fromkeys(
         f"{run.environment.device_name}, torch {run.environment.torch}, transformers {run.transformers}, {run.date}"
         f"{', small models' if run.tiny else ''}"

@@ -91,8 +91,8 @@ class Row(_Frozen):
     failed: bool = False
 
 
-class Run(_Frozen):
-    """One model at one work.
+class Origin(_Frozen):
+    """When, where and of what something was measured.
 
     Attributes:
         date: of its end, ISO.
@@ -100,7 +100,6 @@ class Run(_Frozen):
         tiny: whether it was the model for a CPU.
         transformers: version.
         packages: digest of the sources of what was patched in, by technique.
-        rows: what was measured.
     """
 
     date: str
@@ -108,18 +107,22 @@ class Run(_Frozen):
     tiny: bool
     transformers: str
     packages: dict[str, str]
+
+
+class Run(Origin):
+    """One model at one work.
+
+    Attributes:
+        rows: what was measured.
+    """
+
     rows: tuple[Row, ...]
 
 
-class LossRun(_Frozen):
+class LossRun(Origin):
     """The losses of the first steps of training of a model, stock beside ours.
 
     Attributes:
-        date: of its end, ISO.
-        environment: where.
-        tiny: whether it was the model for a CPU.
-        transformers: version.
-        packages: digest of the sources of what was patched in, by technique.
         dtype: of the weights.
         stock: losses of the model as it comes.
         ours: with the techniques patched in.
@@ -128,11 +131,6 @@ class LossRun(_Frozen):
         allowed: how large it may be.
     """
 
-    date: str
-    environment: Environment
-    tiny: bool
-    transformers: str
-    packages: dict[str, str]
     dtype: str
     stock: tuple[float, ...]
     ours: tuple[float, ...]
