@@ -164,3 +164,26 @@ def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
     for message, arguments in bad.items():
         with pytest.raises((TypeError, ValueError), match=message):
             operators.flash_attention(*arguments)
+
+
+@pytest.mark.parametrize("longest", [4, 0])
+def test_tokens_of_no_sequence_are_no_memory_that_nobody_wrote(longest, device, monkeypatch):
+    """What is allocated holds numbers of others; a call may say that its sequences are shorter than they are."""
+    original = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: _filled(original(*size, **options)))
+    q, k, v = (t.detach() for t in make(1, 2, 10, 16, device=device))
+    starts = torch.tensor([2, 6], dtype=torch.int32, device=device)
+    o, lse, rest = operators.flash_attention(q, k, v, *PLAIN[:-5], starts, starts, longest, 4, True)
+    apart = [0, 1, *range(6, 10)]
+    assert not o[..., apart, :].any()
+    assert not rest[..., apart].any()
+    assert (lse[..., apart] == float("-inf")).all()
+    options = starts, starts, longest, 4, True, True, True, False, False
+    found = operators.flash_attention_backward(
+        q, None, q, k, v, None, None, None, None, o, torch.zeros_like(lse), torch.ones_like(lse), *PLAIN[4:9], *options
+    )
+    assert max(gradient.abs().max().item() for gradient in found[:3]) < 1e3
+
+
+def _filled(made):
+    return made.fill_(1e6) if made.is_floating_point() and made.device.type != "meta" else made

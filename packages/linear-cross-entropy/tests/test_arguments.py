@@ -219,9 +219,18 @@ def test_a_layer_without_memory():
         linear_cross_entropy(hidden.to("meta"), weight, target.to("meta"))
 
 
-def test_a_target_whose_storage_was_freed_is_refused():
-    """Whoever calls the operator directly: it ended the process."""
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda target: torch.ops.kernel_pytorch.check_target(target, 8, -100),
+        lambda target: linear_cross_entropy(torch.randn(64, 4), torch.randn(8, 4), target),
+        lambda target: cross_entropy(torch.randn(64, 8), target),
+    ],
+    ids=["operator", "linear_cross_entropy", "cross_entropy"],
+)
+def test_a_target_whose_storage_was_freed_is_refused(call):
+    """PyTorch's own comparison ends the process."""
     target = torch.zeros(64, dtype=torch.int64)
     target.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match=r"target: shape is \(64,\), but its storage holds nothing; it was freed"):
-        torch.ops.kernel_pytorch.check_target(target, 8, -100)
+        call(target)

@@ -110,7 +110,7 @@ def flash_attention_varlen_cost(case: Case, direction: Direction) -> Cost:
         )
         for q, k in zip(case.sizes["queries"], case.sizes["lengths"], strict=True)
     ]
-    launches = 2 if direction is Direction.FORWARD else None  # zeros for tokens behind the last sequence
+    launches = 3 if direction is Direction.FORWARD else None  # output and lse of tokens behind the last sequence
     return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs), launches=launches)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_flag, check_tensor
+from ._core.direct_calls import check_memory
 from ._core.operator import is_plain
 from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_words
 from .levels import LADDER
@@ -149,6 +150,7 @@ def _checked_target(target: Tensor, rows: Tensor, name: str, words: int, ignore_
         return target
     if torch.compiler.is_compiling() or not is_plain(target):
         return torch.ops.kernel_pytorch.check_target(target, words, ignore_index)
+    check_memory("target", target)
     check_words(target, words, ignore_index)
     return target
 

@@ -59,6 +59,10 @@ def _attend(
     return acc, top, total
 
 
+NOTHING = float("-inf")
+"""lse of a query that sees no key."""
+
+
 @triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, sinks_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, o_ptr, lse_ptr, rest_ptr,
@@ -162,7 +166,7 @@ def _plan(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
     if g.is_empty:
-        return lambda *_: (g.new_o().zero_(), g.new_lse(), g.new_rest(keep_rest).zero_())
+        return lambda *_: (g.new_o().zero_(), g.new_lse(NOTHING), g.new_rest(keep_rest).zero_())
     hopper = gluon_launch.chosen(g, q, k, v, sinks, right)
     if hopper is not None:
         return gluon_launch.plan(g, q, k, v, scale, keep_rest, hopper)
@@ -180,7 +184,7 @@ def _plan(
         q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
         seed: Tensor | None, *rest: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        o, lse, kept = g.new_o(), g.new_lse(), g.new_rest(keep_rest)
+        o, lse, kept = g.new_o(), g.new_lse(NOTHING), g.new_rest(keep_rest)
         cu_q, cu_k = rest[5:7]
         launch(g.unit_depth(q), g.unit_depth(k), g.unit_depth(v), g.bias_data(bias), alibi_slopes, g.dense(sinks),
                seed, g.dense(cu_q), g.dense(cu_k), o, lse, kept)  # fmt: skip

@@ -101,16 +101,19 @@ class Geometry:
     def new_rest(self, keep: bool) -> Tensor:
         """Memory for what rounding takes off the output, in float32 off lse; empty where nobody keeps it."""
         if keep and self.itemsize == 4:
-            return self.new_lse().zero_() if self.varlen else self.new_lse()
+            return self.new_lse()
         return self.q_like.new(zeros=False) if keep else self.q_like.meta.new_empty((0,), device=self.device)
 
     def new_kv(self) -> Tensor:
         """Memory for the gradient of k or v."""
         return self.k_like.new()
 
-    def new_lse(self) -> Tensor:
-        """Memory for one float32 a query and head."""
-        return torch.empty(self.q_like.meta.shape[:-1], dtype=torch.float32, device=self.device)
+    def new_lse(self, fill: float = 0.0) -> Tensor:
+        """Memory for one float32 a query and head; of packed sequences `fill`, for tokens that are in none of them."""
+        shape = self.q_like.meta.shape[:-1]
+        if self.varlen:
+            return torch.full(shape, fill, dtype=torch.float32, device=self.device)
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
 
 class _Allocation:
