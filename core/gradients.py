@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .memo import taker
+
+WHOLE = ("needs", "dtypes", "saved")
+KINDS = ("gradient", "input", "output", "scalar", "held", *WHOLE)
 
 # Private names of PyTorch.
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -30,29 +36,31 @@ def autograd_rules(
     save_plan = [] if save is None else [
         _asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(save).parameters
     ]  # fmt: skip
-    save_in = [place for kind, place in plan if kind == "input"]
     plan = [("held", place) if kind == "output" and outputs[place] in held else (kind, place) for kind, place in plan]
-    save_out = [place for kind, place in plan if kind == "output"]
-    hold = [place for kind, place in plan if kind == "held"]
-    scalars = [place for kind, place in plan if kind == "scalar"]
-    followed = [place for kind, place in plan if kind == "gradient"]
+    of_kind = {kind: [place for k, place in plan if k == kind] for kind in KINDS}
+    followed = of_kind["gradient"]
     hidden = [place for place in range(len(outputs)) if place not in followed]
     made_of = {outputs.index(name): [inputs.index(source) for source in of] for name, of in follows.items()}
+    save_in, save_out, hold = of_kind["input"], of_kind["output"], of_kind["held"]
+    take_in, take_out, take_scalars, take_tensors = map(taker, (save_in, save_out, of_kind["scalar"], tensors))
+    take_held, take_hidden = taker(hold), taker(hidden)
+    ordered = taker(_order(plan, len(outputs), of_kind))
 
     def setup_context(ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
         more = () if save is None else save(*[(results if k == "output" else arguments)[i] for k, i in save_plan])
-        ctx.save_for_backward(*[arguments[i] for i in save_in], *[results[i] for i in save_out], *more)
+        ctx.save_for_backward(*take_in(arguments), *take_out(results), *more)
         still = [
-            o
+            results[o]
             for o, sources in made_of.items()
             if any(arguments[i] is None for i in sources) or not any(ctx.needs_input_grad[i] for i in sources)
         ]
-        ctx.mark_non_differentiable(*[results[i] for i in [*hidden, *still]])
+        ctx.mark_non_differentiable(*take_hidden(results), *still)
         ctx.set_materialize_grads(False)  # an output that nobody used comes as None, not as zeros to be read
-        ctx.scalars = [arguments[i] for i in scalars]
-        ctx.held, ctx.readers = [results[i] for i in hold], []
-        ctx.dtypes = [None if arguments[i] is None else arguments[i].dtype for i in tensors]
+        ctx.scalars = take_scalars(arguments)
+        ctx.dtypes = [None if t is None else t.dtype for t in take_tensors(arguments)]
+        if hold:
+            ctx.held, ctx.readers = list(take_held(results)), []
 
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(gradients[i] is None for i in followed):
@@ -63,19 +71,11 @@ def autograd_rules(
             return in_order(ctx, gradients, held)
 
     def in_order(ctx: Any, gradients: Sequence[Tensor | None], held: list[Tensor]) -> tuple[Tensor | None, ...]:
+        kept, end = ctx.saved_tensors, len(save_in) + len(save_out)
+        needs, dtypes = [*take_tensors(ctx.needs_input_grad)], ctx.dtypes
+        arguments = ordered((*gradients, needs, dtypes, kept[end:], *kept[:end], *ctx.scalars, *held))
         found: list[Tensor | None] = [None] * len(inputs)
-        kept, (first, second) = ctx.saved_tensors, (len(save_in), len(save_in) + len(save_out))
-        values = {
-            "input": iter(kept[:first]), "output": iter(kept[first:second]), "scalar": iter(ctx.scalars),
-            "held": iter(held),
-        }  # fmt: skip
-        needs = [ctx.needs_input_grad[i] for i in tensors]
-        whole = {"needs": needs, "dtypes": ctx.dtypes, "saved": kept[second:]}
-        arguments = [
-            gradients[place] if kind == "gradient" else whole[kind] if kind in whole else next(values[kind])
-            for kind, place in plan
-        ]
-        for place, needed, dtype, result in zip(tensors, needs, ctx.dtypes, gradient(*arguments), strict=True):
+        for place, needed, dtype, result in zip(tensors, needs, dtypes, gradient(*arguments), strict=True):
             if needed and result is not None:
                 found[place] = result if result.dtype == dtype else result.to(dtype)
         return tuple(found)
@@ -118,6 +118,17 @@ def is_batched(gradient: Tensor) -> bool:
     return bool(_is_batched(gradient))
 
 
+def _order(plan: Sequence[tuple[str, int]], outputs: int, of_kind: Mapping[str, Sequence[int]]) -> list[int]:
+    """Where `in_order` has what a gradient asks for: gradients of outputs, whole lists, then what was kept."""
+    begins, end = dict(zip(WHOLE, itertools.count(outputs), strict=False)), outputs + len(WHOLE)
+    for kind in ("input", "output", "scalar", "held"):
+        begins[kind], end = end, end + len(of_kind[kind])
+    counts = {kind: itertools.count(begins[kind]) for kind in ("input", "output", "scalar", "held")}
+    return [
+        place if kind == "gradient" else begins[kind] if kind in WHOLE else next(counts[kind]) for kind, place in plan
+    ]
+
+
 def _asked(name: str, inputs: list[str], outputs: list[str], tensors: list[int], of: str) -> tuple[str, int]:
     """What a parameter of a gradient stands for, and where it is."""
     if name in inputs:
@@ -127,6 +138,6 @@ def _asked(name: str, inputs: list[str], outputs: list[str], tensors: list[int],
         return ("output", outputs.index(name))
     if name[:1] == "d" and name[1:] in outputs:
         return ("gradient", outputs.index(name[1:]))
-    if name in ("needs", "dtypes", "saved"):
+    if name in WHOLE:
         return (name, 0)
     raise TypeError(f"the gradient of {of} asks for {name!r}, which is in none of {inputs + outputs}")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import adoption
 from .device import compute_capability
+from .memo import Memo
 from .operator import has_transform, is_transformed
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
@@ -108,6 +109,7 @@ class Ladder:
             for level in self.levels(function)
         }
         self._resolved: dict[Any, Any] = {}
+        self._checked: dict[str, Memo] = {function: Memo() for function in functions}
 
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
@@ -119,12 +121,18 @@ class Ladder:
         key = function, level
         own = self._levels[key]
         self._levels[key] = by
-        self._resolved.clear()
+        self.forget()
         try:
             yield
         finally:
             self._levels[key] = own
-            self._resolved.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Resolve everything anew: where something changed that decides."""
+        self._resolved.clear()
+        for memo in self._checked.values():
+            memo.forget()
 
     def default(self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False) -> str:
         """The level that `level=None` means there, or in what torch.compile traces there."""
@@ -199,6 +207,44 @@ class Ladder:
         if found is None:
             found = self._resolved[key] = self._levels[function, self.chosen(function, level, *tensors)]
         return found
+
+    def checked(
+        self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any
+    ) -> Callable[..., Any]:
+        """The level's function, after its arguments were checked; of calls that are alike the first decides.
+
+        Args:
+            function: its name.
+            level: as the user gave it.
+            check: raises unless the arguments are right, by what `memo.py` compares of them.
+            tensors: how many of the arguments, from the first, `resolve` gets.
+            *arguments: of the level's function.
+
+        Raises:
+            TypeError: as `check`, and as `resolve`.
+            ValueError: likewise.
+            RuntimeError: as `resolve`.
+        """
+        if torch.compiler.is_compiling() or has_transform():
+            check(*arguments)
+            return self.resolve(function, level, *arguments[:tensors])
+        call = (level, *arguments)
+        memo = self._checked[function]
+        found: Callable[..., Any] | None = memo.find(call)
+        if found is None:
+            check(*arguments)
+            found = self.resolve(function, level, *arguments[:tensors])
+            if arguments[0].is_cuda or level != "triton":  # elsewhere the environment says whether there is Triton
+                memo.keep(call, found)
+        return found
+
+    def call(self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any) -> Any:
+        """Call what `checked` returns, which see."""
+        return self.checked(function, level, check, tensors, *arguments)(*arguments)
+
+    def is_of_level(self, run: Callable[..., Any], level: str) -> bool:
+        """Whether a function that `resolve` returned is of this level."""
+        return any(run is found for (_, name), found in self._levels.items() if name == level)
 
     def is_native(self, function: str, x: Tensor) -> bool:
         """Whether the default for such a tensor is PyTorch's own operators.

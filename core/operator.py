@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from .after_import import after_import
 from .gradients import autograd_rules
+from .memo import Memo
 from .sharding import shard
 
 TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
@@ -167,11 +168,17 @@ def _differentiable(
     """What computes a call that is to be differentiated, and the function that users call."""
     operator, kernel, below = calls
     name = operator._schema.name.partition("::")[2]
+    memo = Memo()
+
+    def launched(*arguments: Any) -> Any:
+        known: _Known | None = memo.find(arguments)
+        return kernel(*arguments) if known is None or known.changed(arguments) else known.run(*arguments)
+
     if gradient is not None:
         rules = autograd_rules(operator._schema, gradient, save, follows, ())
         short_rules = autograd_rules(operator._schema, gradient, save, follows, held) if held else rules
         # Of plain tensors a graph is made around the launcher itself, of all others around the operator.
-        shortest, dispatched = _function(name, kernel, short_rules), _function(name, below, rules)
+        shortest, dispatched = _function(name, launched, short_rules), _function(name, below, rules)
         plain_graph, graph, transformed = _apply(shortest), _apply(dispatched), dispatched.apply
     else:
         plain_graph = graph = transformed = formula if formula is not None else _refused(operator)
@@ -188,17 +195,50 @@ def _differentiable(
             return transformed(*arguments)
         if _dispatch_modes() or _trace() is not None:
             return operator(*arguments)
-        wanted = False
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                if type(argument) not in _PLAIN or _alive(argument) is not argument or argument.is_neg():
-                    return operator(*arguments)
-                wanted = wanted or argument.requires_grad
-        return plain_graph(*arguments) if wanted and torch.is_grad_enabled() else kernel(*arguments)
+        known: _Known | None = memo.find(arguments)
+        if known is None or known.changed(arguments):
+            wanted = False
+            for argument in arguments:
+                if isinstance(argument, Tensor):
+                    if type(argument) not in _PLAIN or _alive(argument) is not argument or argument.is_neg():
+                        return operator(*arguments)
+                    wanted = wanted or argument.requires_grad
+            known = memo.keep(arguments, _look(kernel, arguments, wanted))
+        return plain_graph(*arguments) if known.wanted and torch.is_grad_enabled() else known.run(*arguments)
 
     run.operator = operator  # type: ignore[attr-defined]
     run.__name__ = run.__qualname__ = name
     return graph, run
+
+
+class _Known(NamedTuple):
+    """What was found out about plain tensors, and holds for calls that are alike.
+
+    Attributes:
+        run: computes them.
+        wanted: whether one of them asks for a gradient.
+        state: asks for what else `run` rests on; None if there is nothing.
+        value: what it answered.
+    """
+
+    run: Callable[..., Any]
+    wanted: bool
+    state: Callable[..., Any] | None
+    value: Any
+
+    def changed(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether `run` is no longer what computes them."""
+        return self.state is not None and self.state(*arguments) != self.value
+
+
+def _look(kernel: Any, arguments: tuple[Any, ...], wanted: bool) -> _Known:
+    """What is to be known of a call: the plan of its launcher, or where that has none the launcher."""
+    launcher = kernel.launcher() if hasattr(kernel, "launcher") else kernel
+    if not hasattr(launcher, "planned_for"):
+        return _Known(launcher, wanted, None, None)
+    state = launcher.state
+    value = None if state is None else state(*arguments)
+    return _Known(launcher.planned_for(*arguments), wanted, state, value)
 
 
 def _autograd_kernel(operator: Any, below: Callable[..., Any], graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -308,14 +348,12 @@ def _below_autograd(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _lazy(launch: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """The launcher, imported when it is called first."""
-    launcher: Callable[..., Any] | None = None
+    imported = functools.cache(launch)
 
     def kernel(*arguments: Any) -> Any:
-        nonlocal launcher
-        if launcher is None:
-            launcher = launch()
-        return launcher(*arguments)
+        return imported()(*arguments)
 
+    kernel.launcher = imported  # type: ignore[attr-defined]
     return kernel
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from .device import on_device
+from .memo import forget_all
 
 PLANS = 1024  # geometries of one launcher; beyond that all are forgotten
 _all_plans: list[dict[Any, Any]] = []
@@ -42,8 +43,8 @@ def planned(
     plans: dict[Any, Callable[..., Any]] = {}
     _all_plans.append(plans)
 
-    @functools.wraps(plan)
-    def launcher(*arguments: Any) -> Any:
+    def planned_for(*arguments: Any) -> Callable[..., Any]:
+        """What runs with arguments of this geometry."""
         # NaN is never equal to itself, and -0.0 always to 0.0: such floats are known by their names.
         geometry = [
             (a.shape, a.stride(), a.dtype, a.device, address & 15 != 0 if (address := a.data_ptr()) else None)
@@ -60,8 +61,13 @@ def planned(
                 plans.clear()
             with on_device(next(a for a in arguments if isinstance(a, Tensor))):
                 run = plans[key] = plan(*arguments)
-        return run(*arguments)
+        return run
 
+    @functools.wraps(plan)
+    def launcher(*arguments: Any) -> Any:
+        return planned_for(*arguments)(*arguments)
+
+    launcher.planned_for, launcher.state = planned_for, state  # type: ignore[attr-defined]
     return launcher
 
 
@@ -69,3 +75,4 @@ def forget_plans() -> None:
     """Plan everything anew: for tests that change what plans rest on."""
     for plans in _all_plans:
         plans.clear()
+    forget_all()

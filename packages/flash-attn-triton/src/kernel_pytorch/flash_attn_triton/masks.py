@@ -48,8 +48,9 @@ def packed(
     query = torch.arange(queries, device=cu_seqlens_q.device)
     key = torch.arange(keys, device=cu_seqlens_k.device)
     # Of empty sequences, which end where they begin, none is found.
-    of_query = torch.searchsorted(cu_seqlens_q[1:].contiguous(), query, right=True)
-    of_key = torch.searchsorted(cu_seqlens_k[1:].contiguous(), key, right=True)
+    # Not by searchsorted: on a GPU TorchInductor of torch 2.11 searches a slice as if it began with the whole tensor.
+    of_query = (query.unsqueeze(1) >= cu_seqlens_q[1:]).sum(1)
+    of_key = (key.unsqueeze(1) >= cu_seqlens_k[1:]).sum(1)
     exists = of_query < cu_seqlens_q.shape[0] - 1
     of_query = of_query.clamp(max=cu_seqlens_q.shape[0] - 2)
     # Counted from the ends of their sequences, where the last query stands at the last key.

@@ -110,7 +110,7 @@ def flash_attention_varlen_cost(case: Case, direction: Direction) -> Cost:
         )
         for q, k in zip(case.sizes["queries"], case.sizes["lengths"], strict=True)
     ]
-    launches = 3 if direction is Direction.FORWARD else None  # output and lse of tokens behind the last sequence
+    launches = 4 if direction is Direction.FORWARD else None  # three fill what tokens in no sequence leave
     return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs), launches=launches)
 
 
@@ -214,6 +214,11 @@ flash_attention_bench = grid(
     point("Llama 3.1 8B, prefill 512", shape=(1, 32, 512, 128), kv_heads=8, causal=True),
     point("Llama 3.1 8B, decode at 4096", shape=(1, 32, 1, 128), kv_heads=8, keys=4096, causal=True),
     point("Llama 3.1 8B, prefill 4096", shape=(1, 32, 4096, 128), kv_heads=8, causal=True, devices=CUDA),
+    point("Llama 3.1 70B, 16 x 1024", shape=(16, 64, 1024, 128), kv_heads=8, causal=True, devices=CUDA),
+    point("32 heads of 128, 8192", shape=(1, 32, 8192, 128), devices=CUDA),
+    point("32 heads of 128, 8192, causal", shape=(1, 32, 8192, 128), causal=True, devices=CUDA),
+    point("32 heads of 64, 8192", shape=(1, 32, 8192, 64), devices=CUDA),
+    point("32 heads of 64, 8192, causal", shape=(1, 32, 8192, 64), causal=True, devices=CUDA),
     dtypes=(torch.bfloat16,),
 )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._core.arguments import check_choice, check_device, check_number, shape_of
+from ._core.levels import Ladder
 from .rules.activations import ACTIVATIONS
 
 
@@ -30,6 +32,11 @@ def check_dropout(p: float, seed: Tensor | None, x: Tensor, name: str = "dropout
     if seed.dim() != 0:
         raise ValueError(f"seed: shape is {shape_of(seed)}; it must be ()")
     check_device("seed", seed, x)
+
+
+def seed_for(ladder: Ladder, run: Any, p: float, seed: Tensor | None, x: Tensor) -> Tensor | None:
+    """The seed that `run`, a level's function, gets: where none is given a drawn one, but not for PyTorch's dropout."""
+    return draw_seed(x.device) if p > 0.0 and seed is None and not ladder.is_of_level(run, "native") else seed
 
 
 def draw_seed(device: torch.device) -> Tensor:

@@ -56,10 +56,8 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    check_tensor("x", x)
-    _check_scalars(eps, offset, casting)
-    check_parameter("weight", weight, x)
-    return LADDER.resolve("rms_norm", level, x, weight)(x, weight, eps, offset, casting)
+    found: Tensor = LADDER.call("rms_norm", level, _check, 2, x, weight, eps, offset, casting)
+    return found
 
 
 def add_rms_norm(
@@ -96,11 +94,9 @@ def add_rms_norm(
     Source: as `rms_norm`; the residual add in front of it as in Touvron et al., "LLaMA", 2023,
     https://arxiv.org/abs/2302.13971.
     """
-    check_tensor("x", x)
-    check_like("residual", residual, x)
-    _check_scalars(eps, offset, casting)
-    check_parameter("weight", weight, x)
-    return LADDER.resolve("add_rms_norm", level, x, residual, weight)(x, residual, weight, eps, offset, casting)
+    given = x, residual, weight, eps, offset, casting
+    found: tuple[Tensor, Tensor] = LADDER.call("add_rms_norm", level, _check_add, 3, *given)
+    return found
 
 
 def head_rms_norm(
@@ -135,13 +131,30 @@ def head_rms_norm(
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
     root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
     """
+    found: Tensor = LADDER.call("head_rms_norm", level, _check_heads, 2, x, weight, eps, offset, casting)
+    return found
+
+
+def _check(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> None:
+    check_tensor("x", x)
+    _check_scalars(eps, offset, casting)
+    check_parameter("weight", weight, x)
+
+
+def _check_add(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> None:
+    check_tensor("x", x)
+    check_like("residual", residual, x)
+    _check_scalars(eps, offset, casting)
+    check_parameter("weight", weight, x)
+
+
+def _check_heads(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str) -> None:
     check_tensor("x", x)
     _check_scalars(eps, offset, casting)
     if x.dim() < 2:
         raise ValueError(f"x: shape is {shape_of(x)}; it must be (..., H, D)")
     check_tensor("weight", weight)
     check_parameter("weight", weight, x, dimensions=2)
-    return LADDER.resolve("head_rms_norm", level, x, weight)(x, weight, eps, offset, casting)
 
 
 def _check_scalars(eps: float, offset: float, casting: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_like, check_parameter, check_tensor
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, draw_seed
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, seed_for
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -34,10 +34,8 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | No
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053; the activations are named in
     `activations.py`.
     """
-    check_tensor("x", x)
-    check_parameter("bias", bias, x)
-    check_activation(activation)
-    return LADDER.resolve("bias_act", level, x, bias)(x, bias, activation)
+    found: Tensor = LADDER.call("bias_act", level, _check_act, 2, x, bias, activation)
+    return found
 
 
 def bias_dropout_add(
@@ -77,10 +75,19 @@ def bias_dropout_add(
 
     Source: as `bias_act`.
     """
+    run = LADDER.checked("bias_dropout_add", level, _check_add, 3, x, bias, residual, p, seed)
+    found: Tensor = run(x, bias, residual, p, seed_for(LADDER, run, p, seed, x))
+    return found
+
+
+def _check_act(x: Tensor, bias: Tensor | None, activation: str) -> None:
+    check_tensor("x", x)
+    check_parameter("bias", bias, x)
+    check_activation(activation)
+
+
+def _check_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, seed: Tensor | None) -> None:
     check_tensor("x", x)
     check_parameter("bias", bias, x)
     check_like("residual", residual, x)
     check_dropout(p, seed, x, "p")
-    if p > 0.0 and seed is None and LADDER.chosen("bias_dropout_add", level, x) != "native":
-        seed = draw_seed(x.device)
-    return LADDER.resolve("bias_dropout_add", level, x, bias, residual)(x, bias, residual, p, seed)

@@ -49,9 +49,8 @@ def swiglu(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
     """
-    _check(gate, up)
-    check_swish(alpha, limit, offset)
-    return LADDER.resolve("swiglu", level, gate, up)(gate, up, alpha, limit, offset)
+    found: Tensor = LADDER.call("swiglu", level, _check_swiglu, 2, gate, up, alpha, limit, offset)
+    return found
 
 
 def geglu(
@@ -81,9 +80,8 @@ def geglu(
 
     Source: as `swiglu`.
     """
-    _check(gate, up)
-    check_gelu(approximate, limit)
-    return LADDER.resolve("geglu", level, gate, up)(gate, up, approximate, limit)
+    found: Tensor = LADDER.call("geglu", level, _check_geglu, 2, gate, up, approximate, limit)
+    return found
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None, level: str | None = None) -> Tensor:
@@ -105,9 +103,8 @@ def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None,
 
     Source: as `swiglu`.
     """
-    _check(gate, up)
-    check_limit(limit)
-    return LADDER.resolve("reglu", level, gate, up)(gate, up, limit)
+    found: Tensor = LADDER.call("reglu", level, _check_reglu, 2, gate, up, limit)
+    return found
 
 
 def check_swish(alpha: float, limit: float | None, offset: float) -> None:
@@ -139,3 +136,18 @@ def _check(gate: Tensor, up: Tensor | None) -> None:
             raise ValueError(f"gate: shape is {shape_of(gate)}; packed with up, its last dimension must be even")
     else:
         check_like("up", up, gate, "gate")
+
+
+def _check_swiglu(gate: Tensor, up: Tensor | None, alpha: float, limit: float | None, offset: float) -> None:
+    _check(gate, up)
+    check_swish(alpha, limit, offset)
+
+
+def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str, limit: float | None) -> None:
+    _check(gate, up)
+    check_gelu(approximate, limit)
+
+
+def _check_reglu(gate: Tensor, up: Tensor | None, limit: float | None) -> None:
+    _check(gate, up)
+    check_limit(limit)

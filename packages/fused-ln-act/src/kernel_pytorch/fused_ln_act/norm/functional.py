@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_eps, check_like, check_parameter, check_tensor
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, draw_seed
+from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, seed_for
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -44,8 +44,8 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450.
     """
-    _check(x, weight, bias, eps)
-    return LADDER.resolve("layer_norm", level, x, weight, bias)(x, weight, bias, eps)
+    found: Tensor = LADDER.call("layer_norm", level, _check, 3, x, weight, bias, eps)
+    return found
 
 
 def add_layer_norm(
@@ -92,10 +92,10 @@ def add_layer_norm(
     Source: as `layer_norm`; dropout and the residual add in front of it as in Vaswani et al., "Attention Is All You
     Need", 2017, section 5.4, https://arxiv.org/abs/1706.03762.
     """
-    _check(x, weight, bias, eps, residual)
-    scalars = (eps, *_dropout("add_layer_norm", level, dropout_p, seed, x))
-    run = LADDER.resolve("add_layer_norm", level, x, residual, weight, bias)
-    return run(x, residual, weight, bias, *scalars)
+    given = x, residual, weight, bias, eps
+    run = LADDER.checked("add_layer_norm", level, _check_add, 4, *given, dropout_p, seed)
+    found: tuple[Tensor, Tensor] = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    return found
 
 
 def layer_norm_act(
@@ -136,10 +136,10 @@ def layer_norm_act(
 
     Source: as `layer_norm`; the activations are named in `activations.py`.
     """
-    _check(x, weight, bias, eps)
-    check_activation(activation)
-    scalars = (eps, activation, *_dropout("layer_norm_act", level, dropout_p, seed, x))
-    return LADDER.resolve("layer_norm_act", level, x, weight, bias)(x, weight, bias, *scalars)
+    given = x, weight, bias, eps, activation
+    run = LADDER.checked("layer_norm_act", level, _check_act, 3, *given, dropout_p, seed)
+    found: Tensor = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    return found
 
 
 def add_layer_norm_act(
@@ -181,11 +181,10 @@ def add_layer_norm_act(
 
     Source: as `add_layer_norm` and `layer_norm_act`.
     """
-    _check(x, weight, bias, eps, residual)
-    check_activation(activation)
-    scalars = (eps, activation, *_dropout("add_layer_norm_act", level, dropout_p, seed, x))
-    run = LADDER.resolve("add_layer_norm_act", level, x, residual, weight, bias)
-    return run(x, residual, weight, bias, *scalars)
+    given = x, residual, weight, bias, eps, activation
+    run = LADDER.checked("add_layer_norm_act", level, _check_add_act, 4, *given, dropout_p, seed)
+    found: tuple[Tensor, Tensor] = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    return found
 
 
 def rms_norm_act(
@@ -221,10 +220,10 @@ def rms_norm_act(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    _check(x, weight, None, eps)
-    check_activation(activation)
-    scalars = (eps, activation, *_dropout("rms_norm_act", level, dropout_p, seed, x))
-    return LADDER.resolve("rms_norm_act", level, x, weight)(x, weight, *scalars)
+    given = x, weight, eps, activation
+    run = LADDER.checked("rms_norm_act", level, _check_rms_act, 2, *given, dropout_p, seed)
+    found: Tensor = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    return found
 
 
 def add_rms_norm_act(
@@ -263,10 +262,10 @@ def add_rms_norm_act(
 
     Source: as `rms_norm_act` and `add_layer_norm`.
     """
-    _check(x, weight, None, eps, residual)
-    check_activation(activation)
-    scalars = (eps, activation, *_dropout("add_rms_norm_act", level, dropout_p, seed, x))
-    return LADDER.resolve("add_rms_norm_act", level, x, residual, weight)(x, residual, weight, *scalars)
+    given = x, residual, weight, eps, activation
+    run = LADDER.checked("add_rms_norm_act", level, _check_add_rms_act, 3, *given, dropout_p, seed)
+    found: tuple[Tensor, Tensor] = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    return found
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *residual: Tensor) -> None:
@@ -278,9 +277,29 @@ def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *r
     check_parameter("bias", bias, x)
 
 
-def _dropout(function: str, level: str | None, p: float, seed: Tensor | None, x: Tensor) -> tuple[Any, ...]:
-    """The probability and the seed that the level gets."""
+def _check_add(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, p: float, seed: Tensor | None
+) -> None:
+    _check(x, weight, bias, eps, residual)
     check_dropout(p, seed, x)
-    if p > 0.0 and seed is None and LADDER.chosen(function, level, x) != "native":
-        seed = draw_seed(x.device)
-    return p, seed
+
+
+def _check_act(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, activation: str, p: float, seed: Tensor | None,
+    *residual: Tensor,
+) -> None:  # fmt: skip
+    _check(x, weight, bias, eps, *residual)
+    check_activation(activation)
+    check_dropout(p, seed, x)
+
+
+def _check_add_act(x: Tensor, residual: Tensor, *others: Any) -> None:
+    _check_act(x, *others, residual)
+
+
+def _check_rms_act(x: Tensor, weight: Tensor | None, *others: Any) -> None:
+    _check_act(x, weight, None, *others)
+
+
+def _check_add_rms_act(x: Tensor, residual: Tensor, weight: Tensor | None, *others: Any) -> None:
+    _check_act(x, weight, None, *others, residual)

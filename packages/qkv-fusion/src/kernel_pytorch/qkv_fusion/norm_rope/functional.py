@@ -61,9 +61,8 @@ def qk_norm_rope(
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
     root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
     """
-    _check(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset, position_ids)
-    run = LADDER.resolve("qk_norm_rope", level, q, k, q_weight, k_weight, cos, sin)
-    found: tuple[Tensor, Tensor] = run(q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset)
+    given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
+    found: tuple[Tensor, Tensor] = LADDER.call("qk_norm_rope", level, _check, 6, *given)
     return found
 
 
@@ -107,9 +106,8 @@ def qk_layer_norm_rope(
     Source: Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters", 2023,
     https://arxiv.org/abs/2302.05442.
     """
-    _check(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset, position_ids)
-    run = LADDER.resolve("qk_layer_norm_rope", level, q, k, q_weight, k_weight, cos, sin)
-    found: tuple[Tensor, Tensor] = run(q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset)
+    given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
+    found: tuple[Tensor, Tensor] = LADDER.call("qk_layer_norm_rope", level, _check, 6, *given)
     return found
 
 
@@ -120,10 +118,10 @@ def _check(
     k_weight: Tensor,
     cos: Tensor,
     sin: Tensor,
+    position_ids: Tensor | None,
     eps: float,
     interleaved: bool,
     offset: float,
-    position_ids: Tensor | None,
 ) -> None:
     check_heads(q, k)
     check_angles(cos, sin, position_ids, interleaved, q, q.shape[:-2], q.shape[-1])

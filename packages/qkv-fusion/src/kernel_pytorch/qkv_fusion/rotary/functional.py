@@ -51,9 +51,14 @@ def rotary_embedding(
 
     Source: Su et al., "RoFormer", 2021, https://arxiv.org/abs/2104.09864.
     """
+    given = q, k, cos, sin, position_ids, interleaved, inverse
+    found: tuple[Tensor, Tensor] = LADDER.call("rotary_embedding", level, _check, 4, *given)
+    return found
+
+
+def _check(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, interleaved: bool, inverse: bool
+) -> None:
     check_heads(q, k)
     check_angles(cos, sin, position_ids, interleaved, q, q.shape[:-2], q.shape[-1])
     check_flag("inverse", inverse)
-    run = LADDER.resolve("rotary_embedding", level, q, k, cos, sin)
-    found: tuple[Tensor, Tensor] = run(q, k, cos, sin, position_ids, interleaved, inverse)
-    return found
