@@ -171,7 +171,7 @@ def test_checks_run_once_for_calls_that_are_alike():
 def test_what_cannot_be_found_pushes_nothing_out():
     memo = kept(numbers())
     for _ in range(2 * SIZE):
-        memo.keep((misaligned(),), "found")
+        memo.keep((misaligned(),), "misaligned")
     assert memo.find((numbers(),)) == "found"
 
 

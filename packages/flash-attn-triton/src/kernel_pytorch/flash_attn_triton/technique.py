@@ -379,11 +379,7 @@ technique = Technique(
             function=f"{HERE}:flash_attention_varlen",
             levels=("reference", "native", "torchscript", "compile", "triton"),
             budgets={"native": REMADE, "compile": COMPILED, "triton": REMADE},
-            unsupported=_without(
-                "cuda",
-                compile=PACKED | {"selective checkpointing": None},
-                **dict.fromkeys(("reference", "native", "torchscript", "triton"), PACKED),
-            ),
+            unsupported=_without("cuda", **dict.fromkeys(LEVELS, PACKED)),
             inputs=flash_attention_varlen_inputs,
             cost=flash_attention_varlen_cost,
             test_grid=flash_attention_varlen_tests,
