@@ -19,6 +19,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 try:
@@ -76,6 +77,8 @@ class Memo:
 
     def keep(self, arguments: Sequence[Any], found: Any) -> Any:
         """Remember `found`, which is returned, for calls like this one, which `find` did not know."""
+        if self._rest:
+            return found
         self._patience -= 1
         if self._patience <= 0:  # shapes that never come back
             self._patience, self._rest = PATIENCE, REST
@@ -91,6 +94,9 @@ class Memo:
 def _same(known: _Known, arguments: Sequence[Any]) -> bool:
     """Whether tensors are alike, and zeros have the same sign."""
     tensors = known.tensors(arguments)
+    for tensor in tensors:
+        if tensor.is_nested:  # their strides end the process in the check
+            return False
     if not known.check(*tensors):
         return False
     for tensor in tensors:
@@ -104,6 +110,8 @@ def _known(arguments: Sequence[Any], found: Any) -> _Known | None:
     """How calls like this one are known; None if they cannot be."""
     places = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
     tensors = [arguments[i] for i in places]
+    if any(t.layout != torch.strided or t.is_nested for t in tensors):
+        return None
     aligned = all(address and not address & 15 for address in (t.data_ptr() for t in tensors))
     zeros = tuple(i for i, a in enumerate(arguments) if type(a) is float and a == 0.0)
     if TensorGuards is None or not tensors or not aligned or any(math.copysign(1.0, arguments[i]) < 0.0 for i in zeros):
