@@ -7,6 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .direct_calls import check_memory
+from .operator import is_plain
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -20,7 +23,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
 
 
 def check_floats(name: str, tensor: Tensor) -> None:
-    """Raise TypeError, naming the argument, unless this is a strided tensor of an allowed dtype."""
+    """Raise TypeError or ValueError, naming it, unless this is a strided tensor of an allowed dtype that has memory."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: given {type(tensor).__name__}; it must be a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -29,6 +32,9 @@ def check_floats(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in DTYPES:
         allowed = ", ".join(str(dtype) for dtype in DTYPES)
         raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are {allowed}")
+    # Some of PyTorch's own operators read what was freed, and end the process.
+    if not torch.compiler.is_compiling() and (tensor.is_cpu or tensor.is_cuda) and is_plain(tensor):
+        check_memory(name, tensor)
 
 
 def check_like(name: str, tensor: Tensor, x: Tensor, of: str = "x") -> None:

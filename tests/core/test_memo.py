@@ -77,7 +77,7 @@ WITHOUT_STRIDES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR|ignore:The PyTorch API of nested")
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("name", WITHOUT_STRIDES)
 def test_tensors_without_strides_are_other_calls(name):
     given = WITHOUT_STRIDES[name](), None, 1.0, "a"
@@ -160,6 +160,7 @@ WRONG = {
     "infinite": ({"eps": math.inf}, ValueError, "eps: given"),
     "bool": ({"offset": True}, TypeError, "offset: given bool"),
     "tensor": ({"eps": torch.tensor(1e-6)}, TypeError, "eps: given Tensor"),
+    "freed": ({"x": freed()}, ValueError, "x: shape is .* it was freed"),
     "casting": ({"casting": "x"}, ValueError, "casting: given"),
     "level": ({"level": "x"}, ValueError, "level: given"),
 }
