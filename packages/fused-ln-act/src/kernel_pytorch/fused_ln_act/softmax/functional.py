@@ -37,13 +37,18 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level:
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1, https://arxiv.org/abs/1706.03762.
     """
+    plain = mask is None and isinstance(scale, (int, float)) and scale == 1.0
+    if level is None and plain and isinstance(x, Tensor) and x.is_cpu:
+        level = "native"  # one operation of PyTorch's own: there is nothing to fuse
+    found: Tensor = LADDER.checked("softmax", level, _check, 2, x, mask, scale)(x, scale, mask)
+    return found
+
+
+def _check(x: Tensor, mask: Tensor | None, scale: float) -> None:
     check_tensor("x", x)
     check_number("scale", scale)
     if mask is not None:
         _check_mask(mask, x)
-    if level is None and mask is None and scale == 1.0 and x.device.type == "cpu":
-        level = "native"  # one operator of PyTorch's own: there is nothing to fuse
-    return LADDER.resolve("softmax", level, x, mask)(x, scale, mask)
 
 
 def _check_mask(mask: Tensor, x: Tensor) -> None:
