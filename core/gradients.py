@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .memo import taker
+from .call_cache import getter
 
 WHOLE = ("needs", "dtypes", "saved")
 KINDS = ("gradient", "input", "output", "scalar", "held", *WHOLE)
@@ -42,9 +42,9 @@ def autograd_rules(
     hidden = [place for place in range(len(outputs)) if place not in followed]
     made_of = {outputs.index(name): [inputs.index(source) for source in of] for name, of in follows.items()}
     save_in, save_out, hold = of_kind["input"], of_kind["output"], of_kind["held"]
-    take_in, take_out, take_scalars, take_tensors = map(taker, (save_in, save_out, of_kind["scalar"], tensors))
-    take_held, take_hidden = taker(hold), taker(hidden)
-    ordered = taker(_order(plan, len(outputs), of_kind))
+    take_in, take_out, take_scalars, take_tensors = map(getter, (save_in, save_out, of_kind["scalar"], tensors))
+    take_held, take_hidden = getter(hold), getter(hidden)
+    ordered = getter(_order(plan, len(outputs), of_kind))
 
     def setup_context(ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from . import adoption
+from .call_cache import CallCache
 from .device import compute_capability
-from .memo import Memo
 from .operator import has_transform, is_transformed
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
@@ -109,7 +109,7 @@ class Ladder:
             for level in self.levels(function)
         }
         self._resolved: dict[Any, Any] = {}
-        self._checked: dict[str, Memo] = {function: Memo() for function in functions}
+        self._checked: dict[str, CallCache] = {function: CallCache() for function in functions}
 
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
@@ -129,10 +129,10 @@ class Ladder:
             self.forget()
 
     def forget(self) -> None:
-        """Resolve everything anew: where something changed that decides."""
+        """Drop cached decisions, after a change of what they depend on."""
         self._resolved.clear()
-        for memo in self._checked.values():
-            memo.forget()
+        for cache in self._checked.values():
+            cache.clear()
 
     def default(self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False) -> str:
         """The level that `level=None` means there, or in what torch.compile traces there."""
@@ -211,13 +211,13 @@ class Ladder:
     def checked(
         self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any
     ) -> Callable[..., Any]:
-        """The level's function, after its arguments were checked; of calls that are alike the first decides.
+        """Check the arguments and return the level's function; both are cached by `call_cache.py`.
 
         Args:
             function: its name.
             level: as the user gave it.
-            check: raises unless the arguments are right, by what `memo.py` compares of them.
-            tensors: how many of the arguments, from the first, `resolve` gets.
+            check: raises for wrong arguments, which it may tell only by what `call_cache.py` compares.
+            tensors: number of leading arguments that are passed to `resolve`.
             *arguments: of the level's function.
 
         Raises:
@@ -229,17 +229,17 @@ class Ladder:
             check(*arguments)
             return self.resolve(function, level, *arguments[:tensors])
         call = (level, *arguments)
-        memo = self._checked[function]
-        found: Callable[..., Any] | None = memo.find(call)
+        cache = self._checked[function]
+        found: Callable[..., Any] | None = cache.lookup(call)
         if found is None:
             check(*arguments)
             found = self.resolve(function, level, *arguments[:tensors])
             if arguments[0].is_cuda or level != "triton":  # elsewhere the environment says whether there is Triton
-                memo.keep(call, found)
+                cache.store(call, found)
         return found
 
     def call(self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any) -> Any:
-        """Call what `checked` returns, which see."""
+        """Call the function that `checked` returns; same arguments and errors."""
         return self.checked(function, level, check, tensors, *arguments)(*arguments)
 
     def is_of_level(self, run: Callable[..., Any], level: str) -> bool:

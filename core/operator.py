@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .after_import import after_import
+from .call_cache import PLAIN, CallCache
 from .gradients import autograd_rules
-from .memo import Memo
 from .sharding import shard
 
 TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
@@ -31,7 +31,6 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _alive = torch._C._functorch.unwrap_if_dead  # a tensor that outlives its transform of torch.func is wrapped still
 _trace = torch._C._get_tracing_state
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 _libraries: list[torch.library.Library] = []  # a registration lasts as long as its library
 
@@ -168,10 +167,10 @@ def _differentiable(
     """What computes a call that is to be differentiated, and the function that users call."""
     operator, kernel, below = calls
     name = operator._schema.name.partition("::")[2]
-    memo = Memo()
+    cache = CallCache()
 
     def launched(*arguments: Any) -> Any:
-        known: _Known | None = memo.find(arguments)
+        known: _Known | None = cache.lookup(arguments)
         return kernel(*arguments) if known is None or known.changed(arguments) else known.run(*arguments)
 
     if gradient is not None:
@@ -195,15 +194,15 @@ def _differentiable(
             return transformed(*arguments)
         if _dispatch_modes() or _trace() is not None:
             return operator(*arguments)
-        known: _Known | None = memo.find(arguments)
+        known: _Known | None = cache.lookup(arguments)
         if known is None or known.changed(arguments):
             wanted = False
             for argument in arguments:
                 if isinstance(argument, Tensor):
-                    if type(argument) not in _PLAIN or _alive(argument) is not argument or argument.is_neg():
+                    if type(argument) not in PLAIN or _alive(argument) is not argument or argument.is_neg():
                         return operator(*arguments)
                     wanted = wanted or argument.requires_grad
-            known = memo.keep(arguments, _look(kernel, arguments, wanted))
+            known = cache.store(arguments, _look(kernel, arguments, wanted))
         return plain_graph(*arguments) if known.wanted and torch.is_grad_enabled() else known.run(*arguments)
 
     run.operator = operator  # type: ignore[attr-defined]
@@ -212,13 +211,13 @@ def _differentiable(
 
 
 class _Known(NamedTuple):
-    """What was found out about plain tensors, and holds for calls that are alike.
+    """What `run` needs to know of a call with plain tensors, cached for matching calls.
 
     Attributes:
-        run: computes them.
-        wanted: whether one of them asks for a gradient.
-        state: asks for what else `run` rests on; None if there is nothing.
-        value: what it answered.
+        run: computes the call.
+        wanted: whether a tensor requires a gradient.
+        state: reads the global state that `run` depends on, see `planned`; None if there is none.
+        value: that state when `run` was made.
     """
 
     run: Callable[..., Any]
@@ -227,12 +226,12 @@ class _Known(NamedTuple):
     value: Any
 
     def changed(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether `run` is no longer what computes them."""
+        """Whether that state has changed."""
         return self.state is not None and self.state(*arguments) != self.value
 
 
 def _look(kernel: Any, arguments: tuple[Any, ...], wanted: bool) -> _Known:
-    """What is to be known of a call: the plan of its launcher, or where that has none the launcher."""
+    """Inspect a call: `run` is the plan of the launcher, or the launcher itself if it has no plans."""
     launcher = kernel.launcher() if hasattr(kernel, "launcher") else kernel
     if not hasattr(launcher, "planned_for"):
         return _Known(launcher, wanted, None, None)
@@ -298,7 +297,7 @@ def is_plain(*tensors: Tensor | None) -> bool:
     return (
         _dispatch_modes() == 0
         and _transforms() is None
-        and all(t is None or (type(t) in _PLAIN and not t.is_neg()) for t in tensors)
+        and all(t is None or (type(t) in PLAIN and not t.is_neg()) for t in tensors)
     )
 
 

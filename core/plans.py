@@ -22,8 +22,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .call_cache import clear_all
 from .device import on_device
-from .memo import forget_all
 
 PLANS = 1024  # geometries of one launcher; beyond that all are forgotten
 _all_plans: list[dict[Any, Any]] = []
@@ -75,4 +75,4 @@ def forget_plans() -> None:
     """Plan everything anew: for tests that change what plans rest on."""
     for plans in _all_plans:
         plans.clear()
-    forget_all()
+    clear_all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib
 import importlib.metadata
-import itertools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -172,25 +171,8 @@ def models_command(
             raise typer.Exit(1)
         return
     done = _done(json, variants, techniques, where, tiny=tiny) if resume else set()
-    failed = False
-    for spec, each in itertools.product(chosen, works):
-        if not each.applies(spec) or run_name(spec.name, each.name) in done:
-            continue
-        try:
-            rows = _measure(spec, each, variants, techniques, where, tiny=tiny, rounds=rounds)
-        except TransformersMissingError as error:
-            _stop(str(error))
-        for table in tables(rows):
-            output.print(table)
-        failed |= _report_failures(rows)
-        if json is not None:
-            _keep(
-                json,
-                runs={
-                    run_name(spec.name, each.name): Run(**dict(_origin(techniques, where, tiny=tiny)), rows=tuple(rows))
-                },
-            )
-    if failed:
+    pending = [(m, w) for m in chosen for w in works if w.applies(m) and run_name(m.name, w.name) not in done]
+    if _measure_all(pending, variants, techniques, where, json, tiny=tiny, rounds=rounds):
         raise typer.Exit(1)
 
 
@@ -260,6 +242,26 @@ def _variants(names: list[str] | None) -> tuple[Variant, ...]:
         if name not in known:
             raise KeyError(f"variant: given {name!r}; allowed are {', '.join(known)}")
     return (STOCK, *(each for name, each in known.items() if name in names and each is not STOCK))
+
+
+def _measure_all(
+    pending: list[tuple[Model, Work]], variants: tuple[Variant, ...], techniques: list[Technique],
+    device: torch.device, json: Path | None, *, tiny: bool, rounds: int,
+) -> bool:  # fmt: skip
+    """Measure, print and keep each work of a model; whether a variant of ours failed."""
+    failed = False
+    for spec, work in pending:
+        try:
+            rows = _measure(spec, work, variants, techniques, device, tiny=tiny, rounds=rounds)
+        except TransformersMissingError as error:
+            _stop(str(error))
+        for table in tables(rows):
+            output.print(table)
+        failed |= _report_failures(rows)
+        if json is not None:
+            run = Run(**dict(_origin(techniques, device, tiny=tiny)), rows=tuple(rows))
+            _keep(json, runs={run_name(spec.name, work.name): run})
+    return failed
 
 
 def _measure(

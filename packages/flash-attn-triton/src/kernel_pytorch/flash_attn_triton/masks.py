@@ -48,7 +48,7 @@ def packed(
     query = torch.arange(queries, device=cu_seqlens_q.device)
     key = torch.arange(keys, device=cu_seqlens_k.device)
     # Of empty sequences, which end where they begin, none is found.
-    # Not by searchsorted: on a GPU TorchInductor of torch 2.11 searches a slice as if it began with the whole tensor.
+    # torch.searchsorted on a slice is wrong under TorchInductor of torch 2.11 on a GPU.
     of_query = (query.unsqueeze(1) >= cu_seqlens_q[1:]).sum(1)
     of_key = (key.unsqueeze(1) >= cu_seqlens_k[1:]).sum(1)
     exists = of_query < cu_seqlens_q.shape[0] - 1

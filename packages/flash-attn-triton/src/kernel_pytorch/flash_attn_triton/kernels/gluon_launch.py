@@ -59,8 +59,9 @@ CONFIGURATIONS = {
 CAPABILITY = 90  # as Triton writes it: the matrix instructions are those of 9.0 alone
 
 FASTER = frozenset((depth, dtype, causal) for depth, causal in CONFIGURATIONS for dtype in NAMES)
-"""Head sizes, dtypes, and whether causal, for which level "triton" takes this kernel: where it was verified and faster
-on an H200, which `results/nvidia-h200` records."""
+"""Head size, dtype and causal flag for which level "triton" launches this kernel: verified on an H200, see
+`results/nvidia-h200/flash-attn-triton.verification.json`. In trials it was faster than the portable kernel there; the
+timings are not recorded yet."""
 
 _asked_for: ContextVar[bool] = ContextVar("asked_for", default=False)
 

@@ -1,4 +1,4 @@
-"""What is remembered of a call holds for calls that are like it, and for no other."""
+"""The call cache returns a result for matching calls and for no others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernel_pytorch.rmsnorm import rms_norm
-from kernel_pytorch.rmsnorm._core import memo as module
-from kernel_pytorch.rmsnorm._core.memo import PATIENCE, REST, SIZE, Memo
+from kernel_pytorch.rmsnorm._core import call_cache as module
+from kernel_pytorch.rmsnorm._core.call_cache import PATIENCE, PAUSE, SIZE, CallCache
 from kernel_pytorch.rmsnorm._core.operator import declare
 from kernel_pytorch.rmsnorm._core.plans import forget_plans, planned
 from kernel_pytorch.rmsnorm.levels import LADDER
@@ -21,9 +23,9 @@ def numbers(*shape, **options):
 
 
 def kept(*arguments):
-    memo = Memo()
-    memo.keep(arguments, "found")
-    return memo
+    cache = CallCache()
+    cache.store(arguments, "found")
+    return cache
 
 
 def misaligned():
@@ -58,14 +60,14 @@ OTHERS = {
 
 
 def test_calls_that_are_alike_are_found():
-    assert kept(numbers(), None, 1.0, "a").find((torch.ones(4, 8), None, 1.0, "a")) == "found"
+    assert kept(numbers(), None, 1.0, "a").lookup((torch.ones(4, 8), None, 1.0, "a")) == "found"
     with torch.no_grad():
-        assert kept(numbers(), None, 1.0, "a").find((torch.ones(4, 8), None, 1.0, "a")) == "found"
+        assert kept(numbers(), None, 1.0, "a").lookup((torch.ones(4, 8), None, 1.0, "a")) == "found"
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_calls_are_not(name):
-    assert kept(numbers(), None, 1.0, "a").find(OTHERS[name]) is None
+    assert kept(numbers(), None, 1.0, "a").lookup(OTHERS[name]) is None
 
 
 WITHOUT_STRIDES = {
@@ -81,29 +83,29 @@ WITHOUT_STRIDES = {
 @pytest.mark.parametrize("name", WITHOUT_STRIDES)
 def test_tensors_without_strides_are_other_calls(name):
     given = WITHOUT_STRIDES[name](), None, 1.0, "a"
-    assert kept(numbers(), None, 1.0, "a").find(given) is None
-    assert kept(*given).find(given) is None
+    assert kept(numbers(), None, 1.0, "a").lookup(given) is None
+    assert kept(*given).lookup(given) is None
 
 
 @pytest.mark.parametrize("name", ["misaligned", "freed"])
 def test_what_plans_tell_apart_by_addresses_is_not_kept(name):
-    assert kept(*OTHERS[name]).find(OTHERS[name]) is None
+    assert kept(*OTHERS[name]).lookup(OTHERS[name]) is None
 
 
 @pytest.mark.parametrize(("own", "other"), [(0.0, -0.0), (-0.0, 0.0), (-0.0, -0.0), (math.nan, float("nan"))])
 def test_zeros_of_another_sign_and_nan_are_other_numbers(own, other):
-    assert kept(numbers(), own).find((numbers(), other)) is None
+    assert kept(numbers(), own).lookup((numbers(), other)) is None
 
 
 def test_zero_is_found():
-    assert kept(numbers(), 0.0).find((numbers(), 0.0)) == "found"
+    assert kept(numbers(), 0.0).lookup((numbers(), 0.0)) == "found"
 
 
 def test_transforms_and_modes_make_other_calls():
-    memo, x, found = kept(numbers()), numbers(), []
+    cache, x, found = kept(numbers()), numbers(), []
 
     def look(x):
-        found.append(memo.find((x,)))
+        found.append(cache.lookup((x,)))
         return x.sum()
 
     torch.func.grad(look)(x)
@@ -114,42 +116,42 @@ def test_transforms_and_modes_make_other_calls():
     with torch.autocast("cpu"):
         look(x)
     assert found == [None] * 5
-    assert memo.find((x,)) == "found"
+    assert cache.lookup((x,)) == "found"
 
 
-def test_the_last_kinds_of_calls_are_remembered():
-    memo = Memo()
+def test_the_last_kinds_of_calls_are_cached():
+    cache = CallCache()
     for columns in range(1, SIZE + 2):
-        memo.keep((numbers(4, columns),), columns)
-    assert [memo.find((numbers(4, columns),)) for columns in range(1, SIZE + 2)] == [None, *range(2, SIZE + 2)]
-    memo.forget()
-    assert memo.find((numbers(4, SIZE),)) is None
+        cache.store((numbers(4, columns),), columns)
+    assert [cache.lookup((numbers(4, columns),)) for columns in range(1, SIZE + 2)] == [None, *range(2, SIZE + 2)]
+    cache.clear()
+    assert cache.lookup((numbers(4, SIZE),)) is None
 
 
-def test_it_rests_where_no_call_is_like_another():
-    memo = Memo()
+def test_the_cache_pauses_if_no_call_repeats():
+    cache = CallCache()
     for columns in range(1, PATIENCE + 1):
-        assert memo.find((numbers(1, columns),)) is None
-        memo.keep((numbers(1, columns),), columns)
+        assert cache.lookup((numbers(1, columns),)) is None
+        cache.store((numbers(1, columns),), columns)
     last = (numbers(1, PATIENCE - 1),)
-    for _ in range(REST - 1):
-        assert memo.find(last) is None
-        memo.keep(last, "kept while it rests")
-    assert memo.find(last) is None
-    assert memo.find(last) == PATIENCE - 1
+    for _ in range(PAUSE - 1):
+        assert cache.lookup(last) is None
+        cache.store(last, "stored during the pause")
+    assert cache.lookup(last) is None
+    assert cache.lookup(last) == PATIENCE - 1
 
 
-def test_calls_that_are_found_keep_it_awake():
-    memo = kept(numbers())
+def test_hits_prevent_a_pause():
+    cache = kept(numbers())
     for columns in range(1, 2 * PATIENCE):
-        memo.keep((numbers(4, columns),), columns)
-        memo.keep((numbers(),), "found")
-        assert memo.find((numbers(),)) == "found"
+        cache.store((numbers(4, columns),), columns)
+        cache.store((numbers(),), "found")
+        assert cache.lookup((numbers(),)) == "found"
 
 
-def test_without_guards_nothing_is_remembered(monkeypatch):
+def test_without_guards_nothing_is_cached(monkeypatch):
     monkeypatch.setattr(module, "TensorGuards", None)
-    assert kept(numbers()).find((numbers(),)) is None
+    assert kept(numbers()).lookup((numbers(),)) is None
 
 
 WRONG = {
@@ -190,10 +192,10 @@ def test_checks_run_once_for_calls_that_are_alike():
 
 
 def test_what_cannot_be_found_pushes_nothing_out():
-    memo = kept(numbers())
+    cache = kept(numbers())
     for _ in range(2 * SIZE):
-        memo.keep((misaligned(),), "misaligned")
-    assert memo.find((numbers(),)) == "found"
+        cache.store((misaligned(),), "misaligned")
+    assert cache.lookup((numbers(),)) == "found"
 
 
 def test_a_plan_that_rests_on_a_switch_is_asked_about_it():
@@ -224,7 +226,7 @@ def declared(name, state, made=lambda: None):
         return lambda x: (x.clone(), x.new_empty(count))
 
     return declare(
-        f"test_memo_{name}(Tensor x) -> (Tensor y, Tensor switch)",
+        f"test_cache_{name}(Tensor x) -> (Tensor y, Tensor switch)",
         launch=lambda: planned(plan, state),
         fake=lambda x: (x.new_empty(x.shape), x.new_empty((1,))),
         gradient=lambda dy: (dy,),
@@ -257,3 +259,24 @@ def test_the_environment_says_whether_triton_is_interpreted(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         LADDER.checked("rms_norm", "triton", lambda *given: None, 2, numbers(), None, 0.125, 0.0, "none")
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_traces_through_the_cache(mode):
+    """FakeTensors have no address, and with symbolic shapes no sizes that could be compared."""
+    x, weight = torch.randn(4, 8), torch.randn(8)
+    rms_norm(x, weight, level="native")
+    traced = make_fx(lambda x, weight: rms_norm(x, weight, level="native"), tracing_mode=mode)(x, weight)
+    torch.testing.assert_close(traced(x, weight), rms_norm(x, weight, level="native"))
+
+
+def test_subclasses_are_not_cached():
+    fake = FakeTensorMode().from_tensor(numbers())
+    assert kept(fake).lookup((fake,)) is None
+
+
+def test_lists_are_not_cached():
+    given = numbers(), [1, 2]
+    cache = kept(*given)
+    given[1].append(3)
+    assert cache.lookup(given) is None
