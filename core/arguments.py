@@ -32,7 +32,14 @@ def check_floats(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in DTYPES:
         allowed = ", ".join(str(dtype) for dtype in DTYPES)
         raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are {allowed}")
-    # Some of PyTorch's own operators read what was freed, and end the process.
+    check_filled(name, tensor)
+
+
+def check_filled(name: str, tensor: Tensor) -> None:
+    """Raise ValueError, naming it, if the memory of this tensor was freed.
+
+    Some of PyTorch's own operators read what was freed, and end the process.
+    """
     if not torch.compiler.is_compiling() and (tensor.is_cpu or tensor.is_cuda) and is_plain(tensor):
         check_memory(name, tensor)
 

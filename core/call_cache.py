@@ -28,6 +28,8 @@ try:
 except ImportError:  # disables the cache
     TensorGuards = None
 
+_has_storage = torch._C._has_storage
+
 PLAIN = (Tensor, torch.nn.Parameter)
 """Classes without `__torch_dispatch__`. Others, such as FakeTensor, may have no memory or symbolic shapes."""
 SIZE = 6  # entries; scanning more takes longer than the work that is saved
@@ -68,7 +70,7 @@ class CallCache:
 
     def lookup(self, arguments: Sequence[Any]) -> Any:
         """Return the cached result of a matching call, or None."""
-        if self._pause:
+        if self._pause > 0:  # threads may take it below zero
             self._pause -= 1
             return None
         types = [*map(type, arguments)]
@@ -80,7 +82,7 @@ class CallCache:
 
     def store(self, arguments: Sequence[Any], found: Any) -> Any:
         """Cache `found` for calls like this one, for which `lookup` returned None, and return it."""
-        if self._pause:
+        if self._pause > 0:
             return found
         self._patience -= 1
         if self._patience <= 0:
@@ -116,7 +118,7 @@ def _entry(arguments: Sequence[Any], found: Any) -> _Entry | None:
     tensors, values = [arguments[i] for i in places], tuple(arguments[i] for i in scalar_places)
     if TensorGuards is None or not tensors or not all(map(_is_cacheable, tensors)):
         return None
-    zeros = tuple(i for i, a in enumerate(arguments) if type(a) is float and a == 0.0)
+    zeros = tuple(i for i, a in enumerate(arguments) if isinstance(a, float) and a == 0.0)
     # A list could change after it was compared.
     if any(math.copysign(1.0, arguments[i]) < 0.0 for i in zeros) or any(isinstance(v, list) for v in values):
         return None
@@ -127,7 +129,9 @@ def _entry(arguments: Sequence[Any], found: Any) -> _Entry | None:
 
 
 def _is_cacheable(tensor: Tensor) -> bool:
-    if type(tensor) not in PLAIN or tensor.layout != torch.strided or tensor.is_nested:
+    if type(tensor) not in PLAIN or not _has_storage(tensor):  # batched tensors and dead wrappers have none
+        return False
+    if tensor.layout != torch.strided or tensor.is_nested:
         return False
     address = tensor.data_ptr()
     return address != 0 and address & 15 == 0

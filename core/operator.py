@@ -29,6 +29,7 @@ TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _alive = torch._C._functorch.unwrap_if_dead  # a tensor that outlives its transform of torch.func is wrapped still
+_has_storage = torch._C._has_storage
 _trace = torch._C._get_tracing_state
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
@@ -199,7 +200,7 @@ def _differentiable(
             wanted = False
             for argument in arguments:
                 if isinstance(argument, Tensor):
-                    if type(argument) not in PLAIN or _alive(argument) is not argument or argument.is_neg():
+                    if not _has_plain_memory(argument):
                         return operator(*arguments)
                     wanted = wanted or argument.requires_grad
             known = cache.store(arguments, _look(kernel, arguments, wanted))
@@ -290,14 +291,27 @@ def wants_graph(*values: Any) -> bool:
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether the dispatcher has nothing to do: plain Tensors and Parameters, no dispatch mode, no transform.
-
-    A view such as `z.conj().imag` has a bit that says that its numbers are to be negated: the dispatcher does that.
-    """
+    """Whether the dispatcher has nothing to do: plain Tensors and Parameters, no dispatch mode, no transform."""
     return (
         _dispatch_modes() == 0
         and _transforms() is None
-        and all(t is None or (type(t) in PLAIN and not t.is_neg()) for t in tensors)
+        and all(tensor is None or _has_plain_memory(tensor) for tensor in tensors)
+    )
+
+
+def _has_plain_memory(tensor: Tensor) -> bool:
+    """Whether the numbers are those in the tensor's own memory, so that a kernel may read them there.
+
+    Batched gradients (`is_grads_batched`) and tensors that outlive a transform of torch.func have no storage, tensors
+    of zeros that forward-mode differentiation makes and those of functionalization hold none, and a view such as
+    `z.conj().imag` has a bit that says that its numbers are to be negated. The dispatcher handles these.
+    """
+    return (
+        type(tensor) in PLAIN
+        and _has_storage(tensor)
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+        and not torch._is_functional_tensor(tensor)
     )
 
 

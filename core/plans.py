@@ -49,7 +49,7 @@ def planned(
         geometry = [
             (a.shape, a.stride(), a.dtype, a.device, address & 15 != 0 if (address := a.data_ptr()) else None)
             if isinstance(a, Tensor)
-            else (a if a.__class__ is not float or a < 0.0 or a > 0.0 else repr(a))
+            else (a if not isinstance(a, float) or a < 0.0 or a > 0.0 else repr(a))
             for a in arguments
         ]
         if state is not None:

@@ -57,6 +57,7 @@ def fuzz(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_malformed_calls_raise_ordinary_exceptions():
     found = fuzz("--count", 500)
     assert found.returncode == 0, found.stdout + found.stderr
@@ -70,6 +71,7 @@ def planted(tmp_path_factory):
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "failure"),
     [

@@ -160,6 +160,7 @@ def verify(copy, *levels):
     return copy.kernel_pytorch("verify", "new-thing", "--device", "cpu", *chosen)
 
 
+@pytest.mark.slow
 def test_what_is_made_is_right_and_a_wrong_level_is_refused(made):
     done = verify(made, "reference", "native")
     assert done.returncode == 0, done.stdout

@@ -68,6 +68,7 @@ def machine_file(machine, tmp_path):
     return str(file)
 
 
+@pytest.mark.slow
 def test_bad_implementations_cost_themselves_alone(site, tmp_path, machine_file):
     plant(site, *ENDS)
     file = tmp_path / "crashing.json"
@@ -83,6 +84,7 @@ def test_bad_implementations_cost_themselves_alone(site, tmp_path, machine_file)
         assert reason in done.out
 
 
+@pytest.mark.slow
 def test_a_death_among_turns_is_the_whole_cases(site, tmp_path, machine_file):
     plant(site, "dies_while_timed")
     file = tmp_path / "crashing.json"
@@ -93,6 +95,7 @@ def test_a_death_among_turns_is_the_whole_cases(site, tmp_path, machine_file):
     assert "while timing: its process exited with code 9" in found["measurements"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_interrupt_keeps_what_stands_and_resume_goes_on(site, tmp_path, machine_file):
     # Slow as long as a file is there, so that the interrupt comes before the end however busy this machine is.
     slow = tmp_path / "slow"
@@ -156,6 +159,7 @@ def test_a_command_that_is_killed_leaves_no_temporary_files(site, tmp_path, end)
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_resume_measures_again_what_has_changed(site, tmp_path, machine_file):
     site.install_toy()
     file, partial = tmp_path / "toy.json", tmp_path / "toy.partial.json"

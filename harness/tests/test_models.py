@@ -105,6 +105,7 @@ class Emptied(Technique):
         return type("Patched", (), {"replaced": {"mlp": "planted"}})()
 
 
+@pytest.mark.slow
 def test_a_missing_piece_is_seen_in_the_gradients():
     emptied = Emptied("emptied", "", "", [], "", replacements="planted")
     assert measured([emptied], work="training")[1].cost.gradients > 0.1
@@ -199,13 +200,27 @@ def test_a_loss_that_is_not_finite_is_no_loss():
 
 
 def test_other_rounding_errors_are_of_the_size_of_rounding():
-    """A twelfth of the elements moves by a unit in the last place, up as often as down."""
-    layer, x = torch.nn.Identity(), (1.01 + 0.98 * torch.rand(100_000)).bfloat16()  # within one power of two
-    losses.round_otherwise(layer, 1, CPU)
-    units = (layer(x).float() - x.float()) / torch.finfo(torch.bfloat16).eps
-    assert units.unique().tolist() == [-1.0, 0.0, 1.0]
-    assert units.abs().mean() == pytest.approx(1 / 12, rel=0.05)
-    assert abs(units.mean()) < 0.005
+    """A twelfth of the elements moves by a unit in the last place, up as often as down, forward and backward."""
+    x = (1.01 + 0.98 * torch.rand(100_000)).bfloat16().requires_grad_()  # within one power of two
+    with losses.OtherRounding(1, CPU):
+        y = x * 1.0
+        (dx,) = torch.autograd.grad(y, x, x.detach())
+    for moved in (y, dx):
+        units = (moved - x).detach().float() / torch.finfo(torch.bfloat16).eps
+        assert units.unique().tolist() == [-1.0, 0.0, 1.0]
+        assert units.abs().mean() == pytest.approx(1 / 12, rel=0.05)
+        assert abs(units.mean()) < 0.005
+
+
+def test_what_is_not_rounded_keeps_its_value():
+    x, places = torch.rand(1000).bfloat16(), torch.arange(1000)
+    with losses.OtherRounding(1, CPU):
+        exact = [x.clone(), torch.cat([x]), x[places], x.view(10, 100).flatten(), torch.where(x > 2, x, x)]
+        largest = torch.full((1000,), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16) * 1.0
+        written, wide, narrow = x.clone().mul_(1.0), x.float() * 1.0, x.float().bfloat16()
+    assert all(torch.equal(each, x) for each in (*exact, written, wide.bfloat16()))
+    assert bool(largest.isfinite().all())
+    assert not torch.equal(narrow, x)
 
 
 def test_losses_are_kept_beside_times(tmp_path, monkeypatch):

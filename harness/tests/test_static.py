@@ -70,6 +70,7 @@ RED = {
 }
 
 
+@pytest.mark.slow
 def test_exactly_what_is_wrong_is_found(wrong):
     done, record = wrong
     found = {(b.kernel, b.arch, b.rule): b.allowed for b in record.broken}
@@ -94,6 +95,7 @@ def test_an_implementation_that_raises_stops_nobody_else(wrong):
     assert "RuntimeError: on purpose: 4 cases" in problem
 
 
+@pytest.mark.slow
 def test_right_kernels_pass_and_are_known_the_next_time(environment, tmp_path):
     file = tmp_path / "static" / "right.kernels.json"
     first = run(environment, "right", *ARCHS, "--json", str(tmp_path))
@@ -116,6 +118,7 @@ def test_right_kernels_pass_and_are_known_the_next_time(environment, tmp_path):
     assert "(0 known from before)" in changed.stdout
 
 
+@pytest.mark.slow
 def test_all_compiles_every_specialisation(environment, tmp_path):
     counts = []
     for option in ([], ["--all"]):

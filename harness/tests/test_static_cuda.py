@@ -101,6 +101,7 @@ def test_a_kernel_that_is_refused_stops_no_other_of_its_file(wrong):
     assert "fp32, unknown warps; planted_cuda/hoarding.cu" in wrong[0].stdout
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_right_kernels_pass_and_are_known_until_a_header_changes(environment, tmp_path):
     file = tmp_path / "static" / "good.kernels.json"
@@ -126,6 +127,7 @@ def test_right_kernels_pass_and_are_known_until_a_header_changes(environment, tm
     assert "fp32, 4 warps, template=float, 4" in changed.stdout
 
 
+@pytest.mark.slow
 def test_without_a_compiler_one_line_says_how_to_get_one(without_nvcc, tmp_path):
     done = run(without_nvcc, "good", "--arch", "sm_80")
     assert done.returncode == 0, done.stdout + done.stderr

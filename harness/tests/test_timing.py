@@ -82,6 +82,21 @@ def test_what_crashed_before_is_not_run_again(measured, toy, monkeypatch):
     assert announced == ["reference", "compile", "cuda", "timing"]
 
 
+def test_what_takes_most_memory_is_named_where_all_together_take_too_much(measured, monkeypatch):
+    """So that whoever runs the case again leaves it out."""
+    announced = []
+    peaks = {"reference": 3 * 2**30, "native": 2**30, "compile": 2**30}
+
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(timing, "_time", full)
+    monkeypatch.setattr(timing, "_peak_bytes", lambda device: peaks[announced[-1]])
+    with pytest.raises(RuntimeError, match=r"a call takes 3.0 GiB, and all take turns: CUDA out of memory"):
+        measured(announce=announced.append)
+    assert announced[-2:] == ["timing", "reference"]
+
+
 def test_a_wrong_level_of_ours_is_not_timed(measured, toy, monkeypatch):
     monkeypatch.setattr(toy, "unavailable", lambda level, device, dtype: None)
     monkeypatch.setattr(toy, "cuda", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)

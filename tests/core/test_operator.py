@@ -171,6 +171,20 @@ def test_what_outlives_a_transform_is_an_ordinary_tensor():
     assert torch.equal(y, 3.0 * x.exp() + 1.0)
 
 
+def test_batched_gradients_are_those_of_each():
+    """A batched tensor is a plain one by its class, and has no memory of its own."""
+    x, dy = numbers(), torch.randn(3, 4)
+    y = scaled(x, None, 3.0)[0].square()
+    (found,) = torch.autograd.grad(y, x, dy, is_grads_batched=True, retain_graph=True)
+    wanted = [torch.autograd.grad(y, x, each, retain_graph=True)[0] for each in dy]
+    torch.testing.assert_close(found, torch.stack(wanted))
+
+
+def test_zeros_without_memory_are_computed_with():
+    zeros = torch._efficientzerotensor(tuple(numbers(False).shape), dtype=numbers(False).dtype)
+    assert torch.equal(scaled(zeros, None, 3.0)[0], torch.ones(zeros.shape, dtype=zeros.dtype))
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_trace_holds_one_node(requires_grad):

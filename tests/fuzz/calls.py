@@ -162,13 +162,18 @@ def changed(call: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     """The call with some of its arguments malformed; now and then with none."""
     call = copy.deepcopy(call)
     places = range(len(call["args"]))
+    tensors = [given for given in call["args"] if isinstance(given, dict)]
+    if tensors and chance.random() < 0.1:  # all the rest valid, or another check would come first
+        chance.choice(tensors)["kind"] = "freed"
+        return call
     for _ in range(chance.choice((0, 1, 1, 1, 2, 2, 3))):
         place = chance.choice(places)
         given = call["args"][place]
         if isinstance(given, dict) and chance.random() < 0.9:
             call["args"][place] = _changed_tensor(given, call["args"], chance)
-            if "native" in call["args"] and isinstance(call["args"][place], dict):
-                call["args"][place].pop("kind", None)  # what PyTorch's own operators do with it is not ours
+            found = call["args"][place]
+            if "native" in call["args"] and isinstance(found, dict) and found.get("kind") != "freed":
+                found.pop("kind", None)  # what PyTorch's own operators do with it is not ours
         else:
             others = [a for a in call["args"] if isinstance(a, dict)]
             call["args"][place] = copy.deepcopy(chance.choice((*SCALARS, not given, *others)))

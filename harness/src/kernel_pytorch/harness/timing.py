@@ -113,13 +113,18 @@ def _check_and_time(
     announce: Callable[[str], None],
 ) -> dict[str, Measurement]:
     found = {i.name: crashed(job, i, excluded[i.name]) for i in implementations if i.name in excluded}
-    refusals, before = _check(job, device, [i for i in implementations if i.name not in found], announce)
+    refusals, before, peaks = _check(job, device, [i for i in implementations if i.name not in found], announce)
     found |= refusals
     runnable = [i for i in implementations if i.name not in found]
     announce("timing")
     if not runnable:
         return found
-    measured = _time(job, runnable, device, rounds)
+    try:
+        measured = _time(job, runnable, device, rounds)
+    except torch.OutOfMemoryError as error:
+        largest = max(runnable, key=lambda i: peaks[i.name]).name
+        announce(largest)  # whoever runs this again leaves it out
+        raise RuntimeError(f"a call takes {peaks[largest] / 2**30:.1f} GiB, and all take turns: {error}") from error
     checked = _check_again(job, runnable, measured, device, before)
     trusted = {
         name: timing
@@ -137,17 +142,18 @@ def _check_and_time(
 
 def _check(
     job: Job, device: torch.device, implementations: list[Implementation], announce: Callable[[str], None]
-) -> tuple[dict[str, Measurement], dict[str, float]]:
-    """What cannot be timed or is wrong, by name; of what can be timed the worst error over its budget.
+) -> tuple[dict[str, Measurement], dict[str, float], dict[str, int]]:
+    """What cannot be timed or is wrong, by name; of what can be timed the worst error over its budget, and memory.
 
     PyTorch's own levels and other libraries are timed although they miss the budget: that is what they are.
     """
     if any(i.level is Level.COMPILE for i in implementations):  # importing Dynamo takes seconds
         torch._dynamo.reset()  # every job has a new shape; past eight torch.compile would give up
     before = standard(job.operation, Trial(job.case, RANDOM), device)
-    found, errors = {}, {}
+    found, errors, peaks = {}, {}, {}
     for implementation in implementations:
         announce(implementation.name)
+        _reset_peak(device)
         reason = why_not_timed(job.technique, implementation, device, job.case.dtype)
         if reason is not None:
             found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
@@ -156,13 +162,23 @@ def _check(
             graphs = stack.enter_context(count_graphs()) if implementation.level is Level.COMPILE else None
             judgements = examine(implementation, before, backward=job.direction is not Direction.FORWARD)
         errors[implementation.name] = max(j.error_over_budget for j in judgements)
+        peaks[implementation.name] = _peak_bytes(device)
         tolerated = implementation.level in BASELINES and math.isfinite(errors[implementation.name])
         problem = ("" if tolerated else _problem(judgements)) or (graphs.problem() if graphs else "")
         if reason := not_offered(implementation, judgements):
             found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
         elif problem:
             found[implementation.name] = _refusal(job, implementation, "wrong", problem)
-    return found, errors
+    return found, errors, peaks
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ errors, of two seeds, and ours may be as far from stock as these runs are from e
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from kernel_pytorch.harness.models.variants import STOCK, VARIANTS, Variant
 from kernel_pytorch.harness.models.works import find_work, prepare, step_of
@@ -28,6 +31,11 @@ LUCK = 2.0
 """How many times the spread of three runs a fourth may be away: the largest of three distances is one draw."""
 SHARE = 1 / 12
 """Of the elements that are moved by a unit in the last place: as large a variance as that of rounding to nearest."""
+COPIES = {
+    "cat", "clone", "constant_pad_nd", "embedding", "gather", "index", "index_select", "neg", "select_backward",
+    "slice_backward", "stack", "where",
+}  # fmt: skip
+"""Operators whose results are elements of what they are given."""
 OURS = next(each for each in VARIANTS if each.name == "ours")
 
 
@@ -105,10 +113,9 @@ def _trained(
     work = find_work("training")
     model = prepare(work, copy.deepcopy(base), device)
     call, _ = variant.prepare(spec, work, model, techniques)
-    if seed is not None:
-        round_otherwise(model, seed, device)
     step = step_of(work, spec, model, call, device, tiny=tiny)
-    losses = [step() for _ in range(STEPS)]  # read at the end: the device need not wait for the host
+    with contextlib.nullcontext() if seed is None else OtherRounding(seed, device):
+        losses = [step() for _ in range(STEPS)]  # read at the end: the device need not wait for the host
     dtype = next(model.parameters()).dtype
     del model, call, step
     gc.collect()  # what is patched refers to itself, and the next run needs the memory
@@ -123,20 +130,39 @@ def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def round_otherwise(model: torch.nn.Module, seed: int, device: torch.device) -> None:
-    """Give the result of every innermost module, and its gradient, other rounding errors of the same size."""
-    generator = torch.Generator(device).manual_seed(seed)
+class OtherRounding(TorchDispatchMode):
+    """Gives what PyTorch computes in 16 bits, forward and backward, other rounding errors of the same size.
 
-    def move(module: torch.nn.Module, given: Any, result: Any) -> Any:
-        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+    Args:
+        seed: of the elements that are moved.
+        device: where the results are.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        super().__init__()
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Call the operator, and move what it rounded."""
+        result = func(*args, **(kwargs or {}))
+        return tree_map_only(torch.Tensor, self._move, result) if _rounds(func, args) else result
+
+    def _move(self, result: torch.Tensor) -> torch.Tensor:
+        if result.dtype not in (torch.bfloat16, torch.float16):
             return result
-        with torch.no_grad():
-            drawn = torch.rand(result.shape, generator=generator, device=device)
-            # Between half and one unit in the last place, which rounding makes a whole one.
-            unit = torch.finfo(result.dtype).eps / 2
-            factor = 1.0 + unit * ((drawn < SHARE / 2).float() - (drawn > 1 - SHARE / 2).float())
-        return (result * factor).to(result.dtype)
+        drawn = torch.rand(result.shape, generator=self._generator, device=result.device)
+        # Between half and one unit in the last place, which rounding makes a whole one.
+        unit = torch.finfo(result.dtype).eps / 2
+        factor = 1.0 + unit * ((drawn < SHARE / 2).float() - (drawn > 1 - SHARE / 2).float())
+        moved = (result * factor).to(result.dtype)
+        return torch.where(moved.isfinite(), moved, result)  # the largest number, which masks hold, stays finite
 
-    for module in model.modules():
-        if next(module.children(), None) is None:
-            module.register_forward_hook(move)
+
+def _rounds(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator rounds its results, and returns them in new memory."""
+    if any(each.alias_info is not None for each in func._schema.returns):
+        return False
+    name, first = func.overloadpacket.__name__, next(iter(args), None)
+    if name == "_to_copy":
+        return isinstance(first, torch.Tensor) and first.dtype in (torch.float32, torch.float64)
+    return name not in COPIES and any(isinstance(each, torch.Tensor) for each in args)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._core.arguments import check_device, check_floats, check_integer, check_number, shape_of
+from ._core.arguments import check_device, check_filled, check_floats, check_integer, check_number, shape_of
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, layout: str = "(batch, heads, tokens, head size)") -> None:
@@ -92,7 +92,9 @@ def check_sinks(sinks: Tensor | None, q: Tensor, heads: int) -> None:
 
 def check_bias(name: str, bias: Any, q: Tensor, k: Tensor) -> None:
     """Raise unless this is a bool or float tensor of four dimensions that broadcasts to the scores."""
-    if not isinstance(bias, Tensor) or bias.dtype != torch.bool:
+    if isinstance(bias, Tensor) and bias.dtype == torch.bool:
+        check_filled(name, bias)
+    else:
         check_floats(name, bias)
     wanted = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     if bias.dim() != 4 or any(size != 1 and size != of for size, of in zip(bias.shape, wanted, strict=True)):
@@ -116,6 +118,7 @@ def seed_of(seed: Tensor | int | None, dropout_p: float, q: Tensor) -> Tensor | 
     if seed.dtype != torch.int64 or seed.dim() != 0:
         raise TypeError(f"seed: given {seed.dtype} of shape {shape_of(seed)}; it must be torch.int64 of shape ()")
     check_device("seed", seed, q, "q")
+    check_filled("seed", seed)
     return seed
 
 
@@ -127,6 +130,7 @@ def check_starts(name: str, cu_seqlens: Tensor, x: Tensor, of: str) -> None:
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"{name}: shape is {shape_of(cu_seqlens)}; it must be (sequences + 1,), at least (2,)")
     check_device(name, cu_seqlens, x, of)
+    check_filled(name, cu_seqlens)
 
 
 def check_lengths(name: str, cu_seqlens: Tensor, max_seqlen: int, x: Tensor, of: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._core.arguments import check_choice, check_device, check_number, shape_of
+from ._core.arguments import check_choice, check_device, check_filled, check_number, shape_of
 from ._core.levels import Ladder
 from .rules.activations import ACTIVATIONS
 
@@ -32,6 +32,7 @@ def check_dropout(p: float, seed: Tensor | None, x: Tensor, name: str = "dropout
     if seed.dim() != 0:
         raise ValueError(f"seed: shape is {shape_of(seed)}; it must be ()")
     check_device("seed", seed, x)
+    check_filled("seed", seed)
 
 
 def seed_for(ladder: Ladder, run: Any, p: float, seed: Tensor | None, x: Tensor) -> Tensor | None:

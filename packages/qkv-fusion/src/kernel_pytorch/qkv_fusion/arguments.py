@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._core.arguments import check_device, check_flag, check_integer, check_tensor, shape_of
+from ._core.arguments import check_device, check_filled, check_flag, check_integer, check_tensor, shape_of
 
 
 def check_heads(q: Tensor, k: Tensor) -> None:
@@ -82,6 +82,7 @@ def check_positions(position_ids: Tensor, x: Tensor, tokens: Sequence[int]) -> N
             f"position_ids: shape is {shape_of(position_ids)}; it must be {tuple(tokens[-1:])} or {tuple(tokens)}"
         )
     check_device("position_ids", position_ids, x, "the heads")
+    check_filled("position_ids", position_ids)
 
 
 def _are_of(shape: Sequence[int], tokens: Sequence[int]) -> bool:

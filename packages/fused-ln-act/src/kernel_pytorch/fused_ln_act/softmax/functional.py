@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.arguments import DTYPES, check_device, check_number, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act._core.arguments import (
+    DTYPES,
+    check_device,
+    check_filled,
+    check_number,
+    check_tensor,
+    shape_of,
+)
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -64,3 +71,4 @@ def _check_mask(mask: Tensor, x: Tensor) -> None:
     if mask.dim() > x.dim() or any(size not in (1, of_x) for size, of_x in ends):
         raise ValueError(f"mask: shape is {shape_of(mask)}; it must broadcast to that of x, {shape_of(x)}")
     check_device("mask", mask, x)
+    check_filled("mask", mask)

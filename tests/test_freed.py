@@ -1,0 +1,49 @@
+"""Memory that was freed is refused by name, whatever the argument is: PyTorch's own operators end the process."""
+
+import pytest
+import torch
+
+from kernel_pytorch.flash_attn_triton import flash_attention, flash_attention_masked, flash_attention_varlen
+from kernel_pytorch.fused_ln_act import add_layer_norm, bias_dropout_add, softmax
+from kernel_pytorch.linear_cross_entropy import cross_entropy
+from kernel_pytorch.qkv_fusion import qk_norm_rope, rotary_embedding
+
+LARGE = 1 << 14  # small tensors may be read although they are not there
+X, ONES = torch.randn(4, 8), torch.ones(8)
+HEADS, TURNS = torch.randn(1, 4, 2, 8), torch.randn(16, 4)
+Q = torch.randn(1, 2, 64, 16)
+PACKED = torch.randn(64, 2, 16)
+
+
+def freed(*shape, dtype=torch.int64):
+    tensor = torch.zeros(shape, dtype=dtype)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+CALLS = {
+    "mask, added": ("mask", lambda level: softmax(torch.randn(4, LARGE), 2.0, freed(4, LARGE, dtype=torch.float32),
+                                                  level=level)),
+    "mask": ("mask", lambda level: softmax(torch.randn(4, LARGE), 2.0, freed(4, LARGE, dtype=torch.bool), level=level)),
+    "positions": ("position_ids", lambda level: rotary_embedding(
+        HEADS, HEADS, TURNS, TURNS, position_ids=freed(4), level=level)),
+    "positions after a norm": ("position_ids", lambda level: qk_norm_rope(
+        HEADS, HEADS, ONES, ONES, TURNS, TURNS, position_ids=freed(4), level=level)),
+    "seed": ("seed", lambda level: bias_dropout_add(X, ONES, X, 0.5, freed(), level=level)),
+    "seed of a norm": ("seed", lambda level: add_layer_norm(
+        X, X, ONES, ONES, dropout_p=0.5, seed=freed(), level=level)),
+    "seed of attention": ("seed", lambda level: flash_attention(Q, Q, Q, dropout_p=0.5, seed=freed(), level=level)),
+    "mask of attention": ("mask", lambda level: flash_attention_masked(
+        Q, Q, Q, freed(1, 2, 64, 64, dtype=torch.bool), level=level)),
+    "starts": ("cu_seqlens_q", lambda level: flash_attention_varlen(
+        PACKED, PACKED, PACKED, freed(3, dtype=torch.int32), torch.tensor([0, 32, 64]), 32, 32, level=level)),
+    "targets": ("target", lambda level: cross_entropy(torch.randn(64, 8), freed(64), level=level)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", [None, "reference", "native", "triton"])
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_that_was_freed_is_refused(name, level):
+    argument, call = CALLS[name]
+    with pytest.raises(ValueError, match=rf"{argument}: shape is .* it was freed"):
+        call(level)
