@@ -14,7 +14,7 @@ CASES = [
     for technique in discover().select(None)
     for operation in technique.operations
     for implementation in operation.implementations
-    if implementation.level is Level.TORCHSCRIPT
+    if implementation.level is Level.TORCHSCRIPT and operation.differentiable
 ]
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 

@@ -82,7 +82,7 @@ def examples(instead: str | None) -> list[dict[str, Any]]:
             kernels = [i for i in here if i.level in (Level.TRITON, Level.CUDA)]
             for inputs in made:
                 for implementation in kernels:
-                    _differentiate(recorder, implementation.load(), inputs)
+                    _differentiate(recorder, implementation.load(), inputs, operation.differentiable)
                     if implementation.level is Level.CUDA:
                         public += _compiled(technique, operation, implementation, inputs)
                 public += _public(recorder, package, operation, inputs)
@@ -109,15 +109,16 @@ def _elements(inputs: tuple[Any, ...]) -> int:
     )
 
 
-def _differentiate(recorder: _Recorder, function: Any, inputs: tuple[Any, ...]) -> None:
+def _differentiate(recorder: _Recorder, function: Any, inputs: tuple[Any, ...], backward: bool) -> None:
     given = [
-        value.clone().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        value.clone().requires_grad_(backward) if isinstance(value, Tensor) and value.is_floating_point() else value
         for value in inputs
     ]
     with recorder:
         result = function(*given)
         results = [r for r in (result if isinstance(result, tuple) else (result,)) if r.requires_grad]
-        torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+        if results:
+            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
 
 
 def _exists(target: str) -> bool:

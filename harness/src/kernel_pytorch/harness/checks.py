@@ -87,11 +87,13 @@ def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[A
     assert torch.autograd.gradgradcheck(function, own, fast_mode=fast, nondet_tol=ROUNDING)
 
 
-def check_compiled_equals_eager(function: Callable[..., Any], arguments: Sequence[Any], *, dynamic: bool) -> None:
-    """`torch.compile(fullgraph=True)` of a call to `function` gives bitwise what eager gives, gradients included."""
+def check_compiled_equals_eager(
+    function: Callable[..., Any], arguments: Sequence[Any], *, dynamic: bool, backward: bool = True
+) -> None:
+    """`torch.compile(fullgraph=True)` of a call to `function` gives bitwise what eager gives, with any `backward`."""
     torch._dynamo.reset()
     eager, compiled = (
-        _forward_and_backward(f, arguments)
+        _forward_and_backward(f, arguments, backward)
         for f in (function, torch.compile(lambda *a: function(*a), fullgraph=True, dynamic=dynamic))
     )
     for position, (ours, theirs) in enumerate(zip(compiled, eager, strict=True)):
@@ -117,21 +119,30 @@ def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torc
     return program
 
 
-def check_deterministic(function: Callable[..., Any], arguments: Sequence[Any], *, repeats: int = 3) -> None:
-    """The same call gives bitwise the same outputs and gradients."""
-    first = _forward_and_backward(function, arguments)
+def check_deterministic(
+    function: Callable[..., Any], arguments: Sequence[Any], *, repeats: int = 3, backward: bool = True
+) -> None:
+    """The same call gives bitwise the same outputs and, with `backward`, gradients."""
+    first = _forward_and_backward(function, arguments, backward)
     for _ in range(repeats):
-        for position, (a, b) in enumerate(zip(first, _forward_and_backward(function, arguments), strict=True)):
+        again = _forward_and_backward(function, arguments, backward)
+        for position, (a, b) in enumerate(zip(first, again, strict=True)):
             torch.testing.assert_close(b, a, rtol=0, atol=0, msg=lambda m, p=position: f"result {p}: {m}")
 
 
-def check_rows_independent(function: Callable[..., Any], arguments: Sequence[Any], rows: str = "leading") -> None:
+def check_rows_independent(
+    function: Callable[..., Any], arguments: Sequence[Any], rows: str = "leading", data: Sequence[bool] = ()
+) -> None:
     """A row's result does not depend on how many rows there are: the first rows alone give bitwise the same.
 
-    So does its gradient, of every argument with rows that wants one.
+    So does its gradient, of every argument with rows that wants one. A vector has rows only where `data` says so.
     """
     count = arguments[0].shape[0]
-    with_rows = [isinstance(a, Tensor) and a.dim() > 1 and a.shape[0] == count for a in arguments]
+    is_data = data or [False] * len(arguments)
+    with_rows = [
+        isinstance(a, Tensor) and (a.dim() > 1 or (a.dim() == 1 and known)) and a.shape[0] == count
+        for a, known in zip(arguments, is_data, strict=True)
+    ]
 
     def results(keep: int) -> list[Tensor]:
         part = [
@@ -157,11 +168,14 @@ def case_arguments(operation: Operation, case: Case, device: torch.device) -> li
     return make_arguments(operation, Trial(case, RANDOM), device)
 
 
-def _forward_and_backward(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Tensor]:
+def _forward_and_backward(function: Callable[..., Any], arguments: Sequence[Any], backward: bool) -> list[Tensor]:
     own = [
-        a.detach().clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
+        a.detach().clone().requires_grad_(backward) if isinstance(a, Tensor) and a.is_floating_point() else a
+        for a in arguments
     ]
     outputs = _tensors(function(*own))
+    if not backward:
+        return list(outputs)
     incoming = _incoming(outputs)
     leaves = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
     return [o.detach() for o in outputs] + list(torch.autograd.grad(outputs, leaves, incoming))

@@ -118,12 +118,14 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
 def _first_call(
     technique: str, operation_name: str, implementation: str, case: Case, device: str, announce: Announce
 ) -> float:
-    """In the child: seconds of the first forward and backward beyond those of the second."""
+    """In the child: seconds of the first forward and any backward beyond those of the second."""
     operation = discover().get(technique).operation(operation_name)
     function, names = operation.implementation(implementation).load(), operation.signature()
     generator = torch.Generator(device).manual_seed(0)
     arguments = operation.arguments(case, generator)
-    incoming = random_like(run(operation.reference.load(), names, arguments).outputs, generator)
+    incoming = []
+    if operation.differentiable:
+        incoming = random_like(run(operation.reference.load(), names, arguments).outputs, generator)
     seconds = []
     for turn in ("first call", "second call"):
         announce(turn)

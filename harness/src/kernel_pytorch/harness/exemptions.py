@@ -19,6 +19,7 @@ HIDDEN_EXCEPTION = "a checkpoint ends its second forward by an exception that To
 INTERPRETED_FIRST = "TorchScript interprets its first calls and fuses the later ones, which may round differently"
 ONE_BACKWARD = "AOTAutograd refuses it"
 OTHER_KERNEL = "TorchInductor makes another kernel for another number of rows"
+NO_GRADIENT = "the operation has no gradients"
 NOT_TRACED = "torch 2.10 does not trace into what is compiled already"
 
 # Not of every technique, but of more than one.
@@ -40,6 +41,9 @@ OF_COMPILED = {
 COUNTED_MODE = {"FLOP counter": COUNTER_MODE if torch.__version__ >= "2.12" else None}
 """Of such a level where PyTorch's counter has a formula: torch 2.11 compiled under the mode all the same."""
 
+WITHOUT_GRADIENTS = dict.fromkeys(("selective checkpointing", "double backward"), NO_GRADIENT)
+"""Of every level of an operation that is not differentiable."""
+
 BY_LEVEL: Mapping[Level, Mapping[str, str]] = {
     Level.REFERENCE: OF_OPERATORS,
     Level.NATIVE: OF_OPERATORS,
@@ -56,12 +60,13 @@ BY_LEVEL: Mapping[Level, Mapping[str, str]] = {
 }
 
 
-def unsupported_rows(level: Level, declared: Mapping[str, str | None]) -> dict[str, str]:
+def unsupported_rows(level: Level, declared: Mapping[str, str | None], differentiable: bool = True) -> dict[str, str]:
     """The rows in which a level says no, with reasons: those of all techniques, as far as a declaration leaves them.
 
     Args:
         level: the rung.
         declared: row of the support table -> reason, or None where it works although it does not elsewhere.
+        differentiable: whether the operation has gradients.
     """
-    rows = {**BY_LEVEL[level], **declared}
+    rows = {**BY_LEVEL[level], **({} if differentiable else WITHOUT_GRADIENTS), **declared}
     return {row: reason for row, reason in rows.items() if reason is not None}

@@ -46,13 +46,17 @@ def jobs(
 ) -> list[Job]:
     """What a benchmark of this technique measures on that device; `first` keeps so many cases of each operation.
 
-    Directions are those of each operation, if none are given.
+    Directions are those of each operation, if none are given; without gradients it is the forward in any case.
     """
     found = []
     for operation in technique.operations:
         cases = operation.bench_grid.cases(device.type)
         for case in cases[:first]:
-            found += [Job(technique, operation, case, direction) for direction in directions or operation.directions]
+            found += [
+                Job(technique, operation, case, direction)
+                for direction in directions or operation.directions
+                if operation.differentiable or direction is Direction.FORWARD
+            ]
     return found
 
 

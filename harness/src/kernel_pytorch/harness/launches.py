@@ -78,17 +78,20 @@ def judge_launches(
     incoming: list[Tensor],
     device: torch.device,
 ) -> Judgement:
-    """Hold the kernels of a forward and of a backward against what the operation's cost declares.
+    """Hold the kernels of a forward, and of a backward if there is one, against what the operation's cost declares.
 
     Args:
         operation: whose `cost` says how many launches a direction takes; where it says nothing, any number is right.
         implementation: of a level that has kernels of its own, and launches one at least.
         case: what the arguments were made for.
         arguments: by position.
-        incoming: gradients of the outputs.
+        incoming: gradients of the outputs; unused for an operation without gradients.
         device: where they lie.
     """
-    leaves = [a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    backward = operation.differentiable
+    leaves = [
+        a.detach().requires_grad_(backward) if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
+    ]
     call = implementation.call(leaves)
     wanted = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
     problems = []
@@ -97,13 +100,16 @@ def judge_launches(
         outputs = call()
         return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
-    torch.autograd.grad(forward(), wanted, incoming, allow_unused=True)  # what is launched once only, compilation too
+    outputs = forward()  # what is launched once only, compilation too
+    if backward:
+        torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
     with watch_device(device) as launched:
         outputs = forward()
     problems += _problem(operation, case, Direction.FORWARD, launched)
-    with watch_device(device) as launched:
-        torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
-    problems += _problem(operation, case, Direction.BACKWARD, launched)
+    if backward:
+        with watch_device(device) as launched:
+            torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
+        problems += _problem(operation, case, Direction.BACKWARD, launched)
     return Judgement("launches", not problems, error_over_budget=float("inf") if problems else 0.0,
                      message="; ".join(problems))  # fmt: skip
 

@@ -97,10 +97,10 @@ def run(
         function: takes `arguments` by position, returns a tensor or a tuple of tensors.
         names: of the arguments.
         arguments: tensors and plain values; floating-point tensors receive gradients.
-        output_gradients: one per output, or None for the forward alone.
+        output_gradients: one per output, or None, or none, for the forward alone.
     """
     own = [_copy(a) for a in arguments]
-    backward = output_gradients is not None
+    backward = bool(output_gradients)
     differentiable = {
         name: a.requires_grad_()
         for name, a in zip(names, own, strict=True)
@@ -111,7 +111,7 @@ def run(
     outputs = (result,) if isinstance(result, Tensor) else tuple(result)
     gradients: dict[str, Tensor | None] = {}
     written = []
-    if output_gradients is not None:
+    if output_gradients:
         incoming = [_copy(g) for g in output_gradients]
         found = torch.autograd.grad(outputs, list(differentiable.values()), incoming, allow_unused=True)
         gradients = dict(zip(differentiable, found, strict=True))

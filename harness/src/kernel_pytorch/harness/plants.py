@@ -93,6 +93,7 @@ def _levels(declared: Operation, level: Level, function: Callable[..., Any], bud
             "levels": [Level.REFERENCE.value, name],
             "budgets": {name: (budget_factor, reason)},
             "unsupported": {},
+            "lacks": {name: declared.lacks[name]} if name in declared.lacks else {},
         }
     planted = Planted(name, level, f"{__name__}:planted", budget_factor, reason, function=function)
     return {"levels": [declared.reference, planted]}

@@ -111,7 +111,7 @@ class Operation:
             an `Implementation`: another library's function, or every level of an operation without a public function
             that takes `level=`.
         inputs: `(case, generator) -> (args, kwargs)` of the public function without `level`, on the generator's device.
-            Tensors that are floating point receive gradients. The docstring gives their shapes.
+            Tensors that are floating point receive gradients, if `differentiable`. The docstring gives their shapes.
         cost: `(case, direction) -> Cost`.
         test_grid: awkward shapes, each with its reason; always some float32.
         bench_grid: shapes of named published models.
@@ -119,6 +119,8 @@ class Operation:
         budgets: by level, how many times the reference's own error is allowed where that is not twice, and why.
         unsupported: by level, the rows of the support table in which it says no, with reasons, as far as they differ
             from those of `kernel_pytorch.harness.exemptions`; None for a row that works although it is named there.
+        lacks: by level, the sizes of cases that name a feature which the level does not have, with reasons: it is not
+            verified on those cases. Core cases and benchmarks are for all levels and have no such feature.
         adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
         with_rows: names of other arguments that have a row for each row of the data: the targets of tokens.
         spared: which of the adversarial ones are not planted with which adversary, and why.
@@ -132,6 +134,8 @@ class Operation:
             that is more than the shapes of a broadcast argument and the outputs tell: the rows of a matrix product.
         directions: passes that benchmarks time: an operation that computes its gradients in the forward has no
             backward worth a figure of its own, and is timed in both together.
+        differentiable: False for an operation without gradients, such as inference alone needs. Then its forward is
+            all that is verified, timed and tested for support, and no input requires a gradient.
         real_input: `(activations, dtype) -> (args, kwargs)` made of a `(tokens, channels)` float32 tensor of real
             activations, or None where real activations mean nothing.
     """
@@ -145,6 +149,7 @@ class Operation:
     function: str = ""
     budgets: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     unsupported: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     adversarial: tuple[str, ...] = ()
     with_rows: tuple[str, ...] = ()
     spared: tuple[Spared, ...] = ()
@@ -153,6 +158,7 @@ class Operation:
     averaged: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda arguments: None
     summands: Callable[[dict[str, Any]], Mapping[str, int]] = lambda arguments: {}
     directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
+    differentiable: bool = True
     real_input: Callable[[torch.Tensor, torch.dtype], Given] | None = None
 
     def __post_init__(self) -> None:
@@ -184,6 +190,14 @@ class Operation:
         names = [i.name for i in self.implementations]
         if len(set(names)) != len(names):
             raise ValueError(f"{self.name}: two implementations share a name: {', '.join(names)}")
+        if strangers := set(self.lacks) - set(names):
+            raise ValueError(f"{self.name}: lacks names {', '.join(sorted(strangers))}; levels are {', '.join(names)}")
+        features = {feature for lacking in self.lacks.values() for feature in lacking}
+        for p in (*self.bench_grid.points, *(p for p in self.test_grid.points if p.core)):
+            if asked := sorted(feature for feature in features if p.sizes.get(feature)):
+                raise ValueError(
+                    f"{self.name}: {p.name!r} has {asked[0]}, which a level lacks; core cases and benchmarks must not"
+                )
 
     @functools.cached_property
     def implementations(self) -> tuple[Implementation, ...]:
@@ -192,7 +206,7 @@ class Operation:
 
     def _level(self, name: str) -> PublicLevel:
         level, (factor, reason) = Level(name), self.budgets.get(name, (BUDGET_FACTOR, ""))
-        rows = unsupported_rows(level, self.unsupported.get(name, {}))
+        rows = unsupported_rows(level, self.unsupported.get(name, {}), self.differentiable)
         return PublicLevel(name, level, self.function, factor, reason, rows)
 
     @property
@@ -222,6 +236,11 @@ class Operation:
         """Why this implementation alone is not held against this adversary there, or None if it is."""
         about = [e for e in self.spared if e.levels is not None and implementation in e.levels]
         return next((e.reason for e in about if e.covers(adversary, dtype, device)), None)
+
+    def why_lacking(self, implementation: str, case: Case) -> str | None:
+        """Why this implementation has no such case, or None if it has."""
+        lacking = self.lacks.get(implementation, {})
+        return next((f"{name}: {reason}" for name, reason in lacking.items() if case.sizes.get(name)), None)
 
     def signature(self) -> list[str]:
         """Names of the arguments, in the order in which the harness keeps their values: the public function's."""

@@ -78,7 +78,7 @@ class Standard:
     Attributes:
         names: of the arguments.
         arguments: what is given.
-        output_gradients: what comes in.
+        output_gradients: what comes in; empty for an operation without gradients.
         reference: the definition in the arguments' dtype.
         truth: the definition in float64.
         summands: by argument, how many terms its gradient is the sum of, where it is one.
@@ -120,7 +120,9 @@ def standard_for(
     """
     names, reference_level = operation.signature(), operation.reference
     function = reference_level.load() if public else reference_level.definition()
-    if incoming is None:
+    if not operation.differentiable:
+        incoming = []
+    elif incoming is None:
         outputs = run(function, names, arguments).outputs
         generator = torch.Generator(device).manual_seed(seed + 1)
         incoming = random_like(outputs, generator)
@@ -200,6 +202,7 @@ def verify_trial(
     about = (technique.name, operation.name, implementation.name, trial)
     reason = why_unavailable(technique, implementation, device, trial.case.dtype)
     reason = reason or operation.why_spared(implementation.name, trial.adversary, trial.case.dtype, device.type)
+    reason = reason or operation.why_lacking(implementation.name, trial.case)
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or standard(operation, trial, device)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.compile_cost import compile_cost, host_time
+from kernel_pytorch.harness.exemptions import NO_GRADIENT
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.launches import watch_device
-from kernel_pytorch.harness.memory import profile_memory
+from kernel_pytorch.harness.memory import peak, profile_memory
 from kernel_pytorch.harness.results import CaseRecord, WholeCost
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
 
@@ -46,14 +48,21 @@ def call_cost(
             missing["compiled"] = "torch.compile(fullgraph=True) cannot trace it"
         if host.graph is None:
             missing["graph"] = "no CUDA" if device.type != "cuda" else "it cannot be captured"
-    memory = profile_memory(implementation.load(), *operation.arguments(case, torch.Generator(device).manual_seed(0)))
-    figures |= {
-        "forward_peak": memory.forward_peak,
-        "training_peak": memory.training_peak,
-        "saved_for_backward": memory.saved_for_backward,
-    }
+    figures |= _memory(operation, implementation, case, device, missing)
     figures["launches"] = _launches(operation, implementation, case, device, missing)
     return no_cost(operation, implementation, case).model_copy(update={**figures, "missing": missing})
+
+
+def _memory(
+    operation: Operation, implementation: Implementation, case: Case, device: torch.device, missing: dict[str, str]
+) -> dict[str, int]:
+    """Bytes that a call needs, and its backward if it has one."""
+    arguments = operation.arguments(case, torch.Generator(device).manual_seed(0))
+    if operation.differentiable:
+        return asdict(profile_memory(implementation.load(), *arguments))
+    missing |= dict.fromkeys(("training_peak", "saved_for_backward"), NO_GRADIENT)
+    with torch.no_grad():
+        return {"forward_peak": peak(implementation.call(arguments), device)}
 
 
 def no_cost(operation: Operation, implementation: Implementation, case: Case, reason: str = "") -> WholeCost:

@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
@@ -119,7 +120,7 @@ class Launch:
 
 
 def record_launches(operation: Operation, function: Callable[..., Any], case: Case, *, bench: bool) -> list[Launch]:
-    """Call an implementation on one case, forward and backward, and return what it would have launched."""
+    """Call an implementation on one case, forward and any backward, and return what it would have launched."""
     launches: list[Launch] = []
     label, core = f"{operation.name}, {case.label}", case.core and not bench
 
@@ -130,9 +131,11 @@ def record_launches(operation: Operation, function: Callable[..., Any], case: Ca
 
     with _in_place_of_compile(record), _WithoutProducts():
         arguments = _arguments(operation, case)
-        if Direction.BACKWARD not in operation.directions:  # its forward alone is another function
-            with torch.no_grad():
+        if Direction.BACKWARD not in operation.directions or not operation.differentiable:
+            with torch.no_grad():  # a forward without a backward is another function, or the only one
                 function(*arguments)
+        if not operation.differentiable:
+            return launches
         outputs = function(*arguments)
         differentiable = [o for o in _tensors(outputs) if o.requires_grad]
         if differentiable:
@@ -150,6 +153,17 @@ class _WithoutProducts(TorchDispatchMode):
             left, right = args[-2:]
             return left.new_empty((*left.shape[:-1], right.shape[-1]))
         return func(*args, **(kwargs or {}))
+
+
+class _UnsetNumbers(TorchFunctionMode):
+    """`torch.randn` gives memory that nobody touches."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.randn:
+            kwargs.pop("generator", None)
+            return torch.empty(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -170,12 +184,14 @@ def use_architecture(capability: int) -> None:
 def _arguments(operation: Operation, case: Case) -> list[Any]:
     """Arguments of the right layout and of no particular value: memory that nobody touches takes none.
 
-    What is no floating point (indices, lengths) may decide a launch, so then the real arguments are made.
+    What is no floating point (indices, lengths) may decide a launch, so then the real arguments are made, but for
+    normal random numbers: a cache of keys has gigabytes of them.
     """
     with FakeTensorMode():
         arguments = operation.arguments(case, torch.Generator().manual_seed(0))
     if not all(a.is_floating_point() for a in arguments if isinstance(a, Tensor)):
-        arguments = operation.arguments(case, torch.Generator().manual_seed(0))
+        with _UnsetNumbers():
+            arguments = operation.arguments(case, torch.Generator().manual_seed(0))
         return [_leaf(a) if isinstance(a, Tensor) else a for a in arguments]
     return [
         _leaf(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)) if isinstance(a, Tensor) else a

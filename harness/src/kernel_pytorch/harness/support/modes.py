@@ -23,11 +23,11 @@ AUTOCAST_DTYPE = torch.float16
 
 
 def check_opcheck(subject: Subject) -> None:
-    """`torch.library.opcheck` of every operator of ours that a call and its backward reach, on what reaches it."""
+    """`torch.library.opcheck` of every operator of ours that a call and any backward reach, on what reaches it."""
     with _Calls() as reached:
         against = subject.standard()
         own = subject.leaves(against.arguments)
-        torch.autograd.grad(tensors(subject.function(*own)), _differentiable(own), against.output_gradients)
+        _gradients(tensors(subject.function(*own)), own, against.output_gradients)
     assert reached.calls, f"reaches no operator in {OURS}: there is nothing to check"
     for operator, arguments, keywords in reached.calls:
         torch.library.opcheck(operator, arguments, keywords)
@@ -75,14 +75,14 @@ def _autocast(subject: Subject) -> torch.autocast:
 
 
 def check_cuda_graphs(subject: Subject) -> None:
-    """A forward and its backward, captured once, are right on what is copied into their inputs later."""
+    """A forward and any backward, captured once, are right on what is copied into their inputs later."""
     first, later = subject.standard(), subject.standard(seed=1)
     own = subject.leaves(first.arguments)
     incoming = [g.clone() for g in first.output_gradients]
 
     def call() -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         outputs = tensors(subject.function(*own))
-        return outputs, torch.autograd.grad(outputs, _differentiable(own), incoming)
+        return outputs, _gradients(outputs, own, incoming)
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -130,7 +130,7 @@ def _hold_checkpointed(subject: Subject, seen: dict[Any, None], keep: Sequence[A
 
 
 def check_flop_counter(subject: Subject) -> None:
-    """`FlopCounterMode` counts something in the forward, and something more in the backward."""
+    """`FlopCounterMode` counts something in the forward, and something more in the backward if there is one."""
     from torch.utils.flop_counter import FlopCounterMode
 
     against = subject.standard()
@@ -138,13 +138,17 @@ def check_flop_counter(subject: Subject) -> None:
     with FlopCounterMode(display=False) as counter:
         outputs = tensors(subject.function(*own))
         forward = counter.get_total_flops()
-        torch.autograd.grad(outputs, _differentiable(own), against.output_gradients)
+        _gradients(outputs, own, against.output_gradients)
     assert forward > 0, "0 operations are counted in the forward"
+    if not subject.operation.differentiable:
+        return
     assert counter.get_total_flops() > forward, "0 operations are counted in the backward"
 
 
-def _differentiable(arguments: list[Any]) -> list[Tensor]:
-    return [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+def _gradients(outputs: Sequence[Tensor], arguments: list[Any], incoming: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Of the arguments that want one; none if nothing comes in, for an operation without gradients."""
+    wanted = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
+    return torch.autograd.grad(outputs, wanted, incoming) if incoming else ()
 
 
 class _Calls(TorchDispatchMode):

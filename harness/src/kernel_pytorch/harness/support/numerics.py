@@ -19,14 +19,18 @@ def check_double_backward(subject: Subject) -> None:
 
 def check_determinism(subject: Subject) -> None:
     """The same call gives the same bits again, outputs and gradients."""
-    check_deterministic(*subject.bound(subject.arguments(GPU_ROWS if subject.device.type == "cuda" else 1)))
+    function, arguments = subject.bound(subject.arguments(GPU_ROWS if subject.device.type == "cuda" else 1))
+    check_deterministic(function, arguments, backward=subject.operation.differentiable)
 
 
 def check_batch_invariance(subject: Subject) -> None:
     """A row alone, or in a smaller batch, has the bits that it has in the whole batch; so has its gradient."""
+    data = [subject.has_rows(name) for name in subject.names]
     arguments = [
-        a.detach().requires_grad_(a.is_floating_point()) if isinstance(a, Tensor) and subject.has_rows(name) else a
-        for name, a in zip(subject.names, subject.arguments(), strict=True)
+        a.detach().requires_grad_(a.is_floating_point() and subject.operation.differentiable)
+        if isinstance(a, Tensor) and has_rows
+        else a
+        for has_rows, a in zip(data, subject.arguments(), strict=True)
     ]
     torch._dynamo.reset()
-    check_rows_independent(subject.function, arguments)
+    check_rows_independent(subject.function, arguments, data=data)

@@ -43,7 +43,7 @@ def hold_sharded(mesh: Any, subject: Subject) -> None:
 def run_sharded(
     mesh: Any, function: Callable[..., Any], against: Standard, placements: Mapping[str, Any]
 ) -> tuple[tuple[DTensor, ...], dict[str, DTensor | None]]:
-    """Call a function on DTensors, and its backward with gradients placed like the outputs.
+    """Call a function on DTensors, and any backward with gradients placed like the outputs.
 
     Args:
         mesh: one-dimensional.
@@ -54,13 +54,16 @@ def run_sharded(
     Returns:
         Outputs, and gradients by name, as they came.
     """
+    backward = bool(against.output_gradients)
     own = [
-        distribute(a, mesh, placements.get(name, Replicate())).requires_grad_(a.is_floating_point())
+        distribute(a, mesh, placements.get(name, Replicate())).requires_grad_(backward and a.is_floating_point())
         if isinstance(a, Tensor)
         else a
         for name, a in zip(against.names, against.arguments, strict=True)
     ]
     outputs = tensors(function(*own))
+    if not backward:
+        return outputs, {}
     incoming = [
         distribute(g, mesh, Replicate() if o.placements[0].is_partial() else o.placements[0])
         for g, o in zip(against.output_gradients, outputs, strict=True)
@@ -113,23 +116,29 @@ def run_fully_sharded(
         return None
     fully_shard(module, mesh=mesh)
     rank, count = mesh.get_local_rank(), mesh.size()
+    backward = bool(against.output_gradients)
     named = zip(against.names, against.arguments, strict=True)
     whole = {name: a for name, a in named if isinstance(a, Tensor) and name in data}
     own = {
-        name: a.detach().chunk(count)[rank].clone().requires_grad_(a.is_floating_point()) for name, a in whole.items()
+        name: a.detach().chunk(count)[rank].clone().requires_grad_(backward and a.is_floating_point())
+        for name, a in whole.items()
     }
-    outputs = tensors(module(**own))
-    torch.autograd.backward(outputs, [g.chunk(count)[rank].clone() for g in against.output_gradients])
+    with torch.set_grad_enabled(backward):
+        outputs = tensors(module(**own))
 
     def joined(local: Tensor, like: Tensor) -> Tensor:
         local = local.detach().contiguous()
         shape, stride = like.shape, torch.empty(like.shape, device="meta").stride()
         return DTensor.from_local(local, mesh, [Shard(0)], shape=shape, stride=stride).full_tensor()
 
+    found = tuple(joined(o, like) for o, like in zip(outputs, against.reference.outputs, strict=True))
+    if not backward:
+        return Run(found, {})
+    torch.autograd.backward(outputs, [g.chunk(count)[rank].clone() for g in against.output_gradients])
     gradients: dict[str, Tensor | None] = {
         name: joined(a.grad, whole[name]) for name, a in own.items() if a.requires_grad
     }
     gradients |= {name: parameter.grad.full_tensor() * count for name, parameter in module.named_parameters()}
     gradients |= dict.fromkeys(constants)
     ordered = {name: gradients[name] for name in against.names if name in gradients}
-    return Run(tuple(joined(o, g) for o, g in zip(outputs, against.output_gradients, strict=True)), ordered)
+    return Run(found, ordered)

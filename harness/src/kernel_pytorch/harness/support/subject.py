@@ -109,11 +109,13 @@ class Subject:
     def leaves(self, arguments: Sequence[Any]) -> list[Any]:
         """Copies of arguments that want their gradients, where they can have any."""
         return [
-            a.detach().clone().requires_grad_(a.is_floating_point() and name not in self.operation.constants)
-            if isinstance(a, Tensor)
-            else a
+            a.detach().clone().requires_grad_(self.wants_gradient(name, a)) if isinstance(a, Tensor) else a
             for name, a in zip(self.names, arguments, strict=True)
         ]
+
+    def wants_gradient(self, name: str, argument: Tensor) -> bool:
+        """Whether an argument of this name has a gradient."""
+        return self.operation.differentiable and argument.is_floating_point() and name not in self.operation.constants
 
     def bound(self, arguments: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
         """The function with its constants bound, in the dtype of what it is given, and the other arguments."""
