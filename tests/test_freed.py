@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from kernel_pytorch.flash_attn_triton import flash_attention, flash_attention_masked, flash_attention_varlen
+from kernel_pytorch.flash_attn_triton import (
+    flash_attention,
+    flash_attention_masked,
+    flash_attention_varlen,
+    flash_decode,
+)
 from kernel_pytorch.fused_ln_act import add_layer_norm, bias_dropout_add, softmax
 from kernel_pytorch.linear_cross_entropy import cross_entropy
 from kernel_pytorch.qkv_fusion import qk_norm_rope, rotary_embedding
@@ -37,6 +42,9 @@ CALLS = {
         Q, Q, Q, freed(1, 2, 64, 64, dtype=torch.bool), level=level)),
     "starts": ("cu_seqlens_q", lambda level: flash_attention_varlen(
         PACKED, PACKED, PACKED, freed(3, dtype=torch.int32), torch.tensor([0, 32, 64]), 32, 32, level=level)),
+    "lengths": ("cache_seqlens", lambda level: flash_decode(Q, Q, Q, freed(1, dtype=torch.int32), level=level)),
+    "pages": ("block_table", lambda level: flash_decode(
+        Q, Q, Q, torch.ones(1, dtype=torch.int32), freed(1, 1, dtype=torch.int32), level=level)),
     "targets": ("target", lambda level: cross_entropy(torch.randn(64, 8), freed(64), level=level)),
 }  # fmt: skip
 

@@ -67,7 +67,7 @@ CALLS = {
     "LinearCrossEntropy": (lambda m, x, target: m(x, target), (X, TARGET), (16, 16)),
 }
 OF_MODELS = {"fuse", "patch", "unfuse", "unpatch"}  # what changes models: nothing that is traced
-CONSTANT = {"cos", "sin"}  # of the arguments above: those without a gradient
+CONSTANT = {"cos", "sin", "new_q", "k_cache", "v_cache"}  # of the arguments above: those without a gradient
 
 
 def public(package):
@@ -119,6 +119,8 @@ def results(call, subject, tensors, names):
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     leaves = [t for t in own if t.requires_grad]
     leaves += list(subject.parameters()) if isinstance(subject, torch.nn.Module) else []
+    if not leaves:
+        return outputs
     return outputs + list(torch.autograd.grad(sum(o.float().square().sum() for o in outputs), leaves))
 
 

@@ -13,7 +13,7 @@ FILE = Path(__file__).parents[1] / "benchmarks" / "peers.py"
 CASES = [
     (operation, case)
     for operation in technique.operations
-    if operation.name != "flash_attention_varlen"
+    if operation.name not in ("flash_attention_varlen", "flash_decode")  # which no peer has
     for case in operation.test_grid.cases("cpu")
     if case.dtype == torch.float32 and "dropout" not in case.sizes
 ]

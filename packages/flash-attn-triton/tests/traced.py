@@ -16,5 +16,15 @@ CALLS = {
         lambda f, q, k, v, starts: f(q, k, v, starts, starts, 5, 5),
         (normal(5, 2, 8), normal(5, 2, 8) + 1, normal(5, 2, 8) + 2, torch.tensor([0, 2, 5])),
     ),
+    "flash_decode": (
+        lambda f, new_q, k_cache, v_cache, lengths, table: f(new_q, k_cache, v_cache, lengths, table, window=(4, 0)),
+        (
+            normal(2, 4, 1, 8),
+            normal(5, 2, 3, 8),
+            normal(5, 2, 3, 8) + 1,
+            torch.tensor([5, 3], dtype=torch.int32),
+            torch.tensor([[4, 1], [0, 2]], dtype=torch.int32),
+        ),
+    ),
     "MultiheadAttention": (lambda m, x: m(x, x, x, need_weights=False)[0], (normal(5, 2, 16),), (16, 2)),
 }

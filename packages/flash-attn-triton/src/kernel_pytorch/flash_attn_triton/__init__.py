@@ -1,6 +1,12 @@
 """Exact attention without the matrix of scores in memory, forward and backward."""
 
-from .functional import flash_attention, flash_attention_masked, flash_attention_varlen, flash_attention_with_lse
+from .functional import (
+    flash_attention,
+    flash_attention_masked,
+    flash_attention_varlen,
+    flash_attention_with_lse,
+    flash_decode,
+)
 from .module import MultiheadAttention
 from .replacements import patch, unpatch
 
@@ -10,6 +16,7 @@ __all__ = [
     "flash_attention_masked",
     "flash_attention_varlen",
     "flash_attention_with_lse",
+    "flash_decode",
     "patch",
     "unpatch",
 ]

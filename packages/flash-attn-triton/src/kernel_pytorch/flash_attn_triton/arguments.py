@@ -10,27 +10,75 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_device, check_filled, check_floats, check_integer, check_number, shape_of
+from ._core.operator import wants_graph
 
 
-def check_qkv(q: Tensor, k: Tensor, v: Tensor, layout: str = "(batch, heads, tokens, head size)") -> None:
-    """Raise unless these are queries, keys and values of one head size, dtype and device in this layout."""
-    dimensions = layout.count(",") + 1
-    for name, x in (("q", q), ("k", k), ("v", v)):
+def check_qkv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: str = "(batch, heads, tokens, head size)",
+    names: tuple[str, str, str] = ("q", "k", "v"),
+    layout_of_keys: str | None = None,
+) -> None:
+    """Raise unless these are queries, keys and values of one head size, dtype and device in this layout.
+
+    Keys and values may have a layout of their own with as many dimensions: then their first is no batch.
+    """
+    dimensions, of_keys = layout.count(",") + 1, layout_of_keys or layout
+    for name, x, wanted in zip(names, (q, k, v), (layout, of_keys, of_keys), strict=True):
         check_floats(name, x)
         if x.dim() != dimensions:
-            raise ValueError(f"{name}: shape is {shape_of(x)}; it must be {layout}")
+            raise ValueError(f"{name}: shape is {shape_of(x)}; it must be {wanted}")
         if x.dtype != q.dtype:
             raise TypeError(f"{name}: dtype is {x.dtype}; it must be that of q, {q.dtype}")
         check_device(name, x, q, "q")
+    _, of_k, of_v = names
     if q.shape[-1] == 0 or k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"k: head size is {k.shape[-1]}; it must be that of q, {q.shape[-1]}, and at least 1")
+        raise ValueError(f"{of_k}: head size is {k.shape[-1]}; it must be that of q, {q.shape[-1]}, and at least 1")
     if v.shape != k.shape:
-        raise ValueError(f"v: shape is {shape_of(v)}; it must be that of k, {shape_of(k)}")
-    if dimensions == 4 and k.shape[0] != q.shape[0]:
-        raise ValueError(f"k: batch size is {k.shape[0]}; it must be that of q, {q.shape[0]}")
+        raise ValueError(f"{of_v}: shape is {shape_of(v)}; it must be that of {of_k}, {shape_of(k)}")
+    if dimensions == 4 and layout_of_keys is None and k.shape[0] != q.shape[0]:
+        raise ValueError(f"{of_k}: batch size is {k.shape[0]}; it must be that of q, {q.shape[0]}")
     heads, kv_heads = q.shape[1], k.shape[1]
     if kv_heads == 0 or heads % kv_heads != 0:
-        raise ValueError(f"k: {kv_heads} heads; their number must divide that of q, {heads}")
+        raise ValueError(f"{of_k}: {kv_heads} heads; their number must divide that of q, {heads}")
+
+
+def check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None) -> None:
+    """Raise unless these are queries and a cache; values of cache_seqlens and block_table are not read."""
+    pages = None if block_table is None else "(pages, heads, page size, head size)"
+    check_qkv(q, k_cache, v_cache, names=("q", "k_cache", "v_cache"), layout_of_keys=pages)
+    batch = q.shape[0]
+    _check_int32("cache_seqlens", cache_seqlens, q)
+    if cache_seqlens.shape != (batch,):
+        raise ValueError(f"cache_seqlens: shape is {shape_of(cache_seqlens)}; it must be (batch,), {(batch,)}")
+    if block_table is None:
+        return
+    _check_int32("block_table", block_table, q)
+    if block_table.dim() != 2 or block_table.shape[0] != batch:
+        shape = shape_of(block_table)
+        raise ValueError(f"block_table: shape is {shape}; it must be (batch, most pages of a sequence), batch {batch}")
+    if k_cache.shape[0] == 0 and block_table.numel() > 0:
+        raise ValueError("k_cache: given 0 pages; there must be at least 1 for block_table to name")
+
+
+def _check_int32(name: str, tensor: Tensor, q: Tensor) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.int32:
+        given = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{name}: given {given}; it must be a tensor of torch.int32")
+    check_device(name, tensor, q, "q")
+    check_filled(name, tensor)
+
+
+def check_no_gradient(**tensors: Tensor | None) -> None:
+    """Raise RuntimeError, naming the first of these tensors that wants a gradient, if one does."""
+    for name, tensor in tensors.items():
+        if wants_graph(tensor):
+            raise RuntimeError(
+                f"{name}: requires a gradient, and flash_decode has none; call it under torch.no_grad() or"
+                " torch.inference_mode(), give it detached tensors, or use flash_attention"
+            )
 
 
 def scale_or_default(scale: float | None, q: Tensor) -> float:

@@ -10,7 +10,9 @@ from torch import Tensor
 from ._core.arguments import check_flag
 from .arguments import (
     check_bias,
+    check_cache,
     check_lengths,
+    check_no_gradient,
     check_qkv,
     check_sinks,
     check_softcap,
@@ -260,6 +262,73 @@ def flash_attention_varlen(
     attend = select("flash_attention_varlen", level, features, q, sinks)
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     y: Tensor = attend(q, k, v, *sequences, causal, scale, window, softcap, alibi_slopes, sinks, deterministic)
+    return y
+
+
+def flash_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor,
+    block_table: Tensor | None = None,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    level: str | None = None,
+) -> Tensor:
+    """`flash_attention` of the newest tokens of sequences to a cache of all their keys and values. No gradients.
+
+    Query i of sequence b stands at key position `cache_seqlens[b] - Sq + i`: the keys of the new tokens are in the
+    cache already. What lies behind the last valid key of a sequence changes nothing, even NaN.
+
+    Args:
+        q: `(B, H, Sq, D)`, dtypes and strides as in `flash_attention`.
+        k_cache: `(B, Hkv, S, D)`, where S is what there is room for, or with block_table pages
+            `(num_blocks, Hkv, page_size, D)`, page_size at least 1. Hkv divides H. Any strides: a view
+            `x.transpose(1, 2)` of `(B, S, Hkv, D)` or `(num_blocks, page_size, Hkv, D)` is not copied at level
+            "triton". Dtype and device of q.
+        v_cache: shape, dtype and device of k_cache; its own strides.
+        cache_seqlens: `(B,)`, int32, on the device of q: how many keys of each sequence are valid, the new tokens
+            included. Values are clamped to [0, S], never checked. A sequence of length 0 gives zeros.
+        block_table: `(B, max_blocks)`, int32, on the device of q: which pages the keys of each sequence lie in, in
+            order; S is `max_blocks * page_size`. Entries are clamped to [0, num_blocks), never checked; those behind
+            the length do not matter. None for a cache without pages.
+        causal: as in `flash_attention`. It changes nothing for one query of each sequence.
+        scale: as in `flash_attention`.
+        window: as in `flash_attention`.
+        softcap: as in `flash_attention`.
+        alibi_slopes: as in `flash_attention`.
+        sinks: as in `flash_attention`.
+        level: as in `flash_attention`, but for "cuda". All levels but "triton" compute the scores of the whole cache,
+            and copy it.
+
+    Returns:
+        `(B, H, Sq, D)` in the dtype of q, contiguous at level "triton".
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as `flash_attention`.
+        RuntimeError: gradients are enabled, and q, a cache or sinks requires one.
+
+    Nothing of a call depends on values of cache_seqlens and block_table: it does not wait for the GPU, and a CUDA graph
+    of it stays right while they change.
+
+    Source: Dao et al., "Flash-Decoding", 2023, https://pytorch.org/blog/flash-decoding/; Kwon et al., "PagedAttention",
+    2023, https://arxiv.org/abs/2309.06180.
+    """
+    check_cache(q, k_cache, v_cache, cache_seqlens, block_table)
+    alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
+    check_sinks(sinks, q, q.shape[1])
+    scale, window = scale_or_default(scale, q), window_of(window)
+    features = _features(q, causal, window, softcap, alibi_slopes, sinks, 0.0, False)
+    check_no_gradient(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks)
+    attend = select("flash_decode", level, features, q, sinks)
+    y: Tensor = attend(
+        q, k_cache, v_cache, cache_seqlens, block_table, causal, scale, window, softcap, alibi_slopes, sinks
+    )
     return y
 
 

@@ -62,3 +62,31 @@ def packed(
     if right >= 0:
         sees = sees & (behind <= right)
     return behind, sees, of_query
+
+
+def cached(
+    lengths: Tensor, queries: int, keys: int, causal: bool, window: tuple[int, int] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for the last `queries` tokens of sequences in a cache with room for `keys`, and which keys are valid.
+
+    lengths: `(B,)`, valid keys of each sequence. Gives how far keys stand behind queries and which of them queries see,
+    both `(B, 1, Sq, S)`, and which of them are valid, `(B, 1, S, 1)`.
+    """
+    key = torch.arange(keys, device=lengths.device)
+    of_sequence = lengths.clamp(0, keys).to(torch.int64).unsqueeze(1).unsqueeze(1).unsqueeze(1)
+    query = torch.arange(queries, device=lengths.device).unsqueeze(1) + (of_sequence - queries)
+    behind = key - query
+    valid = key < of_sequence
+    sees = valid.expand(behind.shape)
+    left, right = limits(causal, window)
+    if left >= 0:
+        sees = sees & (behind >= -left)
+    if right >= 0:
+        sees = sees & (behind <= right)
+    return behind, sees, valid.transpose(2, 3)
+
+
+def gathered(pages: Tensor, block_table: Tensor) -> Tensor:
+    """The caches of sequences, `(B, Hkv, S, D)`, copied out of pages `(num_blocks, Hkv, page_size, D)`."""
+    found = pages[block_table.clamp(0, pages.shape[0] - 1).to(torch.int64)]
+    return found.transpose(1, 2).flatten(2, 3)

@@ -74,6 +74,19 @@ QUERIES = Table(
     {64: Configuration(64, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
     SMALL,
 )
+# Rows are the query heads of one KV head: at most so many, since fewer are padded to 16. Speed depends on how many
+# bytes of the cache are in flight. None of these was timed yet.
+_DECODE = {64: Configuration(64, 64, 4, 4), 128: Configuration(64, 64, 4, 3), 256: Configuration(64, 32, 8, 3)}
+DECODE = Table(
+    {
+        80: _DECODE,
+        90: _DECODE,
+        100: _DECODE,
+        120: {64: Configuration(64, 64, 4, 3), 128: Configuration(64, 32, 4, 3), 256: Configuration(64, 32, 8, 2)},
+    },
+    {64: Configuration(64, 64, 8, 2), 128: Configuration(64, 64, 8, 2), 256: Configuration(64, 32, 8, 1)},
+    {64: Configuration(32, 32, 8, 1), 128: Configuration(16, 32, 8, 1), 256: Configuration(16, 16, 8, 1)},
+)
 INTERPRETED = Configuration(64, 64, 4, 1)
 """The interpreter takes whole tiles, one after the other: a test has several of them."""
 

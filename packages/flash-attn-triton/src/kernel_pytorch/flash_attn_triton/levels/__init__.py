@@ -12,16 +12,22 @@ from kernel_pytorch.flash_attn_triton._core import cuda_level
 from kernel_pytorch.flash_attn_triton._core.levels import Ladder
 from kernel_pytorch.flash_attn_triton._core.operator import is_transformed
 
+FUNCTIONS = (
+    "flash_attention",
+    "flash_attention_with_lse",
+    "flash_attention_masked",
+    "flash_attention_varlen",
+    "flash_decode",
+)
 LADDER = Ladder(
-    dict.fromkeys(
-        ("flash_attention", "flash_attention_with_lse", "flash_attention_masked", "flash_attention_varlen"), __name__
-    ),
+    dict.fromkeys(FUNCTIONS, __name__),
     [],  # native everywhere: no kernel of ours was measured to be faster yet
     cuda_level,
     absent={
         "flash_attention_with_lse": ("native", "cuda"),
         "flash_attention_masked": ("cuda",),
         "flash_attention_varlen": ("cuda",),
+        "flash_decode": ("cuda",),
     },
 )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_pytorch.flash_attn_triton.masks import limits, packed, visible
+from kernel_pytorch.flash_attn_triton.masks import cached, gathered, limits, packed, visible
 
 
 class _PlainGradient(torch.autograd.Function):
@@ -48,32 +48,17 @@ def flash_attention(
 
 
 def flash_attention_masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    causal: bool,
-    scale: float,
-    window: tuple[int, int] | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool, scale: float, window: tuple[int, int] | None,
     *features: Any,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`flash_attention_masked` of `reference.py` without soft cap, sinks and dropout; same arguments and result."""
     return _on_device(q, k, v, mask, scale, *limits(causal, window))
 
 
 def flash_attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    scale: float,
-    window: tuple[int, int] | None,
-    *features: Any,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    causal: bool, scale: float, window: tuple[int, int] | None, *features: Any,
+) -> Tensor:  # fmt: skip
     """`flash_attention_varlen` of `reference.py` without soft cap, ALiBi and sinks; same arguments and result.
 
     All sequences are one, with a matrix of bools `(S, T)` that keeps them apart.
@@ -81,6 +66,21 @@ def flash_attention_varlen(
     _, sees, _ = packed(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal, window)
     queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
     return _on_device(queries, keys, values, sees[None, None], scale, -1, -1).squeeze(0).transpose(0, 1)
+
+
+def flash_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None, causal: bool,
+    scale: float, window: tuple[int, int] | None, *features: Any,
+) -> Tensor:  # fmt: skip
+    """`flash_decode` of `reference.py` without soft cap, ALiBi and sinks; same arguments and result.
+
+    PyTorch's attention reads masked keys too, so what is not valid is replaced by zeros: a copy of the cache.
+    """
+    if block_table is not None:
+        k_cache, v_cache = gathered(k_cache, block_table), gathered(v_cache, block_table)
+    _, sees, valid = cached(cache_seqlens, q.shape[2], k_cache.shape[2], causal, window)
+    keys, values = torch.where(valid, k_cache, 0.0), torch.where(valid, v_cache, 0.0)
+    return _on_device(q, keys, values, sees, scale, -1, -1)
 
 
 def _on_device(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:

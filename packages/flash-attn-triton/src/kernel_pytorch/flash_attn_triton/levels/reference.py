@@ -25,19 +25,13 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core.philox import keep
-from kernel_pytorch.flash_attn_triton.masks import limits, packed, positions, visible
+from kernel_pytorch.flash_attn_triton.masks import cached, gathered, limits, packed, positions, visible
 
 
 def attention_scores(
-    q: Tensor,
-    k: Tensor,
-    bias: Optional[Tensor],
-    causal: bool,
-    scale: float,
-    window: Optional[Tuple[int, int]],
-    softcap: Optional[float],
-    alibi_slopes: Optional[Tensor],
-) -> Tensor:
+    q: Tensor, k: Tensor, bias: Optional[Tensor], causal: bool, scale: float, window: Optional[Tuple[int, int]],
+    softcap: Optional[float], alibi_slopes: Optional[Tensor],
+) -> Tensor:  # fmt: skip
     """The scores `(B, H, Sq, Sk)` in float32, or float64 of float64: -inf where a query does not see a key."""
     wide = torch.promote_types(q.dtype, torch.float32)
     queries, keys = q.shape[2], k.shape[2]
@@ -81,19 +75,10 @@ def attend(
 
 
 def flash_attention_with_lse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: Optional[float],
-    window: Optional[Tuple[int, int]],
-    softcap: Optional[float],
-    alibi_slopes: Optional[Tensor],
-    sinks: Optional[Tensor],
-    dropout_p: float,
-    seed: Optional[Tensor],
-    deterministic: bool,
-) -> Tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: Optional[float], window: Optional[Tuple[int, int]],
+    softcap: Optional[float], alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], dropout_p: float,
+    seed: Optional[Tensor], deterministic: bool,
+) -> Tuple[Tensor, Tensor]:  # fmt: skip
     """Attend, and return the logarithm of the sum of exponentials of each row of scores too.
 
     Args:
@@ -119,19 +104,10 @@ def flash_attention_with_lse(
 
 
 def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: Optional[float],
-    window: Optional[Tuple[int, int]],
-    softcap: Optional[float],
-    alibi_slopes: Optional[Tensor],
-    sinks: Optional[Tensor],
-    dropout_p: float,
-    seed: Optional[Tensor],
-    deterministic: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: Optional[float], window: Optional[Tuple[int, int]],
+    softcap: Optional[float], alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], dropout_p: float,
+    seed: Optional[Tensor], deterministic: bool,
+) -> Tensor:  # fmt: skip
     """`flash_attention_with_lse` without lse; same arguments."""
     return flash_attention_with_lse(
         q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, dropout_p, seed, deterministic
@@ -139,19 +115,10 @@ def flash_attention(
 
 
 def flash_attention_masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    causal: bool,
-    scale: Optional[float],
-    window: Optional[Tuple[int, int]],
-    softcap: Optional[float],
-    sinks: Optional[Tensor],
-    dropout_p: float,
-    seed: Optional[Tensor],
-    deterministic: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool, scale: Optional[float],
+    window: Optional[Tuple[int, int]], softcap: Optional[float], sinks: Optional[Tensor], dropout_p: float,
+    seed: Optional[Tensor], deterministic: bool,
+) -> Tensor:  # fmt: skip
     """`flash_attention` with a mask or a bias.
 
     Args:
@@ -174,21 +141,10 @@ def flash_attention_masked(
 
 
 def flash_attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    scale: Optional[float],
-    window: Optional[Tuple[int, int]],
-    softcap: Optional[float],
-    alibi_slopes: Optional[Tensor],
-    sinks: Optional[Tensor],
-    deterministic: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    causal: bool, scale: Optional[float], window: Optional[Tuple[int, int]], softcap: Optional[float],
+    alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], deterministic: bool,
+) -> Tensor:  # fmt: skip
     """`flash_attention` of packed sequences: tokens see tokens of their own sequence alone.
 
     Args:
@@ -222,3 +178,27 @@ def flash_attention_varlen(
         s = s - of_head.unsqueeze(-1) * behind.abs()
     s = s.masked_fill(~sees, float("-inf"))
     return attend(s, values, sinks, 0.0, None)[0].squeeze(0).transpose(0, 1)
+
+
+def flash_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Optional[Tensor], causal: bool,
+    scale: Optional[float], window: Optional[Tuple[int, int]], softcap: Optional[float], alibi_slopes: Optional[Tensor],
+    sinks: Optional[Tensor],
+) -> Tensor:  # fmt: skip
+    """`flash_attention` of the last tokens of sequences to all their keys, which lie in a cache.
+
+    q: `(B, H, Sq, D)`; query i of sequence b stands at key position `cache_seqlens[b] - Sq + i`. Caches:
+    `(B, Hkv, S, D)`, or pages `(num_blocks, Hkv, page_size, D)` that block_table `(B, max_blocks)` names in order.
+    cache_seqlens: `(B,)`, how many keys are valid. Both are clamped to what there is. alibi_slopes: `(H,)` or `(B, H)`.
+    """
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    keys, values = k_cache, v_cache
+    if block_table is not None:
+        keys, values = gathered(k_cache, block_table), gathered(v_cache, block_table)
+    behind, sees, valid = cached(cache_seqlens, q.shape[2], keys.shape[2], causal, window)
+    s = attention_scores(q, keys, None, False, factor, None, softcap, None)
+    if alibi_slopes is not None:
+        s = s - alibi_slopes.detach().to(s.dtype).unsqueeze(-1).unsqueeze(-1) * behind.abs()
+    s = s.masked_fill(~sees, float("-inf"))
+    # Memory behind the last valid key may hold NaN, and zero times NaN is NaN.
+    return attend(s, values.masked_fill(~valid, 0.0), sinks, 0.0, None)[0]

@@ -1,4 +1,4 @@
-"""Triton: a kernel for the forward, kernels for the gradients. There are no second derivatives."""
+"""Triton: a kernel for the forward, kernels for the gradients, and for decoding. There are no second derivatives."""
 
 from __future__ import annotations
 
@@ -17,19 +17,9 @@ def keeps_rest(q: Tensor, *others: Tensor | None) -> bool:
 
 
 def flash_attention_with_lse(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float,
-    window: tuple[int, int] | None,
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    deterministic: bool,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: tuple[int, int] | None, softcap: float | None,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`flash_attention_with_lse` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
     o, lse, _ = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)
@@ -37,19 +27,9 @@ def flash_attention_with_lse(
 
 
 def flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float,
-    window: tuple[int, int] | None,
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    deterministic: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: tuple[int, int] | None, softcap: float | None,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
+) -> Tensor:  # fmt: skip
     """`flash_attention` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
     o: Tensor = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)[0]
@@ -57,19 +37,9 @@ def flash_attention(
 
 
 def flash_attention_masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    causal: bool,
-    scale: float,
-    window: tuple[int, int] | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    deterministic: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool, scale: float, window: tuple[int, int] | None,
+    softcap: float | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
+) -> Tensor:  # fmt: skip
     """`flash_attention_masked` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, mask, sinks)
     o: Tensor = operators.flash_attention(q, k, v, mask, None, sinks, seed, *options)[0]
@@ -77,21 +47,10 @@ def flash_attention_masked(
 
 
 def flash_attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    scale: float,
-    window: tuple[int, int] | None,
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    deterministic: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    causal: bool, scale: float, window: tuple[int, int] | None, softcap: float | None, alibi_slopes: Tensor | None,
+    sinks: Tensor | None, deterministic: bool,
+) -> Tensor:  # fmt: skip
     """`flash_attention_varlen` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, 0.0
     together = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
@@ -100,3 +59,14 @@ def flash_attention_varlen(
         *together, None, alibi_slopes, sinks, None, *options, *sequences, keeps_rest(q, k, v, sinks)
     )[0]
     return o.squeeze(0).transpose(0, 1)
+
+
+def flash_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None, causal: bool,
+    scale: float, window: tuple[int, int] | None, softcap: float | None, alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """`flash_decode` of `reference.py`."""
+    tensors = q, k_cache, v_cache, cache_seqlens, block_table, alibi_slopes, sinks
+    o: Tensor = operators.flash_decode(*tensors, scale, *limits(causal, window), softcap or 0.0)
+    return o

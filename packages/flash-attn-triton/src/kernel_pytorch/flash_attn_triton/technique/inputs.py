@@ -1,0 +1,116 @@
+"""What the cases of attention with gradients are given, and what they cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Given
+
+
+def _kv_shape(case: Case) -> tuple[int, ...]:
+    batch, heads, queries, depth = case.shape
+    return batch, case.sizes.get("kv_heads", heads), case.sizes.get("keys", queries), depth
+
+
+def _qkv(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
+    shapes = case.shape, _kv_shape(case), _kv_shape(case)
+    return tuple(torch.randn(shape, generator=generator, device=generator.device).to(case.dtype) for shape in shapes)
+
+
+def flash_attention_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`; scale, causal."""
+    scale = case.sizes.get("gain", 1.0) * case.shape[-1] ** -0.5
+    return _qkv(case, generator), {"scale": scale, "causal": case.sizes.get("causal", False)}
+
+
+def flash_attention_with_lse_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`; scale and every feature that the case names."""
+    sizes, heads = case.sizes, case.shape[1]
+    keywords: dict[str, Any] = {"scale": case.shape[-1] ** -0.5, "causal": sizes.get("causal", False)}
+    qkv = _qkv(case, generator)
+    for name in ("window", "softcap"):
+        if name in sizes:
+            keywords[name] = sizes[name]
+    if sizes.get("alibi"):
+        keywords["alibi_slopes"] = torch.tensor([2.0 ** -(8.0 * (h + 1) / heads) for h in range(heads)]).to(
+            qkv[0].device
+        )
+    if sizes.get("sinks"):
+        keywords["sinks"] = torch.randn(heads, generator=generator, device=generator.device).to(case.dtype)
+    if sizes.get("dropout"):
+        seed = torch.tensor(2**40 + 7, device=generator.device)
+        keywords |= {"dropout_p": sizes["dropout"], "seed": seed}
+    return qkv, keywords
+
+
+def flash_attention_masked_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`, mask that broadcasts to `(B, H, Sq, Sk)`; causal."""
+    qkv, shape = _qkv(case, generator), case.sizes["mask"]
+    mask = torch.randn(shape, generator=generator, device=generator.device)
+    mask = mask > -0.5 if case.sizes.get("boolean") else mask.to(case.dtype)
+    return (*qkv, mask), {"causal": case.sizes.get("causal", False)}
+
+
+def flash_attention_varlen_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give q `(S, H, D)`, k and v `(T, Hkv, D)`, cu_seqlens_q and cu_seqlens_k `(B + 1,)`, longest lengths; causal."""
+    heads, depth = case.shape
+    device, of_q, of_k = generator.device, case.sizes["queries"], case.sizes["lengths"]
+    shapes = (sum(of_q), heads, depth), *[(sum(of_k), case.sizes.get("kv_heads", heads), depth)] * 2
+    qkv = (torch.randn(shape, generator=generator, device=device).to(case.dtype) for shape in shapes)
+    starts = (torch.tensor([0, *n]).cumsum(0).to(torch.int32).to(device) for n in (of_q, of_k))
+    return (*qkv, *starts, max(of_q), max(of_k)), {"causal": case.sizes.get("causal", False)}
+
+
+def flash_attention_varlen_cost(case: Case, direction: Direction) -> Cost:
+    """As of `flash_attention`, for each sequence."""
+    heads, depth = case.shape
+    sizes = {name: case.sizes[name] for name in ("causal", "kv_heads") if name in case.sizes}
+    costs = [
+        flash_attention_cost(
+            Case(case.name, case.dtype, {"shape": (1, heads, q, depth), "keys": k, **sizes}), direction
+        )
+        for q, k in zip(case.sizes["queries"], case.sizes["lengths"], strict=True)
+    ]
+    launches = 4 if direction is Direction.FORWARD else None  # three fill what tokens in no sequence leave
+    return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs), launches=launches)
+
+
+def _pairs(case: Case) -> int:
+    """Pairs of a query and a key that it sees, in one head."""
+    queries, keys = case.shape[-2], _kv_shape(case)[-2]
+    left, right = case.sizes.get("window", (-1, -1))
+    right = 0 if case.sizes.get("causal", False) else right
+    if left < 0 and right < 0:
+        return queries * keys
+    ends = [i + keys - queries for i in range(queries)]
+    first = [0 if left < 0 else max(0, at - left) for at in ends]
+    last = [keys - 1 if right < 0 else min(keys - 1, at + right) for at in ends]
+    return sum(max(0, b - a + 1) for a, b in zip(first, last, strict=True))
+
+
+def flash_attention_cost(case: Case, direction: Direction) -> Cost:
+    """Forward: two products; read q, k, v, write o. Backward: five; read do besides, write dq, dk, dv instead.
+
+    Levels may take more launches backward than the three of "triton": that of "cuda" is computed by PyTorch.
+    """
+    batch, heads, _, depth = case.shape
+    queries, keys = torch.Size(case.shape).numel(), torch.Size(_kv_shape(case)).numel()
+    product, size = 2 * batch * heads * depth * _pairs(case), case.dtype.itemsize
+    forward = Cost((2 * queries + 2 * keys) * size, 2 * product, launches=1)
+    backward = Cost((3 * queries + 4 * keys) * size, 5 * product)
+    if direction is Direction.FORWARD:
+        return forward
+    return backward if direction is Direction.BACKWARD else Cost(forward.bytes + backward.bytes, 7 * product)
+
+
+def flash_attention_real(activations: Tensor, dtype: torch.dtype) -> Given:
+    """Normalised hidden states as heads of 32, the model's own head size: queries, and of other heads keys and values.
+
+    Without a norm, which every model has in front, one channel alone would make scores of hundreds.
+    """
+    x = torch.nn.functional.layer_norm(activations, activations.shape[-1:])
+    x = x.to(dtype).unflatten(-1, (-1, 32)).transpose(0, 1).unsqueeze(0).contiguous()
+    return (x, x.roll(1, 1), x.roll(2, 1)), {"scale": 32**-0.5}
