@@ -12,7 +12,7 @@ from kernel_pytorch.harness.real_input import TOKENS, RealInputUnavailable, real
 from kernel_pytorch.harness.results import Accuracy
 from kernel_pytorch.harness.technique import Implementation, Operation, Technique
 from kernel_pytorch.harness.trials import REAL, Trial, of_activations
-from kernel_pytorch.harness.verification import Standard, examine, standard
+from kernel_pytorch.harness.verification import Standard, examine, not_offered, standard
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -68,7 +68,11 @@ def _accuracy(
     if reason is not None:
         yield Accuracy(**about, reason=reason)
         return
-    for j in examine(implementation, against):
+    judgements = examine(implementation, against)
+    if reason := not_offered(implementation, judgements):
+        yield Accuracy(**about, reason=reason)
+        return
+    for j in judgements:
         about |= {"quantity": j.quantity, "reason": j.message}
         if j.error_over_budget == float("inf"):  # NaN, the wrong shape, an exception: there is no error to give
             yield Accuracy(**about)

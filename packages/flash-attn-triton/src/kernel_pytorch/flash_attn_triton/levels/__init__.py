@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core import cuda_level
-from kernel_pytorch.flash_attn_triton._core.levels import Ladder
+from kernel_pytorch.flash_attn_triton._core.levels import Default, Ladder
 from kernel_pytorch.flash_attn_triton._core.operator import is_transformed
 
 FUNCTIONS = (
@@ -19,9 +19,11 @@ FUNCTIONS = (
     "flash_attention_varlen",
     "flash_decode",
 )
+HALF = (torch.float16, torch.bfloat16)
 LADDER = Ladder(
     dict.fromkeys(FUNCTIONS, __name__),
-    [],  # native everywhere: no kernel of ours was measured to be faster yet
+    # Attention of as many queries as keys is faster in Gluon from some length on, below that slower: it stays native.
+    [Default("triton", record="nvidia-h200", functions=["flash_decode"], capabilities=[(9, 0)], dtypes=HALF)],
     cuda_level,
     absent={
         "flash_attention_with_lse": ("native", "cuda"),

@@ -130,13 +130,23 @@ UNSUPPORTED: dict[str, dict[str, str | None]] = {
     "triton": {"batch invariance": "the number of splits goes by the size of the batch, and so does the order of sums"},
 }  # fmt: skip
 
-SPARED = Spared(
-    ("q", "k_cache", "v_cache"),
-    ("infinities",),
-    "PyTorch's attention gives zeros for queries whose weights are no numbers",
-    dtypes=(torch.float16, torch.bfloat16),
-    devices=("cpu",),
-    levels=("native",),
+SPARED = (
+    Spared(
+        ("q", "k_cache", "v_cache"),
+        ("infinities",),
+        "PyTorch's attention gives zeros for queries whose weights are no numbers",
+        dtypes=(torch.float16, torch.bfloat16),
+        devices=("cpu",),
+        levels=("native",),
+    ),
+    Spared(
+        ("q", "k_cache", "v_cache"),
+        ("denormals",),
+        "PyTorch's attention takes what is below 2^-126 for zero on a GPU",
+        dtypes=(torch.bfloat16,),
+        devices=("cuda",),
+        levels=("native",),
+    ),
 )
 
 CONTRACTS = {
@@ -157,6 +167,6 @@ OPERATION = Operation(
     bench_grid=BENCH,
     adversarial=("q", "k_cache", "v_cache"),
     with_rows=("cache_seqlens",),
-    spared=(SPARED,),
+    spared=SPARED,
     differentiable=False,
 )
