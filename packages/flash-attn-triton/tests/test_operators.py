@@ -166,6 +166,26 @@ def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
             operators.flash_attention(*arguments)
 
 
+PLACES = {"do": 0, "dlse": 1, "bias": 5, "alibi_slopes": 6, "sinks": 7, "seed": 8, "o": 9, "lse": 10, "rest": 11,
+          "cu_seqlens_q": 17, "cu_seqlens_k": 18}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_backward_reads_no_memory_that_was_freed(name, device):
+    q, k, v = (t.detach() for t in make(1, 2, 9, 16, device=device))
+    o, lse, rest = torch.ops.kernel_pytorch.flash_attention(
+        q, k, v, None, None, None, None, 0.25, -1, -1, 0.0, 0.0, None, None, 0, 0, True
+    )
+    arguments = [q.clone(), None, q, k, v, None, None, None, None, o, lse, rest, 0.25, -1, -1, 0.0, 0.0, None, None,
+                 0, 0, True, True, True, False, False]  # fmt: skip
+    given = arguments[PLACES[name]]
+    freed = torch.zeros(3, device=device) if given is None else given.clone()
+    freed.untyped_storage().resize_(0)
+    arguments[PLACES[name]] = freed
+    with pytest.raises(ValueError, match=f"{name}: shape is .* it was freed"):
+        torch.ops.kernel_pytorch.flash_attention_backward(*arguments)
+
+
 @pytest.mark.parametrize("longest", [4, 0])
 def test_tokens_of_no_sequence_are_no_memory_that_nobody_wrote(longest, device, monkeypatch):
     """What is allocated holds numbers of others; a call may say that its sequences are shorter than they are."""

@@ -35,7 +35,7 @@ from kernel_pytorch.flash_attn_triton._core.launcher import bind
 from kernel_pytorch.flash_attn_triton._core.plans import planned
 
 from .configurations import KEYS, QUERIES, Table
-from .geometry import Geometry
+from .geometry import Geometry, check_all_memory
 from .gradient_keys import dkdv_kernel
 from .gradient_queries import dbias_kernel, dq_kernel
 from .tiles import load_rows
@@ -85,6 +85,7 @@ def flash_attention_backward(
         q, k, v, bias, alibi_slopes, sinks, seed, scale, left, right, softcap, dropout_p,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
+    check_all_memory(do=do, dlse=dlse, o=o, lse=lse, rest=rest)
     check_shapes(q.shape, do=do, o=o)
     check_shapes(q.shape[:-1], dlse=dlse, lse=lse)
     is_scaled = rest is not None and q.dtype == torch.float32

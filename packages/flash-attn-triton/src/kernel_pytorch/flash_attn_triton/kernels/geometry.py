@@ -129,14 +129,22 @@ class _Allocation:
         return made.zero_() if self.packed and zeros else made
 
 
+def check_all_memory(**tensors: Tensor | None) -> None:
+    """Raise ValueError, naming the argument, if the memory of a tensor was freed."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_memory(name, tensor)
+
+
 def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
     seed: Tensor | None, dropout_p: float, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
 ) -> None:  # fmt: skip
+    check_all_memory(q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, seed=seed,
+                     cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)  # fmt: skip
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in DTYPES or x.dtype != q.dtype:
             raise TypeError(f"{name}: dtype is {x.dtype}; allowed is that of q, float16, bfloat16 or float32")
-        check_memory(name, x)
         if x.dim() != 4 or x.shape[-1] != q.shape[-1] or not 1 <= x.shape[-1] <= 256:
             raise ValueError(f"{name}: shape is {tuple(x.shape)}; it must be (B, H, S, D), D that of q, up to 256")
     if k.shape != v.shape or k.shape[0] != q.shape[0] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
