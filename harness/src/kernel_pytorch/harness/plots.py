@@ -80,7 +80,8 @@ def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, targ
         _panel(axis, every, colors, share, labelled=axis is axes[0][0])
         axis.set_title(direction, loc="left")
     handles = [Patch(color=color, label=level) for level, color in colors.items()]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(colors), frameon=False)
+    columns = min(len(colors), 3 * len(directions))  # more would reach into the title
+    figure.legend(handles=handles, loc="outside upper right", ncols=columns, frameon=False)
     same_size = any(m.same_size for m in _measured(directions))
     figure.supxlabel(f"{LIMITS[share][same_size]}, with 99% interval")
     figure.suptitle(title, x=0.01, horizontalalignment="left")
