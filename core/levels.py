@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from . import adoption
 from .call_cache import CallCache
 from .device import compute_capability
+from .level_function import bind
 from .operator import has_transform, is_transformed
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
@@ -74,6 +75,13 @@ class Default:
         )
 
 
+class _Checked(NamedTuple):
+    """What is cached of a call: the level's function, and the same for matching calls alone, see `bind`."""
+
+    function: Callable[..., Any]
+    bound: Callable[..., Any]
+
+
 class Ladder:
     """The levels of a package's functions.
 
@@ -109,7 +117,7 @@ class Ladder:
             for level in self.levels(function)
         }
         self._resolved: dict[Any, Any] = {}
-        self._checked: dict[str, CallCache] = {function: CallCache() for function in functions}
+        self._caches: dict[str, CallCache] = {function: CallCache() for function in functions}
 
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
@@ -131,7 +139,7 @@ class Ladder:
     def forget(self) -> None:
         """Drop cached decisions, after a change of what they depend on."""
         self._resolved.clear()
-        for cache in self._checked.values():
+        for cache in self._caches.values():
             cache.clear()
 
     def default(self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False) -> str:
@@ -225,22 +233,29 @@ class Ladder:
             ValueError: likewise.
             RuntimeError: as `resolve`.
         """
-        if torch.compiler.is_compiling() or has_transform():
-            check(*arguments)
-            return self.resolve(function, level, *arguments[:tensors])
-        call = (level, *arguments)
-        cache = self._checked[function]
-        found: Callable[..., Any] | None = cache.lookup(call)
-        if found is None:
-            check(*arguments)
-            found = self.resolve(function, level, *arguments[:tensors])
-            if arguments[0].is_cuda or level != "triton":  # elsewhere the environment says whether there is Triton
-                cache.store(call, found)
-        return found
+        return self._checked(function, level, check, tensors, arguments).function
 
     def call(self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any) -> Any:
-        """Call the function that `checked` returns; same arguments and errors."""
-        return self.checked(function, level, check, tensors, *arguments)(*arguments)
+        """Call the function that `checked` returns, without a second look at matching calls; same arguments, errors."""
+        return self._checked(function, level, check, tensors, arguments).bound(*arguments)
+
+    def _checked(
+        self, function: str, level: str | None, check: Callable[..., None], tensors: int, arguments: tuple[Any, ...]
+    ) -> _Checked:
+        if torch.compiler.is_compiling() or has_transform():
+            check(*arguments)
+            found = self.resolve(function, level, *arguments[:tensors])
+            return _Checked(found, found)
+        call = (level, *arguments)
+        cache = self._caches[function]
+        known: _Checked | None = cache.lookup(call)
+        if known is None:
+            check(*arguments)
+            found = self.resolve(function, level, *arguments[:tensors])
+            known = _Checked(found, found)
+            if arguments[0].is_cuda or level != "triton":  # elsewhere the environment says whether there is Triton
+                cache.store(call, _Checked(found, bind(found, arguments)))
+        return known
 
     def is_of_level(self, run: Callable[..., Any], level: str) -> bool:
         """Whether a function that `resolve` returned is of this level."""

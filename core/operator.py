@@ -3,8 +3,8 @@
     rms_norm = declare("rms_norm(Tensor x, float eps) -> (Tensor y, Tensor rstd)", launch=..., fake=..., gradient=...)
 
 Each level is an operator of its own with the same schema: Triton's is `kernel_pytorch::<name>`, that of CUDA C++ is
-`kernel_pytorch_cuda::<name>`, which the compiled library defines. Private names of PyTorch are used here and in
-`gradients.py`.
+`kernel_pytorch_cuda::<name>`, which the compiled library defines. Private names of PyTorch are used here, in
+`gradients.py` and in `registration.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from .after_import import after_import
 from .call_cache import PLAIN, CallCache
 from .gradients import autograd_rules
+from .registration import below_autograd, check_schema, lazy, on_one_device
 from .sharding import shard
 
 TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
@@ -31,7 +32,6 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _alive = torch._C._functorch.unwrap_if_dead  # a tensor that outlives its transform of torch.func is wrapped still
 _has_storage = torch._C._has_storage
 _trace = torch._C._get_tracing_state
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 _libraries: list[torch.library.Library] = []  # a registration lasts as long as its library
 
@@ -99,16 +99,16 @@ def declare(
         library.define(schema)
     packet = getattr(getattr(torch.ops, space), name)
     operator = packet.default
-    _check_schema(operator, f"{space}::{schema}", fake.__module__)
+    check_schema(operator, f"{space}::{schema}", fake.__module__)
 
     call = operator._op  # what OpOverload.__call__ calls, less one frame
-    below = _below_autograd(call)
+    below = below_autograd(call)
     kernel = below
     if launch is not None:
-        kernel = _lazy(launch)
+        kernel = lazy(launch)
         for key in keys:
             library.impl(name, kernel, key)
-    torch.library.register_fake(f"{space}::{name}", _on_one_device(name, fake), lib=library)
+    torch.library.register_fake(f"{space}::{name}", on_one_device(name, fake), lib=library)
 
     calls = _Calls(operator, kernel, below)
     gradient = _with_backward(gradient, backward)
@@ -183,32 +183,66 @@ def _differentiable(
     else:
         plain_graph = graph = transformed = formula if formula is not None else _refused(operator)
 
-    def run(*arguments: Any) -> Any:
-        """Call past the dispatcher where it has nothing to do.
+    return graph, _short_way(calls, cache, plain_graph, transformed)
 
-        With a subclass (DTensor, FakeTensor) or a mode (FLOP counter, selective checkpointing) that would bypass what
-        the user asked for. Transforms of torch.func go to the autograd function, which says what it cannot do.
-        """
-        if torch.compiler.is_compiling():
-            return operator(*arguments)
-        if _transforms() is not None or forward_ad._current_level >= 0:
-            return transformed(*arguments)
-        if _dispatch_modes() or _trace() is not None:
-            return operator(*arguments)
+
+def _short_way(
+    calls: _Calls, cache: CallCache, plain_graph: Callable[..., Any], transformed: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The function that calls an operator past the dispatcher where it has nothing to do.
+
+    Args:
+        calls: the operator.
+        cache: what is known of earlier calls.
+        plain_graph: computes a call with plain tensors that is to be differentiated.
+        transformed: computes a call under a transform of torch.func, or says why it cannot.
+    """
+    operator, kernel, _ = calls
+
+    def find(arguments: tuple[Any, ...]) -> _Known | None:
+        """Look up, or inspect, a call with plain tensors; None if there are others."""
         known: _Known | None = cache.lookup(arguments)
         if known is None or known.changed(arguments):
             wanted = False
             for argument in arguments:
                 if isinstance(argument, Tensor):
                     if not _has_plain_memory(argument):
-                        return operator(*arguments)
+                        return None
                     wanted = wanted or argument.requires_grad
             known = cache.store(arguments, _look(kernel, arguments, wanted))
+        return known
+
+    def run(*arguments: Any) -> Any:
+        """Call the operator, the shortest way that is right.
+
+        With a subclass (DTensor, FakeTensor) or a mode (FLOP counter, selective checkpointing) that would bypass what
+        the user asked for. Transforms of torch.func go to the autograd function, which says what it cannot do.
+        """
+        if torch.compiler.is_compiling():
+            return operator(*arguments)
+        if has_transform():
+            return transformed(*arguments)
+        if is_watched() or (known := find(arguments)) is None:
+            return operator(*arguments)
         return plain_graph(*arguments) if known.wanted and torch.is_grad_enabled() else known.run(*arguments)
 
-    run.operator = operator  # type: ignore[attr-defined]
-    run.__name__ = run.__qualname__ = name
-    return graph, run
+    def bound(arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """`run` for calls that match this one, where neither is_compiling() nor has_transform()."""
+        known = find(arguments)
+        if known is None or known.state is not None:
+            return run
+        launch, wanted = known.run, known.wanted
+
+        def run_alike(*arguments: Any) -> Any:
+            if is_watched():
+                return operator(*arguments)
+            return plain_graph(*arguments) if wanted and torch.is_grad_enabled() else launch(*arguments)
+
+        return run_alike
+
+    run.operator, run.bound = operator, bound  # type: ignore[attr-defined]
+    run.__name__ = run.__qualname__ = operator._schema.name.partition("::")[2]
+    return run
 
 
 class _Known(NamedTuple):
@@ -333,54 +367,9 @@ def has_transform() -> bool:
     return _transforms() is not None or forward_ad._current_level >= 0
 
 
-# Registration.
-
-
-def _check_schema(operator: Any, wanted: str, needed_by: str) -> None:
-    """Raise ImportError unless the operator has this schema: a library of another version is refused by name."""
-    schema = torch._C.parse_schema(wanted)
-    if str(operator._schema) != str(schema):
-        raise ImportError(f"{needed_by} needs {schema}; installed is {operator._schema}")
-
-
-def _below_autograd(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator without its gradient; PyTorch's own error where a GPU has no memory left."""
-
-    def below(*arguments: Any) -> Any:
-        try:
-            with _BelowAutograd():
-                return call(*arguments)
-        except RuntimeError as error:
-            if type(error) is not RuntimeError or not str(error).startswith("CUDA out of memory"):
-                raise
-            # The stable ABI hands on the text of an exception alone.
-            raise torch.OutOfMemoryError(str(error)) from None
-
-    return below
-
-
-def _lazy(launch: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """The launcher, imported when it is called first."""
-    imported = functools.cache(launch)
-
-    def kernel(*arguments: Any) -> Any:
-        return imported()(*arguments)
-
-    kernel.launcher = imported  # type: ignore[attr-defined]
-    return kernel
-
-
-def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake, but for tensors that lie apart: one on "meta" among others is enough for PyTorch to ask a fake."""
-
-    @functools.wraps(fake)
-    def checked(*arguments: Any, **keywords: Any) -> Any:
-        devices = dict.fromkeys(str(a.device) for a in arguments if isinstance(a, Tensor))
-        if len(devices) > 1:
-            raise RuntimeError(f"{name}: tensors are on {' and '.join(devices)}; all of them must be on one device")
-        return fake(*arguments, **keywords)
-
-    return checked
+def is_watched() -> bool:
+    """Whether a dispatch mode or a tracer wants to see operators."""
+    return _dispatch_modes() > 0 or _trace() is not None
 
 
 def per_element(factor: int) -> Callable[..., int]:

@@ -102,13 +102,13 @@ def test_a_result_that_no_machine_has_raises_what_pytorch_raises():
 
 def test_out_of_memory_on_a_gpu_has_pytorchs_type(monkeypatch):
     """The stable ABI hands on the text alone."""
-    from kernel_pytorch.cuda_ops._core.operator import _below_autograd
+    from kernel_pytorch.cuda_ops._core.registration import below_autograd
 
     def fails(*arguments):
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 2\.00 GiB"):
-        _below_autograd(fails)()
+        below_autograd(fails)()
 
 
 @pytest.mark.gpu

@@ -153,8 +153,14 @@ def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
     q, k, v = (t.detach() for t in make(1, 4, 5, 16, kv_heads=2, keys=7, device=device))
     bad = {
         r"v: dtype is torch\.float64": (q, k, v.double(), *PLAIN),
-        r"k: shape is \(1, 2, 7, 16\); its heads must divide": (q, k, v[:, :, :3], *PLAIN),
-        r"k: shape is \(1, 2, 7, 8\); it must be": (q, k[..., :8], v, *PLAIN),
+        r"q: given torch\.float64": (q.double(), k.double(), v.double(), *PLAIN),
+        r"v: shape is \(1, 2, 3, 16\); it must be that of k": (q, k, v[:, :, :3], *PLAIN),
+        r"k: head size is 8; it must be that of q, 16": (q, k[..., :8], v, *PLAIN),
+        r"k: 3 heads; their number must divide that of q, 4": (
+            q,
+            *[t[:, :1].expand(1, 3, 7, 16) for t in (k, v)],
+            *PLAIN,
+        ),
         r"bias: shape is \(1, 4, 5, 9\)": (q, k, v, torch.randn(1, 4, 5, 9, device=device), *PLAIN[1:]),
         r"sinks: shape is \(3,\)": (q, k, v, None, None, torch.randn(3, device=device), *PLAIN[3:]),
         r"alibi_slopes: shape is \(3,\)": (q, k, v, None, torch.randn(3, device=device), *PLAIN[2:]),

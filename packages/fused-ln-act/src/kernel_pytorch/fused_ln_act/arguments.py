@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,9 +35,19 @@ def check_dropout(p: float, seed: Tensor | None, x: Tensor, name: str = "dropout
     check_filled("seed", seed)
 
 
-def seed_for(ladder: Ladder, run: Any, p: float, seed: Tensor | None, x: Tensor) -> Tensor | None:
-    """The seed that `run`, a level's function, gets: where none is given a drawn one, but not for PyTorch's dropout."""
-    return draw_seed(x.device) if p > 0.0 and seed is None and not ladder.is_of_level(run, "native") else seed
+def call_seeded(
+    ladder: Ladder, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any
+) -> Any:
+    """`ladder.call` of a function whose last arguments are the probability of dropout and the seed.
+
+    Where no seed is given one is drawn, but not for level "native", which has PyTorch's own dropout.
+    """
+    *given, p, seed = arguments
+    if seed is not None or (isinstance(p, float) and p == 0.0):
+        return ladder.call(function, level, check, tensors, *arguments)
+    run = ladder.checked(function, level, check, tensors, *arguments)
+    draws = p > 0.0 and not ladder.is_of_level(run, "native")
+    return run(*given, p, draw_seed(given[0].device) if draws else None)
 
 
 def draw_seed(device: torch.device) -> Tensor:

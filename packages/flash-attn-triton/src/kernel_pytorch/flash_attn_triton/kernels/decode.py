@@ -27,8 +27,8 @@ from kernel_pytorch.flash_attn_triton._core.plans import planned
 from kernel_pytorch.flash_attn_triton.arguments import check_cache, check_sinks, slopes_of
 
 from .configurations import DECODE, configuration
-from .geometry import DTYPES, Geometry
-from .tiles import LOG2E, finite, scores_of
+from .geometry import Geometry, check_supported
+from .tiles import LOG2E, finite, scores_of, with_sink
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 KEYS_PER_SPLIT = 128
@@ -46,15 +46,6 @@ def _load_keys(base, offset, stride, seen, d, depth, WHOLE_HEAD: tl.constexpr):
     if not WHOLE_HEAD:
         mask = mask & (d[None, :] < depth)
     return tl.load(base + offset[:, None] * stride + d[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _with_sink(acc, top, total, sink):
-    """Add a logit that has no value to the softmax of each row."""
-    new_top = tl.maximum(top, sink)
-    base = finite(new_top)
-    shrink = tl.exp2(top - base)
-    return acc * shrink[:, None], new_top, total * shrink + tl.exp2(sink - base)
 
 
 @triton.jit
@@ -167,7 +158,7 @@ def _decode_kernel(
     )  # fmt: skip
     if HAS_SINKS and not SPLIT:
         sink = tl.load(sinks_ptr + head, mask=exists, other=0.0).to(tl.float32) * LOG2E
-        acc, top, total = _with_sink(acc, top, total, sink)
+        acc, top, total = with_sink(acc, top, total, sink)
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
     acc /= total[:, None]
@@ -210,7 +201,7 @@ def _combine_kernel(
         top = new_top
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + row // queries % heads).to(tl.float32) * LOG2E
-        acc, top, total = _with_sink(acc, top, total, sink)
+        acc, top, total = with_sink(acc, top, total, sink)
     total = tl.where(total == 0.0, 1.0, total)
     o = (acc / total[:, None]).to(o_ptr.dtype.element_ty)
     tl.store(o_ptr + row * depth + d[None, :], o, mask=d[None, :] < depth)
@@ -233,8 +224,11 @@ def _plan(
     alibi_slopes: Tensor | None, sinks: Tensor | None, scale: float, left: int, right: int, softcap: float,
 ) -> Callable[..., Tensor]:  # fmt: skip
     """The launcher of the operator: `o`."""
-    _check(q, k_cache, v_cache, cache_seqlens, block_table, alibi_slopes=alibi_slopes, sinks=sinks)
+    check_cache(q, k_cache, v_cache, cache_seqlens, block_table)
+    check_supported(q)
     batch, heads, queries, depth = q.shape
+    slopes_of(alibi_slopes, q, batch, heads)
+    check_sinks(sinks, q, heads)
     kv_heads, page = k_cache.shape[1:3]
     capacity = page if block_table is None else page * block_table.shape[1]
     if q.numel() == 0 or capacity == 0:
@@ -284,16 +278,6 @@ def _plan(
         return o
 
     return run
-
-
-def _check(q: Tensor, *cache: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None) -> None:
-    """Raise where a kernel would read foreign memory: a direct call of the operator passes no other check."""
-    check_cache(q, *cache)  # type: ignore[arg-type]
-    slopes_of(alibi_slopes, q, *q.shape[:2])
-    check_sinks(sinks, q, q.shape[1])
-    if q.dtype not in DTYPES or q.shape[-1] > 256:
-        given = f"{q.dtype} of shape {tuple(q.shape)}"
-        raise TypeError(f"q: given {given}; allowed are float16, bfloat16 and float32 with heads of up to 256")
 
 
 flash_decode = planned(_plan)

@@ -25,7 +25,20 @@ from kernel_pytorch.flash_attn_triton._core.plans import planned
 from . import gluon_launch
 from .configurations import FORWARD
 from .geometry import Geometry
-from .tiles import LN2, LOG2E, finite, first_row_of, kept, keys_seen, load_rows, part, rest_of, scores_of, sequence
+from .tiles import (
+    LN2,
+    LOG2E,
+    finite,
+    first_row_of,
+    kept,
+    keys_seen,
+    load_rows,
+    part,
+    rest_of,
+    scores_of,
+    sequence,
+    with_sink,
+)
 
 
 @triton.jit
@@ -61,6 +74,25 @@ def _attend(
 
 NOTHING = float("-inf")
 """lse of a query that sees no key."""
+
+
+@triton.jit
+def _store(
+    acc, top, total, o_ptr, lse_ptr, rest_ptr, target, exists, lse_target, row_exists, KEEP_REST: tl.constexpr
+):  # fmt: skip
+    """Divide by the sums, and store: the output, lse, and what rounding took off one of them."""
+    nothing = total == 0.0
+    total = tl.where(nothing, 1.0, total)
+    lse = tl.where(nothing, float("-inf"), (top + tl.log2(total)) * LN2)
+    tl.store(lse_ptr + lse_target, lse, mask=row_exists)
+    acc /= total[:, None]
+    o = acc.to(o_ptr.dtype.element_ty)
+    tl.store(o_ptr + target, o, mask=exists)
+    if KEEP_REST:
+        if o_ptr.dtype.element_ty == tl.float32:
+            tl.store(rest_ptr + lse_target, rest_of(lse, top, total), mask=row_exists)
+        else:
+            tl.store(rest_ptr + target, (acc - o.to(tl.float32)).to(o_ptr.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -130,28 +162,11 @@ def _forward_kernel(
         )  # fmt: skip
 
     if HAS_SINKS:
-        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
-        new_top = tl.maximum(top, sink)
-        base = finite(new_top)
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.exp2(sink - base)
-        acc *= shrink[:, None]
-        top = new_top
-    nothing = total == 0.0
-    total = tl.where(nothing, 1.0, total)
-    lse = tl.where(nothing, float("-inf"), (top + tl.log2(total)) * LN2)
-    tl.store(lse_ptr + first_row_of(head_of_batch, head, start_q, lse_rows, VARLEN) + row, lse, mask=row < rows)
+        acc, top, total = with_sink(acc, top, total, tl.load(sinks_ptr + head).to(tl.float32) * LOG2E)
+    first_row = first_row_of(head_of_batch, head, start_q, lse_rows, VARLEN)
     target = batch * o_stride_b + head * o_stride_h + start_q * o_stride_m + row[:, None] * o_stride_m + d[None, :]
     exists = (row[:, None] < rows) & (d[None, :] < depth)
-    acc /= total[:, None]
-    o = acc.to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + target, o, mask=exists)
-    if KEEP_REST:
-        if o_ptr.dtype.element_ty == tl.float32:
-            first_row = first_row_of(head_of_batch, head, start_q, lse_rows, VARLEN)
-            tl.store(rest_ptr + first_row + row, rest_of(lse, top, total), mask=row < rows)
-        else:
-            tl.store(rest_ptr + target, (acc - o.to(tl.float32)).to(o_ptr.dtype.element_ty), mask=exists)
+    _store(acc, top, total, o_ptr, lse_ptr, rest_ptr, target, exists, first_row + row, row < rows, KEEP_REST)
 
 
 def _plan(

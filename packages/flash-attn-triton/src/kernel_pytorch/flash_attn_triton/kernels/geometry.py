@@ -10,6 +10,14 @@ from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core.direct_calls import check_memory
 from kernel_pytorch.flash_attn_triton._core.launch import exceeds_int32, next_power_of_2
+from kernel_pytorch.flash_attn_triton.arguments import (
+    check_bias,
+    check_qkv,
+    check_sinks,
+    check_starts,
+    seed_of,
+    slopes_of,
+)
 from kernel_pytorch.flash_attn_triton.rules.triton import empty_like
 
 from .configurations import Configuration, Table, configuration
@@ -136,35 +144,33 @@ def check_all_memory(**tensors: Tensor | None) -> None:
             check_memory(name, tensor)
 
 
+def check_supported(q: Tensor) -> None:
+    """Raise TypeError unless kernels know heads like these."""
+    if q.dtype not in DTYPES or q.shape[-1] > 256:
+        given = f"{q.dtype} of shape {tuple(q.shape)}"
+        raise TypeError(f"q: given {given}; allowed are float16, bfloat16 and float32 with heads of up to 256")
+
+
 def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
     seed: Tensor | None, dropout_p: float, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
 ) -> None:  # fmt: skip
-    check_all_memory(q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, seed=seed,
-                     cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)  # fmt: skip
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dtype not in DTYPES or x.dtype != q.dtype:
-            raise TypeError(f"{name}: dtype is {x.dtype}; allowed is that of q, float16, bfloat16 or float32")
-        if x.dim() != 4 or x.shape[-1] != q.shape[-1] or not 1 <= x.shape[-1] <= 256:
-            raise ValueError(f"{name}: shape is {tuple(x.shape)}; it must be (B, H, S, D), D that of q, up to 256")
-    if k.shape != v.shape or k.shape[0] != q.shape[0] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"k: shape is {tuple(k.shape)}; its heads must divide those of q, {tuple(q.shape)}, v be alike"
-        )
-    wanted = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    if bias is not None and (
-        bias.dim() != 4 or any(size not in (1, of) for size, of in zip(bias.shape, wanted, strict=True))
-    ):
-        raise ValueError(f"bias: shape is {tuple(bias.shape)}; it must broadcast to {wanted}")
-    if alibi_slopes is not None and alibi_slopes.shape[-1:] != q.shape[1:2]:
-        raise ValueError(f"alibi_slopes: shape is {tuple(alibi_slopes.shape)}; it must end with {q.shape[1]} heads")
-    if sinks is not None and sinks.shape != q.shape[1:2]:
-        raise ValueError(f"sinks: shape is {tuple(sinks.shape)}; it must be {tuple(q.shape[1:2])}")
-    if dropout_p > 0.0 and (seed is None or seed.dtype != torch.int64 or seed.dim() != 0):
-        raise ValueError(f"seed: given {seed}; with dropout_p {dropout_p} it must be an int64 tensor of shape ()")
+    check_qkv(q, k, v)
+    check_supported(q)
+    check_all_memory(seed=seed, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    batch, heads = q.shape[:2]
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise ValueError("cu_seqlens_k: it must be given exactly where cu_seqlens_q is")
-    if cu_seqlens_q is None or cu_seqlens_k is None:
-        return
-    if cu_seqlens_q.shape != cu_seqlens_k.shape or cu_seqlens_q.dim() != 1 or q.shape[0] != 1 or bias is not None:
-        raise ValueError("cu_seqlens_q: it must have the shape (B + 1,) of cu_seqlens_k, q be (1, H, S, D), bias None")
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        check_starts("cu_seqlens_q", cu_seqlens_q, q, "q")
+        check_starts("cu_seqlens_k", cu_seqlens_k, q, "q")
+        if cu_seqlens_q.shape != cu_seqlens_k.shape or batch != 1 or bias is not None:
+            raise ValueError("cu_seqlens_q: its shape must be that of cu_seqlens_k, q be (1, H, S, D), bias None")
+        batch = cu_seqlens_q.shape[0] - 1
+    if bias is not None:
+        check_bias("bias", bias, q, k)
+    slopes_of(alibi_slopes, q, batch, heads)
+    check_sinks(sinks, q, heads)
+    if dropout_p > 0.0 and seed is None:
+        raise ValueError(f"seed: given None; with dropout_p {dropout_p} it must be an int64 tensor of shape ()")
+    seed_of(seed, dropout_p, q)

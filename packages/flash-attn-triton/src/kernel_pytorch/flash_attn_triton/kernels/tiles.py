@@ -103,6 +103,15 @@ def finite(x):
 
 
 @triton.jit
+def with_sink(acc, top, total, sink):
+    """Add a logit that has no value to the softmax of each row."""
+    new_top = tl.maximum(top, sink)
+    base = finite(new_top)
+    shrink = tl.exp2(top - base)
+    return acc * shrink[:, None], new_top, total * shrink + tl.exp2(sink - base)
+
+
+@triton.jit
 def above(s, lse):
     """By how much scores are above lse, in units of `log2`: one rounding, which `rest_of` knows too."""
     return tl.fma(finite(lse), -LOG2E, s)

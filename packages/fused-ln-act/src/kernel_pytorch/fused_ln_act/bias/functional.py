@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_like, check_parameter, check_tensor
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, seed_for
+from kernel_pytorch.fused_ln_act.arguments import call_seeded, check_activation, check_dropout
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -75,8 +75,7 @@ def bias_dropout_add(
 
     Source: as `bias_act`.
     """
-    run = LADDER.checked("bias_dropout_add", level, _check_add, 3, x, bias, residual, p, seed)
-    found: Tensor = run(x, bias, residual, p, seed_for(LADDER, run, p, seed, x))
+    found: Tensor = call_seeded(LADDER, "bias_dropout_add", level, _check_add, 3, x, bias, residual, p, seed)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_eps, check_like, check_parameter, check_tensor
-from kernel_pytorch.fused_ln_act.arguments import check_activation, check_dropout, seed_for
+from kernel_pytorch.fused_ln_act.arguments import call_seeded, check_activation, check_dropout
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -93,8 +93,7 @@ def add_layer_norm(
     Need", 2017, section 5.4, https://arxiv.org/abs/1706.03762.
     """
     given = x, residual, weight, bias, eps
-    run = LADDER.checked("add_layer_norm", level, _check_add, 4, *given, dropout_p, seed)
-    found: tuple[Tensor, Tensor] = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    found: tuple[Tensor, Tensor] = call_seeded(LADDER, "add_layer_norm", level, _check_add, 4, *given, dropout_p, seed)
     return found
 
 
@@ -137,8 +136,7 @@ def layer_norm_act(
     Source: as `layer_norm`; the activations are named in `activations.py`.
     """
     given = x, weight, bias, eps, activation
-    run = LADDER.checked("layer_norm_act", level, _check_act, 3, *given, dropout_p, seed)
-    found: Tensor = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    found: Tensor = call_seeded(LADDER, "layer_norm_act", level, _check_act, 3, *given, dropout_p, seed)
     return found
 
 
@@ -182,8 +180,9 @@ def add_layer_norm_act(
     Source: as `add_layer_norm` and `layer_norm_act`.
     """
     given = x, residual, weight, bias, eps, activation
-    run = LADDER.checked("add_layer_norm_act", level, _check_add_act, 4, *given, dropout_p, seed)
-    found: tuple[Tensor, Tensor] = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    found: tuple[Tensor, Tensor] = call_seeded(
+        LADDER, "add_layer_norm_act", level, _check_add_act, 4, *given, dropout_p, seed
+    )
     return found
 
 
@@ -221,8 +220,7 @@ def rms_norm_act(
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
     given = x, weight, eps, activation
-    run = LADDER.checked("rms_norm_act", level, _check_rms_act, 2, *given, dropout_p, seed)
-    found: Tensor = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    found: Tensor = call_seeded(LADDER, "rms_norm_act", level, _check_rms_act, 2, *given, dropout_p, seed)
     return found
 
 
@@ -263,8 +261,9 @@ def add_rms_norm_act(
     Source: as `rms_norm_act` and `add_layer_norm`.
     """
     given = x, residual, weight, eps, activation
-    run = LADDER.checked("add_rms_norm_act", level, _check_add_rms_act, 3, *given, dropout_p, seed)
-    found: tuple[Tensor, Tensor] = run(*given, dropout_p, seed_for(LADDER, run, dropout_p, seed, x))
+    found: tuple[Tensor, Tensor] = call_seeded(
+        LADDER, "add_rms_norm_act", level, _check_add_rms_act, 3, *given, dropout_p, seed
+    )
     return found
 
 

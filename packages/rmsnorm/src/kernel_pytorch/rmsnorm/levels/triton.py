@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kernel_pytorch.rmsnorm import operators
+from kernel_pytorch.rmsnorm._core.level_function import calls, first, first_two
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Tensor:
+@calls(operators.rms_norm, first)
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> tuple[Any, ...]:
     """`rms_norm` of `reference.py`."""
-    y: Tensor = operators.rms_norm(x, weight, eps, offset, casting)[0]
-    return y
+    return x, weight, eps, offset, casting
 
 
+@calls(operators.add_rms_norm, first_two)
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, ...]:
     """`add_rms_norm` of `reference.py`."""
-    y, h, _ = operators.add_rms_norm(x, residual, weight, eps, offset, casting)
-    return y, h
+    return x, residual, weight, eps, offset, casting
 
 
-def head_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str) -> Tensor:
+@calls(operators.rms_norm, first)
+def head_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str) -> tuple[Any, ...]:
     """`head_rms_norm` of `reference.py`."""
-    return rms_norm(x, weight, eps, offset, casting)
+    return x, weight, eps, offset, casting

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.level_function import calls
 from kernel_pytorch.fused_ln_act.bias import operators
 
-bias_act = operators.bias_act
+
+@calls(operators.bias_act)
+def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> tuple[Any, ...]:
+    """`bias_act` of `reference.py`."""
+    return x, bias, activation
 
 
-def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, seed: Tensor | None) -> Tensor:
+@calls(operators.bias_dropout_add)
+def bias_dropout_add(
+    x: Tensor, bias: Tensor | None, residual: Tensor, p: float, seed: Tensor | None
+) -> tuple[Any, ...]:
     """`bias_dropout_add` of `reference.py`."""
-    y: Tensor = operators.bias_dropout_add(x, bias, residual, seed, p)
-    return y
+    return x, bias, residual, seed, p

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.level_function import calls
 from kernel_pytorch.fused_ln_act.gated import operators
 
 
-def swiglu(gate: Tensor, up: Tensor | None, alpha: float, limit: float | None, offset: float) -> Tensor:
+@calls(operators.gated)
+def swiglu(gate: Tensor, up: Tensor | None, alpha: float, limit: float | None, offset: float) -> tuple[Any, ...]:
     """`swiglu` of `reference.py`."""
-    y: Tensor = operators.gated(gate, up, "silu", alpha, limit, offset)
-    return y
+    return gate, up, "silu", alpha, limit, offset
 
 
-def geglu(gate: Tensor, up: Tensor | None, approximate: str, limit: float | None) -> Tensor:
+@calls(operators.gated)
+def geglu(gate: Tensor, up: Tensor | None, approximate: str, limit: float | None) -> tuple[Any, ...]:
     """`geglu` of `reference.py`."""
-    y: Tensor = operators.gated(gate, up, "gelu" if approximate == "none" else "gelu_tanh", 1.0, limit, 0.0)
-    return y
+    return gate, up, "gelu" if approximate == "none" else "gelu_tanh", 1.0, limit, 0.0
 
 
-def reglu(gate: Tensor, up: Tensor | None, limit: float | None) -> Tensor:
+@calls(operators.gated)
+def reglu(gate: Tensor, up: Tensor | None, limit: float | None) -> tuple[Any, ...]:
     """`reglu` of `reference.py`."""
-    y: Tensor = operators.gated(gate, up, "relu", 1.0, limit, 0.0)
-    return y
+    return gate, up, "relu", 1.0, limit, 0.0

@@ -67,6 +67,21 @@ def dz_of(
 
 
 @triton.jit
+def _through_norm(dz, x_hat, weight, rstd, columns, LAYER: tl.constexpr, HAS_WEIGHT: tl.constexpr):
+    """The gradient of what is normalised, of whole rows."""
+    if HAS_WEIGHT:
+        dz = product(dz, tl.broadcast_to(weight, dz.shape))
+    # The constants of a row first: of each element two multiplications and additions in one remain.
+    if LAYER:
+        # Both sums at once, so that the program waits for its warps half as often.
+        along, mean_g = tl.split(tl.sum(tl.join(product(dz, x_hat), dz), axis=1) / columns)
+        common = tl.fma(x_hat, -along[:, None] * rstd, -mean_g[:, None] * rstd)
+    else:
+        common = x_hat * (-tl.sum(product(dz, x_hat), axis=1, keep_dims=True) / columns * rstd)
+    return tl.fma(dz, rstd, common)
+
+
+@triton.jit
 def _backward_kernel(
     dy_ptr, dh_ptr, h_ptr, weight_ptr, bias_ptr, seed_ptr, statistics_ptr, dx_ptr, dresidual_ptr,
     dweight_ptr, dbias_ptr, rows, columns, dy_stride, dh_stride, h_stride,
@@ -123,16 +138,7 @@ def _backward_kernel(
         if NEED_DBIAS:
             dbias += dz
         if NEED_DX or NEED_DRESIDUAL:
-            if HAS_WEIGHT:
-                dz = product(dz, tl.broadcast_to(weight, dz.shape))
-            # The constants of a row first: of each element two multiplications and additions in one remain.
-            if LAYER:
-                # Both sums at once, so that the program waits for its warps half as often.
-                along, mean_g = tl.split(tl.sum(tl.join(product(dz, x_hat), dz), axis=1) / columns)
-                common = tl.fma(x_hat, -along[:, None] * rstd, -mean_g[:, None] * rstd)
-            else:
-                common = x_hat * (-tl.sum(product(dz, x_hat), axis=1, keep_dims=True) / columns * rstd)
-            dx = tl.fma(dz, rstd, common)
+            dx = _through_norm(dz, x_hat, weight, rstd, columns, LAYER, HAS_WEIGHT)
             if HAS_DH:
                 if STAGES > 1:
                     dh = tl.load(dh_ptr + row * dh_stride + column, mask=mask, other=0.0)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.level_function import calls, first, first_two
 from kernel_pytorch.fused_ln_act.norm import operators
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+@calls(operators.norm_act, first)
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Any, ...]:
     """`layer_norm` of `reference.py`."""
-    y: Tensor = operators.norm_act(x, None, weight, bias, None, eps, 0.0, "layer", "identity")[0]
-    return y
+    return x, None, weight, bias, None, eps, 0.0, "layer", "identity"
 
 
+@calls(operators.norm_act, first_two)
 def add_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -21,12 +25,12 @@ def add_layer_norm(
     eps: float,
     dropout_p: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, ...]:
     """`add_layer_norm` of `reference.py`."""
-    y, h, _ = operators.norm_act(x, residual, weight, bias, seed, eps, dropout_p, "layer", "identity")
-    return y, h
+    return x, residual, weight, bias, seed, eps, dropout_p, "layer", "identity"
 
 
+@calls(operators.norm_act, first)
 def layer_norm_act(
     x: Tensor,
     weight: Tensor | None,
@@ -35,12 +39,12 @@ def layer_norm_act(
     activation: str,
     dropout_p: float,
     seed: Tensor | None,
-) -> Tensor:
+) -> tuple[Any, ...]:
     """`layer_norm_act` of `reference.py`."""
-    y: Tensor = operators.norm_act(x, None, weight, bias, seed, eps, dropout_p, "layer", activation)[0]
-    return y
+    return x, None, weight, bias, seed, eps, dropout_p, "layer", activation
 
 
+@calls(operators.norm_act, first_two)
 def add_layer_norm_act(
     x: Tensor,
     residual: Tensor,
@@ -50,20 +54,20 @@ def add_layer_norm_act(
     activation: str,
     dropout_p: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, ...]:
     """`add_layer_norm_act` of `reference.py`."""
-    y, h, _ = operators.norm_act(x, residual, weight, bias, seed, eps, dropout_p, "layer", activation)
-    return y, h
+    return x, residual, weight, bias, seed, eps, dropout_p, "layer", activation
 
 
+@calls(operators.norm_act, first)
 def rms_norm_act(
     x: Tensor, weight: Tensor | None, eps: float, activation: str, dropout_p: float, seed: Tensor | None
-) -> Tensor:
+) -> tuple[Any, ...]:
     """`rms_norm_act` of `reference.py`."""
-    y: Tensor = operators.norm_act(x, None, weight, None, seed, eps, dropout_p, "rms", activation)[0]
-    return y
+    return x, None, weight, None, seed, eps, dropout_p, "rms", activation
 
 
+@calls(operators.norm_act, first_two)
 def add_rms_norm_act(
     x: Tensor,
     residual: Tensor,
@@ -72,7 +76,6 @@ def add_rms_norm_act(
     activation: str,
     dropout_p: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, ...]:
     """`add_rms_norm_act` of `reference.py`."""
-    y, h, _ = operators.norm_act(x, residual, weight, None, seed, eps, dropout_p, "rms", activation)
-    return y, h
+    return x, residual, weight, None, seed, eps, dropout_p, "rms", activation

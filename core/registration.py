@@ -1,0 +1,59 @@
+"""What `declare` registers besides an operator's own functions, and checks as it does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # private to PyTorch
+
+
+def check_schema(operator: Any, wanted: str, needed_by: str) -> None:
+    """Raise ImportError unless the operator has this schema: a library of another version is refused by name."""
+    schema = torch._C.parse_schema(wanted)
+    if str(operator._schema) != str(schema):
+        raise ImportError(f"{needed_by} needs {schema}; installed is {operator._schema}")
+
+
+def below_autograd(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator without its gradient; PyTorch's own error where a GPU has no memory left."""
+
+    def below(*arguments: Any) -> Any:
+        try:
+            with _BelowAutograd():
+                return call(*arguments)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError or not str(error).startswith("CUDA out of memory"):
+                raise
+            # The stable ABI hands on the text of an exception alone.
+            raise torch.OutOfMemoryError(str(error)) from None
+
+    return below
+
+
+def lazy(launch: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """The launcher, imported when it is called first."""
+    imported = functools.cache(launch)
+
+    def kernel(*arguments: Any) -> Any:
+        return imported()(*arguments)
+
+    kernel.launcher = imported  # type: ignore[attr-defined]
+    return kernel
+
+
+def on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake, but for tensors that lie apart: one on "meta" among others is enough for PyTorch to ask a fake."""
+
+    @functools.wraps(fake)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        devices = dict.fromkeys(str(a.device) for a in arguments if isinstance(a, Tensor))
+        if len(devices) > 1:
+            raise RuntimeError(f"{name}: tensors are on {' and '.join(devices)}; all of them must be on one device")
+        return fake(*arguments, **keywords)
+
+    return checked
