@@ -228,6 +228,17 @@ def test_a_headline_says_where_ours_was_not_measured(results):
     assert row == ["`gate`, forward", "prefill 8x64 float16", "`compile` 1 µs ± 10.0%, 25%", "not measured here"]
 
 
+def test_a_headline_names_levels_alone(results):
+    # A kernel that is also measured by a name of its own is no level that users can ask for.
+    kernel = timed("triton (tiled)", 0.5e-6, comparisons={"compile": comparison(2.0)})
+    tiled = kernel.model_copy(update={"level": "triton"})
+    both = results.model_copy(update={"measurements": (tiled, *results.measurements)})
+    assert headline_rows(both) == headline_rows(results)
+    level = tiled.model_copy(update={"implementation": "triton"})
+    (row,) = headline_rows(results.model_copy(update={"measurements": (tiled, level, *results.measurements[:4])}))
+    assert row[3:] == ["`triton` 0.5 µs ± 10.0%, 50%", "2.00x"]
+
+
 def test_headlines_are_five_rows_that_nobody_chooses(results):
     seven = of_operations(results, *"abcdefg", directions=("forward", "backward"))
     assert [row[0] for row in headline_rows(seven)] == [f"`{name}`, forward" for name in "abcef"]
