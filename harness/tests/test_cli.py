@@ -312,7 +312,9 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
     fresh.model_copy(update=changed).save(path)
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 0
-    assert "gate/native, measured on 20" in printed.out
+    assert (
+        f"  listed, {fresh.created[:10]}: only the code around the kernels changed\n    gate: native\n" in printed.out
+    )
     # Where users rest on it, it is an error, unless the kernels are those that were measured.
     row = SimpleNamespace(level="native", record=tmp_path.name, functions=None)
     monkeypatch.setattr(toy, "defaults", (row,), raising=False)
@@ -320,7 +322,8 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
     fresh.model_copy(update=changed | {"kernels": fresh.kernels | {"gate/native": "changed"}}).save(path)
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 1
-    assert "its kernels have changed; it is the default there, which rests on this record" in printed.out
+    assert f"  FAILS, default, {fresh.created[:10]}: kernels changed\n    gate: native\n" in printed.out
+    assert "1 default rests on kernels that were neither measured nor carried." in printed.out
 
 
 def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):

@@ -228,6 +228,17 @@ def test_a_headline_says_where_ours_was_not_measured(results):
     assert row == ["`gate`, forward", "prefill 8x64 float16", "`compile` 1 µs ± 10.0%, 25%", "not measured here"]
 
 
+def test_a_headline_names_levels_alone(results):
+    # A kernel that is also measured by a name of its own is no level that users can ask for.
+    kernel = timed("triton (tiled)", 0.5e-6, comparisons={"compile": comparison(2.0)})
+    tiled = kernel.model_copy(update={"level": "triton"})
+    both = results.model_copy(update={"measurements": (tiled, *results.measurements)})
+    assert headline_rows(both) == headline_rows(results)
+    level = tiled.model_copy(update={"implementation": "triton"})
+    (row,) = headline_rows(results.model_copy(update={"measurements": (tiled, level, *results.measurements[:4])}))
+    assert row[3:] == ["`triton` 0.5 µs ± 10.0%, 50%", "2.00x"]
+
+
 def test_headlines_are_five_rows_that_nobody_chooses(results):
     seven = of_operations(results, *"abcdefg", directions=("forward", "backward"))
     assert [row[0] for row in headline_rows(seven)] == [f"`{name}`, forward" for name in "abcef"]
@@ -331,6 +342,32 @@ def test_what_multiplies_is_drawn_as_a_share_of_the_fastest_product(results, tmp
         (tmp_path / name).mkdir()
         plot(results.model_copy(update={"measurements": products}), tmp_path / name / "toy.json")
         assert words in (tmp_path / name / "toy-gate.svg").read_text()
+
+
+def test_a_case_is_drawn_by_the_limit_that_it_comes_nearer(results, tmp_path, monkeypatch):
+    # As a share of the products, which the prompt comes nearer, the bar of one token would be a line.
+    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    widths = []
+    monkeypatch.setattr(matplotlib.axes.Axes, "barh", lambda self, place, width, **_: widths.append(round(width)))
+    prompt = timed("native", 1e-6, share_of_copy=0.1, share_of_matmul=0.8, same_size=True)
+    token = timed("native", 1e-6, case="one token", share_of_copy=0.6, share_of_matmul=0.002, same_size=True)
+    plot(results.model_copy(update={"measurements": (prompt, token)}), tmp_path / "toy.json")
+    assert widths == [80, 60]
+    text = (tmp_path / "toy-gate.svg").read_text()
+    assert ">one token *</text>" in text
+    assert ">prefill</text>" in text
+    assert ">* speed over that of a copy of the same size</text>" in text
+
+
+def test_a_bar_too_short_to_be_seen_has_its_figure(results, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    shares = (timed("native", 1e-6, share_of_copy=0.0012), timed("reference", 1e-6, share_of_copy=0.5))
+    plot(results.model_copy(update={"measurements": shares}), tmp_path / "toy.json")
+    text = (tmp_path / "toy-gate.svg").read_text()
+    assert ">0.12%</text>" in text
+    assert ">50.00%</text>" not in text
 
 
 def test_where_nothing_was_measured_there_is_no_plot(results, tmp_path):

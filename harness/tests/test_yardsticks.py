@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness.cases import Case, Cost
 from kernel_pytorch.harness.clock import Timing
@@ -17,6 +19,36 @@ def test_a_copy_moves_as_many_bytes_as_the_cost_says():
     made = [copy.run(index) for index in range(3)]
     assert all(2 * each.nbytes == 4096 for each in made)
     assert len({each.data_ptr() for each in made}) == 3
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that operators read and write, and names the operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.bytes = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.names.append(func.__name__)
+        self.bytes += sum(each.nbytes for each in (*args, result) if isinstance(each, Tensor))
+        return result
+
+
+@pytest.mark.parametrize(("size", "moved"), [(4096, 4096), (4103, 4096), (1_000_008, 1_000_008), (1, 8)])
+def test_a_copy_is_one_elementwise_kernel_that_reads_and_writes_as_many_bytes_as_the_cost_says(size, moved):
+    (copy,) = yardsticks(Cost(bytes=size), CASE, 2, size, CPU)
+    for index in range(2):
+        with Traffic() as traffic:
+            copy.run(index)
+        assert traffic.bytes == moved
+        assert traffic.names == ["neg.default"]  # clone and copy_ are a memcpy on a GPU, whose speed jumps
+
+
+def test_each_set_of_a_copy_has_bytes_of_its_own():
+    # Else a copy of few bytes would find in the cache what the levels have to fetch.
+    (copy,) = yardsticks(Cost(bytes=4096), CASE, 3, 4096, CPU)
+    assert len({tuple(copy.run(index)[:8].tolist()) for index in range(3)}) == 3
 
 
 def test_products_are_those_of_the_cost():

@@ -98,57 +98,111 @@ def benchmark(
     Returns:
         The results; after Ctrl-C those that stood by then, marked as not complete.
     """
-    sources = technique_digests(technique, device.type)
-    kernels = technique_digests(technique, device.type, kernels_digest)
-    earlier = () if previous is None else runs_of(previous)
-    runs, number = (*earlier, run_on(machine, now())), len(earlier)
-    measured = {} if previous is None else by_job(previous)
-    accuracy = () if previous is None else previous.accuracy
-    costs = () if previous is None else previous.costs
-    real_input = "" if previous is None else previous.real_input
-    order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
-
-    def results(*, complete: bool) -> Results:
-        return Results(
-            technique=technique.name,
-            created=now(),
-            quick=plan.quick,
-            complete=complete,
-            machine=machine,
-            sources=sources,
-            kernels=kernels,
-            runs=runs,
-            measurements=tuple(m for key in order if key in measured for m in measured[key]),
-            accuracy=accuracy,
-            real_input=real_input,
-            costs=costs,
-        )
-
+    known = _Known(technique, machine, device, plan, previous)
     try:
-        # What nobody knows yet goes before what is only known of too few levels.
-        for job in sorted(plan.jobs(technique, device), key=lambda job: job.key in measured):
-            on_job(job.label)
-            held = {m.implementation for m in measured.get(job.key, [])}
-            if not {i.name for i in chosen(job, plan.wanted)} <= held:
-                found_now = _measure(job, machine, device, plan.with_levels(held), worker)
-                if again is not None and any(m.status == "rejected" for m in found_now):
-                    ceilings, again = higher(machine.ceilings, again()), None
-                    machine = machine.model_copy(update={"ceilings": ceilings})
-                    found_now = _measure(job, machine, device, plan.with_levels(held), worker)
-                measured[job.key] = [m.model_copy(update={"run": number}) for m in found_now]
-            on_progress(results(complete=False))
+        _time_jobs(known, device, plan, worker, on_job, on_progress, again)
         if plan.quick:
-            real_input = real_input or "not measured here: a short run; --full measures it"
+            known.explain_missing_accuracy("not measured here: a short run; --full measures it")
         else:
             on_job(ACCURACY)
-            found, what = _accuracy(technique, device, plan, worker)
-            real_input = what if found or not accuracy else real_input
-            accuracy = _renewed(technique, accuracy, found, number)
+            known.add_accuracy(*_accuracy(technique, device, plan, worker))
         if plan.whole_cost:
-            costs = _renewed(technique, costs, _costs(technique, device, plan, worker, on_job), number)
+            known.add_costs(_costs(technique, device, plan, worker, on_job))
     except KeyboardInterrupt:
-        return results(complete=False)
-    return results(complete=True)
+        return known.results(complete=False)
+    return known.results(complete=True)
+
+
+class _Known:
+    """What is known of a technique: what earlier results hold, and what this run adds to it.
+
+    Attributes:
+        technique: which.
+        machine: with the highest ceilings that were measured so far.
+        measured: the measurements of each job.
+    """
+
+    def __init__(
+        self, technique: Technique, machine: Machine, device: torch.device, plan: Plan, previous: Results | None
+    ) -> None:
+        earlier = () if previous is None else runs_of(previous)
+        self.technique, self.machine, self._quick = technique, machine, plan.quick
+        self.measured = {} if previous is None else by_job(previous)
+        self._sources = technique_digests(technique, device.type)
+        self._kernels = technique_digests(technique, device.type, kernels_digest)
+        self._runs, self._number = (*earlier, run_on(machine, now())), len(earlier)
+        self._accuracy = () if previous is None else previous.accuracy
+        self._costs = () if previous is None else previous.costs
+        self._real_input = "" if previous is None else previous.real_input
+        self._order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
+
+    def implementations(self, job: Job) -> set[str]:
+        """Those that a job has records of."""
+        return {m.implementation for m in self.measured.get(job.key, [])}
+
+    def add(self, job: Job, found: list[Measurement]) -> None:
+        """Replace all records of a job: its implementations took turns."""
+        self.measured[job.key] = [m.model_copy(update={"run": self._number}) for m in found]
+
+    def raise_ceilings(self, again: Ceilings) -> None:
+        """Take the higher of two measurements of the machine."""
+        self.machine = self.machine.model_copy(update={"ceilings": higher(self.machine.ceilings, again)})
+
+    def add_accuracy(self, found: tuple[Accuracy, ...], real_input: str) -> None:
+        """Renew the accuracy on real activations; the reason why nothing was found hides no earlier record."""
+        if found or not self._accuracy:
+            self._real_input = real_input
+        self._accuracy = _renewed(self.technique, self._accuracy, found, self._number)
+
+    def explain_missing_accuracy(self, reason: str) -> None:
+        """Say why there is none, unless an earlier run measured it or said so."""
+        self._real_input = self._real_input or reason
+
+    def add_costs(self, found: tuple[WholeCost, ...]) -> None:
+        """Renew the whole costs of calls."""
+        self._costs = _renewed(self.technique, self._costs, found, self._number)
+
+    def results(self, *, complete: bool) -> Results:
+        """The record of all that is known by now."""
+        return Results(
+            technique=self.technique.name,
+            created=now(),
+            quick=self._quick,
+            complete=complete,
+            machine=self.machine,
+            sources=self._sources,
+            kernels=self._kernels,
+            runs=self._runs,
+            measurements=tuple(m for key in self._order if key in self.measured for m in self.measured[key]),
+            accuracy=self._accuracy,
+            real_input=self._real_input,
+            costs=self._costs,
+        )
+
+
+def _time_jobs(
+    known: _Known,
+    device: torch.device,
+    plan: Plan,
+    worker: Worker | None,
+    on_job: Callable[[str], None],
+    on_progress: Callable[[Results], None],
+    again: Callable[[], Ceilings] | None,
+) -> None:
+    """Measure the jobs that lack records of implementations; the arguments are those of `benchmark`."""
+    # Jobs without any record go first.
+    for job in sorted(plan.jobs(known.technique, device), key=lambda job: job.key in known.measured):
+        on_job(job.label)
+        held = known.implementations(job)
+        if not {i.name for i in chosen(job, plan.wanted)} <= held:
+            wanted = plan.with_levels(held)
+            found = _measure(job, known.machine, device, wanted, worker)
+            if again is not None and any(m.status == "rejected" for m in found):
+                known.raise_ceilings(again())
+                again = None
+                found = _measure(job, known.machine, device, wanted, worker)
+            known.add(job, found)
+        on_progress(known.results(complete=False))
 
 
 def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | None:

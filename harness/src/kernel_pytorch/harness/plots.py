@@ -22,6 +22,8 @@ LIMITS = {
 """What bars show: of files that are older than `Measurement.same_size`, and of others."""
 BAR = 0.13
 """Inches of a bar, the space between the bars of two cases included."""
+SHORT = 0.01
+"""A bar of a smaller share is hardly seen: one token is far from what a machine copies at most. Its figure is drawn."""
 
 Cases = dict[str, list[Measurement]]
 
@@ -51,23 +53,29 @@ def plot(results: Results, file: Path) -> list[Path]:
     return found
 
 
-def limit(directions: dict[str, Cases]) -> str:
-    """The limit that an operation is held against: of bandwidth or of arithmetic, whichever its kernels come nearer."""
-    return max(LIMITS, key=lambda name: max((getattr(m, name) or 0.0 for m in _measured(directions)), default=0.0))
+def limit(found: list[Measurement]) -> str:
+    """The limit that a case is held against: of bandwidth or of arithmetic, whichever its kernels come nearer.
+
+    It belongs to the case, not to the operation: attention of one token moves bytes, that of a prompt multiplies, and
+    as a share of the products the bars of one token would be too short to be seen.
+    """
+    return max(LIMITS, key=lambda name: max((getattr(m, name) or 0.0 for m in found), default=0.0))
 
 
-def _measured(directions: dict[str, Cases]) -> list[Measurement]:
-    """What was measured of an operation."""
-    found = [m for cases in directions.values() for group in cases.values() for m in group]
-    return [m for m in found if m.status == "measured"]
+def _measured(directions: dict[str, Cases], label: str | None = None) -> list[Measurement]:
+    """What was measured of an operation, or of one of its cases."""
+    groups_of = [cases if label is None else {label: cases.get(label, [])} for cases in directions.values()]
+    return [m for cases in groups_of for group in cases.values() for m in group if m.status == "measured"]
 
 
 def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, target: Path) -> list[Path]:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    share = limit(directions)
     labels = list(dict.fromkeys(label for cases in directions.values() for label in cases))
+    limits = {label: limit(_measured(directions, label)) for label in labels}
+    usual = limit(_measured(directions))
+    names = {label: label if limits[label] == usual else label.replace("\n", " *\n", 1) for label in labels}
     present = {m.implementation for m in _measured(directions)}
     colors = {level: color for level, color in colors.items() if level in present}
     height = len(labels) * (len(colors) + 1) * BAR
@@ -76,14 +84,16 @@ def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, targ
         layout="constrained",
     )  # fmt: skip
     for axis, (direction, cases) in zip(axes[0], directions.items(), strict=True):
-        every = {label: cases.get(label, []) for label in labels}  # one that was not measured leaves its place empty
-        _panel(axis, every, colors, share, labelled=axis is axes[0][0])
+        # A case that was not measured leaves its place empty.
+        every = {names[label]: cases.get(label, []) for label in labels}
+        _panel(axis, every, colors, list(limits.values()), labelled=axis is axes[0][0])
         axis.set_title(direction, loc="left")
     handles = [Patch(color=color, label=level) for level, color in colors.items()]
     columns = min(len(colors), 3 * len(directions))  # more would reach into the title
     figure.legend(handles=handles, loc="outside upper right", ncols=columns, frameon=False)
     same_size = any(m.same_size for m in _measured(directions))
-    figure.supxlabel(f"{LIMITS[share][same_size]}, with 99% interval")
+    others = [f"\n* {LIMITS[other][same_size]}" for other in LIMITS if other != usual and other in limits.values()]
+    figure.supxlabel(f"{LIMITS[usual][same_size]}, with 99% interval{''.join(others)}")
     figure.suptitle(title, x=0.01, horizontalalignment="left")
     paths = [target.with_name(target.name + suffix) for suffix in SUFFIXES]
     for path in paths:
@@ -92,10 +102,10 @@ def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, targ
     return paths
 
 
-def _panel(axis: Any, cases: Cases, colors: dict[str, str], limited_by: str, *, labelled: bool) -> None:
-    """Bars of one direction; the axis carries the names of the cases where it is the first."""
+def _panel(axis: Any, cases: Cases, colors: dict[str, str], limits: list[str], *, labelled: bool) -> None:
+    """Bars of one direction, each case by its limit; the axis carries the names of the cases where it is the first."""
     ticks, levels = [], list(colors)
-    for row, group in enumerate(cases.values()):
+    for row, (group, limited_by) in enumerate(zip(cases.values(), limits, strict=True)):
         base = row * (len(levels) + 1)
         ticks.append(base + (len(levels) - 1) / 2)
         for m in group:
@@ -113,6 +123,8 @@ def _panel(axis: Any, cases: Cases, colors: dict[str, str], limited_by: str, *, 
                 height=0.9,
                 error_kw={"elinewidth": 1},
             )
+            if share < SHORT:
+                axis.text(1, base + position, f"{share:.2%}", fontsize=6, verticalalignment="center")
     axis.set_yticks(ticks, list(cases) if labelled else [""] * len(ticks))
     axis.set_ylim(len(cases) * (len(levels) + 1) - 1, -1)
     axis.axvline(100, color="black", linewidth=0.8)

@@ -6,6 +6,7 @@ Imports are read from the syntax tree, so those inside functions count too, and 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import json
@@ -118,7 +119,8 @@ def digest(files: list[Path], compiled: str = "") -> str:
     return total.hexdigest()
 
 
-def _code(source: str) -> list[str]:
+@functools.cache
+def _code(source: str) -> tuple[str, ...]:
     """The lines of a module that are neither empty nor a comment nor part of a docstring."""
     lines = [line.rstrip() for line in source.splitlines()]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -128,7 +130,7 @@ def _code(source: str) -> list[str]:
             end = docstring.end_lineno or docstring.lineno
             if lines[docstring.lineno - 1].lstrip().startswith(('"', "'", "r")):  # else it shares its line with code
                 lines[docstring.lineno - 1 : end] = [""] * (end - docstring.lineno + 1)
-    return [line for line in lines if line and not line.lstrip().startswith("#")]
+    return tuple(line for line in lines if line and not line.lstrip().startswith("#"))
 
 
 def kernels_digest(implementation: Implementation, device_type: str) -> str:
@@ -213,15 +215,20 @@ def _source(module: str, package: str, folder: Path) -> Path | None:
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
 
 
-def _imports(path: Path, module: str) -> list[str]:
+def _imports(path: Path, module: str) -> tuple[str, ...]:
     """Every dotted name that a file may import: modules, and whatever it takes from them."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return _imported_names(path.read_text(encoding="utf-8"), package)
+
+
+@functools.cache  # by text, which is shared by most implementations of a package
+def _imported_names(source: str, package: str) -> tuple[str, ...]:
     names = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
             base = base.rstrip(".")
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return names
+    return tuple(names)

@@ -21,9 +21,9 @@ def yardsticks(cost: Cost, case: Case, sets: int, bytes_per_set: int, device: to
     """The subjects that take turns with the levels.
 
     Args:
-        cost: of the call; the copy reads half of its bytes and writes the other half.
+        cost: of the call; the copy reads half of its bytes and writes the other half, by an elementwise kernel.
         case: its dtype is that of the products.
-        sets: how many there are of each subject.
+        sets: how many there are of each subject, as of the levels: the copy finds its bytes as cold as they do.
         bytes_per_set: as of the levels.
         device: where.
     """
@@ -34,8 +34,15 @@ def yardsticks(cost: Cost, case: Case, sets: int, bytes_per_set: int, device: to
 
 
 def _copies(size: int, sets: int, device: torch.device) -> Callable[[int], object]:
-    halves = [torch.zeros(max(1, size // 8), device=device) for _ in range(sets)]
-    return lambda index: halves[index].clone()
+    """Calls that read `size / 2` bytes and write as many, in float32 and thus up to 7 bytes less.
+
+    They negate. `clone` and `copy_` of contiguous tensors are a `cudaMemcpyAsync`, whose speed jumps by half between
+    sizes that are almost the same. An elementwise kernel moves the same bytes and has no such jumps. The result is
+    allocated in each call, as that of a level is: on a CPU new pages cost time that no level avoids.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    halves = [torch.rand(max(1, size // 8), generator=generator, device=device) for _ in range(sets)]
+    return lambda index: torch.neg(halves[index])
 
 
 def _products(

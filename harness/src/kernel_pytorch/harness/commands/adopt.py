@@ -75,13 +75,7 @@ def adopt_command(
     techniques = discovery.select(technique)
     operations = check_operations(operation, techniques)
     warn_broken(discovery)
-    known = user_file(techniques)
-    if known is None:
-        _stop("no technique is installed whose defaults could be adopted" if technique is None
-              else f"{technique} has no defaults of its own")  # fmt: skip
-    file = known.place()
-    if file is None:
-        _stop(f"{known.VARIABLE} is {known.OFF}: nothing is adopted")
+    known, file = _user_file(techniques, technique)
     if reset:
         if operation:
             _stop("--reset removes all rows of a technique: leave --operation out")
@@ -111,6 +105,18 @@ def adopt_command(
     output.print(escape(f"written: {file}" if before else "nothing is adopted"), **PLAIN)
     if wrong:
         raise typer.Exit(1)
+
+
+def _user_file(techniques: list[Technique], name: str | None) -> tuple[Any, Path]:
+    """The module that knows the user's file, and that file; end with one line where there is none."""
+    known = user_file(techniques)
+    if known is None:
+        _stop("no technique is installed whose defaults could be adopted" if name is None
+              else f"{name} has no defaults of its own")  # fmt: skip
+    file = known.place()
+    if file is None:
+        _stop(f"{known.VARIABLE} is {known.OFF}: nothing is adopted")
+    return known, file
 
 
 def _measured(

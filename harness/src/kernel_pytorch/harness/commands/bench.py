@@ -53,48 +53,49 @@ NOT_WRITTEN = (
 NOT_WRITTEN_PART = "A part of a full run: its tables are printed; --json FILE or --out FOLDER writes them."
 
 
+QuickOption = Annotated[bool, typer.Option("--quick", help="Only the first operation of each technique: a first look.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Every case and every round, written into results/<device>/.")]
+DirectionOption = Annotated[
+    list[Direction] | None,
+    typer.Option("--direction", help="Only this pass. May be given several times; forward and backward if omitted."),
+]
+WholeCostOption = Annotated[
+    bool,
+    typer.Option("--whole-cost", help="Also measure host time, memory, compilation and launches, which takes longer."),
+]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write the results to this file (one technique) or folder."),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write the results into <out>/<device>/. With --full: results, if omitted."),
+]
+MachineOption = Annotated[
+    Path | None,
+    typer.Option("--machine", help="Use this record of `kernel-pytorch machine --json` instead of measuring."),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run instead of beginning anew.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
+]
+
+
 def bench_command(
     technique: TechniqueArgument = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Only the first operation of each technique: a first look.")
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Every case and every round, written into results/<device>/.")
-    ] = False,
+    quick: QuickOption = False,
+    full: FullOption = False,
     level: LevelOption = None,
     operation: OperationOption = None,
     device: DeviceOption = None,
-    direction: Annotated[
-        list[Direction] | None,
-        typer.Option(
-            "--direction", help="Only this pass. May be given several times; forward and backward if omitted."
-        ),
-    ] = None,
+    direction: DirectionOption = None,
     peers: PeersOption = None,
-    whole_cost: Annotated[
-        bool,
-        typer.Option(
-            "--whole-cost", help="Also measure host time, memory, compilation and launches, which takes longer."
-        ),
-    ] = False,
-    json: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write the results to this file (one technique) or folder."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Write the results into <out>/<device>/. With --full: results, if omitted."),
-    ] = None,
-    machine: Annotated[
-        Path | None,
-        typer.Option("--machine", help="Use this record of `kernel-pytorch machine --json` instead of measuring."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run instead of beginning anew.")
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
-    ] = CASE_TIMEOUT,
+    whole_cost: WholeCostOption = False,
+    json: JsonOption = None,
+    out: OutOption = None,
+    machine: MachineOption = None,
+    resume: ResumeOption = False,
+    timeout: TimeoutOption = CASE_TIMEOUT,
 ) -> None:
     """Time every level on shapes of published models, implementations interleaved, inputs cold, outputs checked.
 

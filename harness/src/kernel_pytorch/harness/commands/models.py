@@ -140,20 +140,12 @@ def models_command(
         _write_readme(readme, json)
         return
     where = parse_device(device)
-    discovery = discover()
-    warn_broken(discovery)
-    able = {t.name: t for t in discovery.techniques.values() if t.replacements}
-    if unknown := [name for name in only or () if name not in able]:
-        _stop(f"--only: given {unknown[0]!r}; allowed are {', '.join(able)}")
-    techniques = [t for name, t in able.items() if only is None or name in only]
-    if discovery.broken and only is None:  # what is measured without one of them is not ours
-        _stop("mend or uninstall what is broken, or name what is measured with --only")
+    techniques = _techniques(only)
     if host:
         output.print(host_table(host_costs(techniques, where), where))
         return
     try:
-        named = model and (f"{model.removesuffix(SUFFIX)}{SUFFIX}" if small else model)
-        chosen = (SMALL if small else MODELS) if named is None else (find_model(named),)
+        chosen = _models(model, small=small)
         works = WORKS[:1] if work is None else tuple(find_work(name) for name in work)
         variants = _variants(variant)
     except KeyError as error:
@@ -163,11 +155,7 @@ def models_command(
     if tiny is None:
         tiny = where.type == "cpu" and not (small or chosen[0] in SMALL)
     if losses:
-        try:
-            differ = _compare_losses(chosen, techniques, where, json, tiny=tiny, resume=resume)
-        except TransformersMissingError as error:
-            _stop(str(error))
-        if differ:
+        if _compare_losses(chosen, techniques, where, json, tiny=tiny, resume=resume):
             raise typer.Exit(1)
         return
     done = _done(json, variants, techniques, where, tiny=tiny) if resume else set()
@@ -196,12 +184,34 @@ def _check_options(runs: dict[str, bool], options: dict[str, object]) -> None:
         _stop("--small: given --tiny too; they are two sizes of the same models")
 
 
+def _techniques(only: list[str] | None) -> list[Technique]:
+    """The installed techniques that replace something in models, or those of them that are named."""
+    discovery = discover()
+    warn_broken(discovery)
+    able = {t.name: t for t in discovery.techniques.values() if t.replacements}
+    if unknown := [name for name in only or () if name not in able]:
+        _stop(f"--only: given {unknown[0]!r}; allowed are {', '.join(able)}")
+    if discovery.broken and only is None:  # what is measured without one of them is not ours
+        _stop("mend or uninstall what is broken, or name what is measured with --only")
+    return [t for name, t in able.items() if only is None or name in only]
+
+
+def _models(name: str | None, *, small: bool) -> tuple[Model, ...]:
+    """All models of a size, or the one of that name. Raises KeyError if there is none."""
+    if name is None:
+        return SMALL if small else MODELS
+    return (find_model(f"{name.removesuffix(SUFFIX)}{SUFFIX}" if small else name),)
+
+
 def _compare_losses(
     chosen: tuple[Model, ...], techniques: list[Technique], device: torch.device, json: Path | None, *,
     tiny: bool, resume: bool,
 ) -> bool:  # fmt: skip
     """Train each model a little, and keep its losses; whether those of any are not the same."""
-    import_transformers()
+    try:
+        import_transformers()
+    except TransformersMissingError as error:
+        _stop(str(error))
     now, failed = _origin(techniques, device, tiny=tiny), False
     known = _loaded(json).losses if resume and json is not None and json.is_file() else {}
     for spec in chosen:

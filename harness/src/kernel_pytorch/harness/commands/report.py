@@ -28,7 +28,7 @@ from kernel_pytorch.harness.report import (
     terminal_tables,
 )
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load
-from kernel_pytorch.harness.staleness import stale
+from kernel_pytorch.harness.staleness import listing, remedies, stale
 from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Technique
@@ -43,7 +43,8 @@ def report_command(
         bool,
         typer.Option(
             "--check-stale",
-            help="Only name results whose sources have changed since; exit 1 if a default rests on kernels that have.",
+            help="Only name results whose sources have changed since, and what to do; exit 1 if a default rests on"
+            " kernels that were neither measured nor carried.",
         ),
     ] = False,
     carried: Annotated[
@@ -91,13 +92,14 @@ def report_command(
 
 
 def name_stale(found: dict[Path, Results]) -> bool:
-    """Print what has changed since it was measured; whether a default rests on it."""
+    """Print what has changed since it was measured, and what to do; whether a default rests on it."""
     known = installed(found)
-    every = [(file, each) for file, (results, technique) in known.items() for each in stale(results, technique, file)]
-    lines = [f"{file}: {each}" for file, each in sorted(every, key=lambda pair: not pair[1].default)]
-    for line in lines or [f"{len(known)} results file{'s' * (len(known) != 1)}, all of the present sources"]:
+    every = {file: stale(results, technique, file) for file, (results, technique) in known.items()}
+    to_do = remedies(every, found)
+    current = [f"{len(known)} results file{'s' * (len(known) != 1)}, all of the present sources"]
+    for line in [*listing(every), *to_do] or current:
         output.print(escape(line), **PLAIN)
-    return any(each.default for _, each in every)
+    return bool(to_do)
 
 
 def carry_all(found: dict[Path, Results]) -> None:
