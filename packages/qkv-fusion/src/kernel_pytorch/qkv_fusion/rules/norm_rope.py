@@ -143,6 +143,11 @@ def gradient(
     return *(g if need else None for g, need in zip(found, needed, strict=True)), None, None
 
 
+def fake_cache(q: Tensor, *rest: Any) -> Tensor:
+    """What it allocates: queries; keys and values are in the cache."""
+    return q.new_empty(q.shape)
+
+
 def flops(factor: int, first: int) -> Callable[..., int]:
     """Of an operator whose arguments number `first` and `first + 1` are q and k: so many for each of their elements."""
 
@@ -188,4 +193,11 @@ BACKWARD: Rules = {
     "formula": formula,
     "flops": flops(14, 2),
     "sharding": sharding_backward,
+}
+NORM_ROPE_CACHE: Rules = {
+    "schema": "norm_rope_cache_(Tensor q, Tensor k, Tensor v, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
+    " Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, Tensor? block_table, float eps, bool interleaved,"
+    " float offset) -> Tensor q_out",
+    "fake": fake_cache,
+    "flops": flops(7, 0),
 }
