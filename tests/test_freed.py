@@ -11,7 +11,7 @@ from kernel_pytorch.flash_attn_triton import (
 )
 from kernel_pytorch.fused_ln_act import add_layer_norm, bias_dropout_add, softmax
 from kernel_pytorch.linear_cross_entropy import cross_entropy
-from kernel_pytorch.qkv_fusion import qk_norm_rope, rotary_embedding
+from kernel_pytorch.qkv_fusion import qk_norm_rope, qkv_norm_rope_cache_, rotary_embedding
 
 LARGE = 1 << 14  # small tensors may be read although they are not there
 X, ONES = torch.randn(4, 8), torch.ones(8)
@@ -34,6 +34,12 @@ CALLS = {
         HEADS, HEADS, TURNS, TURNS, position_ids=freed(4), level=level)),
     "positions after a norm": ("position_ids", lambda level: qk_norm_rope(
         HEADS, HEADS, ONES, ONES, TURNS, TURNS, position_ids=freed(4), level=level)),
+    "lengths of a cache": ("cache_seqlens", lambda level: qkv_norm_rope_cache_(
+        X.expand(1, 4, 8), torch.randn(80, 8), None, ONES, ONES, TURNS[:4], TURNS[:4], HEADS, HEADS + 1,
+        freed(1, dtype=torch.int32), num_heads=2, level=level)),
+    "pages of a cache": ("block_table", lambda level: qkv_norm_rope_cache_(
+        X.expand(1, 4, 8), torch.randn(80, 8), None, ONES, ONES, TURNS[:4], TURNS[:4], HEADS, HEADS + 1,
+        torch.ones(1, dtype=torch.int32), freed(1, 2, dtype=torch.int32), num_heads=2, level=level)),
     "seed": ("seed", lambda level: bias_dropout_add(X, ONES, X, 0.5, freed(), level=level)),
     "seed of a norm": ("seed", lambda level: add_layer_norm(
         X, X, ONES, ONES, dropout_p=0.5, seed=freed(), level=level)),

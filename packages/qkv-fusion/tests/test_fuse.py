@@ -210,8 +210,22 @@ def test_what_would_be_lost_is_refused_by_name_and_nothing_changes(change, error
 def test_nothing_to_fuse_is_an_error():
     with pytest.raises(ValueError, match="Linear has no layers named q_proj, k_proj, v_proj or"):
         fuse(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="in_proj_weight is one product already"):
-        fuse(torch.nn.MultiheadAttention(8, 2))
+    apart = torch.nn.MultiheadAttention(8, 2, kdim=4)  # has no in_proj_weight
+    with pytest.raises(
+        ValueError, match=r"MultiheadAttention has no layers .*, and none of Wqkv, c_attn, qkv, in_proj"
+    ):
+        fuse(apart)
+
+
+def test_what_is_one_product_already_is_left_alone():
+    stock = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    ours, x = copy.deepcopy(stock), torch.randn(2, 5, 8)
+    assert unfuse(fuse(ours)) is ours
+    assert [type(m) for m in ours.modules()] == [type(m) for m in stock.modules()]
+    same_bits(stock.state_dict(), ours.state_dict())
+    assert torch.equal(ours(x, x, x)[0], stock(x, x, x)[0])
+    both = torch.nn.ModuleList([ours, model(1)])  # what can be fused beside it is
+    assert sum(isinstance(m, LinearGroup) for m in fuse(both).modules()) == 2
 
 
 def test_a_group_alone_has_the_names_of_its_layers():
@@ -226,6 +240,9 @@ def test_a_group_alone_has_the_names_of_its_layers():
 
 # Models of transformers, of random weights and small.
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
+
+
+ASKED = {"max_new_tokens": 32, "do_sample": False, "use_cache": True, "pad_token_id": 0, "eos_token_id": None}
 
 
 def small(name):
@@ -254,15 +271,21 @@ def test_models_of_transformers_give_the_same_and_their_checkpoints_load(name):
     with torch.no_grad():
         torch.testing.assert_close(fused(given)[0], stock(given)[0])
         if hasattr(stock, "generate") and name not in ("BERT", "ViT"):
-            asked = {
-                "max_new_tokens": 32,
-                "do_sample": False,
-                "use_cache": True,
-                "pad_token_id": 0,
-                "eos_token_id": None,
-            }
-            assert torch.equal(fused.generate(given, **asked), stock.generate(given, **asked))
+            assert torch.equal(fused.generate(given, **ASKED), stock.generate(given, **ASKED))
     fresh = small(name)
     fresh.load_state_dict(fused.state_dict(), strict=True)
     same_bits(stock.state_dict(), fresh.state_dict())
     same_bits(stock.state_dict(), unfuse(fused).state_dict())
+
+
+def test_gpt2_is_one_product_already():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=64)
+    stock = transformers.GPT2LMHeadModel(config).eval()
+    ours, given = fuse(copy.deepcopy(stock)), torch.randint(64, (2, 9))
+    with torch.no_grad():
+        assert torch.equal(ours(given).logits, stock(given).logits)
+        assert torch.equal(ours.generate(given, **ASKED), stock.generate(given, **ASKED))
+    same_bits(stock.state_dict(), ours.state_dict())
+    same_bits(stock.state_dict(), unfuse(ours).state_dict())

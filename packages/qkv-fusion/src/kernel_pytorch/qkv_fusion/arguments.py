@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._core.arguments import check_device, check_filled, check_flag, check_integer, check_tensor, shape_of
+from ._core.arguments import check_device, check_filled, check_flag, check_floats, check_integer, check_tensor, shape_of
 
 
 def check_heads(q: Tensor, k: Tensor) -> None:
@@ -123,3 +123,50 @@ def check_projection(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int, 
         check_device(name, tensor, x)
         if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(f"{name}: dtype is {tensor.dtype}; it must be that of x, {x.dtype}")
+
+
+def check_cache(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor,
+    block_table: Tensor | None,
+    x: Tensor,
+    columns: int,
+    dtype: torch.dtype,
+) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless these are a cache for the tokens of x.
+
+    Args:
+        k_cache: as given.
+        v_cache: as given.
+        cache_seqlens: as given.
+        block_table: as given.
+        x: `(B, S, ...)`, on the device that they must be on.
+        columns: of a head.
+        dtype: of keys and values.
+    """
+    batch = x.shape[0]
+    wanted = f"(B, K, N, D) with B = {batch}" if block_table is None else "(num_blocks, K, page_size, D)"
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_floats(name, cache)
+        check_device(name, cache, x)
+        if cache.dtype != dtype:
+            raise TypeError(f"{name}: dtype is {cache.dtype}; it must be that of keys and values, {dtype}")
+        if cache.dim() != 4 or cache.shape[-1] != columns or (block_table is None and cache.shape[0] != batch):
+            raise ValueError(f"{name}: shape is {shape_of(cache)}; it must be {wanted} and D = {columns}")
+    if v_cache.shape != k_cache.shape:
+        raise ValueError(f"v_cache: shape is {shape_of(v_cache)}; it must be that of k_cache, {shape_of(k_cache)}")
+    check_int32("cache_seqlens", cache_seqlens, x, "(B,)")
+    if block_table is not None:
+        check_int32("block_table", block_table, x, "(B, max_blocks)")
+
+
+def check_int32(name: str, tensor: Tensor, x: Tensor, shape: str) -> None:
+    """Raise TypeError or ValueError unless this is int32 of such a shape, written out, with the batch of x."""
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.int32:
+        given = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{name}: given {given}; it must be a tensor of torch.int32")
+    if tensor.dim() != len(shape.strip("(,)").split(",")) or tensor.shape[0] != x.shape[0]:
+        raise ValueError(f"{name}: shape is {shape_of(tensor)}; it must be {shape} with B = {x.shape[0]}")
+    check_device(name, tensor, x)
+    check_filled(name, tensor)

@@ -18,7 +18,7 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("gate_proj
 """Names of layers that read the same tensor: Llama, Mistral, Qwen, Gemma and others; BERT and ViT; gated MLPs."""
 
 PACKED = ("Wqkv", "c_attn", "qkv", "in_proj_weight", "qkv_proj", "query_key_value")
-"""Names of what is one product already, and is left as it is."""
+"""Names of layers and parameters that are one product already, which `fuse` does not change."""
 
 
 def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> torch.nn.Module:
@@ -27,6 +27,7 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
     Layers are found by their names, at any depth. Their places stay: a model's own code calls `q_proj`, `k_proj` and
     `v_proj` as before, and finds that the first of them has computed all. The state_dict keeps its names and tensors,
     so checkpoints of the model load and save as before. Make the optimizer afterwards: the parameters are packed.
+    A model whose projections are one product already (GPT-2's `c_attn`, `Wqkv`, `qkv`, `in_proj_weight`) is unchanged.
 
     Args:
         module: a model, or a part of one.
@@ -38,7 +39,7 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
     Raises:
         TypeError: a layer is no plain torch.nn.Linear: an adapter, a quantised layer, one with hooks.
         ValueError: layers of a group differ in dtype, device, bias or requires_grad, share parameters with other
-            layers, or nothing was found to fuse.
+            layers, or there are none, and nothing that is one product already.
     """
     found = list(_found(module, groups))
     for path, parent, names in found:
@@ -46,11 +47,11 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
             raise reason
     for _, parent, names in found:
         _replace(parent, names)
-    if not found and not any(isinstance(each, LinearGroup) for each in module.modules()):
-        packed = sorted({name for name, _ in _named(module) if name in PACKED})
-        already = f"; {', '.join(packed)} is one product already" if packed else ""
+    if not found and not _is_packed(module):
         names_of = " or ".join(", ".join(names) for names in groups)
-        raise ValueError(f"module: {type(module).__name__} has no layers named {names_of}{already}")
+        raise ValueError(
+            f"module: {type(module).__name__} has no layers named {names_of}, and none of {', '.join(PACKED)}"
+        )
     return module
 
 
@@ -133,11 +134,10 @@ def _found(
                 yield path, parent, names
 
 
-def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module | None]]:
-    for path, child in module.named_modules():
-        yield path.rpartition(".")[2], child
-    for path, _ in module.named_parameters():
-        yield path.rpartition(".")[2], None
+def _is_packed(module: torch.nn.Module) -> bool:
+    """Whether a model has layers that are one product already, by `fuse` or as the model was written."""
+    names = {path.rpartition(".")[2] for path, _ in (*module.named_modules(), *module.named_parameters())}
+    return not names.isdisjoint(PACKED) or any(isinstance(each, LinearGroup) for each in module.modules())
 
 
 def _check_shared(model: torch.nn.Module, layers: Mapping[str, torch.nn.Module]) -> None:

@@ -232,17 +232,23 @@ def _pack_group(
     group: LinearGroup, state: dict[str, Any], home: str, metadata: Any, strict: bool, missing: list[str],
     unexpected: list[str], errors: list[str],
 ) -> None:  # fmt: skip
-    """Pack what a checkpoint has, with what is here already in the place of what it lacks."""
+    """Pack what a checkpoint has."""
     for kind in ("weight", "bias") if group.bias is not None else ("weight",):
-        parts = []
-        for i, name in enumerate(group.names):
-            key, own = f"{home}{name}.{kind}", group.part(i)[kind == "bias"]
-            assert own is not None
-            part = state.pop(key, None)
-            if part is None:
-                missing.append(key)
-            elif part.shape != own.shape:
-                errors.append(f"{key}: shape is {tuple(part.shape)}; it must be {tuple(own.shape)}")
-            fits = part is not None and part.shape == own.shape
-            parts.append(part if fits else own.detach())
-        state[f"{home}{group.inside}{kind}"] = torch.cat(parts)
+        names = [f"{home}{name}.{kind}" for name in group.names]
+        own = getattr(group, kind).detach().split(group.sizes)
+        state[f"{home}{group.inside}{kind}"] = packed(state, names, own, missing, errors)
+
+
+def packed(
+    state: dict[str, Any], names: Sequence[str], own: Sequence[Tensor], missing: list[str], errors: list[str]
+) -> Tensor:
+    """Take tensors of these names out of a checkpoint, as one; `own` for those that are missing or do not fit."""
+    parts = []
+    for name, mine in zip(names, own, strict=True):
+        part = state.pop(name, None)
+        if part is None:
+            missing.append(name)
+        elif part.shape != mine.shape:
+            errors.append(f"{name}: shape is {tuple(part.shape)}; it must be {tuple(mine.shape)}")
+        parts.append(mine if part is None or part.shape != mine.shape else part)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]

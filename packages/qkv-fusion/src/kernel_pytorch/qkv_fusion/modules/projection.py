@@ -12,7 +12,7 @@ from kernel_pytorch.qkv_fusion.arguments import check_positive
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.projection.functional import qkv_projection
 
-from .group import check_layers
+from .group import check_layers, packed
 
 
 class Naming(NamedTuple):
@@ -186,21 +186,14 @@ def pack_projection(
     module: QKVProjection, state: dict[str, Any], home: str, metadata: Any, strict: bool, missing: list[str],
     unexpected: list[str], errors: list[str],
 ) -> None:  # fmt: skip
-    """Pack what a checkpoint has; where it lacks or has wrong what belongs there, what is here already stays."""
+    """Pack what a checkpoint has."""
     names = NAMINGS[module.naming]
     for own, theirs in (("weight", names.weights), ("bias", names.biases)):
         value = getattr(module, own)
         if value is None:
             continue
         turned = names.transposed and own == "weight"
-        parts = []
-        for name, mine in zip(theirs, value.detach().split(module.sizes) if len(theirs) == 3 else [value], strict=True):
-            part = state.pop(f"{home}{name}", None)
-            if part is None:
-                missing.append(f"{home}{name}")
-            elif part.shape != (mine.t() if turned else mine).shape:
-                wanted = tuple((mine.t() if turned else mine).shape)
-                errors.append(f"{home}{name}: shape is {tuple(part.shape)}; it must be {wanted}")
-                part = None
-            parts.append(mine.detach() if part is None else part.t() if turned else part)
-        state[f"{home}{module.inside}{own}"] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        mine = value.detach().t() if turned else value.detach()
+        parts = mine.split(module.sizes) if len(theirs) == 3 else [mine]
+        found = packed(state, [f"{home}{name}" for name in theirs], parts, missing, errors)
+        state[f"{home}{module.inside}{own}"] = found.t() if turned else found

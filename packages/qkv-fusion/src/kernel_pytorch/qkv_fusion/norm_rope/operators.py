@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernel_pytorch.qkv_fusion._core.operator import declare
-from kernel_pytorch.qkv_fusion.rules.norm_rope import BACKWARD, QK_NORM_ROPE
+from kernel_pytorch.qkv_fusion.rules.norm_rope import BACKWARD, NORM_ROPE_CACHE, QK_NORM_ROPE
 
 
 def launch() -> Callable[..., Any]:
@@ -23,5 +23,13 @@ def launch_backward() -> Callable[..., Any]:
     return backward.qk_norm_rope_backward
 
 
+def launch_cache() -> Callable[..., Any]:
+    """The launcher that writes keys and values into a cache."""
+    from .kernels import cache
+
+    return cache.norm_rope_cache_
+
+
 qk_norm_rope_backward = declare(**BACKWARD, launch=launch_backward)
 qk_norm_rope = declare(**QK_NORM_ROPE, launch=launch, backward=qk_norm_rope_backward)
+norm_rope_cache_ = declare(**NORM_ROPE_CACHE, launch=launch_cache)

@@ -24,44 +24,16 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def fake(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-) -> Four:
+def fake(q: Tensor, k: Tensor, *rest: Any) -> Four:
     """What it allocates."""
     q_rstd, k_rstd = (q.new_empty(x.shape[:-1], dtype=compute_dtype(q.dtype)) for x in (q, k))
     return q.new_empty(q.shape), q.new_empty(k.shape), q_rstd, k_rstd
 
 
-def fake_backward(
-    dq_out: Tensor | None,
-    dk_out: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_rstd: Tensor,
-    k_rstd: Tensor,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-    need_dq: bool,
-    need_dk: bool,
-    need_dq_weight: bool,
-    need_dk_weight: bool,
-) -> Four:
+def fake_backward(dq_out: Tensor | None, dk_out: Tensor | None, *rest: Any) -> Four:
     """What it allocates; what is not needed comes back empty."""
-    needs = ((need_dq, q), (need_dk, k), (need_dq_weight, q_weight), (need_dk_weight, k_weight))
-    return tuple(x.new_empty(x.shape if needed else (0,)) for needed, x in needs)  # type: ignore[return-value]
+    found = zip(rest[-4:], rest[:4], strict=True)  # the needs, and what they are about
+    return tuple(x.new_empty(x.shape if needed else (0,)) for needed, x in found)  # type: ignore[return-value]
 
 
 def turned_back(dy: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -143,6 +115,11 @@ def gradient(
     return *(g if need else None for g, need in zip(found, needed, strict=True)), None, None
 
 
+def fake_cache(q: Tensor, *rest: Any) -> Tensor:
+    """What it allocates: queries; keys and values are in the cache."""
+    return q.new_empty(q.shape)
+
+
 def flops(factor: int, first: int) -> Callable[..., int]:
     """Of an operator whose arguments number `first` and `first + 1` are q and k: so many for each of their elements."""
 
@@ -188,4 +165,11 @@ BACKWARD: Rules = {
     "formula": formula,
     "flops": flops(14, 2),
     "sharding": sharding_backward,
+}
+NORM_ROPE_CACHE: Rules = {
+    "schema": "norm_rope_cache_(Tensor q, Tensor k, Tensor v, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
+    " Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, Tensor? block_table, float eps, bool interleaved,"
+    " float offset) -> Tensor q_out",
+    "fake": fake_cache,
+    "flops": flops(7, 0),
 }

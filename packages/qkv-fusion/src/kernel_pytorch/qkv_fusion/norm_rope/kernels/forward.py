@@ -33,6 +33,53 @@ from kernel_pytorch.qkv_fusion.rules.norm_rope import compute_dtype
 
 
 @triton.jit
+def load_heads(
+    x_row, mask, wide: tl.constexpr, EPS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Both members of the pairs of ROWS heads, the rest of their columns, and rstd. x_row, mask: `[ROWS, 1]`."""
+    first, second = load_pairs(x_row, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
+    first, second = first.to(wide), second.to(wide)
+    squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+    rest = tl.zeros([ROWS, REST_BLOCK], dtype=wide)
+    if REST > 0:
+        rest = load_block(x_row + 2 * PAIRS, mask, REST, REST_BLOCK, 0.0).to(wide)
+        squares += tl.sum(rest * rest, axis=1, keep_dims=True)
+    return first, second, rest, tl.rsqrt(squares / (2 * PAIRS + REST) + EPS)
+
+
+@triton.jit
+def turn_heads(
+    first, second, rstd, weight_ptr, cos_ptr, sin_ptr, batch, place, mask,
+    cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
+    wide: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Pairs that `load_heads` returned, normalised and rotated."""
+    weight_row = weight_ptr + tl.zeros([1, 1], dtype=tl.int32)
+    every = tl.full([1, 1], 1, tl.int1)
+    first_weight, second_weight = load_pairs(weight_row, every, INTERLEAVED, PAIRS, BLOCK, 1)
+    first = first * rstd * (OFFSET + first_weight.to(wide))
+    second = second * rstd * (OFFSET + second_weight.to(wide))
+    cos = load_block(cos_ptr + batch * cos_stride_b + place * cos_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
+    sin = load_block(sin_ptr + batch * sin_stride_b + place * sin_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
+    return turn(first, second, cos, sin, False)
+
+
+@triton.jit
+def store_heads(
+    y_row, first, second, rest, rstd, weight_ptr, mask, wide: tl.constexpr, OFFSET: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write what `turn_heads` returned, and the rest, normalised, to y_row, `[ROWS, 1]`."""
+    store_pairs(y_row, first, second, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
+    if REST > 0:
+        every = tl.full([1, 1], 1, tl.int1)
+        rest_weight = load_block(weight_ptr + 2 * PAIRS, every, REST, REST_BLOCK, 0.0).to(wide)
+        store_block(y_row + 2 * PAIRS, rest * rstd * (OFFSET + rest_weight), mask, REST, REST_BLOCK)
+
+
+@triton.jit
 def _norm_rope_tile(
     tile, x_ptr, weight_ptr, cos_ptr, sin_ptr, y_ptr, rstd_ptr, rows, heads, sequence,
     x_stride_b, x_stride_s, x_stride_h, cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
@@ -42,33 +89,18 @@ def _norm_rope_tile(
 ):  # fmt: skip
     row, head, batch, place = locate(tile, heads, sequence, ROWS, LONG_OFFSETS)
     mask = row < rows
-    wide = rstd_ptr.dtype.element_ty
-    columns = 2 * PAIRS + REST
+    wide: tl.constexpr = rstd_ptr.dtype.element_ty
     x_row = x_ptr + batch * x_stride_b + place * x_stride_s + head * x_stride_h
-    first, second = load_pairs(x_row, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
-    first, second = first.to(wide), second.to(wide)
-    squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
-    rest = tl.zeros([ROWS, REST_BLOCK], dtype=wide)
-    if REST > 0:
-        rest = load_block(x_row + 2 * PAIRS, mask, REST, REST_BLOCK, 0.0).to(wide)
-        squares += tl.sum(rest * rest, axis=1, keep_dims=True)
-    rstd = tl.rsqrt(squares / columns + EPS)
+    first, second, rest, rstd = load_heads(x_row, mask, wide, EPS, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS)
     tl.store(rstd_ptr + row, rstd, mask=mask)
-
-    every = tl.full([1, 1], 1, tl.int1)
-    first_weight, second_weight = load_pairs(
-        weight_ptr + tl.zeros([1, 1], dtype=tl.int32), every, INTERLEAVED, PAIRS, BLOCK, 1
-    )
-    first = first * rstd * (OFFSET + first_weight.to(wide))
-    second = second * rstd * (OFFSET + second_weight.to(wide))
-    cos = load_block(cos_ptr + batch * cos_stride_b + place * cos_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
-    sin = load_block(sin_ptr + batch * sin_stride_b + place * sin_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
-    first, second = turn(first, second, cos, sin, False)
-    y_row = y_ptr + row * columns
-    store_pairs(y_row, first, second, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
-    if REST > 0:
-        rest_weight = load_block(weight_ptr + 2 * PAIRS, every, REST, REST_BLOCK, 0.0).to(wide)
-        store_block(y_row + 2 * PAIRS, rest * rstd * (OFFSET + rest_weight), mask, REST, REST_BLOCK)
+    first, second = turn_heads(
+        first, second, rstd, weight_ptr, cos_ptr, sin_ptr, batch, place, mask,
+        cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s, wide, OFFSET, INTERLEAVED, PAIRS, BLOCK,
+    )  # fmt: skip
+    store_heads(
+        y_ptr + row * (2 * PAIRS + REST), first, second, rest, rstd, weight_ptr, mask, wide, OFFSET,
+        INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS,
+    )  # fmt: skip
 
 
 @triton.jit

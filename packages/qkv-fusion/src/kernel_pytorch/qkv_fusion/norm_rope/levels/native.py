@@ -5,6 +5,7 @@ Rounded to 16 bits in between, the gradients of the weights are off by more than
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -25,7 +26,10 @@ def _layer_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 def _both(
     norm: Callable[[Tensor, Tensor, float], Tensor],
-    heads: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
     cos: Tensor,
     sin: Tensor,
     position_ids: Tensor | None,
@@ -33,43 +37,16 @@ def _both(
     interleaved: bool,
     offset: float,
 ) -> tuple[Tensor, Tensor]:
+    """The functions of `reference.py` after `norm`; same arguments and result dtypes."""
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
     found = []
-    for x, weight in heads:
+    for x, weight in ((q, q_weight), (k, k_weight)):
         wide = torch.promote_types(x.dtype, torch.float32)
         scale = weight.to(wide) if offset == 0.0 else offset + weight.to(wide)
         found.append(rotate(norm(x.to(wide), scale, eps), cos, sin, interleaved, False).to(x.dtype))
     return found[0], found[1]
 
 
-def qk_norm_rope(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-) -> tuple[Tensor, Tensor]:
-    """`qk_norm_rope` of `reference.py`; same arguments and result dtypes."""
-    return _both(_rms_norm, ((q, q_weight), (k, k_weight)), cos, sin, position_ids, eps, interleaved, offset)
-
-
-def qk_layer_norm_rope(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-) -> tuple[Tensor, Tensor]:
-    """`qk_layer_norm_rope` of `reference.py`; same arguments and result dtypes."""
-    return _both(_layer_norm, ((q, q_weight), (k, k_weight)), cos, sin, position_ids, eps, interleaved, offset)
+qk_norm_rope = functools.partial(_both, _rms_norm)
+qk_layer_norm_rope = functools.partial(_both, _layer_norm)
