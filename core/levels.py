@@ -75,7 +75,7 @@ class Default:
         )
 
 
-class _Checked(NamedTuple):
+class Checked(NamedTuple):
     """What is cached of a call: the level's function, and the same for matching calls alone, see `bind`."""
 
     function: Callable[..., Any]
@@ -218,8 +218,8 @@ class Ladder:
 
     def checked(
         self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any
-    ) -> Callable[..., Any]:
-        """Check the arguments and return the level's function; both are cached by `call_cache.py`.
+    ) -> Checked:
+        """Check the arguments and find the level's function; both are cached by `call_cache.py`.
 
         Args:
             function: its name.
@@ -233,29 +233,24 @@ class Ladder:
             ValueError: likewise.
             RuntimeError: as `resolve`.
         """
-        return self._checked(function, level, check, tensors, arguments).function
-
-    def call(self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any) -> Any:
-        """Call the function that `checked` returns, without a second look at matching calls; same arguments, errors."""
-        return self._checked(function, level, check, tensors, arguments).bound(*arguments)
-
-    def _checked(
-        self, function: str, level: str | None, check: Callable[..., None], tensors: int, arguments: tuple[Any, ...]
-    ) -> _Checked:
         if torch.compiler.is_compiling() or has_transform():
             check(*arguments)
             found = self.resolve(function, level, *arguments[:tensors])
-            return _Checked(found, found)
+            return Checked(found, found)
         call = (level, *arguments)
         cache = self._caches[function]
-        known: _Checked | None = cache.lookup(call)
+        known: Checked | None = cache.lookup(call)
         if known is None:
             check(*arguments)
             found = self.resolve(function, level, *arguments[:tensors])
-            known = _Checked(found, found)
+            known = Checked(found, found)
             if arguments[0].is_cuda or level != "triton":  # elsewhere the environment says whether there is Triton
-                cache.store(call, _Checked(found, bind(found, arguments)))
+                cache.store(call, Checked(found, bind(found, arguments)))
         return known
+
+    def call(self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any) -> Any:
+        """Check the arguments and call the level's function with them; same arguments and errors as `checked`."""
+        return self.checked(function, level, check, tensors, *arguments).bound(*arguments)
 
     def is_of_level(self, run: Callable[..., Any], level: str) -> bool:
         """Whether a function that `resolve` returned is of this level."""

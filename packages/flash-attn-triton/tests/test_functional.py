@@ -193,3 +193,55 @@ def test_bad_input_names_the_argument(name):
 def test_importing_imports_no_triton():
     program = "import sys, kernel_pytorch.flash_attn_triton; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("side", [2**31 - 1, 2**63 - 1, 2**63, 2**64])
+def test_a_side_of_the_window_beyond_all_keys_is_no_limit(side, level):
+    skip_unless_available(level)
+    if level == "cuda":
+        pytest.skip("level 'cuda' has no window")
+    q, k, v = make(1, 2, 20, 16, keys=27)
+    full = flash_attention(q, k, v, level="reference")
+    for window in ((-1, side), (side, side), (side, -1)):
+        o = flash_attention(q, k, v, window=window, level=level)
+        torch.testing.assert_close(o, full)
+        for found, wanted in zip(*(torch.autograd.grad(y.sum(), (q, k, v)) for y in (o, full)), strict=True):
+            torch.testing.assert_close(found, wanted)
+        full = flash_attention(q, k, v, level="reference")
+
+
+@pytest.mark.parametrize("level", ["reference", "native", "torchscript", "triton"])
+@pytest.mark.parametrize("rows", [slice(None), 2])
+def test_a_mask_of_nan_is_no_mask(level, rows):
+    skip_unless_available(level)
+    q, k, v = make(1, 1, 6, 16)
+    mask = torch.zeros(1, 1, 6, 6)
+    mask[:, :, rows] = float("nan")
+    o = flash_attention_masked(q, k, v, mask, level=level)
+    assert o[:, :, rows].isnan().all()
+    assert o.isnan().any(-1).sum() == mask[..., 0].isnan().sum()
+
+
+@pytest.mark.parametrize("level", ["reference", "native", "torchscript", "triton"])
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.float16, 7e4), (torch.bfloat16, 57.3)])
+def test_a_mask_keeps_its_dtype(dtype, bias, level):
+    """Rounded to that of q it would be infinite, or off by a quarter."""
+    skip_unless_available(level, dtype)
+    q, k, v = make(1, 1, 8, 16, dtype=dtype)
+    mask = torch.zeros(1, 1, 8, 8).requires_grad_()
+    with torch.no_grad():
+        mask[..., 0], mask[..., 1] = bias, bias + 0.11
+    o = flash_attention_masked(q, k, v, mask, level=level)
+    exact = flash_attention_masked(*(t.double() for t in (q, k, v, mask)), level="reference")
+    torch.testing.assert_close(o.double(), exact, atol=0.02, rtol=0.0)
+    (dmask,) = torch.autograd.grad(o.float().sum(), mask)
+    assert dmask.dtype == torch.float32
+    assert dmask.isfinite().all()
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+def test_a_seed_of_more_than_64_bits_is_refused(seed):
+    q, k, v = make(1, 1, 4, 16)
+    with pytest.raises(ValueError, match=f"seed: given {seed}"):
+        flash_attention(q, k, v, dropout_p=0.5, seed=seed)

@@ -213,3 +213,29 @@ def test_tokens_of_no_sequence_are_no_memory_that_nobody_wrote(longest, device, 
 
 def _filled(made):
     return made.fill_(1e6) if made.is_floating_point() and made.device.type != "meta" else made
+
+
+@pytest.mark.parametrize("wrong", [[0, 50, 99], [-7, 5, 9], [0, 7, 3], [2**40, 2**41, 3]])
+def test_wrong_starts_of_sequences_read_no_foreign_memory(wrong, device):
+    """They are taken for the nearest that exist; public functions refuse them where they may read the numbers."""
+    q, k, v = (t.detach() for t in make(1, 2, 9, 16, device=device))
+    nearest, last = [], 0
+    for start, end in itertools.pairwise(wrong):
+        start = min(max(start, 0), 9)
+        last = min(max(end, start), 9)
+        nearest.append((start, last))
+    given = torch.tensor(wrong, device=device)
+    o, lse, rest = torch.ops.kernel_pytorch.flash_attention(
+        q, k, v, None, None, None, None, 0.25, -1, -1, 0.0, 0.0, given, given, 9, 9, True
+    )
+    do = torch.ones_like(o)
+    gradients = torch.ops.kernel_pytorch.flash_attention_backward(
+        do, None, q, k, v, None, None, None, None, o, lse, rest, 0.25, -1, -1, 0.0, 0.0, given, given, 9, 9,
+        True, True, True, False, False,
+    )  # fmt: skip
+    for found in (o, *gradients[:3]):
+        assert found.isfinite().all()
+    start, end = nearest[-1]
+    inside = [t[:, :, start:end] for t in (q, k, v)]
+    if end > start:
+        torch.testing.assert_close(o[:, :, start:end], flash_attention(*inside, scale=0.25, level="reference"))

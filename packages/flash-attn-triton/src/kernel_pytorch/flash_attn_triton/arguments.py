@@ -12,6 +12,9 @@ from torch import Tensor
 from ._core.arguments import check_device, check_filled, check_floats, check_integer, check_number, shape_of
 from ._core.operator import wants_graph
 
+NO_LIMIT = 2**31 - 1
+"""Of a window: no sequence is longer, and operators take 64 bits."""
+
 
 def check_qkv(
     q: Tensor,
@@ -101,7 +104,7 @@ def window_of(window: Sequence[int | None] | None) -> tuple[int, int] | None:
         check_integer("window", side, "a pair of integers or None")
         if side < -1:
             raise ValueError(f"window: given {tuple(window)}; each side must be at least 0, or -1 or None for all")
-    left, right = (-1 if side is None else side for side in window)
+    left, right = (-1 if side is None else min(side, NO_LIMIT) for side in window)
     return left, right
 
 
@@ -157,6 +160,8 @@ def seed_of(seed: Tensor | int | None, dropout_p: float, q: Tensor) -> Tensor | 
         raise ValueError(f"dropout_p: given {dropout_p}; it must be at least 0 and below 1")
     if seed is not None and not isinstance(seed, Tensor):
         check_integer("seed", seed, "an int64 tensor of shape (), an integer or None")
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed: given {seed}; it must have 64 bits, from -2**63 to 2**63 - 1")
     if dropout_p == 0.0:
         return None
     if seed is None:

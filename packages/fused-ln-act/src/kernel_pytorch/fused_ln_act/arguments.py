@@ -45,7 +45,7 @@ def call_seeded(
     *given, p, seed = arguments
     if seed is not None or (isinstance(p, float) and p == 0.0):
         return ladder.call(function, level, check, tensors, *arguments)
-    run = ladder.checked(function, level, check, tensors, *arguments)
+    run = ladder.checked(function, level, check, tensors, *arguments).function
     draws = p > 0.0 and not ladder.is_of_level(run, "native")
     return run(*given, p, draw_seed(given[0].device) if draws else None)
 

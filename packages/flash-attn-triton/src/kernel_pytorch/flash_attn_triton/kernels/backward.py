@@ -95,9 +95,9 @@ def flash_attention_backward(
     has_rest = rest is not None and not is_scaled
     launch_delta = None if g.is_empty else _bind_delta(g, do_like, dlse_like, o, has_rest)
     do_strides = g.strides_of(do_like)
-    launch_keys = _bind_keys(g, do_strides, left, right, need_dk, need_dv)
-    launch_queries = _bind_queries(g, do_strides, left, right) if need_dq and not g.is_empty else None
-    add_bias = _bias_gradient(g, bias, do_strides, left, right) if need_dbias and not g.is_empty else None
+    launch_keys = _bind_keys(g, do_strides, need_dk, need_dv)
+    launch_queries = _bind_queries(g, do_strides) if need_dq and not g.is_empty else None
+    add_bias = _bias_gradient(g, bias, do_strides) if need_dbias and not g.is_empty else None
 
     def run(
         do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
@@ -160,46 +160,44 @@ def _bind_delta(g: Geometry, do: Tensor, dlse: Tensor | None, o: Tensor, has_res
     dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
     heads_of_batches = do.shape[0] * g.heads
     return bind(
-        _delta_kernel, (cdiv(g.lse_rows, rows) * heads_of_batches,), g.heads, g.lse_rows, g.depth,
+        _delta_kernel, (cdiv(do.shape[2], rows) * heads_of_batches,), g.heads, do.shape[2], g.depth,
         *g.unit_depth(do).stride()[:3], *g.unit_depth(o).stride()[:3], *dlse_strides,
         HAS_REST=has_rest, HAS_DLSE=dlse is not None, ROWS=rows, DEPTH=g.padded_depth,
         LONG_OFFSETS=g.long_offsets, num_warps=4,
     )  # fmt: skip
 
 
-def _bind_keys(g: Geometry, do_strides: tuple[int, ...], left: int, right: int, need_dk: bool, need_dv: bool) -> Any:
+def _bind_keys(g: Geometry, do_strides: tuple[int, ...], need_dk: bool, need_dv: bool) -> Any:
     """The launch of dk and dv, or None if nobody needs them."""
     options = _tile_options(g, KEYS)
     programs = cdiv(g.columns, options["COLUMNS"]) * g.batch * g.kv_heads
     if not (need_dk or need_dv) or programs == 0:
         return None
     return bind(
-        dkdv_kernel, (programs,), g.heads, g.group, g.rows, g.columns, g.depth, left, right, g.lse_rows,
+        dkdv_kernel, (programs,), *g.sizes,
         *g.q_strides, *g.k_strides, *g.v_strides, *do_strides, *g.dk_strides, *g.bias_strides, *g.slopes_strides,
         VARLEN=g.varlen, NEED_DK=need_dk, NEED_DV=need_dv, **options,
     )  # fmt: skip
 
 
-def _bind_queries(g: Geometry, do_strides: tuple[int, ...], left: int, right: int) -> Any:
+def _bind_queries(g: Geometry, do_strides: tuple[int, ...]) -> Any:
     """The launch of dq."""
     options = _tile_options(g, QUERIES)
     return bind(
         dq_kernel, (cdiv(g.rows, options["ROWS"]) * g.batch * g.heads,),
-        g.heads, g.group, g.rows, g.columns, g.depth, left, right, g.lse_rows,
+        *g.sizes,
         *g.q_strides, *g.k_strides, *g.v_strides, *do_strides, *g.o_strides, *g.bias_strides, *g.slopes_strides,
         VARLEN=g.varlen, **options,
     )  # fmt: skip
 
 
-def _bias_gradient(
-    g: Geometry, bias: Tensor, do_strides: tuple[int, ...], left: int, right: int
-) -> Callable[..., Tensor]:
+def _bias_gradient(g: Geometry, bias: Tensor, do_strides: tuple[int, ...]) -> Callable[..., Tensor]:
     """What computes the gradient of the bias; over queries and keys that share one number PyTorch sums."""
     options, shape, dtype = _tile_options(g, QUERIES), bias.shape, bias.dtype
     batches, heads = shape[:2]
     tiles = cdiv(g.rows, options["ROWS"]) * cdiv(g.columns, options["COLUMNS"])
     launch = None if tiles == 0 else bind(
-        dbias_kernel, (tiles * batches * heads,), g.batch, g.heads, g.group, g.rows, g.columns, g.depth, left, right,
+        dbias_kernel, (tiles * batches * heads,), g.batch, *g.sizes[:7],
         heads, g.batch // batches, g.heads // heads,
         *g.q_strides, *g.k_strides, *g.v_strides, *do_strides, *g.bias_strides, **options,
     )  # fmt: skip

@@ -98,7 +98,7 @@ def _store(
 @triton.jit
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, sinks_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, o_ptr, lse_ptr, rest_ptr,
-    heads, group, rows, columns, depth, left, right, lse_rows,
+    heads, group, rows, columns, depth, left, right, lse_rows, all_columns,
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     o_stride_b, o_stride_h, o_stride_m, bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n,
     slopes_stride_b, slopes_stride_h,
@@ -122,8 +122,8 @@ def _forward_kernel(
         head_of_batch = head_of_batch.to(tl.int64)
     batch = head_of_batch // heads
     head = head_of_batch % heads
-    start_q, rows = sequence(cu_q_ptr, batch, rows, VARLEN)
-    start_k, columns = sequence(cu_k_ptr, batch, columns, VARLEN)
+    start_q, rows = sequence(cu_q_ptr, batch, rows, lse_rows, VARLEN)
+    start_k, columns = sequence(cu_k_ptr, batch, columns, all_columns, VARLEN)
     if tile * ROWS >= rows:
         return
 
@@ -182,13 +182,13 @@ def _plan(
     )  # fmt: skip
     if g.is_empty:
         return lambda *_: (g.new_o().zero_(), g.new_lse(NOTHING), g.new_rest(keep_rest).zero_())
-    hopper = gluon_launch.chosen(g, q, k, v, sinks, right)
+    hopper = gluon_launch.chosen(g, q, k, v, sinks, g.right)
     if hopper is not None:
         return gluon_launch.plan(g, q, k, v, scale, keep_rest, hopper)
     chosen = g.choose(FORWARD)
     launch = bind(
         _forward_kernel, (cdiv(g.rows, chosen.rows) * g.batch * g.heads,),
-        g.heads, g.group, g.rows, g.columns, g.depth, left, right, g.lse_rows,
+        *g.sizes,
         *g.q_strides, *g.k_strides, *g.v_strides, *g.o_strides, *g.bias_strides, *g.slopes_strides,
         **g.constants, HAS_SINKS=sinks is not None, KEEP_REST=keep_rest, VARLEN=g.varlen,
         ROWS=chosen.rows, COLUMNS=chosen.columns, DEPTH=g.padded_depth, WHOLE_HEAD=g.whole_head,

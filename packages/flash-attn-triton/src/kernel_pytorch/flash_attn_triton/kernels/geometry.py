@@ -34,6 +34,8 @@ class Geometry:
         rows: queries of a sequence, of the longest one with packed sequences.
         columns: keys of a sequence, likewise.
         group: query heads that read one head of keys.
+        left, right: how far a query sees, -1 for no limit.
+        sizes: the first scalars of all kernels; their last two are queries and keys of all packed sequences.
         is_busy: whether something takes registers beside the tiles: a bias or dropout.
         has_features: whether scores are more than scaled products, or weights dropped.
         constants: of all kernels.
@@ -49,10 +51,13 @@ class Geometry:
         self.batch, self.heads, self.rows, self.depth = q.shape
         self.columns, self.kv_heads = k.shape[2], k.shape[1]
         self.group = self.heads // self.kv_heads
-        self.lse_rows = self.rows
+        # No key stands further from a query, and sums of larger numbers leave 32 bits.
+        self.left, self.right = (min(side, q.shape[2] + k.shape[2]) for side in (left, right))
         if cu_seqlens_q is not None:
             self.batch = cu_seqlens_q.shape[0] - 1
             self.rows, self.columns = max_seqlen_q, max_seqlen_k
+        self.sizes = (self.heads, self.group, self.rows, self.columns, self.depth, self.left, self.right,
+                      q.shape[2], k.shape[2])  # fmt: skip
         self.padded_depth = max(16, next_power_of_2(self.depth))
         self.whole_head = self.depth == self.padded_depth
         self.itemsize, self.device = q.element_size(), q.device

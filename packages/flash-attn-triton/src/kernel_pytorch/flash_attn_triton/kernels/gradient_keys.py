@@ -39,7 +39,7 @@ def _add_queries(
 def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, do_ptr, lse_ptr, delta_ptr,
     dk_ptr, dv_ptr,
-    heads, group, rows, columns, depth, left, right, lse_rows,
+    heads, group, rows, columns, depth, left, right, lse_rows, all_columns,
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     do_stride_b, do_stride_h, do_stride_m, dk_stride_b, dk_stride_h, dk_stride_n,
     bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n, slopes_stride_b, slopes_stride_h,
@@ -58,8 +58,8 @@ def dkdv_kernel(
         kv_head_of_batch = kv_head_of_batch.to(tl.int64)
     batch = kv_head_of_batch // kv_heads
     kv_head = kv_head_of_batch % kv_heads
-    start_q, rows = sequence(cu_q_ptr, batch, rows, VARLEN)
-    start_k, columns = sequence(cu_k_ptr, batch, columns, VARLEN)
+    start_q, rows = sequence(cu_q_ptr, batch, rows, lse_rows, VARLEN)
+    start_k, columns = sequence(cu_k_ptr, batch, columns, all_columns, VARLEN)
     if tile * COLUMNS >= columns:
         return
 

@@ -34,7 +34,7 @@ def _add_keys(
 @triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
-    heads, group, rows, columns, depth, left, right, lse_rows,
+    heads, group, rows, columns, depth, left, right, lse_rows, all_columns,
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     do_stride_b, do_stride_h, do_stride_m, dq_stride_b, dq_stride_h, dq_stride_m,
     bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n, slopes_stride_b, slopes_stride_h,
@@ -53,8 +53,8 @@ def dq_kernel(
         head_of_batch = head_of_batch.to(tl.int64)
     batch = head_of_batch // heads
     head = head_of_batch % heads
-    start_q, rows = sequence(cu_q_ptr, batch, rows, VARLEN)
-    start_k, columns = sequence(cu_k_ptr, batch, columns, VARLEN)
+    start_q, rows = sequence(cu_q_ptr, batch, rows, lse_rows, VARLEN)
+    start_k, columns = sequence(cu_k_ptr, batch, columns, all_columns, VARLEN)
     if tile * ROWS >= rows:
         return
 

@@ -40,12 +40,15 @@ def load_rows(base, row, stride, rows, d, depth, MASKED: tl.constexpr, WHOLE_HEA
 
 
 @triton.jit
-def sequence(cumulative_ptr, batch, length, VARLEN: tl.constexpr):
-    """Where the sequence starts, and how long it is: with VARLEN it is one of several that are packed."""
+def sequence(cumulative_ptr, batch, length, total, VARLEN: tl.constexpr):
+    """Where the sequence starts, and how long it is: with VARLEN it is one of several that are packed.
+
+    total: tokens of all sequences. What lies beyond, as wrong numbers say, is foreign memory, and not of a sequence.
+    """
     start = 0
     if VARLEN:
-        start = tl.load(cumulative_ptr + batch)
-        length = tl.load(cumulative_ptr + batch + 1) - start
+        start = tl.minimum(tl.maximum(tl.load(cumulative_ptr + batch), 0), total)
+        length = tl.minimum(tl.maximum(tl.load(cumulative_ptr + batch + 1), start), total) - start
     return start, length
 
 

@@ -90,12 +90,17 @@ def _on_device(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
     return _attention(q, k, v, bias, scale, left, right)
 
 
+def _added(bias: Tensor, q: Tensor) -> Tensor:
+    """The bias in a dtype that PyTorch's attention takes beside q, and in which it is no less exact."""
+    return bias.to(q.dtype if bias.dtype == q.dtype or q.dtype.itemsize > 2 else torch.float32)
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     if keys == 0:  # zeros that still depend on all of them
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
         s = torch.matmul(q, k.transpose(-1, -2))
-        return torch.matmul(s if bias is None or bias.dtype == torch.bool else s + bias.to(q.dtype), v).to(q.dtype)
+        return torch.matmul(s if bias is None or bias.dtype == torch.bool else s + _added(bias, q), v).to(q.dtype)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # the comparison of symbolic sizes is no bool
     causal = left < 0 and right == 0
     # PyTorch's own causal mask lets the first query see the first key, not the last the last.
@@ -104,9 +109,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
         return y.to(q.dtype)  # which autocast changes
     mask = visible(queries, keys, left, right, q.device)
     if bias is not None:
-        mask = bias & mask if bias.dtype == torch.bool else bias.to(q.dtype).masked_fill(~mask, float("-inf"))
+        mask = bias & mask if bias.dtype == torch.bool else _added(bias, q).masked_fill(~mask, float("-inf"))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **grouped)
     if bias is None and left < 0 and queries <= keys:
         return y.to(q.dtype)
-    sees = mask if mask.dtype == torch.bool else mask > float("-inf")
+    sees = mask if mask.dtype == torch.bool else mask != float("-inf")  # NaN is no mask
     return torch.where(sees.any(-1, keepdim=True), y, 0.0).to(q.dtype)

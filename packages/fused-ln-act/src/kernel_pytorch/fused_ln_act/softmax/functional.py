@@ -47,7 +47,7 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level:
     plain = mask is None and isinstance(scale, (int, float)) and scale == 1.0
     if level is None and plain and isinstance(x, Tensor) and x.is_cpu:
         level = "native"  # one operation of PyTorch's own: there is nothing to fuse
-    found: Tensor = LADDER.checked("softmax", level, _check, 2, x, mask, scale)(x, scale, mask)
+    found: Tensor = LADDER.checked("softmax", level, _check, 2, x, mask, scale).function(x, scale, mask)
     return found
 
 

@@ -66,7 +66,7 @@ def _store_exponentials(
         z -= base[:, None]
         found = tl.exp(z)
         share = (column // COLUMNS).to(tl.int64) * tokens + token
-        is_there = (token < tokens) & (column < words)  # the last tile may have parts beyond the last word
+        is_there = token < tl.where(column < words, tokens, 0)  # the last tile may have parts beyond the last word
         tl.store(largest_ptr + share, largest, mask=is_there)
         tl.store(sums_ptr + share, tl.sum(found, axis=1), mask=is_there)
         if SMOOTHED:
