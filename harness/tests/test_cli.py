@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import os
 import re
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness import timing
+from kernel_pytorch.harness.cli import COMMANDS
 from kernel_pytorch.harness.commands import bench as bench_module
 from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.commands import machine as machine_module
@@ -61,6 +63,17 @@ def test_help_names_every_option_and_the_exit_codes(command_line, monkeypatch, c
         assert option in printed.out
     if command != "list":
         assert "Exit code: 0" in " ".join(printed.out.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_paragraphs_of_help_fill_80_columns(command_line, monkeypatch, command):
+    """Every line holds what there is room for: the first word of the next one would not have fitted."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in command_line(command, "--help").out.split("\u256d")[0].splitlines()]
+    assert any(lines)
+    pairs = [(line, after) for line, after in itertools.pairwise(lines) if line and after]
+    early = [line for line, after in pairs if len(f"{line} {after.split()[0]}") <= 78]
+    assert early == []
 
 
 def test_help_of_the_whole_names_the_commands(command_line):

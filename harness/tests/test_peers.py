@@ -131,6 +131,14 @@ def test_no_file(declared, command_line):
     assert "no Python file" in done.err
 
 
+@pytest.mark.parametrize("path", ["/no_such_peers.py", "/tmp", "/"])
+@pytest.mark.parametrize("command", ["bench", "verify"])
+def test_a_path_directly_under_the_root_is_one_line(declared, command_line, command, path):
+    done = command_line(command, "--peers", path)
+    assert done.code == 2
+    assert done.err == f"kernel-pytorch: {path}: no Python file\n"
+
+
 def test_an_operation_that_does_not_exist(toy, declared):
     declared.write_text(declared.read_text().replace('"gate"', '"fence"'))
     add_peers([declared])

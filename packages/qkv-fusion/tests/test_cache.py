@@ -324,6 +324,17 @@ def test_bad_input_is_named_and_nothing_is_written(place, change, error, message
     assert all((cache == NOTHING).all() for cache in caches)
 
 
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_positions_outside_of_the_tables_are_named_on_a_cpu_and_nothing_is_written(wrong, level, device):
+    if torch.device(device).type != "cpu":
+        pytest.skip("values are read on a CPU alone")
+    given, keywords = ready(device)
+    given[5:7] = [table[0] for table in given[5:7]]
+    with pytest.raises(ValueError, match=rf"^position_ids: given {wrong}; the tables have rows 0 to 2$"):
+        qkv_norm_rope_cache_(*given, **keywords, position_ids=torch.tensor([0, wrong, 1]), level=level)
+    assert all((cache == NOTHING).all() for cache in given[7:9])
+
+
 def test_what_cannot_be_done_is_refused(device):
     given, keywords = ready(device, 4)
     given[10] = given[10][0]

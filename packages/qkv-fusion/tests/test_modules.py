@@ -1,6 +1,8 @@
 """`QKVProjection`, `FusedSelfAttention`, `RotaryTable` and the embeddings, against the modules that they stand for."""
 
 import copy
+import math
+import re
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from kernel_pytorch.qkv_fusion import (
     TokenPositionEmbedding,
 )
 from kernel_pytorch.qkv_fusion.modules.attention import KVCache
+from kernel_pytorch.qkv_fusion.modules.table import NEEDED
 
 
 class Conv1D(torch.nn.Module):
@@ -207,11 +210,47 @@ def test_positions_of_several_dimensions_each_turn_their_sections():
         ({"dimension": 8, "scaling": {"rope_type": "longrope"}}, "given 'longrope'; allowed are 'default', 'linear'"),
         ({"dimension": 8, "scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor, high_f"),
         ({"dimension": 8, "sections": (1, 2)}, "they must add up to 4"),
+        ({"dimension": 8, "theta": -1.0}, r"^theta: given -1\.0; it must be above 0"),
+        ({"dimension": 8, "theta": 0.0}, r"^theta: given 0\.0; it must be above 0"),
+        ({"dimension": 8, "theta": math.nan}, "^theta: given nan; it must be finite"),
+        *(
+            ({"dimension": 8, "scaling": {**SCALINGS["llama3"], **SCALINGS["yarn"], "rope_type": kind, name: wrong}},
+             rf"^scaling\['{name}'\]: given {wrong}; it must be ")
+            for kind, names in NEEDED.items() for name in names for wrong in (0.0, -2.0, math.inf)
+        ),
+        (
+            {"dimension": 8, "scaling": {**SCALINGS["llama3"], "high_freq_factor": 1.0}},
+            r"^scaling\['high_freq_factor'\]: given 1\.0; it must be above low_freq_factor, 1\.0",
+        ),
     ],
-)
+)  # fmt: skip
 def test_bad_tables(given, message):
     with pytest.raises(ValueError, match=message):
         RotaryTable(**given)
+
+
+def test_what_is_no_number_or_tensor_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"^theta: given str; it must be a Python number"):
+        RotaryTable(8, theta="10000")
+    with pytest.raises(TypeError, match=r"^scaling\['factor'\]: given NoneType; it must be a Python number"):
+        RotaryTable(8, scaling={"rope_type": "linear", "factor": None})
+    with pytest.raises(TypeError, match=r"^position_ids: given list; it must be a torch\.Tensor"):
+        RotaryTable(16)([1, 2])
+    assert RotaryTable(8, theta=1, scaling={"factor": 0.0})(torch.arange(3))[0].isfinite().all()  # no factor is needed
+
+
+def test_attention_names_what_does_not_fit():
+    for heads in (3, 16):
+        with pytest.raises(ValueError, match=f"^num_kv_heads: given {heads}; it must divide num_heads, 8"):
+            FusedSelfAttention(512, 8, heads)
+    attention = FusedSelfAttention(16, 4, 2)
+    for shape in ((2, 5, 12), (5, 16), (1, 2, 5, 16)):
+        with pytest.raises(ValueError, match=rf"^x: shape is {re.escape(str(shape))}; it must be \(B, S, 16\)"):
+            attention(torch.randn(shape))
+    with pytest.raises(TypeError, match=r"^x: given list; it must be a torch\.Tensor"):
+        attention([1.0])
+    with pytest.raises(ValueError, match=r"^x: shape is \(5, 12\); it must be \(\.\.\., S, 16\)"):
+        QKVProjection(16, 4)(torch.randn(5, 12))
 
 
 def test_embeddings_are_what_bert_adds():

@@ -149,6 +149,29 @@ def test_fused_is_projection_then_norm_and_rotation(level, device):
     torch.testing.assert_close(found, (*truth, v))
 
 
+@pytest.mark.parametrize("level", [None, *LEVELS])
+def test_positions_outside_of_the_tables_are_named_on_a_cpu(level, device):
+    """In each call: matching calls have other values."""
+    if torch.device(device).type != "cpu":
+        pytest.skip("values are read on a CPU alone")
+    q, k, q_weight, k_weight, cos, sin = (t.detach() for t in arguments(5, device="cpu"))
+    x, weight = torch.zeros(5, 8), torch.zeros(7 * 24, 8)
+    heads, ids = {"num_heads": 3, "num_kv_heads": 2}, torch.tensor([4, 0, 1, 2, 0])
+    calls = [
+        lambda ids: qk_norm_rope(q, k, q_weight, k_weight, cos, sin, position_ids=ids, level=level),
+        lambda ids: qkv_norm_rope(
+            x, weight, None, q_weight, k_weight, cos, sin, **heads, position_ids=ids, level=level
+        ),
+    ]
+    if level in (None, "reference", "native"):
+        calls.append(lambda ids: qk_layer_norm_rope(q, k, q_weight, k_weight, cos, sin, position_ids=ids, level=level))
+    for call in calls:
+        for wrong in (5, -1):
+            call(ids)
+            with pytest.raises(ValueError, match=rf"^position_ids: given {wrong}; the tables have rows 0 to 4$"):
+                call(ids.where(ids != 1, wrong))
+
+
 def test_bad_input(device):
     given = [t.detach() for t in arguments(5, device=device)]
     with pytest.raises(ValueError, match=r"q_weight: shape is \(5,\); it must be \(D,\) = \(24,\)"):

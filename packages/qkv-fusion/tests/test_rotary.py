@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.harness.checks import (
@@ -111,9 +113,39 @@ def test_what_is_frozen_gets_no_gradient(device):
 
 def test_a_position_outside_of_the_tables_reads_nothing(device):
     x, angles = make(3, 2, 8, device=device).detach(), tables(4, 8, device)
-    y, _ = rotary_embedding(x, x, *angles, position_ids=torch.tensor([3, 4, -1], device=device), level="triton")
+    y, _ = operators.rotary_qk(x, x, *angles, torch.tensor([3, 4, -1], device=device), False, False)
     assert y[0].isfinite().all()
     assert y[1:].isnan().all()
+
+
+@pytest.mark.parametrize("level", [None, *LEVELS])
+@pytest.mark.parametrize("rotate", [rotary_embedding, rotary_embedding_])
+def test_positions_outside_of_the_tables_are_named_on_a_cpu(rotate, level, device):
+    """In each call: matching calls have other values."""
+    if torch.device(device).type != "cpu":
+        pytest.skip("values are read on a CPU alone")
+    q, k, angles = torch.zeros(2, 3, 2, 8), torch.zeros(2, 3, 1, 8), tables(4, 8, "cpu")
+    ids = torch.tensor([[3, 0, 1], [2, 2, 0]])
+    for wrong in (4, -1, -4, 2**40):
+        rotate(q, k, *angles, position_ids=ids, level=level)
+        with pytest.raises(ValueError, match=rf"^position_ids: given {wrong}; the tables have rows 0 to 3$"):
+            rotate(q, k, *angles, position_ids=ids.where(ids != 1, wrong), level=level)
+    with pytest.raises(ValueError, match=r"^position_ids: given 0; the tables have no rows$"):
+        rotate(q, k, *(t[:0] for t in angles), position_ids=ids.clamp(max=0), level=level)
+    rotate(q[:, :0], k[:, :0], *angles, position_ids=ids[:, :0], level=level)
+
+
+def test_positions_are_not_read_where_that_would_end_a_trace():
+    x, angles, ids = torch.zeros(3, 2, 8), tables(4, 8, "cpu"), torch.tensor([0, 3, -1])
+
+    def turned(x, ids):
+        return rotary_embedding(x, x, *angles, position_ids=ids, level="native")[0]
+
+    assert torch.equal(torch.compile(turned, fullgraph=True, backend="eager")(x, ids), x)
+    assert torch.func.vmap(turned, in_dims=(0, None))(x[None], ids).shape == (1, 3, 2, 8)
+    assert make_fx(turned)(x, ids)(x, ids).shape == x.shape
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert turned(torch.zeros(3, 2, 8), torch.tensor([0, 3, -1])).shape == x.shape
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -135,10 +167,26 @@ def test_in_place(level, heads_first, device):
 def test_in_place_refuses_what_it_cannot(device):
     q, angles = make(5, 2, 8, device=device), tables(5, 8, device)
     with pytest.raises(RuntimeError, match="has no gradient: call it under"):
-        rotary_embedding_(q, q, *angles)
+        rotary_embedding_(q, q.clone(), *angles)
     apart = torch.randn(5, 2, 16, device=device)[..., ::2]
     with pytest.raises(ValueError, match=r"q: strides are \(32, 16, 2\); columns must lie side by side"):
-        rotary_embedding_(apart, apart, *angles, level="triton")
+        rotary_embedding_(apart, apart.clone(), *angles, level="triton")
+
+
+@pytest.mark.parametrize("level", [None, *LEVELS])
+def test_in_place_refuses_the_same_tensor_twice(level, device):
+    """It would be rotated twice."""
+    x, angles = make(5, 4, 8, device=device).detach(), tables(5, 8, device)
+    before = x.clone()
+    for k in (x, x[:, :2], x.view(5, 4, 8)):
+        with pytest.raises(ValueError, match=r"^k: it begins at the address of q; they must not share memory"):
+            rotary_embedding_(x, k, *angles, level=level)
+    assert torch.equal(x, before)
+    nothing = x[None, :0]
+    rotary_embedding_(nothing, nothing, *(t[:0] for t in angles), level=level)
+    q, k = x.split((2, 2), 1)
+    rotary_embedding_(q, k, *angles, level=level)
+    torch.testing.assert_close(x, rotary_embedding(before, before, *angles, level="reference")[0])
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own, torch 2.15

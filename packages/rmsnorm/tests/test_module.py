@@ -1,9 +1,12 @@
 """The drop-in module."""
 
+import re
+
 import pytest
 import torch
 
-from kernel_pytorch.rmsnorm import RMSNorm
+from kernel_pytorch.rmsnorm import RMSNorm, rms_norm
+from kernel_pytorch.rmsnorm.levels import LADDER
 
 
 @pytest.mark.parametrize("level", [None, "reference", "triton"])
@@ -33,3 +36,16 @@ def test_eps_none_is_the_stock_one_in_every_dtype(dtype):
 def test_wrong_shape_names_what_is_expected():
     with pytest.raises(ValueError, match=r"x: shape is \(2, 7\); its last dimensions must be \(8,\)"):
         RMSNorm(8)(torch.randn(2, 7))
+
+
+@pytest.mark.parametrize("shape", [0, (0,), (3, 0), (0, 8), ()])
+def test_nothing_to_normalise_is_refused_by_name(shape):
+    with pytest.raises(ValueError, match=r"^normalized_shape: given \(.*\); it must be sizes of at least 1"):
+        RMSNorm(shape)
+    with pytest.raises(ValueError, match=r"^normalized_shape: given \(-1,\); it must be sizes of at least 1"):
+        RMSNorm(-1, elementwise_affine=False)
+
+
+def test_the_documented_levels_are_those_that_there_are():
+    (text,) = re.findall(r"level: None for the default of this device, or (.*?)\.\n\n", rms_norm.__doc__, re.DOTALL)
+    assert [name.strip('" \n') for name in text.split(",")] == list(LADDER.levels("rms_norm"))

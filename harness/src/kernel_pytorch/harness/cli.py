@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import inspect
 import signal
 import sys
 import threading
@@ -38,6 +39,12 @@ from kernel_pytorch.harness.scratch import guarded_scratch
 
 COMMAND_GROUP = "kernel_pytorch.commands"
 
+
+def reflowed(text: str) -> str:
+    """A docstring with each paragraph in one line: typer keeps the line breaks of all but the first in its help."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
+
+
 app = typer.Typer(
     name="kernel-pytorch",
     help="Verify, time and explain the techniques that are installed here.",
@@ -46,18 +53,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("list")(list_command)
-app.command("verify")(verify_command)
-app.command("bench")(bench_command)
-app.command("adopt")(adopt_command)
-app.command("compare")(compare_command)
-app.command("report")(report_command)
-app.command("profile")(profile_command)
-app.command("machine")(machine_command)
-app.command("static")(static_command)
-app.command("support")(support_command)
-app.command("models")(models_command)
-app.command("new")(new_command)
+COMMANDS: dict[str, Callable[..., object]] = {
+    "list": list_command,
+    "verify": verify_command,
+    "bench": bench_command,
+    "adopt": adopt_command,
+    "compare": compare_command,
+    "report": report_command,
+    "profile": profile_command,
+    "machine": machine_command,
+    "static": static_command,
+    "support": support_command,
+    "models": models_command,
+    "new": new_command,
+}
+for name, command in COMMANDS.items():
+    app.command(name, help=reflowed(command.__doc__ or ""))(command)
 
 
 def add_foreign_commands() -> None:

@@ -81,7 +81,8 @@ def add_peers(files: Iterable[Path]) -> None:
     if is_interpreting():
         complete_interpreter()
     for file in files:
-        name = f"kernel_pytorch_peers_{file.resolve().parents[1].name.replace('-', '_')}"
+        # Not parents[1]: a path directly under the root has one parent alone.
+        name = f"kernel_pytorch_peers_{file.resolve().parent.parent.name.replace('-', '_')}"
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None or not file.is_file():
             raise PeersError(f"{file}: no Python file")

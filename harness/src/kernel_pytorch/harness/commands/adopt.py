@@ -67,6 +67,7 @@ def adopt_command(
     own. A level is adopted for a function and a dtype if it is right in every case of every dtype, and in every case of
     that dtype faster than native with its whole interval. What is adopted is written into a file of the user, which
     `kernel-pytorch list` prints; KERNEL_PYTORCH_DEFAULTS names another file, or is "off".
+
     Exit code: 0; 1 if a level is wrong; 2 for a name that does not exist or a file that cannot be used; 130 after
     Ctrl-C, with what was adopted of earlier techniques kept.
     """

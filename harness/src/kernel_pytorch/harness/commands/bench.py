@@ -106,6 +106,7 @@ def bench_command(
     only where --json or --out says. A short run never replaces a full one. What was measured is kept after every case
     of a run that is written: Ctrl-C loses nothing, --resume continues. A case that crashes is isolated from the others.
     PyTorch's own levels and other libraries are timed although they miss the error budget, and shown with their error.
+
     Exit code: 0; 1 if a level of ours is wrong, or anything crashed or was faster than this machine can be; 2 for a
     name or an option that does not exist or cannot be obeyed; 130 after Ctrl-C.
     """

@@ -126,9 +126,12 @@ def models_command(
     Stock models of Hugging Face's transformers at published widths with few layers and random weights stand beside
     torch.compile, Liger-Kernel where it is installed, and the techniques that are installed, patched in. Ratios are of
     the same process and the same rounds. Each work of a model is kept when it is done.
+
     --losses, a run of its own, trains each model for some steps, stock and ours from the same weights: in float32 the
     losses are the same to 1e-4, in 16 bits they may differ as far as other rounding errors move those of stock.
+
     --host prints microseconds of single calls, beside PyTorch's own, of the functions of which a kernel is the default.
+
     Exit code: 0; 1 if a variant of ours did not run or gives another result; 2 for a name that does not exist.
     """
     _check_options(

@@ -55,8 +55,9 @@ def support_command(
     """Test which PyTorch features each level supports: fullgraph, export, checkpointing, sharding, determinism.
 
     A level may say no where it declares so; undeclared failures and stale declarations both fail. The site merges the
-    records of all devices, results/<device>/support/<technique>.json, into one table. Exit code: 0 if everything is as
-    declared (with --check: recorded); 1 if anything is not; 2 for what does not exist.
+    records of all devices, results/<device>/support/<technique>.json, into one table.
+
+    Exit code: 0 if everything is as declared (with --check: recorded); 1 if anything is not; 2 for what does not exist.
     """
     if check:
         raise typer.Exit(_check([t.name for t in discover().select(technique)], results))

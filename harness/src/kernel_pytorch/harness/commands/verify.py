@@ -57,6 +57,7 @@ def verify_command(
 
     A level may err twice as far as the reference itself does in that dtype, plus one unit in the last place; a miss
     counts if inputs of another seed miss too. A case that crashes or hangs counts as wrong, and the others continue.
+
     Exit code: 0 if every level that can run here is right, 1 if any of ours is wrong, 2 for a name that does not exist.
     """
     where = parse_device(device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_device, check_filled, check_flag, check_floats, check_integer, check_tensor, shape_of
+from ._core.operator import is_plain, is_watched
 
 
 def check_heads(q: Tensor, k: Tensor) -> None:
@@ -83,6 +84,35 @@ def check_positions(position_ids: Tensor, x: Tensor, tokens: Sequence[int]) -> N
         )
     check_device("position_ids", position_ids, x, "the heads")
     check_filled("position_ids", position_ids)
+
+
+def check_position_values(position_ids: Tensor | None, cos: Tensor) -> None:
+    """Raise ValueError, naming position_ids, if it holds positions that are no rows of the tables.
+
+    Values are read on a CPU alone, and not while something traces: on a GPU that would wait for it. Each call has to do
+    this itself: the ladder caches other checks for matching calls, and those have other values. Arguments that
+    `check_angles` refuses pass.
+    """
+    if torch.compiler.is_compiling() or not isinstance(position_ids, Tensor) or not isinstance(cos, Tensor):
+        return
+    if not position_ids.is_cpu or not is_plain(position_ids) or is_watched():
+        return
+    if position_ids.dtype not in (torch.int64, torch.int32) or position_ids.numel() == 0 or cos.dim() != 2:
+        return
+    check_filled("position_ids", position_ids)
+    least, greatest = (int(value) for value in position_ids.aminmax())
+    rows = cos.shape[0]
+    if least < 0 or greatest >= rows:
+        having = f"rows 0 to {rows - 1}" if rows > 0 else "no rows"
+        raise ValueError(f"position_ids: given {least if least < 0 else greatest}; the tables have {having}")
+
+
+def check_apart(q: Tensor, k: Tensor) -> None:
+    """Raise ValueError, naming k, if it begins where q does: what is written in place would be rotated twice."""
+    if torch.compiler.is_compiling() or not is_plain(q, k) or q.numel() == 0 or k.numel() == 0:
+        return
+    if q.device == k.device and q.data_ptr() == k.data_ptr() != 0:
+        raise ValueError("k: it begins at the address of q; they must not share memory: both are overwritten")
 
 
 def _are_of(shape: Sequence[int], tokens: Sequence[int]) -> bool:

@@ -44,7 +44,8 @@ def rms_norm(
             "gemma" (and `torch.nn.RMSNorm`): everything in float32, rounded once to x.dtype. "none": every product in
             x.dtype, only the mean in float32. Levels "native" and "compile" may leave out a rounding in between and
             are the more accurate for it; "reference" and "triton" round exactly there.
-        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
+        level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton",
+            "cuda".
 
     Returns:
         `(..., N)`; dtype x.dtype for "gemma", else x and weight promoted.

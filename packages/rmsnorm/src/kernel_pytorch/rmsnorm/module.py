@@ -25,6 +25,9 @@ class RMSNorm(torch.nn.RMSNorm):
         device: of the weight.
         dtype: of the weight.
         level: as in `rms_norm`; an attribute that may be changed later.
+
+    Raises:
+        ValueError: a size of normalized_shape is below 1, or there is none; the level does not exist.
     """
 
     level: str | None
@@ -40,6 +43,8 @@ class RMSNorm(torch.nn.RMSNorm):
         level: str | None = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        if min(self.normalized_shape, default=0) < 1:
+            raise ValueError(f"normalized_shape: given {self.normalized_shape}; it must be sizes of at least 1")
         LADDER.check(level)
         self.level = level
 

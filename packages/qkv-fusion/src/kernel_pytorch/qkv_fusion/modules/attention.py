@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernel_pytorch.qkv_fusion._core.arguments import check_tensor, shape_of
 from kernel_pytorch.qkv_fusion.norm_rope.functional import qk_norm_rope
 from kernel_pytorch.qkv_fusion.rotary.functional import rotary_embedding
 
@@ -56,7 +57,7 @@ class FusedSelfAttention(torch.nn.Module):
     Args:
         embed_dim: C, channels that go in and come out.
         num_heads: H.
-        num_kv_heads: K; None for as many as H.
+        num_kv_heads: K, which divides H; None for as many as H.
         head_dim: D; None for C / H.
         bias: whether the projection of queries, keys and values has one.
         out_bias: whether the output projection has one.
@@ -69,6 +70,9 @@ class FusedSelfAttention(torch.nn.Module):
         device: of the parameters.
         dtype: of the parameters.
         level: of `qk_norm_rope` and `rotary_embedding`.
+
+    Raises:
+        ValueError: num_kv_heads does not divide num_heads, or rotary is None where there is qk_norm.
     """
 
     def __init__(
@@ -95,6 +99,8 @@ class FusedSelfAttention(torch.nn.Module):
             raise ValueError("rotary: given None; with qk_norm it must be a RotaryTable")
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.projection = QKVProjection(embed_dim, num_heads, num_kv_heads, head_dim, bias, naming, **made)
+        if num_heads % self.projection.num_kv_heads:
+            raise ValueError(f"num_kv_heads: given {num_kv_heads}; it must divide num_heads, {num_heads}")
         self.projection.inside = "projection."
         self.register_load_state_dict_pre_hook(_pack)
         columns = self.projection.head_dim
@@ -124,7 +130,14 @@ class FusedSelfAttention(torch.nn.Module):
 
         Returns:
             `(B, S, C)`.
+
+        Raises:
+            TypeError: x is no tensor of an allowed dtype.
+            ValueError: x has another number of dimensions or of channels.
         """
+        check_tensor("x", x)
+        if x.dim() != 3 or x.shape[-1] != self.projection.in_features:
+            raise ValueError(f"x: shape is {shape_of(x)}; it must be (B, S, {self.projection.in_features})")
         q, k, v = self.projection(x)
         before, tokens = 0 if cache is None else cache.filled, x.shape[1]
         if self.rotary is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.arguments import check_choice
+from kernel_pytorch.qkv_fusion._core.arguments import check_choice, check_tensor, shape_of
 from kernel_pytorch.qkv_fusion.arguments import check_positive
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.projection.functional import qkv_projection
@@ -134,7 +134,15 @@ class QKVProjection(torch.nn.Module):
         return module
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `(..., S, H, D)`, keys and values `(..., S, K, D)` of x `(..., S, C)`: views of one product."""
+        """Queries `(..., S, H, D)`, keys and values `(..., S, K, D)` of x `(..., S, C)`: views of one product.
+
+        Raises:
+            TypeError: x is no tensor of an allowed dtype.
+            ValueError: the last dimension of x is not in_features.
+        """
+        check_tensor("x", x)
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"x: shape is {shape_of(x)}; it must be (..., S, {self.in_features})")
         heads = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
         return qkv_projection(x, self.weight, self.bias, **heads, level=self.level)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.arguments import check_choice
+from kernel_pytorch.qkv_fusion._core.arguments import check_choice, check_number
 from kernel_pytorch.qkv_fusion.arguments import check_positive
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -21,6 +21,12 @@ NEEDED = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 """By kind of scaling, what must be said; names are those of models' configurations."""
+
+
+def _check_above_0(name: str, value: Any) -> None:
+    check_number(name, value)
+    if value <= 0:
+        raise ValueError(f"{name}: given {value}; it must be above 0")
 
 
 class RotaryTable(torch.nn.Module):
@@ -38,7 +44,9 @@ class RotaryTable(torch.nn.Module):
             https://arxiv.org/abs/2409.12191): how many pairs go by each, R/2 together. None for one dimension.
 
     Raises:
-        ValueError: dimension is odd, a scaling is unknown or lacks a number, or sections do not add up.
+        ValueError: dimension is odd, theta or a number that the scaling needs is not above 0 and finite, a scaling is
+            unknown or lacks a number, or sections do not add up.
+        TypeError: theta or a number that the scaling needs is no number.
     """
 
     frequencies: Tensor
@@ -54,6 +62,7 @@ class RotaryTable(torch.nn.Module):
         check_positive(dimension=dimension)
         if dimension % 2:
             raise ValueError(f"dimension: given {dimension}; it must be even")
+        _check_above_0("theta", theta)
         self.dimension, self.theta, self.sections = (
             dimension,
             float(theta),
@@ -68,6 +77,11 @@ class RotaryTable(torch.nn.Module):
         check_choice("scaling['rope_type']", kind, KINDS)
         if missing := [name for name in NEEDED[kind] if name not in self.scaling]:
             raise ValueError(f"scaling: {kind!r} needs {', '.join(missing)}; given are {', '.join(self.scaling)}")
+        for name in NEEDED[kind]:
+            _check_above_0(f"scaling[{name!r}]", self.scaling[name])
+        if kind == "llama3" and self.scaling["high_freq_factor"] <= self.scaling["low_freq_factor"]:
+            low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
+            raise ValueError(f"scaling['high_freq_factor']: given {high}; it must be above low_freq_factor, {low}")
         self.register_buffer("frequencies", self._scaled(self._frequencies(self.theta)), persistent=False)
 
     def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,8 +91,11 @@ class RotaryTable(torch.nn.Module):
             position_ids: `(..., S)`, integers; with sections `(dimensions, ..., S)`.
 
         Raises:
+            TypeError: position_ids is no tensor.
             ValueError: with sections, the first dimension of position_ids is not theirs.
         """
+        if not isinstance(position_ids, Tensor):
+            raise TypeError(f"position_ids: given {type(position_ids).__name__}; it must be a torch.Tensor")
         frequencies = self.frequencies
         if self.scaling["rope_type"] == "dynamic" and position_ids.numel():
             frequencies = self._dynamic(int(position_ids.max()) + 1)

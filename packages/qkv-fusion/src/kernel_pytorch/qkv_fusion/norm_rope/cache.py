@@ -7,7 +7,13 @@ from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_eps, check_number, check_tensor
 from kernel_pytorch.qkv_fusion._core.operator import wants_graph
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_cache, check_positive, check_projection
+from kernel_pytorch.qkv_fusion.arguments import (
+    check_angles,
+    check_cache,
+    check_position_values,
+    check_positive,
+    check_projection,
+)
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.projection.project import project
 
@@ -61,7 +67,7 @@ def qkv_norm_rope_cache_(
         eps: as in `qk_norm_rope`.
         interleaved: as in `rotary_embedding`.
         offset: as in `qk_norm_rope`.
-        position_ids: as in `rotary_embedding`; for the tables alone, not for the place in the cache.
+        position_ids: as in `qk_norm_rope`; for the tables alone, not for the place in the cache.
         level: as in `qkv_norm_rope`.
 
     Returns:
@@ -87,6 +93,7 @@ def qkv_norm_rope_cache_(
     check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads)
     check_projection(x, weight, bias, (num_heads + 2 * num_kv_heads) * columns, "(num_heads + 2 * K of k_cache) * D")
     check_angles(cos, sin, position_ids, interleaved, x, x.shape[:-1], columns)
+    check_position_values(position_ids, cos)
     check_eps(eps)
     check_number("offset", offset)
     tensors = x, weight, bias, q_weight, k_weight, cos, sin

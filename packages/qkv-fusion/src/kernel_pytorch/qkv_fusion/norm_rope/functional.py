@@ -11,7 +11,7 @@ from kernel_pytorch.qkv_fusion._core.arguments import (
     check_tensor,
     shape_of,
 )
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads
+from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads, check_position_values
 from kernel_pytorch.qkv_fusion.levels import LADDER
 
 
@@ -44,7 +44,7 @@ def qk_norm_rope(
         eps: added to the mean square; not negative.
         interleaved: as in `rotary_embedding`.
         offset: added to the weights: 1.0 for models that store weights around zero (Gemma 3).
-        position_ids: as in `rotary_embedding`.
+        position_ids: as in `rotary_embedding`, but that every level indexes the tables, "triton" too.
         level: None for the default of this device, or "reference", "native", "compile", "triton",
             "cuda".
 
@@ -53,7 +53,7 @@ def qk_norm_rope(
 
     Raises:
         TypeError: a tensor is of no allowed dtype, or k of another than q.
-        ValueError: shapes, devices, eps, offset or level do not fit; the message names the argument.
+        ValueError: shapes, devices, positions, eps, offset or level do not fit; the message names the argument.
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
 
     Saved for the backward at levels "triton" and "cuda": what went in, and one float32 a head.
@@ -61,6 +61,7 @@ def qk_norm_rope(
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
     root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
     """
+    check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
     found: tuple[Tensor, Tensor] = LADDER.call("qk_norm_rope", level, _check, 6, *given)
     return found
@@ -106,6 +107,7 @@ def qk_layer_norm_rope(
     Source: Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters", 2023,
     https://arxiv.org/abs/2302.05442.
     """
+    check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
     found: tuple[Tensor, Tensor] = LADDER.call("qk_layer_norm_rope", level, _check, 6, *given)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_eps, check_number, check_tensor
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_positive, check_projection
+from kernel_pytorch.qkv_fusion.arguments import check_angles, check_position_values, check_positive, check_projection
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.norm_rope.functional import check_head_weights
 
@@ -87,7 +87,7 @@ def qkv_norm_rope(
         eps: as in `qk_norm_rope`.
         interleaved: as in `rotary_embedding`.
         offset: as in `qk_norm_rope`.
-        position_ids: as in `rotary_embedding`.
+        position_ids: as in `qk_norm_rope`.
         level: as in `qk_norm_rope`.
 
     Returns:
@@ -106,6 +106,7 @@ def qkv_norm_rope(
     rows = (num_heads + 2 * num_kv_heads) * head_dim
     check_projection(x, weight, bias, rows, "(num_heads + 2 * num_kv_heads) * D")
     check_angles(cos, sin, position_ids, interleaved, x, x.shape[:-1], head_dim)
+    check_position_values(position_ids, cos)
     check_eps(eps)
     check_number("offset", offset)
     run = LADDER.resolve("qkv_norm_rope", level, x, weight, bias, q_weight, k_weight, cos, sin)

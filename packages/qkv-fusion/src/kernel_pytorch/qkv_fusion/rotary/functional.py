@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_flag
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads
+from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads, check_position_values
 from kernel_pytorch.qkv_fusion.levels import LADDER
 
 
@@ -35,8 +35,10 @@ def rotary_embedding(
         sin: as cos.
         interleaved: pairs are columns 2i and 2i + 1 (GPT-J); else i and i + R/2 (Llama, GPT-NeoX).
         position_ids: `(S,)` or `(..., S)`, int64 or int32, from 0 to P - 1: the row of the tables for each token; None
-            for tables that have a row a token. A position outside of the tables is an error at PyTorch's levels, and
-            gives NaN at level "triton".
+            for tables that have a row a token. On a CPU in eager mode, another position is a ValueError. On a GPU,
+            under torch.compile and other tracers and transforms, values are not checked: there a position outside of
+            the tables gives NaN at level "triton". The other levels index the tables: -P to -1 count from the end, as
+            everywhere in PyTorch, and all others are PyTorch's error, on a GPU a failed assertion in a kernel.
         inverse: rotate back, by the opposite angles.
         level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton",
             "cuda".
@@ -46,11 +48,12 @@ def rotary_embedding(
 
     Raises:
         TypeError: a tensor is of no allowed dtype, or k of another than q.
-        ValueError: shapes, devices or level do not fit; the message names the argument.
+        ValueError: shapes, devices, positions or level do not fit; the message names the argument.
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
 
     Source: Su et al., "RoFormer", 2021, https://arxiv.org/abs/2104.09864.
     """
+    check_position_values(position_ids, cos)
     given = q, k, cos, sin, position_ids, interleaved, inverse
     found: tuple[Tensor, Tensor] = LADDER.call("rotary_embedding", level, _check, 4, *given)
     return found

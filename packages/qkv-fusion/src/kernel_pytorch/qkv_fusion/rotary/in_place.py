@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_flag
 from kernel_pytorch.qkv_fusion._core.operator import wants_graph
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads
+from kernel_pytorch.qkv_fusion.arguments import check_angles, check_apart, check_heads, check_position_values
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.rotary.operators import rotary_qk_
 
@@ -26,19 +26,23 @@ def rotary_embedding_(
     """`rotary_embedding` that overwrites q and k, for inference.
 
     Level "triton" reads and writes each head once, without memory of its own; the other levels compute out of place and
-    copy. Arguments as for `rotary_embedding`, and q and k must not share memory with each other or within themselves.
+    copy. Arguments as for `rotary_embedding`, and q and k must not share memory with each other or within themselves:
+    outside of torch.compile, q and k that begin at the same address are an error. Other overlap is not looked for.
 
     Returns:
         q and k themselves.
 
     Raises:
         TypeError: as `rotary_embedding`.
-        ValueError: as `rotary_embedding`; also for q or k whose columns do not lie side by side, at level "triton".
+        ValueError: as `rotary_embedding`; also for k at the address of q, and at level "triton" for q or k whose
+            columns do not lie side by side.
         RuntimeError: as `rotary_embedding`; also where a gradient of q or k is wanted: call it under torch.no_grad().
     """
     check_heads(q, k)
     check_angles(cos, sin, position_ids, interleaved, q, q.shape[:-2], q.shape[-1])
+    check_position_values(position_ids, cos)
     check_flag("inverse", inverse)
+    check_apart(q, k)
     if wants_graph(q, k):
         raise RuntimeError("rotary_embedding_ has no gradient: call it under torch.no_grad(), or rotary_embedding")
     if LADDER.chosen("rotary_embedding", level, q, k, cos, sin) == "triton":
