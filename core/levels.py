@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -75,11 +75,19 @@ class Default:
         )
 
 
-class Checked(NamedTuple):
-    """What is cached of a call: the level's function, and the same for matching calls alone, see `bind`."""
+class Checked:
+    """What is cached of a call.
 
-    function: Callable[..., Any]
-    bound: Callable[..., Any]
+    Attributes:
+        function: of the level.
+        bound: the same for matching calls alone, see `bind`; None until `Ladder.call` asks for it. Whoever changes the
+            arguments after the checks calls the function.
+    """
+
+    __slots__ = ("bound", "function")
+
+    def __init__(self, function: Callable[..., Any], bound: Callable[..., Any] | None) -> None:
+        self.function, self.bound = function, bound
 
 
 class Ladder:
@@ -243,14 +251,18 @@ class Ladder:
         if known is None:
             check(*arguments)
             found = self.resolve(function, level, *arguments[:tensors])
-            known = Checked(found, found)
-            if arguments[0].is_cuda or level != "triton":  # elsewhere the environment says whether there is Triton
-                cache.store(call, Checked(found, bind(found, arguments)))
+            if not arguments[0].is_cuda and level == "triton":  # the environment says whether there is Triton
+                return Checked(found, found)
+            known = cache.store(call, Checked(found, None))
         return known
 
     def call(self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any) -> Any:
         """Check the arguments and call the level's function with them; same arguments and errors as `checked`."""
-        return self.checked(function, level, check, tensors, *arguments).bound(*arguments)
+        known = self.checked(function, level, check, tensors, *arguments)
+        bound = known.bound
+        if bound is None:
+            bound = known.bound = bind(known.function, arguments)
+        return bound(*arguments)
 
     def is_of_level(self, run: Callable[..., Any], level: str) -> bool:
         """Whether a function that `resolve` returned is of this level."""

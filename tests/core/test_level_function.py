@@ -130,6 +130,16 @@ def test_plans_that_are_forgotten_are_made_anew():
     assert len(planned_for) == 1
 
 
+def test_whoever_only_checks_plans_nothing():
+    """Arguments may be incomplete yet: a seed is drawn after the checks."""
+    planned_for.clear()
+    forget_plans()
+    for _ in range(2):
+        known = LADDER.checked("rms_norm", "native", lambda *given: None, 1, numbers(), None, 0.5, 3.0, "none")
+    assert known.function is scale
+    assert planned_for == []
+
+
 def test_memory_that_was_freed_is_refused():
     x = numbers()
     x.untyped_storage().resize_(0)

@@ -278,3 +278,11 @@ def test_calling_the_operator_checks_what_would_read_foreign_memory(device):
         operators.rotary_qk(x, x[:3], cos, sin, None, False, False)
     with pytest.raises(ValueError, match="q: given None, and k too"):
         operators.rotary_qk(None, None, cos, sin, None, False, False)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("shape", [(0, 2, 16), (0, 3, 2, 16), (2, 0, 2, 16)])
+def test_no_tokens_are_rotated_in_place(shape, level, device):
+    q, k = torch.empty(shape, device=device), torch.empty(shape, device=device)
+    angles = [torch.ones(shape[-3], 8, device=device) for _ in range(2)]
+    assert rotary_embedding_(q, k, *angles, level=level)[0] is q

@@ -84,7 +84,11 @@ def flash_decode(
 
 
 def _on_device(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
-    if q.device.type == "cuda":  # where cuDNN's attention fails on other layouts, and takes the process with it
+    if q.device.type == "cuda":
+        if bias is not None and bias.dtype != torch.bool and _added(bias, q).dtype != q.dtype:
+            y = _on_device(q.float(), k.float(), v.float(), bias, scale, left, right)  # no kernel takes two dtypes
+            return y.to(q.dtype)
+        # cuDNN's attention fails on other layouts, and takes the process with it.
         y = _attention(_aligned(q), _aligned(k), _aligned(v), bias, scale, left, right)
         return _PlainGradient.apply(y)  # type: ignore[no-any-return]
     return _attention(q, k, v, bias, scale, left, right)

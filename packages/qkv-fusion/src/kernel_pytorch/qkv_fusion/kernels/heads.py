@@ -87,13 +87,13 @@ def locate(tile, heads, sequence, ROWS: tl.constexpr, LONG_OFFSETS: tl.constexpr
 
 def as_heads(x: Tensor) -> Tensor:
     """View `x`, `(..., S, H, D)`, as `(B, S, H, D)` with columns side by side; copies only what has no such view."""
-    heads = x.reshape(-1, *x.shape[-3:]) if x.dim() != 4 else x
+    heads = x.reshape(x.shape[:-3].numel(), *x.shape[-3:]) if x.dim() != 4 else x
     return heads if heads.stride(-1) == 1 or heads.shape[-1] == 1 else heads.contiguous()
 
 
 def as_rows(table: Tensor) -> Tensor:
     """View a table, `(S, C)` or `(..., S, C)`, as `(B, S, C)` in the same way; B is 1 where all batches share it."""
-    rows = table.reshape(-1, *table.shape[-2:])
+    rows = table.reshape(table.shape[:-2].numel(), *table.shape[-2:])
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
 
