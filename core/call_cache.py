@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .direct_calls import was_freed
+
 try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:  # disables the cache
@@ -32,6 +34,7 @@ _has_storage = torch._C._has_storage
 
 PLAIN = (Tensor, torch.nn.Parameter)
 """Classes without `__torch_dispatch__`. Others, such as FakeTensor, may have no memory or symbolic shapes."""
+LOWEST = 2**40  # addresses below are rare; where a storage was freed, the address of a tensor is its offset alone
 SIZE = 6  # entries; scanning more takes longer than the work that is saved
 PATIENCE = 64  # consecutive misses before the cache pauses, where shapes never repeat
 PAUSE = 1024  # calls for which it is paused
@@ -106,7 +109,7 @@ def _matches(entry: _Entry, arguments: Sequence[Any]) -> bool:
         return False
     for tensor in tensors:
         address = tensor.data_ptr()
-        if address & 15 or not address:
+        if address & 15 or (address < LOWEST and was_freed(tensor)):
             return False
     return all(math.copysign(1.0, arguments[place]) > 0.0 for place in entry.zeros) if entry.zeros else True
 
@@ -133,8 +136,7 @@ def _is_cacheable(tensor: Tensor) -> bool:
         return False
     if tensor.layout != torch.strided or tensor.is_nested:
         return False
-    address = tensor.data_ptr()
-    return address != 0 and address & 15 == 0
+    return tensor.data_ptr() & 15 == 0 and not was_freed(tensor)
 
 
 def getter(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -31,9 +31,14 @@ def check_floats(**tensors: Tensor | None) -> None:
 
 def check_memory(name: str, tensor: Tensor) -> None:
     """Raise ValueError, naming the argument, if its memory was freed."""
-    if tensor.data_ptr() == 0 and tensor.numel() > 0:
+    if was_freed(tensor) and tensor.numel() > 0:
         shape = tuple(tensor.shape)
         raise ValueError(f"{name}: shape is {shape}, but its storage holds nothing; it was freed, and must be filled")
+
+
+def was_freed(tensor: Tensor) -> bool:
+    """Whether the storage has no memory: then an address is the offset alone."""
+    return tensor.data_ptr() == tensor.storage_offset() * tensor.itemsize
 
 
 def check_shapes(wanted: Size, **tensors: Tensor | None) -> None:

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from .after_import import after_import
 from .call_cache import PLAIN, CallCache
+from .direct_calls import check_memory
 from .gradients import autograd_rules
 from .registration import below_autograd, check_schema, lazy, on_one_device
 from .sharding import shard
@@ -295,6 +296,9 @@ def _autograd_kernel(operator: Any, below: Callable[..., Any], graph: Callable[.
             if arguments[place] is None:  # PyTorch hands it on as a tensor without a type
                 raise TypeError(f"{name.partition('::')[2]}: {argument}: given None; it must be a tensor")
         arguments = tuple(_alive(a) if isinstance(a, Tensor) else a for a in arguments)
+        for place, a in enumerate(arguments):
+            if isinstance(a, Tensor) and (a.is_cpu or a.is_cuda) and _has_plain_memory(a):
+                check_memory(arguments_of[place].name, a)
         return graph(*arguments) if wants_graph(*arguments) else below(*arguments)
 
     return autograd

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .call_cache import clear_all
 from .device import on_device
+from .direct_calls import was_freed
 
 PLANS = 1024  # geometries of one launcher; beyond that all are forgotten
 _all_plans: list[dict[Any, Any]] = []
@@ -47,7 +48,7 @@ def planned(
         """What runs with arguments of this geometry."""
         # NaN is never equal to itself, and -0.0 always to 0.0: such floats are known by their names.
         geometry = [
-            (a.shape, a.stride(), a.dtype, a.device, address & 15 != 0 if (address := a.data_ptr()) else None)
+            (a.shape, a.stride(), a.dtype, a.device, None if was_freed(a) else a.data_ptr() & 15 != 0)
             if isinstance(a, Tensor)
             else (a if not isinstance(a, float) or a < 0.0 or a > 0.0 else repr(a))
             for a in arguments

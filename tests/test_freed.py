@@ -20,10 +20,19 @@ Q = torch.randn(1, 2, 64, 16)
 PACKED = torch.randn(64, 2, 16)
 
 
+OFFSET = {"of": 0}  # of what is freed, in elements: then its address is not zero
+
+
 def freed(*shape, dtype=torch.int64):
-    tensor = torch.zeros(shape, dtype=dtype)
+    size = torch.Size(shape).numel()
+    tensor = torch.zeros(OFFSET["of"] + size, dtype=dtype)[OFFSET["of"] :].view(shape)
     tensor.untyped_storage().resize_(0)
     return tensor
+
+
+@pytest.fixture(autouse=True, params=[0, 16], ids=["from its start", "a part"])
+def _offset(request, monkeypatch):
+    monkeypatch.setitem(OFFSET, "of", request.param)
 
 
 CALLS = {
@@ -61,3 +70,13 @@ def test_memory_that_was_freed_is_refused(name, level):
     argument, call = CALLS[name]
     with pytest.raises(ValueError, match=rf"{argument}: shape is .* it was freed"):
         call(level)
+
+
+def test_an_operator_that_is_called_directly_refuses_it_too():
+    pytest.importorskip("kernel_pytorch.cuda_ops")
+    if not hasattr(torch.ops.kernel_pytorch_cuda, "gated"):
+        pytest.skip("the compiled library is not here")
+    gate = freed(29, 100, dtype=torch.float32)
+    for given in (gate, gate.requires_grad_()):
+        with pytest.raises(ValueError, match=r"gate: shape is .* it was freed"):
+            torch.ops.kernel_pytorch_cuda.gated(given, torch.randn(29, 100), "gelu_tanh", 1.0, 0.7, 0.0)
