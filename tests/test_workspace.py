@@ -104,14 +104,10 @@ def test_the_table_of_a_readme_comes_from_the_results(package):
     assert not found or written == headline(found), "`kernel-pytorch report --readme packages` writes it"
 
 
-SLOWER = {("gpt2", "token"): "device 0.43 ms of 0.55, but a call of layer_norm takes the host longer than PyTorch's"}
-"""Works of a model, in eager, that take longer with the patches on an H200, and why: to be mended, not to be joined."""
-
-
-def test_no_work_of_a_model_is_slower_with_ours_but_for_those_that_are_named():
+def test_no_work_of_a_model_is_slower_with_ours():
     record = load_models(ROOT / "results" / "nvidia-h200" / "models.json")
     rows = [row for run in record.runs.values() for row in run.rows if row.variant == "ours"]
-    assert {(row.model, row.work) for row in rows if row.ratio.median < 1.0} == set(SLOWER)
+    assert [(row.model, row.work) for row in rows if row.ratio.median < 1.0] == []
     assert all(row.cost.difference < 0.05 for row in rows)
 
 

@@ -16,12 +16,16 @@ FOLDERS = {
 }
 """By function, the folder whose `levels` has it."""
 
+WITH_NORM = ("qk_norm_rope", "qkv_norm_rope")
+
 LADDER = Ladder(
     {function: f"{__package__}.{folder}.levels" for function, folder in FOLDERS.items()},
     [
-        # Measured in models (models.json), where it takes the place of a rotation that is written out.
-        Default("triton", "nvidia-h200", functions=["rotary_embedding"], capabilities=[(9, 0)], traced=False),
-        Default("cuda", "nvidia-h200", functions=["qk_norm_rope"], capabilities=[(9, 0)], traced=False),
+        Default("cuda", "nvidia-h200", functions=WITH_NORM, capabilities=[(9, 0)], traced=False),
+        # Where cuda-ops is not installed, of all; the rotation was measured in models too (models.json).
+        Default(
+            "triton", "nvidia-h200", functions=["rotary_embedding", *WITH_NORM], capabilities=[(9, 0)], traced=False
+        ),
         Default(
             "cuda", "amd-epyc-2-threads", "cpu", functions=["qk_norm_rope"], dtypes=[torch.bfloat16, torch.float32]
         ),
