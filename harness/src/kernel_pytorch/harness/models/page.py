@@ -19,7 +19,8 @@ def headline(record: Record) -> str:
     """A table of training steps, a row a model."""
     titles = {each.name: each.title for each in (*VARIANTS, LIGER)}
     legend = "The median time of stock, and how many times as fast the others were in the same rounds."
-    lines = [f"{_provenance(record.runs.values())} {legend}", ""]
+    training = [run for name, run in record.runs.items() if name.partition("/")[2] == WORKS[0].name]
+    lines = [f"{_provenance(training)} {legend}", ""]
     lines += _table(
         ["training step", "stock, ms", *(titles[name] for name in HEADLINE)],
         [
@@ -77,11 +78,12 @@ def losses(record: Record) -> str:
 
 
 def _provenance(runs: Iterable[Origin]) -> str:
-    parts = dict.fromkeys(
-        f"{run.environment.device_name}, torch {run.environment.torch}, transformers {run.transformers}, {run.date}"
-        f"{', small models' if run.tiny else ''}"
-        for run in runs
-    )
+    """Where they were measured, and on which days."""
+    days: dict[str, list[str]] = {}
+    for run in runs:
+        where = f"{run.environment.device_name}, torch {run.environment.torch}, transformers {run.transformers}"
+        days.setdefault(f"{where}{', small models' if run.tiny else ''}", []).append(run.date)
+    parts = [f"{where}, {' and '.join(sorted(set(dates)))}" for where, dates in days.items()]
     return f"{'; '.join(parts)}."
 
 
