@@ -44,7 +44,13 @@ assert not present, present
 """
 
 
-@pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
+def param(project):
+    """One that compiles a library takes minutes."""
+    marks = [pytest.mark.slow] if (project / "build_library.py").is_file() else []
+    return pytest.param(project, marks=marks, id=project.name)
+
+
+@pytest.mark.parametrize("project", [*map(param, PROJECTS)])
 def test_a_package_works_alone(project, tmp_path):
     pytest.importorskip("hatchling", reason="building a wheel needs hatchling")
     declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
