@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .call_kinds import is_plain
 from .direct_calls import check_memory
-from .operator import is_plain
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

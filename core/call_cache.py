@@ -111,7 +111,10 @@ def _matches(entry: _Entry, arguments: Sequence[Any]) -> bool:
         address = tensor.data_ptr()
         if address & 15 or (address < LOWEST and was_freed(tensor)):
             return False
-    return all(math.copysign(1.0, arguments[place]) > 0.0 for place in entry.zeros) if entry.zeros else True
+    for place in entry.zeros:  # noqa: SIM110 (a generator would take as long as all the rest)
+        if math.copysign(1.0, arguments[place]) < 0.0:
+            return False
+    return True
 
 
 def _entry(arguments: Sequence[Any], found: Any) -> _Entry | None:

@@ -27,38 +27,36 @@ def autograd_rules(
     save: Callable[..., tuple[Tensor | None, ...]] | None,
     follows: Mapping[str, Sequence[str]],
     held: Sequence[str],
+    alike: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """`setup_context` and `backward`, by the names that `gradient` and `save` ask for."""
-    inputs = [a.name for a in schema.arguments]
-    outputs = [result.name or "y" for result in schema.returns]
-    tensors = [i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
-    plan = [_asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(gradient).parameters]
-    save_plan = [] if save is None else [
-        _asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(save).parameters
-    ]  # fmt: skip
-    plan = [("held", place) if kind == "output" and outputs[place] in held else (kind, place) for kind, place in plan]
-    of_kind = {kind: [place for k, place in plan if k == kind] for kind in KINDS}
-    followed = of_kind["gradient"]
+    """`setup_context` and `backward`, by the names that `gradient` and `save` ask for.
+
+    With `alike`, the arguments of a call, they are for calls of the same scalars and dtypes: nothing keeps those.
+    """
+    inputs, tensors, outputs, of_kind, ordered = _places(schema, gradient, held)
+    saved = () if save is None else inspect.signature(save).parameters
+    save_plan = [_asked(name, inputs, outputs, tensors, schema.name) for name in saved]
+    followed, save_in, save_out, hold = (of_kind[kind] for kind in ("gradient", "input", "output", "held"))
     hidden = [place for place in range(len(outputs)) if place not in followed]
     made_of = {outputs.index(name): [inputs.index(source) for source in of] for name, of in follows.items()}
-    save_in, save_out, hold = of_kind["input"], of_kind["output"], of_kind["held"]
     take_in, take_out, take_scalars, take_tensors = map(getter, (save_in, save_out, of_kind["scalar"], tensors))
     take_held, take_hidden = getter(hold), getter(hidden)
-    ordered = getter(_order(plan, len(outputs), of_kind))
+
+    def constants(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.dtype | None]]:
+        return take_scalars(arguments), [None if t is None else t.dtype for t in take_tensors(arguments)]
+
+    known = None if alike is None else constants(alike)
 
     def setup_context(ctx: Any, arguments: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
         more = () if save is None else save(*[(results if k == "output" else arguments)[i] for k, i in save_plan])
         ctx.save_for_backward(*take_in(arguments), *take_out(results), *more)
-        still = [
-            results[o]
-            for o, sources in made_of.items()
-            if any(arguments[i] is None for i in sources) or not any(ctx.needs_input_grad[i] for i in sources)
-        ]
-        ctx.mark_non_differentiable(*take_hidden(results), *still)
+        still = [results[o] for o, of in made_of.items() if _is_constant(of, arguments, ctx.needs_input_grad)]
+        if hidden or still:
+            ctx.mark_non_differentiable(*take_hidden(results), *still)
         ctx.set_materialize_grads(False)  # an output that nobody used comes as None, not as zeros to be read
-        ctx.scalars = take_scalars(arguments)
-        ctx.dtypes = [None if t is None else t.dtype for t in take_tensors(arguments)]
+        if known is None:
+            ctx.constants = constants(arguments)
         if hold:
             ctx.held, ctx.readers = list(take_held(results)), []
 
@@ -72,8 +70,8 @@ def autograd_rules(
 
     def in_order(ctx: Any, gradients: Sequence[Tensor | None], held: list[Tensor]) -> tuple[Tensor | None, ...]:
         kept, end = ctx.saved_tensors, len(save_in) + len(save_out)
-        needs, dtypes = [*take_tensors(ctx.needs_input_grad)], ctx.dtypes
-        arguments = ordered((*gradients, needs, dtypes, kept[end:], *kept[:end], *ctx.scalars, *held))
+        needs, (scalars, dtypes) = [*take_tensors(ctx.needs_input_grad)], known or ctx.constants
+        arguments = ordered((*gradients, needs, dtypes, kept[end:], *kept[:end], *scalars, *held))
         found: list[Tensor | None] = [None] * len(inputs)
         for place, needed, dtype, result in zip(tensors, needs, dtypes, gradient(*arguments), strict=True):
             if needed and result is not None:
@@ -81,6 +79,24 @@ def autograd_rules(
         return tuple(found)
 
     return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
+
+
+def _is_constant(sources: Sequence[int], arguments: Sequence[Any], needs: Sequence[bool]) -> bool:
+    """Whether what is made of these alone has no gradient."""
+    return any(arguments[i] is None for i in sources) or not any(needs[i] for i in sources)
+
+
+def _places(
+    schema: Any, gradient: Callable[..., Any], held: Sequence[str]
+) -> tuple[list[str], list[int], list[str], dict[str, list[int]], Callable[..., Any]]:
+    """Names of arguments, which of them are tensors, names of results; where what `gradient` asks for is, in order."""
+    inputs = [a.name for a in schema.arguments]
+    outputs = [result.name or "y" for result in schema.returns]
+    tensors = [i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
+    plan = [_asked(name, inputs, outputs, tensors, schema.name) for name in inspect.signature(gradient).parameters]
+    plan = [("held", place) if kind == "output" and outputs[place] in held else (kind, place) for kind, place in plan]
+    of_kind = {kind: [place for k, place in plan if k == kind] for kind in KINDS}
+    return inputs, tensors, outputs, of_kind, getter(_order(plan, len(outputs), of_kind))
 
 
 @contextlib.contextmanager

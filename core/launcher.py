@@ -104,8 +104,12 @@ class Launch:
         self.is_known = type(kernel) is JITFunction and VERSION in KNOWN and _current_device is not None
         self._launches: dict[Any, Callable[[int, list[int]], None]] = {}
 
+    def twin(self) -> Launch:
+        """The same for calls in which other tensors are None: Triton compiles another kernel for them."""
+        return Launch(self.kernel, self.grid, self.constants, self.options, self.described)
+
     def __call__(self, *tensors: Tensor | None) -> None:
-        """Launch with these tensors, of which the first says where."""
+        """Launch with these tensors, of which the first says where. Always the same of them are None, see `twin`."""
         first = tensors[0]
         assert first is not None
         device = first.get_device()

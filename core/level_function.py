@@ -36,10 +36,8 @@ def calls(
             return found if result is None else result(found)
 
         def bound(*arguments: Any) -> Callable[..., Any]:
-            run_alike = run.bound(arguments_of(*arguments))
-            if result is None:
-                return lambda *arguments: run_alike(*arguments_of(*arguments))
-            return lambda *arguments: result(run_alike(*arguments_of(*arguments)))
+            run_alike = run.bound(arguments_of(*arguments), result)
+            return lambda *arguments: run_alike(*arguments_of(*arguments))
 
         function.bound = bound  # type: ignore[attr-defined]
         return function

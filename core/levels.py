@@ -17,9 +17,9 @@ from torch import Tensor
 
 from . import adoption
 from .call_cache import CallCache
+from .call_kinds import has_transform, is_transformed
 from .device import compute_capability
 from .level_function import bind
-from .operator import has_transform, is_transformed
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
@@ -273,12 +273,16 @@ class Ladder:
 
         A module that is patched then runs its own forward, which is made of them too: a detour costs the host.
         """
+        return self.is_default(function, "native", x)
+
+    def is_default(self, function: str, level: str, x: Tensor) -> bool:
+        """Whether this level is the default for such a tensor."""
         if torch.compiler.is_compiling():
-            return self.resolve(function, None, x) is self._levels[function, "native"]
-        key = "is_native", function, x.device, x.dtype
+            return self.resolve(function, None, x) is self._levels[function, level]
+        key = "is_default", function, level, x.device, x.dtype
         found: bool | None = self._resolved.get(key)
         if found is None:
-            found = self.chosen(function, None, x) == "native"
+            found = self.chosen(function, None, x) == level
             if not has_transform():  # under one it is native; the function knows that itself
                 self._resolved[key] = found
         return found

@@ -11,7 +11,9 @@
 
         return run
 
-What a plan returns outlives the call, so it must keep shapes, and never a tensor.
+What a plan returns outlives the call, so it must keep shapes, and never a tensor. `run.alone`, if there is one, takes
+the same arguments and returns what users see, without the results that only a gradient needs: it runs where none is
+wanted, and saves allocating them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .operator import is_transformed
+from .call_kinds import is_transformed
 
 
 def scripted(definition: Callable[..., Any]) -> Callable[..., Any]:

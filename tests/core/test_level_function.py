@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.rmsnorm import rms_norm
 from kernel_pytorch.rmsnorm._core.call_cache import CallCache
@@ -14,6 +15,7 @@ from kernel_pytorch.rmsnorm.levels import LADDER
 
 planned_for = []
 switch = [1.0]
+ran = []
 
 
 def _plan(x, factor):
@@ -24,6 +26,19 @@ def _plan(x, factor):
 def _plan_of_switch(x, factor):
     value = switch[0]
     return lambda x, factor: (x * factor * value, x.new_empty(x.shape))
+
+
+def _plan_with_less(x, factor):
+    def run(x, factor):
+        ran.append("run")
+        return x.detach() * factor, x.new_empty(x.shape)
+
+    def alone(x, factor):
+        ran.append("alone")
+        return x * factor
+
+    run.alone = alone
+    return run
 
 
 def _declare(name, launcher):
@@ -37,6 +52,7 @@ def _declare(name, launcher):
 
 scaled = _declare("scaled", planned(_plan))
 switched = _declare("switched", planned(_plan_of_switch, lambda *given: switch[0]))
+lean = _declare("lean", planned(_plan_with_less))
 
 
 @calls(scaled, first)
@@ -46,6 +62,11 @@ def scale(x, weight, eps, offset, casting):
 
 @calls(switched, first)
 def scale_by_switch(x, weight, eps, offset, casting):
+    return x, offset
+
+
+@calls(lean, first)
+def scale_lean(x, weight, eps, offset, casting):
     return x, offset
 
 
@@ -122,6 +143,26 @@ def test_a_plan_that_rests_on_a_switch_follows_it():
                 assert torch.equal(call(numbers()), numbers() * 3.0 * value)
 
 
+def test_where_no_gradient_is_wanted_only_what_users_see_is_made():
+    wanting = numbers().requires_grad_()
+    with LADDER.replaced("rms_norm", "native", scale_lean):
+        for _ in range(2):
+            for x, way in ((numbers(), "alone"), (wanting, "run"), (wanting.detach(), "alone")):
+                ran.clear()
+                assert torch.equal(call(x), numbers() * 3.0)
+                assert ran == [way]
+            with torch.no_grad():
+                ran.clear()
+                assert torch.equal(call(wanting), numbers() * 3.0)
+                assert ran == ["alone"]
+        call(wanting).sum().backward()
+        assert torch.equal(wanting.grad, torch.full((3, 4), 3.0))
+        with FlopCounterMode(display=False):  # a dispatch mode: the operator it is that runs
+            ran.clear()
+            call(numbers())
+            assert ran == ["run"]
+
+
 def test_plans_that_are_forgotten_are_made_anew():
     planned_for.clear()
     forget_plans()
@@ -157,3 +198,23 @@ def test_a_tensor_with_a_negative_bit_is_no_plain_one():
     lazily = torch.complex(numbers(), numbers()).conj().imag
     assert lazily.is_neg()
     assert torch.equal(call(lazily), call(x))
+
+
+def test_a_graph_of_its_own_from_the_second_call_on():
+    """Nothing that is like the first call is kept in the context any more; the gradients are the same."""
+    factors, x = (3.0, -2.0, 0.5), numbers().requires_grad_()
+    for factor in (*factors, *factors, *factors):
+        y = call(x, factor)
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full((3, 4), factor))
+        assert torch.equal(y, numbers() * factor)
+    names = [type(call(x, factor).grad_fn) for factor in factors]
+    assert len(set(names)) == len(factors)
+    assert not hasattr(call(x).grad_fn, "constants")
+
+
+def test_graphs_of_an_operator_nest():
+    x = numbers().requires_grad_()
+    for _ in range(3):
+        y = call(call(x, 3.0), 2.0)
+        (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        assert torch.equal(dx, torch.full((3, 4), 6.0))

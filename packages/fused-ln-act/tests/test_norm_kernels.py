@@ -1,5 +1,6 @@
 """What the Triton kernels promise besides being right: launches, reproducibility, independence of rows, digits."""
 
+import functools
 import json
 import math
 import os
@@ -14,10 +15,12 @@ from kernel_pytorch import fused_ln_act
 from kernel_pytorch.fused_ln_act import layer_norm, layer_norm_act
 from kernel_pytorch.fused_ln_act._core.launch import exceeds_int32
 from kernel_pytorch.fused_ln_act._core.plans import forget_plans
+from kernel_pytorch.fused_ln_act.levels import LADDER
 from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
 from kernel_pytorch.harness.launches import count_launches
 
 pytest.importorskip("triton")
+kernels = pytest.importorskip("kernel_pytorch.fused_ln_act.norm.kernels.forward")
 
 FUNCTIONS = {
     "layer_norm": {},
@@ -57,6 +60,33 @@ def test_launches(name, columns, backward, device):
     with count_launches() as launched:
         torch.autograd.backward(outputs, [torch.ones_like(o) for o in outputs])
     assert launched == backward
+
+
+@pytest.mark.parametrize("columns", [40, 16400])
+@pytest.mark.parametrize("name", ["layer_norm", "add_layer_norm", "layer_norm_act", "rms_norm_act", "add_rms_norm_act"])
+def test_without_a_gradient_the_same_and_no_statistics(name, columns, device, monkeypatch):
+    _, tensors = make(name, device, columns)
+    function = functools.partial(getattr(fused_ln_act, name), **{**FUNCTIONS[name], "dropout_p": 0.0})
+    if name == "layer_norm":
+        function = fused_ln_act.layer_norm
+    LADDER.forget()
+    forget_plans()
+    monkeypatch.setattr(LADDER, "default", lambda *_: "triton")  # calls that name the level are not bound on a CPU
+    allocated, real = [], kernels.allocator
+
+    def counting(*given, **keywords):
+        make = real(*given, **keywords)
+        return lambda: allocated.append(1) or make()
+
+    monkeypatch.setattr(kernels, "allocator", counting)
+    expected = function(*tensors)
+    for _ in range(2):
+        allocated.clear()
+        found = function(*(t.detach() for t in tensors))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert len(allocated) == (2 if name.startswith("add_") else 1)
+    LADDER.forget()
+    forget_plans()
 
 
 def test_only_what_is_needed_is_launched(device):

@@ -7,8 +7,11 @@ from kernel_pytorch.harness.checks import check_deterministic, check_rows_indepe
 from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
 from kernel_pytorch.rmsnorm._core.launch import exceeds_int32
+from kernel_pytorch.rmsnorm._core.plans import forget_plans
+from kernel_pytorch.rmsnorm.levels import LADDER
 
 pytest.importorskip("triton")
+kernels = pytest.importorskip("kernel_pytorch.rmsnorm.kernels.forward")
 
 
 def calls(device, columns):
@@ -47,6 +50,36 @@ def test_only_what_is_needed_is_launched(device):
     with count_launches() as launched:
         y.sum().backward()
     assert launched == ["_backward_kernel"]
+
+
+@pytest.mark.parametrize("columns", [40, 16400])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "head_rms_norm"])
+def test_without_a_gradient_the_same_and_no_statistics(name, columns, device, monkeypatch):
+    x, residual = (torch.randn(5, 2, columns, device=device) for _ in range(2))
+    weight = torch.randn((2, columns) if name == "head_rms_norm" else columns, device=device)
+    function, given = {
+        "rms_norm": (rms_norm, (x, weight)),
+        "add_rms_norm": (add_rms_norm, (x, residual, weight)),
+        "head_rms_norm": (head_rms_norm, (x, weight)),
+    }[name]
+    LADDER.forget()
+    forget_plans()
+    monkeypatch.setattr(LADDER, "default", lambda *_: "triton")  # calls that name the level are not bound on a CPU
+    allocated, real = [], kernels.allocator
+
+    def counting(*given, **keywords):
+        make = real(*given, **keywords)
+        return lambda: allocated.append(1) or make()
+
+    monkeypatch.setattr(kernels, "allocator", counting)
+    expected = function(*(t.clone().requires_grad_() for t in given))
+    for _ in range(2):
+        allocated.clear()
+        found = function(*given)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert len(allocated) == (2 if name.startswith("add_") else 1)
+    LADDER.forget()
+    forget_plans()
 
 
 @pytest.mark.parametrize("columns", [1, 16, 300, 8200])

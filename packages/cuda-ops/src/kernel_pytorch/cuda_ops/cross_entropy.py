@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ._core.operator import declare, is_plain, wants_graph, with_gradient
+from ._core.call_kinds import is_plain, wants_graph
+from ._core.operator import declare, with_gradient
 from ._linear_cross_entropy.cross_entropy import (
     CROSS_ENTROPY,
     CROSS_ENTROPY_BACKWARD,

@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._core.operator import declare, wants_graph
+from ._core.call_kinds import wants_graph
+from ._core.operator import declare
 from ._fused_ln_act.softmax import SOFTMAX, SOFTMAX_BACKWARD
 from .operators import call
 

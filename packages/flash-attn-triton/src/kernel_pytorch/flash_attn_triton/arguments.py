@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_device, check_filled, check_floats, check_integer, check_number, shape_of
-from ._core.operator import wants_graph
+from ._core.call_kinds import wants_graph
 
 NO_LIMIT = 2**31 - 1
 """Of a window: no sequence is longer, and operators take 64 bits."""

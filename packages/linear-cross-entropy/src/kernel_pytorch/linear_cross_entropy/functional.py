@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_flag, check_tensor
+from ._core.call_kinds import is_plain
 from ._core.direct_calls import check_memory
-from ._core.operator import is_plain
 from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_words
 from .levels import LADDER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._core.operator import is_exporting, is_transformed
+from ._core.call_kinds import is_exporting, is_transformed
 from .operators import LEVELS
 from .rules.cross_entropy import counted
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ._core.call_kinds import is_plain, is_transformed, wants_graph
 from ._core.gradients import frees_graph, is_batched
-from ._core.operator import NATIVE, TRITON, declare, is_plain, is_transformed, wants_graph, with_gradient
+from ._core.operator import NATIVE, TRITON, declare, with_gradient
 from ._core.sharding import Shardings
 from .rules.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
 from .rules.linear_cross_entropy import (

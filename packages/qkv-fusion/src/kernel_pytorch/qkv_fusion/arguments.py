@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_device, check_filled, check_flag, check_floats, check_integer, check_tensor, shape_of
-from ._core.operator import is_plain, is_watched
+from ._core.call_kinds import is_plain, is_watched
 
 
 def check_heads(q: Tensor, k: Tensor) -> None:

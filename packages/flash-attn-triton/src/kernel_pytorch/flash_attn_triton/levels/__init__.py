@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core import cuda_level
+from kernel_pytorch.flash_attn_triton._core.call_kinds import is_transformed
 from kernel_pytorch.flash_attn_triton._core.levels import Default, Ladder
-from kernel_pytorch.flash_attn_triton._core.operator import is_transformed
 
 FUNCTIONS = (
     "flash_attention",

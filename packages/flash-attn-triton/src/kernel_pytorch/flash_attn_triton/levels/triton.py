@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton import operators
-from kernel_pytorch.flash_attn_triton._core.operator import wants_graph
+from kernel_pytorch.flash_attn_triton._core.call_kinds import wants_graph
 from kernel_pytorch.flash_attn_triton.masks import limits
 
 NOT_PACKED = (None, None, 0, 0)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.operator import Rules, wants_graph
+from .._core.call_kinds import wants_graph
+from .._core.operator import Rules
 from .._core.sharding import Shardings, row_placements
 from .cross_entropy import BACKWARD, FORWARD, LOSSES, SCALARS, fake, gradient_of_logits, wide_dtype
 

@@ -72,7 +72,8 @@ def _forward_kernel(
 ):  # fmt: skip
     """This program normalises ROWS whole rows.
 
-    x, residual: (T, H, N) with unit stride in N. weight: (H, N). y, h: (T, H, N) contiguous. rstd: (T * H).
+    x, residual: (T, H, N) with unit stride in N. weight: (H, N). y, h: (T, H, N) contiguous. rstd: (T * H), None
+    where no gradient needs it.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     if LONG_OFFSETS:
@@ -84,8 +85,8 @@ def _forward_kernel(
 
     x_offsets = token * x_stride_t + head * x_stride_h + column
     x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0, eviction_policy=POLICY)
-    wide = tl.float64 if rstd_ptr.dtype.element_ty == tl.float64 else tl.float32
     h_dtype = h_ptr.dtype.element_ty
+    wide = tl.float64 if h_dtype == tl.float64 else tl.float32
     h = x.to(wide)
     if HAS_RESIDUAL:
         residual_offsets = token * residual_stride_t + head * residual_stride_h + column
@@ -94,7 +95,8 @@ def _forward_kernel(
         tl.store(h_ptr + row * columns + column, stored, mask=mask)
         h = stored.to(wide)
     rstd = tl.rsqrt(tl.sum(h * h, axis=1, keep_dims=True) / columns + EPS)
-    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
     weight = 0.0
     if HAS_WEIGHT:
@@ -121,8 +123,8 @@ def _forward_long_kernel(
     head = row % heads
     x_row = x_ptr + (row // heads) * x_stride_t + head * x_stride_h
     residual_row = residual_ptr + (row // heads) * residual_stride_t + head * residual_stride_h
-    wide = tl.float64 if rstd_ptr.dtype.element_ty == tl.float64 else tl.float32
     h_dtype = h_ptr.dtype.element_ty
+    wide = tl.float64 if h_dtype == tl.float64 else tl.float32
 
     squares = tl.zeros([BLOCK], dtype=wide)
     for start in range(0, columns, BLOCK):
@@ -136,7 +138,8 @@ def _forward_long_kernel(
             h = stored.to(wide)
         squares += h * h
     rstd = tl.rsqrt(tl.sum(squares, axis=0) / columns + EPS)
-    tl.store(rstd_ptr + row, rstd)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd)
 
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -163,6 +166,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, castin
         y, _, rstd = normalize(x, None, weight)
         return y, rstd
 
+    if hasattr(normalize, "alone"):
+        run.alone = lambda x, weight, *scalars: normalize.alone(x, None, weight)  # type: ignore[attr-defined]
     return run
 
 
@@ -229,18 +234,35 @@ def plan(
         POLICY=eviction_policy(x, x_rows.numel() * x.element_size() + like_y.numel() * like_y.element_size()),
         num_warps=warps(rows_per_program * block),
     )  # fmt: skip
+    launch_alone = launch.twin()
+    read = _reader(x, residual, as_rows)
+
+    def run(x: Tensor, residual: Tensor | None, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
+        y, h, rstd = new_y(), x if residual is None else new_h(), new_rstd()
+        launch(*read(x, residual, *more), y, h, rstd)
+        return y, h, rstd
+
+    def alone(x: Tensor, residual: Tensor | None, *more: Any) -> Any:
+        y, h = new_y(), x if residual is None else new_h()
+        launch_alone(*read(x, residual, *more), y, h, None)
+        return y if residual is None else (y, h)
+
+    run.alone = alone  # type: ignore[attr-defined]
+    return run
+
+
+def _reader(
+    x: Tensor, residual: Tensor | None, as_rows: Callable[[Tensor], Tensor]
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """What gives the kernel the memory of all that goes in."""
     read_x = reader(x, as_rows)
     read_residual = read_x if residual is None else reader(residual, as_rows)
 
-    def run(x: Tensor, residual: Tensor | None, weight: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
-        y, h, rstd = new_y(), x if residual is None else new_h(), new_rstd()
-        launch(
-            read_x(x), read_residual(x if residual is None else residual),
-            weight if weight is None else weight.contiguous(), y, h, rstd,
-        )  # fmt: skip
-        return y, h, rstd
+    def read(x: Tensor, residual: Tensor | None, weight: Tensor | None, *scalars: Any) -> tuple[Tensor | None, ...]:
+        added = x if residual is None else residual
+        return read_x(x), read_residual(added), weight if weight is None else weight.contiguous()
 
-    return run
+    return read
 
 
 def token_head_rows(x: Tensor, heads: int) -> Tensor:

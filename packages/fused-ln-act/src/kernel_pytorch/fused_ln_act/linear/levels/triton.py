@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.operator import wants_graph
+from kernel_pytorch.fused_ln_act._core.call_kinds import wants_graph
 from kernel_pytorch.fused_ln_act.linear import operators
 
 

@@ -86,6 +86,17 @@ def finish(
 
 
 @triton.jit
+def store_statistics(statistics_ptr, mean, rstd, row, rows, mask, LAYER: tl.constexpr):
+    """Mean, with LAYER only, and behind it rstd of these rows, where a gradient needs them."""
+    if statistics_ptr is not None:
+        if LAYER:
+            tl.store(statistics_ptr + row, mean, mask=mask)
+            tl.store(statistics_ptr + rows + row, rstd, mask=mask)
+        else:
+            tl.store(statistics_ptr + row, rstd, mask=mask)
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, h_ptr, statistics_ptr,
     rows, columns, x_stride, residual_stride,
@@ -96,7 +107,7 @@ def _forward_kernel(
     """This program normalises ROWS whole rows.
 
     x, residual: (T, N) with unit stride in N. weight, bias: (N). seed: (). y, h: (T, N) contiguous. statistics: mean
-    (T), with LAYER only, and behind it rstd (T).
+    (T), with LAYER only, and behind it rstd (T); None where no gradient needs them.
     """
     row_index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if LONG_OFFSETS:
@@ -105,7 +116,7 @@ def _forward_kernel(
     column = tl.arange(0, BLOCK)[None, :]
     column_mask = column < columns
     mask = (row < rows) & column_mask
-    wide = statistics_ptr.dtype.element_ty
+    wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
     seed = load_seed(seed_ptr, DROPOUT_P)
 
     h = tl.load(x_ptr + row * x_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
@@ -121,11 +132,9 @@ def _forward_kernel(
         H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
         h = add_dropped(h, residual, seed, row, column, columns, DROPOUT_P, H_DTYPE)
         tl.store(h_ptr + row * columns + column, h.to(H_DTYPE), mask=mask)
-    rstd_ptr = statistics_ptr
+    mean = 0.0
     if LAYER:
         mean = divide(tl.sum(h, axis=1), columns)
-        tl.store(statistics_ptr + row_index, mean, mask=row_index < rows)
-        rstd_ptr += rows
         h = h - mean[:, None]
     squares = tl.sum(tl.where(mask, product(h, h), 0.0), axis=1)
     rstd = tl.rsqrt(divide(squares, columns) + EPS)
@@ -133,7 +142,7 @@ def _forward_kernel(
         # Of one column nothing is left without the mean. With an rstd of zero every gradient is zero too, exactly; what
         # is rounded on the way would be multiplied by 1 / sqrt(eps) otherwise.
         rstd = tl.where(columns > 1, rstd, 0.0)
-    tl.store(rstd_ptr + row_index, rstd, mask=row_index < rows)
+    store_statistics(statistics_ptr, mean, rstd, row_index, rows, row_index < rows, LAYER)
 
     if not FEW:
         weight, bias = load_parameters(weight_ptr, bias_ptr, column, column_mask, HAS_WEIGHT, HAS_BIAS)
@@ -160,7 +169,7 @@ def _forward_long_kernel(
     residual_row = residual_ptr
     if HAS_RESIDUAL:
         residual_row += row * residual_stride
-    wide = statistics_ptr.dtype.element_ty
+    wide = tl.float64 if y_ptr.dtype.element_ty == tl.float64 else tl.float32
     H_DTYPE: tl.constexpr = y_ptr.dtype.element_ty
     seed = load_seed(seed_ptr, DROPOUT_P)
 
@@ -183,15 +192,12 @@ def _forward_long_kernel(
         else:
             squares += h * h
     mean = 0.0
-    rstd_ptr = statistics_ptr
     if LAYER:
         mean = divide(tl.sum(means * counts, axis=0), columns)
         apart = tl.where(counts > 0.0, means - mean, 0.0)
         squares += counts * apart * apart
-        tl.store(statistics_ptr + row, mean)
-        rstd_ptr += rows
     rstd = tl.rsqrt(divide(tl.sum(squares, axis=0), columns) + EPS)
-    tl.store(rstd_ptr + row, rstd)
+    store_statistics(statistics_ptr, mean, rstd, row, rows, None, LAYER)
 
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -251,21 +257,34 @@ def norm_act(
         [*views, unmade(x.shape, dtype)], (weight, bias),
         {"LAYER": layer, "HAS_RESIDUAL": added, "ACTIVATION": activation, "DROPOUT_P": dropout_p, "EPS": eps},
     )  # fmt: skip
+    launch_alone = launch.twin()
+    read = _reader(x, residual, weight, bias, drops)
+
+    def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        y, h, statistics = new_y(), new_h(), new_statistics()
+        launch(*read(*arguments), y, h if added else None, statistics)
+        return y, h, statistics
+
+    def alone(*arguments: Any) -> Tensor | tuple[Tensor, Tensor]:
+        y, h = new_y(), new_h() if added else None
+        launch_alone(*read(*arguments), y, h, None)
+        return y if h is None else (y, h)
+
+    run.alone = alone  # type: ignore[attr-defined]
+    return run
+
+
+def _reader(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, drops: bool
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """What gives the kernel the memory of all that goes in."""
     read_x, read_residual = reader(x, as_rows), reader(residual, as_rows)
     read_weight, read_bias = reader(weight, Tensor.contiguous), reader(bias, Tensor.contiguous)
 
-    def run(
-        x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None,
-        *scalars: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        y, h, statistics = new_y(), new_h(), new_statistics()
-        launch(
-            read_x(x), read_residual(residual), read_weight(weight), read_bias(bias), seed if drops else None,
-            y, h if added else None, statistics,
-        )  # fmt: skip
-        return y, h, statistics
+    def read(x: Tensor, residual: Any, weight: Any, bias: Any, seed: Any, *scalars: Any) -> tuple[Tensor | None, ...]:
+        return read_x(x), read_residual(residual), read_weight(weight), read_bias(bias), seed if drops else None
 
-    return run
+    return read
 
 
 def _bind_forward(walked: Sequence[Tensor], parameters: Sequence[Tensor | None], flags: dict[str, Any]) -> Launch:
