@@ -11,11 +11,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._core import patching
+from ._core.call_kinds import is_plain, wants_graph
 from ._core.patching import Found, Patched
 from ._core.stock import why_not_plain
 from .arguments import ACTIVATIONS
 from .bias.functional import bias_act
 from .gated.functional import geglu, reglu, swiglu
+from .gated.operators import gated_linear
 from .levels import LADDER
 from .norm.functional import add_layer_norm, layer_norm
 
@@ -30,7 +32,8 @@ def patch(model: torch.nn.Module) -> Patched:
     """Let the functions of this package compute parts of a model, in place.
 
     - Gated feed-forwards, `down(act(gate(x)) * up(x))`: the activation and the product are one `swiglu`, `geglu` or
-      `reglu`. The three layers are called as before, so adapters in their places (LoRA) go on working.
+      `reglu`. The three layers are called as before, so adapters in their places (LoRA) go on working. In training at
+      level "triton" what a plain `down` without bias reads is not saved: the backward makes it once more.
     - `torch.nn.LayerNorm` over one dimension: `layer_norm`.
     - What stands behind a block in BERT and its kin, `norm(dropout(dense(x)) + residual)`: dropout, sum and norm are
       one `add_layer_norm`. Its dropout draws other elements than PyTorch's.
@@ -67,7 +70,7 @@ def _gated(module: torch.nn.Module) -> Found | str | None:
     given = patching.tried(module, x, children=dict(zip(names, (gate, up, down), strict=True)))
     for name, (product, keywords) in PRODUCTS.items():
         if patching.agree(down(product(gate(x), up(x), **keywords, level="reference")), given, 1e-5):
-            return Found(_gated_forward(module, names, product, keywords), name)
+            return Found(_gated_forward(module, names, name), name)
     return "its activation is none of swiglu, geglu and reglu, or it computes something else"
 
 
@@ -77,14 +80,14 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "geglu, approximate 'tanh'": (geglu, {"approximate": "tanh"}),
     "reglu": (reglu, {}),
 }
+ACTIVATION = {"swiglu": "silu", "geglu": "gelu", "geglu, approximate 'tanh'": "gelu_tanh", "reglu": "relu"}
+"""Of each the activation, as the operators name it."""
 
 
-def _gated_forward(
-    module: torch.nn.Module, names: Sequence[str], product: Callable[..., Tensor], keywords: dict[str, Any]
-) -> patching.Forward:
-    stock, (gate, up, down) = patching.stock(module), names
+def _gated_forward(module: torch.nn.Module, names: Sequence[str], found: str) -> patching.Forward:
+    stock, (gate, up, down), (product, keywords) = patching.stock(module), names, PRODUCTS[found]
     act = next((name for name in ("act_fn", "act") if hasattr(module, name)), "")
-    kind, name = type(getattr(module, act, None)), product.__name__
+    kind, name, activation = type(getattr(module, act, None)), product.__name__, ACTIVATION[found]
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if (
@@ -95,9 +98,27 @@ def _gated_forward(
         ):
             return stock(self, *args, **kwargs)
         layers = self._modules
-        return layers[down](product(layers[gate](args[0]), layers[up](args[0]), **keywords))
+        layer, halves = layers[down], (layers[gate](args[0]), layers[up](args[0]))
+        if _is_saving(name, layer, *halves):
+            return gated_linear(*halves, layer.weight, activation, 1.0, None, 0.0)
+        return layer(product(*halves, **keywords))
 
     return forward
+
+
+def _is_saving(function: str, layer: torch.nn.Module, gate: Tensor, up: Tensor) -> bool:
+    """Whether PyTorch would save what a plain layer reads, which Triton's kernel can make from gate and up."""
+    return (
+        not torch.compiler.is_compiling()  # which decides itself what it saves
+        and type(layer) is torch.nn.Linear
+        and layer.bias is None
+        and wants_graph(layer.weight)
+        and LADDER.is_default(function, "triton", gate)
+        and gate.dtype == up.dtype == layer.weight.dtype
+        and not patching.is_autocast(gate)
+        and is_plain(gate, up, layer.weight)
+        and why_not_plain([layer]) is None
+    )
 
 
 def _after_block(module: torch.nn.Module) -> Found | str | None:

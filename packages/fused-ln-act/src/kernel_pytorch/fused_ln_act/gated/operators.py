@@ -1,11 +1,22 @@
-"""The operators of the Triton level: what `rules/gated.py` says of them, and their launchers."""
+"""The operators of the Triton level: what `rules/gated.py` says of them, and their launchers.
+
+`gated_linear` is `gated` and the linear layer behind it. The two by themselves save gate, up and what the layer reads,
+`(..., I)` each; it saves gate and up alone, and the backward's kernel makes the third once more on its way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
 from kernel_pytorch.fused_ln_act._core.operator import declare
+from kernel_pytorch.fused_ln_act.linear.operators import gradient_of_input, gradient_of_weight
+from kernel_pytorch.fused_ln_act.rules import gated as rules
+from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
 from kernel_pytorch.fused_ln_act.rules.gated import GATED, GATED_BACKWARD
 
 
@@ -25,3 +36,86 @@ def launch_backward() -> Callable[..., Any]:
 
 gated_backward = declare(**GATED_BACKWARD, launch=launch_backward)
 gated = declare(**GATED, launch=launch, backward=gated_backward)
+
+
+# The same and a linear layer. No rule of placements: whoever has DTensors calls the two one after the other.
+
+
+def launch_linear() -> Callable[..., Any]:
+    """The launcher of the forward."""
+    from .kernels import forward
+
+    return forward.gated_linear
+
+
+def launch_linear_backward() -> Callable[..., Any]:
+    """The launcher of the gradients at gate and up."""
+    from .kernels import backward
+
+    return backward.gated_linear_backward
+
+
+def fake_linear_backward(dh: Tensor, gate: Tensor, up: Tensor, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What it allocates."""
+    return (dh.new_empty(dh.shape), *rules.fake_backward(dh, gate, up, *scalars))
+
+
+def formula_linear(
+    dh: Tensor, gate: Tensor, up: Tensor, activation: str, alpha: float, limit: float | None, offset: float,
+    need_dgate: bool, need_dup: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients in PyTorch that autograd can follow."""
+    h = gated(gate, up, activation, alpha, limit, offset)
+    return h, *rules.formula(dh, gate, up, activation, alpha, limit, offset, need_dgate, need_dup)
+
+
+def flops_linear_backward(dh: Any, gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:
+    """Those of the gradients, and of h once more: the product of the activation with up."""
+    return rules.flops_backward(dh, gate, up, activation) + torch.Size(dh).numel()
+
+
+gated_linear_backward = declare(
+    "gated_linear_backward(Tensor dh, Tensor gate, Tensor up, str activation, float alpha, float? limit,"
+    " float offset, bool need_dgate, bool need_dup) -> (Tensor h, Tensor dgate, Tensor dup)",
+    launch=launch_linear_backward,
+    fake=fake_linear_backward,
+    formula=formula_linear,
+    flops=flops_linear_backward,
+)
+
+
+def fake_linear(gate: Tensor, up: Tensor, weight: Tensor, *scalars: Any) -> Tensor:
+    """What it allocates."""
+    return F.linear(gate, weight)
+
+
+def gradient_linear(
+    dy: Tensor, gate: Tensor, up: Tensor, weight: Tensor, activation: str, alpha: float, limit: float | None,
+    offset: float, needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Of gate, up and the weight, each only where it is needed."""
+    *halves, need_weight = needs
+    scalars = activation, alpha, limit, offset
+    if not any(halves):
+        return None, None, gradient_of_weight(dy, gated(gate, up, *scalars))
+    dh = gradient_of_input(dy, weight)
+    if not need_weight:
+        return *gated_backward(dh, gate, up, *scalars, *halves), None
+    h, *gradients = gated_linear_backward(dh, gate, up, *scalars, *halves)
+    return *gradients, gradient_of_weight(dy, h)
+
+
+def flops_linear(gate: Any, up: Any, weight: Any, activation: str, *_: Any, **__: Any) -> int:
+    """What makes h, and the product."""
+    rows, (outputs, hidden) = torch.Size(gate[:-1]).numel(), weight
+    return rows * hidden * (FLOPS[activation][0] + 1 + 2 * outputs)
+
+
+gated_linear = declare(
+    "gated_linear(Tensor gate, Tensor up, Tensor weight, str activation, float alpha, float? limit, float offset)"
+    " -> Tensor",
+    launch=launch_linear,
+    fake=fake_linear,
+    gradient=gradient_linear,
+    flops=flops_linear,
+)

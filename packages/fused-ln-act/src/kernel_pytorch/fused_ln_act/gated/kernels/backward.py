@@ -2,6 +2,7 @@
 
     dgate = dy * (up + offset) * activation'(gate)      0 where gate was clamped
     dup   = dy * activation(gate)                       0 where up was clamped
+    y     = activation(gate) * (up + offset)            once more, for whoever did not save it
 
 As in PyTorch, a clamp gives NaN no gradient, and relu none below zero, whatever up is.
 One launch; nothing but gate and up is read again. Of a packed input both gradients are written into one packed tensor.
@@ -31,13 +32,13 @@ ELEMENTS, WARPS = 1024, 8  # of a tile
 
 @triton.jit
 def _gated_backward_kernel(
-    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr,
+    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, y_ptr,
     rows, columns, dy_stride, gate_stride, up_stride, dgate_stride, dup_stride,
     ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OFFSET: tl.constexpr,
-    NEED_DGATE: tl.constexpr, NEED_DUP: tl.constexpr,
+    NEED_DGATE: tl.constexpr, NEED_DUP: tl.constexpr, NEED_Y: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LONG_OFFSETS: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
-    """This program computes one tile. All tensors: (T, I) with unit stride in I."""
+    """This program computes one tile. All tensors: (T, I) with unit stride in I; y is contiguous."""
     row, column, mask = place(rows, columns, ROWS, BLOCK, LONG_OFFSETS)
     wide = tl.float64 if dy_ptr.dtype.element_ty == tl.float64 else tl.float32
     dy = tl.load(dy_ptr + row * dy_stride + column, mask=mask, other=0.0, eviction_policy=POLICY).to(wide)
@@ -57,10 +58,24 @@ def _gated_backward_kernel(
         if LIMIT is not None:
             dup = tl.where(tl.abs(up_given) <= LIMIT, dup, 0.0)
         tl.store(dup_ptr + row * dup_stride + column, dup.to(dup_ptr.dtype.element_ty), mask=mask)
+    if NEED_Y:
+        y = activate_gate(gate, ACTIVATION, ALPHA, HALF) * (up + OFFSET)
+        tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @planned
-def gated_backward(
+def gated_backward(dy: Tensor, gate: Tensor, up: Tensor | None, *scalars: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """The launcher of the operator: dgate and dup, see `_plan`."""
+    return _plan(dy, gate, up, *scalars, with_y=False)
+
+
+@planned
+def gated_linear_backward(dh: Tensor, gate: Tensor, up: Tensor, *scalars: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """The launcher of the operator that makes h, which goes into a layer, once more: h, dgate and dup, see `_plan`."""
+    return _plan(dh, gate, up, *scalars, with_y=True)
+
+
+def _plan(
     dy: Tensor,
     gate: Tensor,
     up: Tensor | None,
@@ -70,22 +85,13 @@ def gated_backward(
     offset: float,
     need_dgate: bool,
     need_dup: bool,
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The launcher of the operator: one launch.
+    *,
+    with_y: bool,
+) -> Callable[..., tuple[Tensor, ...]]:
+    """What launches the kernel, once, for dy `(..., I)` of any strides, and the rest as in the forward.
 
-    Args:
-        dy: `(..., I)`, any strides.
-        gate: as in the forward.
-        up: as in the forward.
-        activation: as in the forward.
-        alpha: as in the forward.
-        limit: as in the forward.
-        offset: as in the forward.
-        need_dgate: whether dgate is computed; the packed gradient where gate is packed.
-        need_dup: whether dup is computed; nothing where gate is packed.
-
-    Returns:
-        dgate like gate and dup like up, contiguous; empty where not needed.
+    It returns, `with_y`, the result of the forward once more; then dgate like gate (the packed gradient where gate is
+    packed) and dup like up (nothing where gate is packed), contiguous, and empty where not needed.
     """
     check(gate, up, activation)
     check_floats(dy=dy)
@@ -93,26 +99,32 @@ def gated_backward(
     check_shapes(torch.Size((*gate.shape[:-1], columns)), dy=dy)
     packed, need_dup = up is None, need_dup and up is not None
     new_dgate, new_dup = allocator(gate, needed=need_dgate), allocator(gate if up is None else up, needed=need_dup)
-    if dy.numel() == 0 or not (need_dgate or need_dup):
-        return lambda *arguments: (new_dgate(), new_dup())
+    new_y = allocator(gate, dy.shape, dy.dtype)
+    if dy.numel() == 0 or not (need_dgate or need_dup or with_y):
+        return lambda *arguments: (*([new_y()] if with_y else []), new_dgate(), new_dup())
     dy_rows, halves = as_rows(dy), as_halves(gate, up)
     # Without memory rows of either have the stride that they will have.
     gradients = as_halves(unmade(gate.shape, gate.dtype), None if up is None else unmade(up.shape, up.dtype))
     read_dy, read = reader(dy, as_rows), reader_of_halves(gate, up)
     walked = (dy_rows, *halves, *gradients)
     moved = [t for t, need in zip(walked, (True, True, True, need_dgate, need_dup or packed), strict=True) if need]
+    moved += [dy_rows] * with_y
     rows, tile = dy_rows.shape[0], widest_tile(columns, ELEMENTS, WARPS)
     launch = bind(
         _gated_backward_kernel, tile.grid(rows, columns), rows, columns, *(t.stride(0) for t in walked),
         ACTIVATION=activation, ALPHA=alpha, LIMIT=limit, OFFSET=offset, NEED_DGATE=need_dgate,
-        NEED_DUP=need_dup or packed,
+        NEED_DUP=need_dup or packed, NEED_Y=with_y,
         LONG_OFFSETS=exceeds_int32(*moved), POLICY=eviction_policy(gate, bytes_of(*moved)), **tile.options,
     )  # fmt: skip
 
-    def run(dy: Tensor, gate: Tensor, up: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor]:
+    def run(dy: Tensor, gate: Tensor, up: Tensor | None, *scalars: Any) -> tuple[Tensor, ...]:
         dgate, dup = new_dgate(), new_dup()
         second = dgate.narrow(-1, columns, columns) if packed else dup
-        launch(read_dy(dy), *read(gate, up), dgate, second)
-        return dgate, dup
+        if not with_y:
+            launch(read_dy(dy), *read(gate, up), dgate, second, dgate)
+            return dgate, dup
+        y = new_y()
+        launch(read_dy(dy), *read(gate, up), dgate, second, y)
+        return y, dgate, dup
 
     return run

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
@@ -113,6 +114,44 @@ def gated(
         return y
 
     return run
+
+
+@planned
+def gated_linear(
+    gate: Tensor,
+    up: Tensor,
+    weight: Tensor,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    offset: float,
+) -> Callable[..., Tensor]:
+    """The launcher of the operator: one launch, and PyTorch's product.
+
+    Args:
+        gate: `(..., I)`, any strides.
+        up: as gate, in its dtype.
+        weight: `(N, I)`, in the dtype of gate.
+        activation: as in `gated`.
+        alpha: as in `gated`.
+        limit: as in `gated`.
+        offset: as in `gated`.
+
+    Returns:
+        `(..., N)` in the dtype of gate.
+    """
+    check_floats(weight=weight)
+    check_layer(gate, up, weight)
+    make = gated.planned_for(gate, up, activation, alpha, limit, offset)  # type: ignore[attr-defined]
+    return lambda gate, up, weight, *scalars: F.linear(make(gate, up), weight)
+
+
+def check_layer(gate: Tensor, up: Tensor, weight: Tensor) -> None:
+    """Raise unless the layer takes what gate and up make."""
+    if weight.dim() != 2 or weight.shape[1:] != gate.shape[-1:]:
+        raise ValueError(f"weight: shape is {tuple(weight.shape)}; it must be (N, I) of gate {tuple(gate.shape)}")
+    if not gate.dtype == up.dtype == weight.dtype:
+        raise TypeError(f"weight: dtype is {weight.dtype}; those of gate, {gate.dtype}, and up, {up.dtype}, must be it")
 
 
 def check(gate: Tensor, up: Tensor | None, activation: str) -> None:
