@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import pickle
 
 import pytest
@@ -152,7 +153,8 @@ def test_weights_that_are_wanted_and_dropout_are_left_to_the_class(monkeypatch):
     attentions = patched(gemma().eval())(**batch(), use_cache=False, output_attentions=True).attentions
     assert [weights.shape for weights in attentions] == [(2, 4, 20, 20)] * 2
     room = transformers.StaticCache(config=gemma().config, max_cache_len=32)
-    attentions = patched(gemma().eval())(**batch(), past_key_values=room, output_attentions=True).attentions
+    name = "cache" if "cache" in inspect.signature(type(gemma()).forward).parameters else "past_key_values"
+    attentions = patched(gemma().eval())(**batch(), **{name: room}, output_attentions=True).attentions
     assert attentions[1].shape == (2, 4, 20, 32)
     assert not attentions[1][..., 20:].any()
     model, inputs = gemma(attention_dropout=0.5), batch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -150,14 +151,16 @@ def _decoding(spec: Model, model: Any, call: Any, batch: int, device: torch.devi
     if positions is not None and prompt + room > positions:
         prompt, room = min(prompt, positions // 2), positions // 2
     words = spec.inputs(Shape(batch, prompt), device)["input_ids"]
+    names = inspect.signature(type(model).forward).parameters  # the name changed in transformers 5.24
     cache = StaticCache(config=model.config, max_cache_len=prompt + room)
+    cached = {"cache" if "cache" in names else "past_key_values": cache}
     with torch.no_grad():
-        model(input_ids=words, past_key_values=cache, use_cache=True)
+        model(input_ids=words, **cached, use_cache=True)
     word = words[:, -1:].contiguous()
 
     def step() -> torch.Tensor:
         with torch.no_grad():
-            logits: torch.Tensor = call(input_ids=word, past_key_values=cache, use_cache=True).logits
+            logits: torch.Tensor = call(input_ids=word, **cached, use_cache=True).logits
         return logits
 
     return step

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+import inspect
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -19,15 +20,30 @@ ROTATION = "apply_rotary_pos_emb"
 
 def find_rotation(module: torch.nn.Module) -> Found | str | None:
     """An attention whose rotation this package computes, why it is left alone, or None: it is something else."""
-    forward = patching.stock(module)
-    if not isinstance(forward, FunctionType) or ROTATION not in forward.__code__.co_names:
+    stock = patching.stock(module)
+    inner = inspect.unwrap(stock)
+    if not isinstance(inner, FunctionType) or ROTATION not in inner.__code__.co_names:
         return None
-    if hasattr(forward, "__wrapped__"):
-        return "its forward is wrapped in another function"
-    own = forward.__globals__.get(ROTATION)
+    own = inner.__globals__.get(ROTATION)
     if own is None or not _is_the_same(own):
         return f"its {ROTATION} computes something else than rotary_embedding"
-    return Found(_with_globals(forward, {ROTATION: _rotation(own)}), "rotary_embedding")
+    rotating = _with_globals(stock, {ROTATION: _rotation(own)})
+    if rotating is None:
+        return "its forward is wrapped in a function that calls it in a way that is not known"
+    return Found(_forward(stock, rotating), "rotary_embedding")
+
+
+def _forward(stock: patching.Forward, rotating: patching.Forward) -> patching.Forward:
+    """The forward of an attention: its own where TorchInductor fuses PyTorch's operators with what is around them."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            x = kwargs.get("hidden_states", args[0] if args else None)
+            if x is None or LADDER.is_native("rotary_embedding", x):
+                return stock(self, *args, **kwargs)
+        return rotating(self, *args, **kwargs)
+
+    return forward
 
 
 def _rotation(own: Any) -> Any:
@@ -84,11 +100,17 @@ def _is_the_same(own: Any) -> bool:
         return False
 
 
-def _with_globals(function: FunctionType, replaced: dict[str, Any]) -> FunctionType:
-    """The same code, which finds other functions under these names."""
-    found = FunctionType(
-        function.__code__, {**function.__globals__, **replaced}, function.__name__, function.__defaults__,
-        function.__closure__,
-    )  # fmt: skip
+def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
+    """The same code, which finds other functions under these names; None if that is not known of a wrapper in it."""
+    inner, globals_of, cells = getattr(function, "__wrapped__", None), function.__globals__, function.__closure__
+    if inner is None:
+        globals_of = {**globals_of, **replaced}
+    else:
+        new = _with_globals(inner, replaced)
+        held = [cell.cell_contents for cell in cells or ()]
+        if new is None or not any(each is inner for each in held):
+            return None
+        cells = tuple(CellType(new if each is inner else each) for each in held)
+    found = FunctionType(function.__code__, globals_of, function.__name__, function.__defaults__, cells)
     found.__kwdefaults__ = function.__kwdefaults__
     return found

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found, Patched
-from .functional import CASTINGS, Casting, rms_norm
+from .decoder_layer import SECOND, Formula, is_layer, with_sum
+from .functional import CASTINGS, rms_norm
 from .levels import LADDER
 from .module import RMSNorm
 
@@ -25,8 +26,9 @@ def patch(model: torch.nn.Module) -> Patched:
     """Let `rms_norm` compute every RMSNorm of a model, in place.
 
     A norm is known by what its forward computes, not by its class: a module with one parameter `weight` `(N,)` and an
-    eps whose results are those of `rms_norm`, for one of its castings and an offset of 0 or 1. Parameters, names and
-    classes stay; `kernel_pytorch.rmsnorm.unpatch` takes it off again.
+    eps whose results are those of `rms_norm`, for one of its castings and an offset of 0 or 1. In a decoder layer like
+    Llama's, `add_rms_norm` computes the residual sum and the norm behind the attention. Parameters, names and classes
+    stay; `kernel_pytorch.rmsnorm.unpatch` takes it off again.
 
     Args:
         model: a model, or a part of one, before it is compiled.
@@ -37,7 +39,7 @@ def patch(model: torch.nn.Module) -> Patched:
     Raises:
         TypeError: `model` is no module, or is compiled or scripted.
     """
-    return patching.patch(model, PACKAGE, [_find])
+    return patching.patch(model, PACKAGE, [_find_layer, _find])
 
 
 def unpatch(model: torch.nn.Module) -> None:
@@ -45,8 +47,23 @@ def unpatch(model: torch.nn.Module) -> None:
     patching.unpatch(model, PACKAGE)
 
 
+def _find_layer(module: torch.nn.Module) -> Found | None:
+    """A decoder layer whose second norm is one that this package computes, or None."""
+    norm = module._modules.get(SECOND)
+    formula = None if norm is None or not is_layer(module) else _known(norm)
+    return with_sum(module, formula, PACKAGE, _is_of_its_class) if isinstance(formula, Formula) else None
+
+
 def _find(module: torch.nn.Module) -> Found | str | None:
     """What computes this norm, why it is left alone, or None if it is none."""
+    formula = _known(module)
+    if not isinstance(formula, Formula):
+        return formula
+    return Found(_forward(module, formula), f"rms_norm, offset {formula.offset:g}, casting {formula.casting!r}")
+
+
+def _known(module: torch.nn.Module) -> Formula | str | None:
+    """What a norm computes, why it is left alone, or None if it is none."""
     weight = module._parameters.get("weight")
     if isinstance(module, RMSNorm) or list(module.children()) or list(module._parameters) != ["weight"]:
         return None
@@ -54,21 +71,20 @@ def _find(module: torch.nn.Module) -> Found | str | None:
     named = "RMSNorm" in type(module).__name__
     if weight is None or weight.dim() != 1 or name is None or module._buffers:
         return "it must have a weight (N,), an eps that is a float, and no buffers" if named else None
-    formula = _formula(module, getattr(module, name), weight.numel())
+    formula = _formula(module, name, weight.numel())
     if formula is None:
         return "it computes something else than rms_norm" if named else None
-    return Found(_forward(module, name, *formula), f"rms_norm, offset {formula[0]:g}, casting {formula[1]!r}")
+    return formula
 
 
-def _forward(module: torch.nn.Module, eps: str, offset: float, casting: Casting) -> patching.Forward:
-    stock = patching.stock(module)
+def _forward(module: torch.nn.Module, formula: Formula) -> patching.Forward:
+    stock, (eps, offset, casting) = patching.stock(module), formula
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         if (
             x is None
-            # A CPU has no kernel for `F.rms_norm` either: it is made of the operators that the class has.
-            or (x.is_cpu and not torch.compiler.is_compiling() and LADDER.is_native("rms_norm", x))
+            or _is_of_its_class(x)
             or x.dtype != self.weight.dtype  # rounded as the class does it
             or patching.is_autocast(x)
         ):
@@ -81,9 +97,17 @@ def _forward(module: torch.nn.Module, eps: str, offset: float, casting: Casting)
     return forward
 
 
-def _formula(module: torch.nn.Module, eps: float, columns: int) -> tuple[float, Casting] | None:
+def _is_of_its_class(x: Tensor) -> bool:
+    """Whether the operators that the class has are what PyTorch offers best, too.
+
+    A CPU has no kernel for `F.rms_norm`, and TorchInductor fuses either with what is around it.
+    """
+    return (x.is_cpu or torch.compiler.is_compiling()) and LADDER.is_native("rms_norm", x)
+
+
+def _formula(module: torch.nn.Module, name: str, columns: int) -> Formula | None:
     """The offset and the casting with which `rms_norm` gives what this module's class gives, or None."""
-    candidates = list(itertools.product((0.0, 1.0), CASTINGS))
+    candidates, eps = list(itertools.product((0.0, 1.0), CASTINGS)), getattr(module, name)
     generator = torch.Generator().manual_seed(0)
     # Rows in which eps counts for nothing, for half and for all.
     sizes = torch.tensor([1.0, 1e3, eps**0.5, 0.1 * eps**0.5]).repeat_interleave(8).unsqueeze(1)
@@ -92,7 +116,7 @@ def _formula(module: torch.nn.Module, eps: float, columns: int) -> tuple[float, 
         weight = torch.rand(columns, generator=generator).add(0.5).to(dtype)
         given = patching.tried(module, x, _parameters={"weight": torch.nn.Parameter(weight)})
         candidates = [c for c in candidates if _same(given, x, weight, eps, *c)]
-    return candidates[0] if candidates else None
+    return Formula(name, *candidates[0]) if candidates else None
 
 
 def _same(given: Tensor | None, x: Tensor, weight: Tensor, eps: float, offset: float, casting: Casting) -> bool:

@@ -1,0 +1,107 @@
+"""`patch` finds attention by the function that it calls, also in a forward that a decorator wraps."""
+
+import functools
+
+import pytest
+import torch
+
+from kernel_pytorch.qkv_fusion import patch, unpatch
+from kernel_pytorch.qkv_fusion.levels import LADDER
+
+calls = []
+
+
+def rotate_half(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def apply_rotary_pos_emb(q, k, cos, sin):
+    calls.append("own")
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def renaming(function):
+    """As transformers does it: hands on to the function that it holds."""
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        calls.append("wrapper")
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def by_name(function):
+    """Hands on to a function that it finds elsewhere."""
+
+    @functools.wraps(function)
+    def wrapped(self, *args, **kwargs):
+        return wrapped.__wrapped__(self, *args, **kwargs)
+
+    return wrapped
+
+
+class Attention(torch.nn.Module):
+    def forward(self, hidden_states, position_embeddings):
+        q = k = hidden_states.unflatten(-1, (2, 8)).transpose(1, 2)
+        return sum(apply_rotary_pos_emb(q, k, *position_embeddings))
+
+
+class Wrapped(Attention):
+    forward = renaming(Attention.forward)
+
+
+class TwiceWrapped(Attention):
+    forward = renaming(renaming(Attention.forward))
+
+
+class Unknown(Attention):
+    forward = by_name(Attention.forward)
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    calls.clear()
+
+
+def inputs():
+    torch.manual_seed(0)
+    angles = torch.randn(1, 5, 4).repeat(1, 1, 2)
+    return torch.randn(3, 5, 16), (angles.cos(), angles.sin())
+
+
+@pytest.mark.parametrize("kind", [Attention, Wrapped, TwiceWrapped])
+def test_the_rotation_is_found(kind, monkeypatch):
+    monkeypatch.setattr(LADDER, "is_native", lambda function, x: False)
+    model = kind()
+    stock, wrappers = model(*inputs()), calls.count("wrapper")
+    assert patch(model).replaced == {"": "rotary_embedding"}
+    calls.clear()
+    torch.testing.assert_close(model(*inputs()), stock)
+    assert calls == ["wrapper"] * wrappers
+    unpatch(model)
+    model(*inputs())
+    assert "own" in calls
+
+
+def test_a_wrapper_that_is_not_known_is_left_alone():
+    model = Unknown()
+    report = patch(model)
+    assert not report.replaced
+    assert "wrapped in a function" in report.left[""]
+    model(*inputs())
+    assert calls[-1] == "own"
+
+
+@pytest.mark.parametrize("kind", [Attention, Wrapped])
+def test_compiled_it_is_its_own(kind):
+    """TorchInductor fuses the products of the rotation with what is beside them."""
+    model = kind()
+    stock = model(*inputs())
+    patch(model)
+    calls.clear()
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="eager")(*inputs()), stock)
+    assert "own" in calls
