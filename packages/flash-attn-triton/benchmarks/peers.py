@@ -8,6 +8,7 @@ Dong et al., "Flex Attention", 2024, https://arxiv.org/abs/2412.05496.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,9 @@ def compiled() -> Callable[..., Any]:
     """FlexAttention's kernel."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, fullgraph=True)
+    # Each case is compiled for its sizes: with a batch of any size PyTorch takes no kernel for decoding.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False)
 
 
 @functools.lru_cache(64)
@@ -98,6 +101,38 @@ def flex_attention_masked(
     )[0]  # fmt: skip
 
 
+@functools.lru_cache(64)
+def every_block(batch: int, queries: int, keys: int, device: torch.device) -> Any:
+    """All tiles of a cache: FlexAttention masks each."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    count = -(-keys // 128)
+    number = torch.full((batch, 1, 1), count, dtype=torch.int32, device=device)
+    indices = torch.arange(count, dtype=torch.int32, device=device).repeat(batch, 1, 1, 1)
+    return BlockMask.from_kv_blocks(number, indices, BLOCK_SIZE=128, seq_lengths=(queries, keys))
+
+
+def flex_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None, causal: bool,
+    scale: float | None, window: Window, *features: Tensor | float | None,
+) -> Tensor:  # fmt: skip
+    """The output of new tokens against a cache, which is read to its end: lengths are known on the GPU alone."""
+    if block_table is not None or any(f is not None for f in features):
+        raise NotImplementedError("pages, soft cap, ALiBi and sinks in a cache are not written in FlexAttention here")
+    queries, keys = q.shape[2], k_cache.shape[2]
+    left, right = window or (-1, -1)
+    right = 0 if causal else right
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        length = cache_seqlens[b].clamp(0, keys)
+        behind = j - i - (length - queries)
+        return (j < length) & ((behind >= -left) | (left < 0)) & ((behind <= right) | (right < 0))
+
+    mask = copy.copy(every_block(q.shape[0], queries, keys, q.device))
+    mask.mask_mod = sees
+    return compiled()(q, k_cache, v_cache, None, mask, scale, q.shape[1] != k_cache.shape[1])
+
+
 def _peer(function: str) -> list[Peer]:
     return [
         Peer("peer:flex", Level.PEER, f"{__name__}:{function}", requires="torch", install="torch", capability=(8, 0))
@@ -108,4 +143,5 @@ PEERS = {
     "flash_attention": _peer("flex_attention"),
     "flash_attention_with_lse": _peer("flex_attention_with_lse"),
     "flash_attention_masked": _peer("flex_attention_masked"),
+    "flash_decode": _peer("flex_decode"),
 }

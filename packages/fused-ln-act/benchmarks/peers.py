@@ -139,20 +139,24 @@ def quack_softmax(x: Tensor, scale: float, mask: Tensor | None) -> Tensor:
 def quack_linear_act(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
 ) -> Tensor:
-    """quack's product with an activation in its epilogue (CuTe DSL), tuned at its first call."""
+    """quack's product with an activation in its epilogue (CuTe DSL).
+
+    It is in its default configuration: it tunes in processes, which the harness's, a daemon, may not start.
+    """
     from quack.linear import linear_act_func
 
     _lacks("quack", activation not in QUACK_ACTIVATIONS, f"linear layer with {activation!r}")
     _once("quack", "begins at the pre-activation, in the layer behind", x, weight)
-    return linear_act_func(x, weight, QUACK_ACTIVATIONS[activation], bias, store_preact=False)[1]
+    return linear_act_func(x, weight, QUACK_ACTIVATIONS[activation], bias, store_preact=False, tuned=False)[1]
 
 
 def quack_gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> Tensor:
-    """quack's gated MLP (CuTe DSL), tuned at its first call."""
+    """quack's gated MLP (CuTe DSL), in its default configuration as its linear layer is."""
     from quack.mlp import mlp_func
 
     _lacks("quack", activation not in QUACK_GATED, f"gated MLP with {activation!r}")
-    return mlp_func(x, w_gate_up, w_down, QUACK_GATED[activation], recompute=recompute, concat_layout=True)
+    how = {"recompute": recompute, "concat_layout": True, "tuned": False}
+    return mlp_func(x, w_gate_up, w_down, QUACK_GATED[activation], **how)
 
 
 def liger_gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> Tensor:

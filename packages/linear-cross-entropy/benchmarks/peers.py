@@ -18,6 +18,7 @@ from kernel_pytorch.harness.technique import Level
 
 TECHNIQUE = "linear-cross-entropy"
 ROUNDED = "rounds logits to 16 bits before their exponentials are taken"
+QUACK_ROUNDED = "rounds logits, or their exponentials, to 16 bits"
 
 
 class _GradientsInForward(torch.autograd.Function):
@@ -81,15 +82,24 @@ def quack_linear_cross_entropy(
     reduction: str,
     chunk: int | None,
 ) -> Tensor:
-    """quack's chunked linear cross entropy (CuTe DSL), tuned at its first call."""
+    """quack's chunked linear cross entropy (CuTe DSL).
+
+    Where it would tune products it has its default configuration: it tunes in processes, which the harness's, a daemon,
+    may not start.
+    """
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
     _lacks("quack", bias is not None, "bias")
     _lacks("quack", bool(label_smoothing or z_loss or softcap), "label smoothing, z-loss or soft cap")
     _lacks("quack", reduction == "none" or hidden.dim() != 2, "losses of single tokens")
+    _lacks("quack", hidden.shape[0] % 8 != 0, "number of tokens but multiples of 8")
+    backward = torch.is_grad_enabled() and weight.requires_grad
+    _lacks("quack", backward and weight.shape[0] % 8 != 0, "gradients but of multiples of 8 words")
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        return chunked_linear_cross_entropy(hidden, weight, target, ignore_index=ignore_index, reduction=reduction)
+        return chunked_linear_cross_entropy(
+            hidden, weight, target, ignore_index=ignore_index, reduction=reduction, tuned=False
+        )
 
     return _run(loss, hidden, weight)
 
@@ -114,6 +124,26 @@ def cce_linear_cross_entropy(
     return linear_cross_entropy(
         hidden, weight, target, ignore_index, softcap or None, reduction=reduction, filter_eps=None
     )
+
+
+def liger_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    inplace: bool,
+) -> Tensor:
+    """Liger-Kernel's cross entropy (Triton), which waits for the GPU to count targets."""
+    from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+
+    _lacks("Liger-Kernel", logits.dim() != 2 or logits.shape[0] == 0, "leading dimensions, and no empty batch")
+    recorded = torch.is_grad_enabled() and logits.requires_grad
+    _lacks("Liger-Kernel", recorded, "gradient but in the place of the logits: its forward alone takes part")
+    scalars = ignore_index, z_loss, label_smoothing, reduction, softcap or None
+    return LigerCrossEntropyFunction.apply(logits.detach(), target, None, *scalars)[0]
 
 
 def quack_cross_entropy(
@@ -143,13 +173,15 @@ PEERS = {
     "linear_cross_entropy": [
         Peer("peer:liger", Level.PEER, f"{__name__}:liger_linear_cross_entropy", 4.0, ROUNDED,
              requires="liger_kernel", install="liger-kernel", capability=(8, 0)),
-        Peer("peer:quack", Level.PEER, f"{__name__}:quack_linear_cross_entropy", 4.0, ROUNDED,
+        Peer("peer:quack", Level.PEER, f"{__name__}:quack_linear_cross_entropy", 4.0, QUACK_ROUNDED,
              requires="quack", install="quack-kernels", capability=(9, 0)),
         Peer("peer:cut-cross-entropy", Level.PEER, f"{__name__}:cce_linear_cross_entropy", 4.0,
              "adds gradients of the hidden states up in 16 bits, by atomics", requires="cut_cross_entropy",
              install="cut-cross-entropy", capability=(8, 0)),
     ],
     "cross_entropy": [
+        Peer("peer:liger", Level.PEER, f"{__name__}:liger_cross_entropy", 4.0, "rounds losses to the dtype of logits",
+             requires="liger_kernel", install="liger-kernel", capability=(8, 0)),
         Peer("peer:quack", Level.PEER, f"{__name__}:quack_cross_entropy", requires="quack",
              install="quack-kernels", capability=(9, 0)),
     ],

@@ -96,12 +96,9 @@ def test_a_wrapper_that_is_not_known_is_left_alone():
 
 
 @pytest.mark.parametrize("kind", [Attention, Wrapped])
-def test_compiled_it_is_its_own(kind):
-    """TorchInductor fuses the products of the rotation with what is beside them."""
+def test_compiled(kind):
     model = kind()
     stock = model(*inputs())
     patch(model)
-    calls.clear()
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(model, backend="eager")(*inputs()), stock)
-    assert "own" in calls

@@ -35,8 +35,7 @@ def quack_rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, 
     """quack's RMSNorm (CuTe DSL)."""
     from quack import rmsnorm
 
-    _without_offset("quack", offset)
-    return rmsnorm(x, weight, eps=eps)
+    return rmsnorm(x, weight, eps=eps, weight_offset=offset)
 
 
 def quack_add_rms_norm(
@@ -45,8 +44,7 @@ def quack_add_rms_norm(
     """quack's RMSNorm of a sum (CuTe DSL)."""
     from quack import rmsnorm
 
-    _without_offset("quack", offset)
-    return rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
+    return rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True, weight_offset=offset)
 
 
 def flash_attn_rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Tensor:
@@ -72,14 +70,23 @@ def _without_offset(library: str, offset: float) -> None:
         raise NotImplementedError(f"{library} adds no offset to the weight")
 
 
+def _quack(function: str) -> Peer:
+    return Peer("peer:quack", Level.PEER, f"{__name__}:quack_{function}", requires="quack", install="quack-kernels",
+                capability=(9, 0))  # fmt: skip
+
+
 def _peers(function: str) -> list[Peer]:
     return [
         Peer("peer:liger", Level.PEER, f"{__name__}:liger_{function}", requires="liger_kernel", install="liger-kernel"),
-        Peer("peer:quack", Level.PEER, f"{__name__}:quack_{function}", requires="quack", install="quack-kernels",
-             capability=(9, 0)),
+        _quack(function),
         Peer("peer:flash-attn", Level.PEER, f"{__name__}:flash_attn_{function}", requires="flash_attn",
              install="flash-attn", capability=(8, 0)),
     ]  # fmt: skip
 
 
-PEERS = {"rms_norm": _peers("rms_norm"), "add_rms_norm": _peers("add_rms_norm")}
+# A weight of two dimensions is one for each head to quack; the others have one for all heads.
+PEERS = {
+    "rms_norm": _peers("rms_norm"),
+    "add_rms_norm": _peers("add_rms_norm"),
+    "head_rms_norm": [_quack("rms_norm")],
+}

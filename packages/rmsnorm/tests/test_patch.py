@@ -199,20 +199,3 @@ def test_on_a_cpu_the_class_computes_where_the_default_is_native(default, monkey
     LADDER._resolved.clear()
     assert Counted.calls == (2 if default == "native" else 0)
     assert len(asked) == (1 if default == "native" else 2)  # what was found is remembered
-
-
-def test_compiled_the_class_computes(monkeypatch):
-    monkeypatch.undo()
-    model, x = torch.nn.Sequential(Llama()), torch.randn(3, 16)
-    nodes = []
-
-    def backend(graph, inputs):
-        nodes.extend(str(node.target) for node in graph.graph.nodes)
-        return graph.forward
-
-    patch(model)
-    torch._dynamo.reset()
-    found = torch.compile(model, fullgraph=True, backend=backend)(x)
-    torch.testing.assert_close(found, Llama.forward(model[0], x))
-    assert any("rsqrt" in node for node in nodes)
-    assert not any("rms_norm" in node for node in nodes)

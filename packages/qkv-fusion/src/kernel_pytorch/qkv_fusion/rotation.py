@@ -30,20 +30,7 @@ def find_rotation(module: torch.nn.Module) -> Found | str | None:
     rotating = _with_globals(stock, {ROTATION: _rotation(own)})
     if rotating is None:
         return "its forward is wrapped in a function that calls it in a way that is not known"
-    return Found(_forward(stock, rotating), "rotary_embedding")
-
-
-def _forward(stock: patching.Forward, rotating: patching.Forward) -> patching.Forward:
-    """The forward of an attention: its own where TorchInductor fuses PyTorch's operators with what is around them."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            x = kwargs.get("hidden_states", args[0] if args else None)
-            if x is None or LADDER.is_native("rotary_embedding", x):
-                return stock(self, *args, **kwargs)
-        return rotating(self, *args, **kwargs)
-
-    return forward
+    return Found(rotating, "rotary_embedding")
 
 
 def _rotation(own: Any) -> Any:

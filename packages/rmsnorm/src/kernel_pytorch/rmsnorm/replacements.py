@@ -98,11 +98,8 @@ def _forward(module: torch.nn.Module, formula: Formula) -> patching.Forward:
 
 
 def _is_of_its_class(x: Tensor) -> bool:
-    """Whether the operators that the class has are what PyTorch offers best, too.
-
-    A CPU has no kernel for `F.rms_norm`, and TorchInductor fuses either with what is around it.
-    """
-    return (x.is_cpu or torch.compiler.is_compiling()) and LADDER.is_native("rms_norm", x)
+    """Whether the operators that the class has are what PyTorch offers best, too: a CPU has no kernel for a norm."""
+    return x.is_cpu and not torch.compiler.is_compiling() and LADDER.is_native("rms_norm", x)
 
 
 def _formula(module: torch.nn.Module, name: str, columns: int) -> Formula | None:
