@@ -96,9 +96,14 @@ def test_a_wrapper_that_is_not_known_is_left_alone():
 
 
 @pytest.mark.parametrize("kind", [Attention, Wrapped])
-def test_compiled(kind):
+@pytest.mark.parametrize("training", [False, True])
+def test_compiled_inference_is_its_own(kind, training):
+    """TorchInductor makes faster kernels of that."""
     model = kind()
     stock = model(*inputs())
     patch(model)
+    calls.clear()
     torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(model, backend="eager")(*inputs()), stock)
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(torch.compile(model, backend="eager")(*inputs()), stock)
+    assert ("own" in calls) == (not training)

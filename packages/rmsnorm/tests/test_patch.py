@@ -199,3 +199,21 @@ def test_on_a_cpu_the_class_computes_where_the_default_is_native(default, monkey
     LADDER._resolved.clear()
     assert Counted.calls == (2 if default == "native" else 0)
     assert len(asked) == (1 if default == "native" else 2)  # what was found is remembered
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_compiled_inference_is_the_class_own(training, monkeypatch):
+    """TorchInductor makes faster kernels of that."""
+    monkeypatch.undo()
+    model, x, nodes = torch.nn.Sequential(Llama()), torch.randn(3, 16), []
+
+    def backend(graph, inputs):
+        nodes.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    patch(model)
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(training):
+        found = torch.compile(model, fullgraph=True, backend=backend)(x)
+    torch.testing.assert_close(found, Llama.forward(model[0], x))
+    assert any("rms_norm" in node for node in nodes) == training

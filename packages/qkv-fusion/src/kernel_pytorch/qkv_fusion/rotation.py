@@ -30,7 +30,18 @@ def find_rotation(module: torch.nn.Module) -> Found | str | None:
     rotating = _with_globals(stock, {ROTATION: _rotation(own)})
     if rotating is None:
         return "its forward is wrapped in a function that calls it in a way that is not known"
-    return Found(rotating, "rotary_embedding")
+    return Found(_forward(stock, rotating), "rotary_embedding")
+
+
+def _forward(stock: patching.Forward, rotating: patching.Forward) -> patching.Forward:
+    """The forward of an attention; its own in inference that is compiled, of which TorchInductor makes faster kernels."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+        found: Any = (stock if own else rotating)(self, *args, **kwargs)
+        return found
+
+    return forward
 
 
 def _rotation(own: Any) -> Any:

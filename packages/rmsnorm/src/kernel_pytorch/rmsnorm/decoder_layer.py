@@ -76,6 +76,7 @@ def with_sum(module: torch.nn.Module, formula: Formula, package: str, is_of_its_
         first, attention, norm, feed = map(self._modules.__getitem__, (FIRST, ATTENTION, SECOND, FEED))
         if (
             args
+            or torch.compiler.is_compiling()  # TorchInductor fuses the sum with the norm, whichever computes that
             or is_of_its_class(hidden_states)
             or type(norm) is not kind
             or any(map(norm.__dict__.get, HOOKS))
@@ -87,9 +88,7 @@ def with_sum(module: torch.nn.Module, formula: Formula, package: str, is_of_its_
         weight = norm.weight
         if x.dtype == hidden_states.dtype == weight.dtype and x.shape == hidden_states.shape:
             eps, offset, casting = formula
-            y, h = add_rms_norm(
-                x, hidden_states, weight, eps=getattr(norm, eps), offset=offset, casting=casting
-            )  # fmt: skip
+            y, h = add_rms_norm(x, hidden_states, weight, eps=getattr(norm, eps), offset=offset, casting=casting)
         else:
             h = hidden_states + x
             y = norm(h)
