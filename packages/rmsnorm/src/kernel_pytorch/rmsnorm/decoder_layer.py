@@ -61,7 +61,9 @@ def is_layer(module: torch.nn.Module) -> bool:
     return patching.agree(h + (3.0 * h - 1.0).cos(), patching.tried(module, x, children=children), 1e-12)
 
 
-def with_sum(module: torch.nn.Module, formula: Formula, package: str, is_of_its_class: Callable[[Tensor], bool]) -> Found:
+def with_sum(
+    module: torch.nn.Module, formula: Formula, package: str, is_of_its_class: Callable[[Tensor], bool]
+) -> Found:
     """Let `add_rms_norm` compute the sum and the second norm of a layer.
 
     Args:

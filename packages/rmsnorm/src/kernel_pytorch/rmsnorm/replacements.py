@@ -11,7 +11,7 @@ from torch import Tensor
 from ._core import patching
 from ._core.patching import Found, Patched
 from .decoder_layer import SECOND, Formula, is_layer, with_sum
-from .functional import CASTINGS, rms_norm
+from .functional import CASTINGS, Casting, rms_norm
 from .levels import LADDER
 from .module import RMSNorm
 
