@@ -34,7 +34,7 @@ def find_rotation(module: torch.nn.Module) -> Found | str | None:
 
 
 def _forward(stock: patching.Forward, rotating: patching.Forward) -> patching.Forward:
-    """The forward of an attention; its own in inference that is compiled, of which TorchInductor makes faster kernels."""
+    """The forward of an attention: its own in compiled inference, of which TorchInductor makes faster kernels."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = torch.compiler.is_compiling() and not torch.is_grad_enabled()
