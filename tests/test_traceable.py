@@ -49,6 +49,10 @@ CALLS = {
     "cross_entropy": (lambda f, logits, target: f(logits, target), (X, TARGET)),
     "linear_cross_entropy": (lambda f, x, w, target: f(x, w, target), (X, normal(16, 16), TARGET)),
     "rotary_embedding": (lambda f, x, cos, sin: f(x, cos, sin), (HEADS, TURNS, TURNS)),
+    "rotary_qk": (
+        lambda f, q, k, cos, sin, positions: f(q, k, cos, sin, positions),
+        (HEADS, HEADS + 1, TURNS, TURNS, torch.tensor([4, 0, 1, 1, 3])),
+    ),
     "qk_norm_rope": (
         lambda f, q, k, qw, kw, cos, sin: f(q, k, qw, kw, cos, sin),
         (HEADS, HEADS + 1, normal(8), normal(8), TURNS, TURNS),

@@ -1,11 +1,11 @@
-// Rotary position embedding: what the operator hands to whoever computes it.
+// Rotary position embedding of one tensor, or of q and k at once: what the operators hand to whoever computes them.
 //
 //     y1 = x1 * cos - x2 * sin,  y2 = x2 * cos + x1 * sin        for every pair (x1, x2) of a head
 //
 // Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, https://arxiv.org/abs/2104.09864. The
 // gradient is the same with the sign of sin turned.
 //
-// x is `(tokens, heads, columns)`, strided; y has its dtype and is contiguous.
+// x is `(tokens, heads, columns)`, strided; y has its dtype and is contiguous. q and k differ in heads and strides alone.
 #pragma once
 
 #include "kernel_pytorch/cpu/isa.h"
@@ -14,17 +14,39 @@
 namespace kernel_pytorch {
 namespace rotary_embedding {
 
-struct Arguments {
+// q, or k.
+struct Side {
   Input x;
   Output y;
-  Rotation rotation;
   HeadStrides strides;  // of x
-  int64_t tokens;
   int64_t heads;
+};
+
+// The row of the tables for each token. Token t has that of number t % count; without data, row t % rows of the tables.
+struct Positions {
+  const void* data;
+  int64_t count;
+  bool wide;  // int64, else int32
+};
+
+struct Arguments {
+  Side sides[2];  // of one tensor alone the second has no heads
+  Rotation rotation;
+  Positions positions;
+  int64_t tokens;
   int64_t columns;
 };
 
-// The twin: tokens `begin` to `end`.
+// The row of tables of `rows` rows that a token has, or -1 for a position outside of them: its head becomes NaN.
+KP_HOST_DEVICE int64_t table_row(const Positions& positions, int64_t rows, int64_t token) {
+  if (positions.data == nullptr) return remainder(token, rows);
+  const int64_t place = remainder(token, positions.count);
+  const int64_t position = positions.wide ? static_cast<const int64_t*>(positions.data)[place]
+                                          : static_cast<const int32_t*>(positions.data)[place];
+  return position >= 0 && position < rows ? position : -1;
+}
+
+// The CPU backend: tokens `begin` to `end`.
 KP_DECLARE_FOR_EACH_ISA(void rotate(const Arguments&, int64_t begin, int64_t end))
 
 // CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for the shape.

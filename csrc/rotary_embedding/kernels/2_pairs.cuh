@@ -1,7 +1,6 @@
 // Rung 2: one thread a pair, or a column that passes. Neighbours read neighbours; any length and alignment.
 #pragma once
 
-#include "kernel_pytorch/cuda/vector.cuh"
 #include "parameters.cuh"
 
 namespace kernel_pytorch {
@@ -13,22 +12,19 @@ template <typename T, typename C, bool kInterleaved>
 __global__ void __launch_bounds__(kPairThreads) rotate_pairs(const Pointers<T, C> p) {
   const int slots = p.columns - p.pairs;  // of a head: its pairs, then its columns that pass
   const int64_t unit = blockIdx.x * static_cast<int64_t>(kPairThreads) + threadIdx.x;
-  const int64_t row = unit / slots;
-  if (row >= p.rows) return;
-  const int slot = static_cast<int>(unit - row * slots);
-  const int64_t token = row / p.heads;
-  const T* x = p.x + head_offset(p.strides, token, row - token * p.heads);
-  T* y = p.y + row_offset(row, p.columns);
+  const int64_t index = quotient(unit, slots);
+  if (index >= count_groups<1>(p)) return;
+  const int slot = static_cast<int>(unit - index * slots);
+  const HeadGroup<T> head = group_of<1>(p, index);
   if (slot >= p.pairs) {
-    y[slot + p.pairs] = x[slot + p.pairs];
+    head.y[slot + p.pairs] = head.x[slot + p.pairs];
     return;
   }
-  const int64_t table = row_offset(token % p.table_rows, p.pairs) + slot;
+  const Angle angle = angle_at(p, table_offset(p, head.token), slot);
   const int64_t first = first_of(slot, kInterleaved), second = second_of(slot, p.pairs, kInterleaved);
-  const float a = widen(x[first]), b = widen(x[second]);
-  const float c = widen(p.cos[table]), s = widen(p.sin[table]) * p.sign;
-  y[first] = narrow<T>(a * c - b * s);
-  y[second] = narrow<T>(b * c + a * s);
+  const float a = widen(head.x[first]), b = widen(head.x[second]);
+  head.y[first] = narrow<T>(a * angle.cos - b * angle.sin);
+  head.y[second] = narrow<T>(b * angle.cos + a * angle.sin);
 }
 
 }  // namespace rotary_embedding

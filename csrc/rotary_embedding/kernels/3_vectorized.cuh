@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernel_pytorch/cuda/rotate.cuh"
-#include "kernel_pytorch/cuda/vector.cuh"
 #include "parameters.cuh"
 
 namespace kernel_pytorch {
@@ -44,35 +43,36 @@ struct IncomingSlot {
   }
 };
 
-// Blocks are `(slots, groups of heads)`: a slot is two vectors of `N` elements. No group has heads of two tokens.
+// Blocks are `(slots, groups of heads)`: a slot is two vectors of `N` elements.
 template <typename T, typename C, bool kInterleaved, int N, int kHeads>
 __global__ void __launch_bounds__(kVectorThreads) rotate_vectorized(const Pointers<T, C> p) {
-  const int groups = (p.heads + kHeads - 1) / kHeads;  // of a token
-  const int64_t group = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  const int64_t token = quotient(group, groups);
-  if (token * p.heads >= p.rows) return;
-  const int head = static_cast<int>(group - token * groups) * kHeads;
-  const int heads = kHeads == 1 ? 1 : p.heads - head;  // that are left
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (index >= count_groups<kHeads>(p)) return;
+  const HeadGroup<T> group = group_of<kHeads>(p, index);
+  const int heads = kHeads == 1 ? 1 : group.heads;
   const Slot slot = slot_at(threadIdx.x, p.pairs, N, kInterleaved);
-  const T* const x = p.x + head_offset(p.strides, token, head);
-  T* const y = p.y + row_offset(token * p.heads + head, p.columns);
+  const int64_t table = table_offset(p, group.token);
   IncomingSlot<T, N> incoming[kHeads];
 #pragma unroll
-  for (int i = 0; i < kHeads; ++i) incoming[i].load(x + (i < heads ? i : 0) * p.strides.head, slot);
+  for (int i = 0; i < kHeads; ++i) incoming[i].load(group.x + (i < heads ? i : 0) * group.stride, slot);
   float c[N], s[N];
-  if (!slot.passes) {
-    const int64_t table = row_offset(remainder(token, p.table_rows), p.pairs) + threadIdx.x * N;
-    load_vector<C, N>(p.cos + table, c);
-    load_vector<C, N>(p.sin + table, s);
+  if (!slot.passes && table >= 0) {
+    load_vector<C, N>(p.cos + table + threadIdx.x * N, c);
+    load_vector<C, N>(p.sin + table + threadIdx.x * N, s);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) c[i] = s[i] = nan_value();  // of a position outside of the tables
   }
+  T* y = group.y;  // stepped from head to head: of y + i * columns nvcc takes stores of 8 bytes apart
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     if (i >= heads) break;
     float a[N], b[N];
     incoming[i].read(a, b);
     if (!slot.passes) rotate_slot<kInterleaved>(c, s, p.sign, a, b);
-    store_vector<T, N>(y + row_offset(i, p.columns) + slot.first, a);
-    store_vector<T, N>(y + row_offset(i, p.columns) + slot.second, b);
+    store_vector<T, N>(y + slot.first, a);
+    store_vector<T, N>(y + slot.second, b);
+    y += p.columns;
   }
 }
 

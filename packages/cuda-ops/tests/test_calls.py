@@ -24,6 +24,7 @@ CALLS = {
     "bias_dropout_add": lambda x: cuda_ops.bias_dropout_add(x, VECTOR, X, 0.0, None),
     "cross_entropy": lambda x: cuda_ops.cross_entropy(x, torch.tensor([0, 1, 2, 3])),
     "rotary_embedding": lambda x: cuda_ops.rotary_embedding(HEADS * x.sum(), TURNS, TURNS),
+    "rotary_qk": lambda x: cuda_ops.rotary_qk(HEADS * x.sum(), HEADS, TURNS, TURNS, TARGET)[0],
     "qk_norm_rope": lambda x: cuda_ops.qk_norm_rope(HEADS * x.sum(), HEADS, VECTOR, VECTOR, TURNS, TURNS)[0],
     "flash_attention": lambda x: cuda_ops.flash_attention(HEADS * x.sum(), HEADS, HEADS),
 }
@@ -60,6 +61,14 @@ def ragged(layout):
         (
             lambda: cuda_ops.rotary_embedding(HEADS, None, None),
             "rotary_embedding: cos: given None; it must be a tensor",
+        ),
+        (
+            lambda: cuda_ops.rotary_qk(HEADS, HEADS, TURNS, TURNS, [0, 1, 2, 3]),
+            "rotary_qk: position_ids: given list; it must be a tensor or None",
+        ),
+        (
+            lambda: cuda_ops.rotary_qk(HEADS, HEADS, TURNS, TURNS, None, 1),
+            "rotary_qk: interleaved: given int; it must be True or False",
         ),
         (lambda: cuda_ops.flash_attention(None, HEADS, HEADS), "flash_attention: q: given None; it must be a tensor"),
         (lambda: cuda_ops.flash_attention([1.0], HEADS, HEADS), "flash_attention: q: given list; it must be a tensor"),
@@ -272,6 +281,8 @@ def freed(tensor):
         lambda: cuda_ops.bias_act(X, freed(VECTOR), "silu"),
         lambda: cuda_ops.swiglu(freed(X)),
         lambda: cuda_ops.rotary_embedding(freed(HEADS), TURNS, TURNS),
+        lambda: cuda_ops.rotary_qk(HEADS, freed(HEADS), TURNS, TURNS),
+        lambda: cuda_ops.rotary_qk(HEADS, None, TURNS, TURNS, freed(TARGET)),
         lambda: cuda_ops.flash_attention(HEADS, freed(HEADS), HEADS),
         lambda: cuda_ops.cross_entropy(freed(X), torch.tensor([0, 1, 2, 3])),
     ],

@@ -34,6 +34,7 @@ def test_index(source, tmp_path):
     assert code == 0, printed
 
 
+ROTATION = "../../rotary_embedding/rotary_embedding.h"
 # Program of csrc/tests, header, what is right there, what is planted.
 PLANTS = [
     ("test_index", "index.h", "return row * columns", "return static_cast<int32_t>(row * columns)"),
@@ -44,6 +45,11 @@ PLANTS = [
     ("test_philox", "philox.h", "return row * ceil_divide(columns, kPhiloxWords)", "return row * columns"),
     ("test_rotary", "rotary.h", "column - pairs, column - pairs, true", "column - pairs, column, true"),
     ("test_rotary", "rotary.h", "first + width : first + pairs", "first + width : first + width"),
+    ("test_positions", ROTATION, "position >= 0 && position < rows", "position < rows"),
+    ("test_positions", ROTATION, "position >= 0 && position < rows", "position >= 0 && position <= rows"),
+    ("test_positions", ROTATION, "remainder(token, positions.count)", "token % rows"),
+    ("test_positions", ROTATION, "const int64_t position = positions.wide", "const int position = positions.wide"),
+    ("test_positions", ROTATION, "return remainder(token, rows)", "return token"),
     ("test_layout", "cuda/layout.h", "return {1 << i,", "return {i,"),
     ("test_layout", "cuda/layout.h", "return int64_t{reached} *", "return int64_t{reached} * 2 *"),
     ("test_layout", "cuda/layout.h", "blocks <= 8 ? 120 : 112", "132"),
@@ -61,6 +67,7 @@ PLANTS = [
 def test_wrong_arithmetic_is_found(program, name, right, wrong, tmp_path):
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC / "include", csrc / "include")
+    shutil.copytree(CSRC / "rotary_embedding", csrc / "rotary_embedding")
     header = csrc / "include" / "kernel_pytorch" / name
     assert header.read_text().count(right) == 1
     header.write_text(header.read_text().replace(right, wrong))

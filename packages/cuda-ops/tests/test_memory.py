@@ -34,6 +34,7 @@ STARVED = """
         "softmax": lambda: [o.softmax(x, None, 1.0)],
         "bias_act": lambda: [o.bias_act(x, w, "gelu")],
         "rotary_embedding": lambda: [o.rotary_embedding(q, cos, cos, True)],
+        "rotary_qk": lambda: o.rotary_qk(q, q, cos, cos, torch.zeros(1).long(), True, False),
         "qk_norm_rope": lambda: o.qk_norm_rope(q, q, w, w, cos, cos, 1e-6, False, 0.0),
         "qk_norm_rope_backward": lambda: o.qk_norm_rope_backward(
             q, q, q, q, w, w, cos, cos, torch.ones(1, 1, 1), torch.ones(1, 1, 1), 1e-6, False, 0.0,

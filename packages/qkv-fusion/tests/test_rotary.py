@@ -20,6 +20,9 @@ from kernel_pytorch.qkv_fusion._core import cuda_level
 
 operators = torch.ops.kernel_pytorch
 LEVELS = ["reference", "native", "torchscript", "triton", *(["cuda"] if cuda_level.cuda_ops is not None else [])]
+SPACES = {"triton": lambda *given: operators.rotary_qk(*given)}
+if cuda_level.cuda_ops is not None:
+    SPACES["cuda"] = lambda *given: torch.ops.kernel_pytorch_cuda.rotary_qk(*given)
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 
 
@@ -111,11 +114,44 @@ def test_what_is_frozen_gets_no_gradient(device):
     torch.testing.assert_close(dq, torch.autograd.grad(q_only.sum(), q)[0])
 
 
-def test_a_position_outside_of_the_tables_reads_nothing(device):
-    x, angles = make(3, 2, 8, device=device).detach(), tables(4, 8, device)
-    y, _ = operators.rotary_qk(x, x, *angles, torch.tensor([3, 4, -1], device=device), False, False)
-    assert y[0].isfinite().all()
-    assert y[1:].isnan().all()
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_position_outside_of_the_tables_reads_nothing(dtype, space, device):
+    """Columns that pass are what they were."""
+    q, k, angles = make(3, 2, 8, device=device).detach(), make(3, 1, 8, device=device).detach(), tables(4, 6, device)
+    ids = torch.tensor([3, 4, -1], device=device, dtype=dtype)
+    for x, y in zip((q, k), SPACES[space](q, k, *angles, ids, False, False), strict=True):
+        assert y[0].isfinite().all()
+        assert y[1:, :, :6].isnan().all()
+        assert torch.equal(y[1:, :, 6:], x[1:, :, 6:])
+
+
+@pytest.mark.skipif(cuda_level.cuda_ops is None, reason="kernel_pytorch.cuda_ops is not installed")
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_cuda_is_one_call_of_one_operator_each_way(interleaved, device):
+    q, k, angles = make(2, 5, 4, 16, device=device), make(2, 5, 2, 16, device=device), tables(9, 16, device)
+    ids = torch.tensor([8, 0, 3, 3, 1], device=device)
+    operators_called = []
+
+    class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            operators_called.append(str(operator))
+            return operator(*args, **(kwargs or {}))
+
+    with Recorded():
+        y, z = rotary_embedding(q, k, *angles, interleaved=interleaved, position_ids=ids, level="cuda")
+    assert [name for name in operators_called if name.startswith("kernel_pytorch")] == [
+        "kernel_pytorch_cuda.rotary_qk.default"
+    ]
+    assert not any("index" in name for name in operators_called)
+    truth = rotary_embedding(q, k, *angles, interleaved=interleaved, position_ids=ids, level="reference")
+    torch.testing.assert_close((y, z), truth)
+    incoming = torch.randn_like(y), torch.randn_like(z)
+    with Recorded():
+        operators_called.clear()
+        found = torch.autograd.grad((y, z), (q, k), incoming)
+    assert operators_called == ["kernel_pytorch_cuda.rotary_qk.default"]
+    torch.testing.assert_close(found, torch.autograd.grad(truth, (q, k), incoming))
 
 
 @pytest.mark.parametrize("level", [None, *LEVELS])

@@ -18,7 +18,7 @@ try:
     from .norm_act import add_layer_norm, add_layer_norm_act, add_rms_norm_act, layer_norm, layer_norm_act, rms_norm_act
     from .qk_norm_rope import qk_norm_rope
     from .rms_norm import add_rms_norm, head_rms_norm, rms_norm
-    from .rotary_embedding import rotary_embedding
+    from .rotary_embedding import rotary_embedding, rotary_qk
     from .softmax import softmax
 except ImportError as error:
     _library.refused = str(error)
@@ -44,6 +44,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_act",
     "rotary_embedding",
+    "rotary_qk",
     "softmax",
     "swiglu",
 ]

@@ -32,6 +32,7 @@ KINDS = {
 DTYPES = {
     "mask": (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
     "target": (torch.int64, torch.int32),
+    "position_ids": (torch.int64, torch.int32),
 }
 """By name of the argument: dtypes of tensors that are not like the others, which the library names itself."""
 

@@ -37,8 +37,9 @@ def rotary_embedding(
         position_ids: `(S,)` or `(..., S)`, int64 or int32, from 0 to P - 1: the row of the tables for each token; None
             for tables that have a row a token. On a CPU in eager mode, another position is a ValueError. On a GPU,
             under torch.compile and other tracers and transforms, values are not checked: there a position outside of
-            the tables gives NaN at level "triton". The other levels index the tables: -P to -1 count from the end, as
-            everywhere in PyTorch, and all others are PyTorch's error, on a GPU a failed assertion in a kernel.
+            the tables gives NaN at levels "triton" and "cuda". The other levels index the tables: -P to -1 count from
+            the end, as everywhere in PyTorch, and all others are PyTorch's error, on a GPU a failed assertion in a
+            kernel.
         inverse: rotate back, by the opposite angles.
         level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton",
             "cuda".

@@ -37,14 +37,11 @@ def inputs(case: Case, generator: torch.Generator) -> Given:
 
 
 def cost(case: Case, direction: Direction) -> Cost:
-    """Forward: read q, k and the tables, write both. Backward: the same of their gradients.
-
-    Triton's level is one launch; that of CUDA C++ rotates q and k in one each.
-    """
+    """Forward: read q, k and the tables, write both. Backward: the same of their gradients. Each is one launch."""
     elements = torch.Size(case.shape).numel() + torch.Size(keys_shape(case)).numel()
     passes = 2 if direction is Direction.BOTH else 1
     one = 2 * elements * case.dtype.itemsize + table_bytes(case, case.shape[:-2], rotated(case, case.shape[-1]))
-    return Cost(passes * one, passes * 3 * elements, launches=2 * passes)
+    return Cost(passes * one, passes * 3 * elements, launches=passes)
 
 
 def real(activations: Tensor, dtype: torch.dtype) -> Given:
