@@ -93,6 +93,7 @@ def _gated_forward(module: torch.nn.Module, names: Sequence[str], found: str) ->
         if (
             len(args) != 1
             or kwargs
+            or patching.is_compiled_inference()
             or LADDER.is_native(name, args[0])  # PyTorch's own operators: as the class has them
             or type(getattr(self, act, None)) is not kind
         ):
@@ -145,7 +146,8 @@ def _after_block_forward(module: torch.nn.Module) -> patching.Forward:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         norm, dropout = self.LayerNorm, self.dropout
         kinds = type(norm) is torch.nn.LayerNorm and type(dropout) is torch.nn.Dropout and dropout.p < 1.0
-        if len(args) != 2 or kwargs or not kinds or why_not_plain([norm, dropout]):
+        own = patching.is_compiled_inference() or len(args) != 2 or kwargs
+        if own or not kinds or why_not_plain([norm, dropout]):
             return stock(self, *args, **kwargs)
         x, residual = self.dense(args[0]), args[1]
         if not norm.weight.dtype == residual.dtype == x.dtype or patching.is_autocast(x):
@@ -166,7 +168,7 @@ def _layer_norm(module: torch.nn.Module) -> Found | str | None:
 
 
 def _layer_norm_forward(self: Any, input: Tensor) -> Tensor:
-    own = self.weight.dtype != input.dtype or patching.is_autocast(input)
+    own = patching.is_compiled_inference() or self.weight.dtype != input.dtype or patching.is_autocast(input)
     if own or LADDER.is_native("layer_norm", input):
         return torch.nn.LayerNorm.forward(self, input)
     return layer_norm(input, self.weight, self.bias, eps=self.eps)
@@ -199,7 +201,7 @@ def _activation_forward(module: torch.nn.Module, name: str) -> patching.Forward:
     stock = patching.stock(module)
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or patching.is_autocast(args[0]):
+        if len(args) != 1 or kwargs or patching.is_compiled_inference() or patching.is_autocast(args[0]):
             return stock(self, *args, **kwargs)
         if name == "gelu_tanh":
             return F.gelu(args[0], approximate="tanh")  # PyTorch has it as one kernel: nothing is left to gain

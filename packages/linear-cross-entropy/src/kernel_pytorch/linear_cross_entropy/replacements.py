@@ -75,6 +75,8 @@ def _causal(module: torch.nn.Module) -> patching.Forward:
     stock, output = patching.stock(module), _output_of(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if patching.is_compiled_inference():
+            return stock(self, *args, **kwargs)
         own_loss = getattr(self.loss_function, "__name__", "") != LOSS
         if own_loss or not _is_ours(self, args, kwargs) or kwargs.get("shift_labels") is not None:
             return stock(self, *args, **kwargs)
@@ -90,7 +92,9 @@ def _masked(module: torch.nn.Module) -> patching.Forward:
     stock, output = patching.stock(module), _output_of(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_ours(self, args, kwargs) or why_not_plain([self.cls, self.cls.predictions]):
+        if patching.is_compiled_inference() or not _is_ours(self, args, kwargs):
+            return stock(self, *args, **kwargs)
+        if why_not_plain([self.cls, self.cls.predictions]):
             return stock(self, *args, **kwargs)
         outputs = _of_the_body(self, args, kwargs)
         head = self.cls.predictions

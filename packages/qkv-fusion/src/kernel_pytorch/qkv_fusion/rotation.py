@@ -34,12 +34,10 @@ def find_rotation(module: torch.nn.Module) -> Found | str | None:
 
 
 def _forward(stock: patching.Forward, rotating: patching.Forward) -> patching.Forward:
-    """The forward of an attention: its own in compiled inference, of which TorchInductor makes faster kernels."""
+    """The forward of an attention."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = torch.compiler.is_compiling() and not torch.is_grad_enabled()
-        found: Any = (stock if own else rotating)(self, *args, **kwargs)
-        return found
+        return (stock if patching.is_compiled_inference() else rotating)(self, *args, **kwargs)
 
     return forward
 

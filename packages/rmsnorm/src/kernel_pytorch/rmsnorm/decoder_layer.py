@@ -75,12 +75,12 @@ def with_sum(
     stock, kind = patching.stock(module), type(module._modules[SECOND])
 
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # TorchInductor fuses the sum with the norm, whichever computes that.
+        if args or torch.compiler.is_compiling() or is_of_its_class(hidden_states):
+            return stock(self, hidden_states, *args, **kwargs)
         first, attention, norm, feed = map(self._modules.__getitem__, (FIRST, ATTENTION, SECOND, FEED))
         if (
-            args
-            or torch.compiler.is_compiling()  # TorchInductor fuses the sum with the norm, whichever computes that
-            or is_of_its_class(hidden_states)
-            or type(norm) is not kind
+            type(norm) is not kind
             or any(map(norm.__dict__.get, HOOKS))
             or patching.owner_of(norm) != package
             or patching.is_autocast(hidden_states)

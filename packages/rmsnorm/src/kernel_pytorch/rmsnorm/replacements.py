@@ -84,6 +84,7 @@ def _forward(module: torch.nn.Module, formula: Formula) -> patching.Forward:
         x = args[0] if len(args) == 1 and not kwargs else None
         if (
             x is None
+            or patching.is_compiled_inference()
             or _is_of_its_class(x)
             or x.dtype != self.weight.dtype  # rounded as the class does it
             or patching.is_autocast(x)
@@ -98,12 +99,8 @@ def _forward(module: torch.nn.Module, formula: Formula) -> patching.Forward:
 
 
 def _is_of_its_class(x: Tensor) -> bool:
-    """Whether the operators that the class has are the best that PyTorch offers.
-
-    A CPU has no kernel for a norm. In inference TorchInductor makes faster kernels of the class's own code.
-    """
-    own = not torch.is_grad_enabled() if torch.compiler.is_compiling() else x.is_cpu
-    return own and LADDER.is_native("rms_norm", x)
+    """Whether the operators that the class has are the best that PyTorch offers: a CPU has no kernel for a norm."""
+    return x.is_cpu and not torch.compiler.is_compiling() and LADDER.is_native("rms_norm", x)
 
 
 def _formula(module: torch.nn.Module, name: str, columns: int) -> Formula | None:
