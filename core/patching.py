@@ -18,11 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .stock import HOOKS
-
-OWNER = "_kernel_pytorch_package"
-"""Attribute of a function that is the forward of a patched module: the package that put it there, and the function
-itself, since wrappers copy the attributes of what they wrap."""
+from .stock import HOOKS, OWNER, has_foreign_forward, owner_of
 
 Forward = Callable[..., Any]
 """What becomes the `forward` of a module; it takes the module first."""
@@ -98,15 +94,6 @@ def unpatch(model: torch.nn.Module, package: str) -> None:
             del module.forward
 
 
-def owner_of(module: torch.nn.Module) -> str | None:
-    """The package whose patch a module has, or None."""
-    forward = module.__dict__.get("forward")
-    if type(forward) is not MethodType or forward.__self__ is not module:
-        return None
-    owner, function = getattr(forward.__func__, OWNER, (None, None))
-    return owner if function is forward.__func__ else None
-
-
 def stock(module: torch.nn.Module) -> Forward:
     """The forward of a module's class, which takes the module first."""
     forward: Forward = type(module).forward
@@ -167,10 +154,9 @@ def is_autocast(x: Tensor) -> bool:
 
 def _put(module: torch.nn.Module, package: str, found: Found) -> Found | str:
     """Set the forward, or say why not."""
-    present = module.__dict__.get("forward")
-    own = getattr(present, "__func__", None) is type(module).forward  # as a patched module that was pickled has it
-    if present is not None and not own:
-        return f"its forward was replaced before, by {owner_of(module) or _name_of(present)}"
+    owner = owner_of(module)
+    if owner is not None or has_foreign_forward(module):
+        return f"its forward was replaced before, by {owner or _name_of(module.__dict__['forward'])}"
     setattr(found.forward, OWNER, (package, found.forward))
     found.forward.__name__ = "forward"  # what pickle looks for
     module.forward = MethodType(found.forward, module)

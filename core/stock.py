@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MethodType
 
 import torch
+from torch.nn.modules import module as _modules
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+OWNER = "_kernel_pytorch_package"
+"""Attribute of a function that is the forward of a patched module: the package that put it there, and the function
+itself, since wrappers copy the attributes of what they wrap."""
+
+_has_global_hooks = _modules._has_any_global_hook  # a private name of PyTorch
 
 
 def why_not_plain(modules: Iterable[torch.nn.Module]) -> str | None:
     """What one of these does beyond what its class says, and a drop-in would not; None if it is nothing."""
     for module in modules:
         name = type(module).__name__
-        if any(getattr(module, hooks) for hooks in HOOKS):
+        if has_hooks(module):
             return f"{name} has hooks, which a drop-in would not call"
+        if has_foreign_forward(module):
+            return f"{name} has a forward of its own, which a drop-in would not call"
         for parameter in ("weight", "bias"):
             value = getattr(module, parameter, None)
             if value is not None and not isinstance(value, torch.nn.Parameter):
@@ -27,3 +36,25 @@ def check_plain(modules: Iterable[torch.nn.Module]) -> None:
     reason = why_not_plain(modules)
     if reason is not None:
         raise TypeError(f"module: {reason}")
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether something wants to know that the module is called: hooks of its own, or those of all modules."""
+    return any(map(module.__dict__.get, HOOKS)) or bool(_has_global_hooks())
+
+
+def has_foreign_forward(module: torch.nn.Module) -> bool:
+    """Whether something other than a patch replaced the forward of this very module, as offloading and adapters do."""
+    forward = module.__dict__.get("forward")
+    if forward is None or owner_of(module) is not None:
+        return False
+    return getattr(forward, "__func__", None) is not type(module).forward  # as a module that was pickled has it
+
+
+def owner_of(module: torch.nn.Module) -> str | None:
+    """The package whose patch a module has, or None."""
+    forward = module.__dict__.get("forward")
+    if type(forward) is not MethodType or forward.__self__ is not module:
+        return None
+    owner, function = getattr(forward.__func__, OWNER, (None, None))
+    return owner if function is forward.__func__ else None

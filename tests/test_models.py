@@ -1,6 +1,7 @@
 """Patches of all packages in models of Hugging Face's transformers, small and with random weights."""
 
 import copy
+import functools
 import itertools
 
 import pytest
@@ -145,6 +146,19 @@ def test_a_hook_on_the_head_is_called():
     ours.lm_head.register_forward_hook(lambda *given: seen.append(1))
     ours(**inputs)
     assert seen
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_head_whose_forward_was_replaced_is_called(name, before):
+    """As offloading and adapters replace it, on the module itself."""
+    model, inputs = small(name)
+    ours = copy.deepcopy(model) if before else patched(model)
+    for each in (model, ours):
+        head = each.get_output_embeddings()
+        head.forward = functools.partial(lambda own, x: own(x) * 3.0, head.forward)
+    ours = patched(ours) if before else ours
+    torch.testing.assert_close(ours(**inputs).loss, model(**inputs).loss)
 
 
 def test_tables_with_gradients_and_of_another_dtype():

@@ -9,6 +9,7 @@ import torch
 
 from kernel_pytorch.rmsnorm._core import patching
 from kernel_pytorch.rmsnorm._core.patching import Found
+from kernel_pytorch.rmsnorm._core.stock import owner_of
 
 
 def doubled(self, x):
@@ -90,7 +91,7 @@ def test_what_others_replaced_is_left_alone():
     assert "its forward was replaced before, by" in report.left["1"]
     patching.unpatch(ours, "b")
     assert "forward" in vars(ours[1])
-    assert patching.owner_of(ours[0]) == "a"
+    assert owner_of(ours[0]) == "a"
 
 
 def test_hooks_are_called():
@@ -119,7 +120,7 @@ def test_what_others_wrap_around_a_patch_is_theirs():
     patching.patch(ours, "a", [linears])
     inner = ours[0].forward.__func__
     ours[0].forward = types.MethodType(functools.wraps(inner)(lambda self, x: 3.0 * inner(self, x)), ours[0])
-    assert patching.owner_of(ours[0]) is None
+    assert owner_of(ours[0]) is None
     wrapped = ours(X)
     patching.unpatch(ours, "a")
     assert "forward" in vars(ours[0])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -186,6 +187,40 @@ def test_under_checkpointing(triton_is_default):
     torch.testing.assert_close(with_gradients(lambda x: checkpoint(model, x, use_reentrant=False), [x]), expected)
 
 
+def test_one_row_without_dimensions_in_front(triton_is_default):
+    stock, ours = Gated().to(triton_is_default), Gated().to(triton_is_default)
+    ours.load_state_dict(stock.state_dict())
+    patch(ours)
+    x = torch.randn(8, device=triton_is_default)
+    for model in (stock, ours):
+        model(x).square().sum().backward()
+    for one, other in zip(ours.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_many_gradients_at_once(triton_is_default):
+    model, x = Gated().to(triton_is_default), torch.randn(2, 8, device=triton_is_default, requires_grad=True)
+    dy = torch.randn(4, 2, 8, device=triton_is_default)
+    tensors = [x, *model.parameters()]
+    stock = torch.autograd.grad(model(x), tensors, dy, is_grads_batched=True)
+    patch(model)
+    torch.testing.assert_close(torch.autograd.grad(model(x), tensors, dy, is_grads_batched=True), stock)
+
+
+def test_forward_mode_after_an_ordinary_call(triton_is_default):
+    model, x = Gated().to(triton_is_default), torch.randn(2, 8, device=triton_is_default)
+    tangent = torch.randn_like(x)
+
+    def derivative():
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(model(forward_ad.make_dual(x, tangent))).tangent
+
+    stock = derivative()
+    patch(model)
+    model(x)
+    torch.testing.assert_close(derivative(), stock)
+
+
 class Adapter(torch.nn.Linear):
     """As an adapter stands in the place of a layer."""
 
@@ -193,7 +228,9 @@ class Adapter(torch.nn.Linear):
         return super().forward(x) + 1.0
 
 
-@pytest.mark.parametrize("what", ["adapter", "bias", "hook", "frozen", "no gradient", "other dtype", "native"])
+@pytest.mark.parametrize(
+    "what", ["adapter", "bias", "hook", "hook on all", "forward", "frozen", "no gradient", "other dtype", "native"]
+)
 def test_where_the_layer_is_called_itself(what, triton_is_default, monkeypatch):
     device = triton_is_default
     model, x = Gated(bias=what == "bias").to(device), torch.randn(5, 8, device=device)
@@ -201,8 +238,14 @@ def test_where_the_layer_is_called_itself(what, triton_is_default, monkeypatch):
     if what == "adapter":
         model.down_proj = Adapter(12, 8, bias=False, device=device)
     stock = model(x)
-    report = patch(model)
-    if what == "hook":
+    report, hook = patch(model), None
+    if what == "hook on all":
+        hook = torch.nn.modules.module.register_module_forward_hook(lambda *given: calls.append(1))
+    elif what == "forward":  # as offloading and quantisation replace it
+        own = model.down_proj.forward
+        model.down_proj.forward = lambda x: own(x) * 3.0
+        stock = 3.0 * stock
+    elif what == "hook":
         model.down_proj.register_forward_hook(lambda *given: calls.append(1))
     elif what == "frozen":
         model.down_proj.weight.requires_grad_(False)
@@ -222,8 +265,11 @@ def test_where_the_layer_is_called_itself(what, triton_is_default, monkeypatch):
             with pytest.raises(RuntimeError, match="dtype"):
                 model(x)
             return
-        torch.testing.assert_close(model(x), stock)
-    assert what != "hook" or calls
+        found = model(x)
+    if hook is not None:
+        hook.remove()
+    torch.testing.assert_close(found, stock)
+    assert "hook" not in what or calls
 
 
 def test_a_plain_layer_is_not_called(triton_is_default, monkeypatch):

@@ -61,6 +61,43 @@ class Unknown(Attention):
     forward = by_name(Attention.forward)
 
 
+class Holder:
+    """A decorator that is an object."""
+
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+
+    def __get__(self, module, owner=None):
+        return self if module is None else functools.partial(self, module)
+
+    def __call__(self, *args, **kwargs):
+        return self.__wrapped__(*args, **kwargs)
+
+
+class Held(Attention):
+    forward = Holder(Attention.forward)
+
+
+def counting(function):
+    """Keeps a number and something that is not there yet in its closure."""
+    count = 0
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        nonlocal count
+        count += 1
+        calls.append(count)
+        return later if count < 0 else function(*args, **kwargs)
+
+    if function is None:
+        later = None
+    return wrapped
+
+
+class Counting(Attention):
+    forward = counting(Attention.forward)
+
+
 @pytest.fixture(autouse=True)
 def forget():
     calls.clear()
@@ -86,8 +123,22 @@ def test_the_rotation_is_found(kind, monkeypatch):
     assert "own" in calls
 
 
-def test_a_wrapper_that_is_not_known_is_left_alone():
-    model = Unknown()
+def test_the_closure_of_a_wrapper_is_the_same(monkeypatch):
+    monkeypatch.setattr(LADDER, "is_native", lambda function, x: False)
+    model = Counting()
+    stock, first = model(*inputs()), calls[0]
+    assert patch(model).replaced
+    torch.testing.assert_close(model(*inputs()), stock)
+    assert calls[-1] == first + 1
+    unpatch(model)
+    calls.clear()
+    model(*inputs())
+    assert calls[0] == first + 2
+
+
+@pytest.mark.parametrize("kind", [Unknown, Held])
+def test_a_wrapper_that_is_not_known_is_left_alone(kind):
+    model = kind()
     report = patch(model)
     assert not report.replaced
     assert "wrapped in a function" in report.left[""]

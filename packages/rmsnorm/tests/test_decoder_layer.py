@@ -41,6 +41,8 @@ class Attention(torch.nn.Module):
 class Layer(torch.nn.Module):
     """As Llama, Mistral, Qwen and Gemma 1 have it."""
 
+    __module__ = "transformers.models.test"
+
     def __init__(self, norm=Norm, n=16):
         super().__init__()
         self.self_attn, self.mlp = Attention(n), torch.nn.Linear(n, n)
@@ -102,7 +104,71 @@ class Deeper(Layer):
         self.dropout = torch.nn.Dropout(0.0)
 
 
-MUTANTS = [Scaled, PostNorm, NoResidual, Dropping, Biased, Deeper]
+class Mapped(Layer):
+    """Of another library, of whose forward too little is known."""
+
+    __module__ = "mine"
+
+
+class Gated(Layer):
+    """A mutant: a keyword that scales what attention returns."""
+
+    def forward(self, hidden_states, gate=None):
+        x = self.self_attn(hidden_states=self.input_layernorm(hidden_states), gate=gate)[0]
+        h = hidden_states + (x if gate is None else x * gate)
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class Elsewhere(Layer):
+    """A mutant: a keyword that attention does not get."""
+
+    def forward(self, hidden_states, mask=None, bias=None):
+        h = hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states), mask=mask)[0]
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class WithWeights(Layer):
+    """A mutant: returns weights if it shall."""
+
+    def forward(self, hidden_states, output_attentions=False):
+        found = self.self_attn(hidden_states=self.input_layernorm(hidden_states), output_attentions=output_attentions)
+        h = hidden_states + found[0]
+        y = h + self.mlp(self.post_attention_layernorm(h))
+        return (y, found[1]) if output_attentions else y
+
+
+class TakesTuples(Layer):
+    """A mutant: of a feed-forward that returns more, as experts do, the first counts."""
+
+    def forward(self, hidden_states):
+        h = hidden_states + self.self_attn(hidden_states=self.input_layernorm(hidden_states))[0]
+        y = self.mlp(self.post_attention_layernorm(h))
+        return h + (y[0] if isinstance(y, tuple) else y)
+
+
+class ByPlace(Layer):
+    """A mutant: attention is not called by keyword."""
+
+    def forward(self, hidden_states):
+        h = hidden_states + self.self_attn(self.input_layernorm(hidden_states))[0]
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class Factor(Layer):
+    """A mutant: a factor that is one today."""
+
+    def __init__(self):
+        super().__init__()
+        self.residual_multiplier = 1.0
+
+    def forward(self, hidden_states):
+        x = self.self_attn(hidden_states=self.input_layernorm(hidden_states))[0]
+        h = hidden_states + self.residual_multiplier * x
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+MUTANTS = [Scaled, PostNorm, NoResidual, Dropping, Biased, Deeper, Mapped, Gated, Elsewhere, WithWeights, TakesTuples,
+           ByPlace, Factor]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +195,7 @@ def outputs(layer, x, **given):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_same_numbers_and_gradients(norm, dtype, fused):
     layer, x = Layer(norm).to(dtype), batch(dtype)
-    given = {"mask": torch.rand(5, 1).to(dtype), "unknown": None}
+    given = {"mask": torch.rand(5, 1).to(dtype)}
     stock = outputs(layer, x, **given)
     assert patch(layer).replaced[""] == BY
     ours = outputs(layer, x, **given)
@@ -168,26 +234,35 @@ def changed(what, layer, seen):
     elif what == "another forward":
         del norm.forward
         norm.forward = lambda x: (seen.append(1), Norm.forward(norm, x))[1]
+    elif what == "hook on all":
+        return torch.nn.modules.module.register_module_forward_hook(
+            lambda module, *given: seen.append(1) if module is norm else None
+        )
     elif what == "wider norm":
         layer.bfloat16()
         norm.float()
     elif what == "autocast":
         layer.bfloat16()
+    return None
 
 
-CHANGES = ["hook", "hook before", "another norm", "another forward", "wider norm", "autocast"]
+CHANGES = ["hook", "hook before", "hook on all", "another norm", "another forward", "wider norm", "autocast"]
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_where_the_norm_is_called_itself(what, fused):
     layer, seen = Layer(Around0), []
     patch(layer)
-    changed(what, layer, seen)
+    hook = changed(what, layer, seen)
     x = batch(layer.mlp.weight.dtype)
-    with torch.autocast("cpu", torch.bfloat16, enabled=what == "autocast"):
-        torch.testing.assert_close(layer(x), Layer.forward(layer, x))
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=what == "autocast"):
+            torch.testing.assert_close(layer(x), Layer.forward(layer, x))
+    finally:
+        if hook is not None:
+            hook.remove()
     assert not fused
-    assert bool(seen) == (what in ("hook", "hook before", "another forward"))
+    assert bool(seen) == (what in ("hook", "hook before", "hook on all", "another forward"))
 
 
 def test_eps_that_is_changed_afterwards_counts(fused):
@@ -206,3 +281,19 @@ def test_compiled(monkeypatch, fused):
     torch._dynamo.reset()
     ours = outputs(torch.compile(layer, fullgraph=True, backend="aot_eager"), x)
     torch.testing.assert_close(ours, stock)
+
+
+def test_keywords_that_are_missing_have_the_defaults_of_the_layer(fused):
+    layer, x, seen = Layer(), batch(), []
+    patch(layer)
+    layer.self_attn.register_forward_pre_hook(lambda module, args, kwargs: seen.append({**kwargs}), with_kwargs=True)
+    layer(x)
+    assert seen[0].keys() == {"hidden_states", "mask"}
+    assert fused
+
+
+def test_keywords_that_the_layer_does_not_name_go_to_its_class(fused):
+    layer, x = Layer(), batch()
+    patch(layer)
+    torch.testing.assert_close(layer(x, unknown=1), Layer.forward(layer, x, unknown=1))
+    assert not fused

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._core import patching
-from ._core.call_kinds import is_plain, wants_graph
+from ._core.call_kinds import is_plain, is_transformed, wants_graph
 from ._core.patching import Found, Patched
 from ._core.stock import why_not_plain
 from .arguments import ACTIVATIONS
@@ -118,6 +118,7 @@ def _is_saving(function: str, layer: torch.nn.Module, gate: Tensor, up: Tensor) 
         and gate.dtype == up.dtype == layer.weight.dtype
         and not patching.is_autocast(gate)
         and is_plain(gate, up, layer.weight)
+        and not is_transformed()
         and why_not_plain([layer]) is None
     )
 

@@ -98,15 +98,24 @@ def _is_the_same(own: Any) -> bool:
 
 def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
     """The same code, which finds other functions under these names; None if that is not known of a wrapper in it."""
+    if not isinstance(function, FunctionType):
+        return None
     inner, globals_of, cells = getattr(function, "__wrapped__", None), function.__globals__, function.__closure__
     if inner is None:
         globals_of = {**globals_of, **replaced}
     else:
         new = _with_globals(inner, replaced)
-        held = [cell.cell_contents for cell in cells or ()]
-        if new is None or not any(each is inner for each in held):
+        if new is None or not any(_holds(cell, inner) for cell in cells or ()):
             return None
-        cells = tuple(CellType(new if each is inner else each) for each in held)
+        cells = tuple(CellType(new) if _holds(cell, inner) else cell for cell in cells or ())
     found = FunctionType(function.__code__, globals_of, function.__name__, function.__defaults__, cells)
     found.__kwdefaults__ = function.__kwdefaults__
     return found
+
+
+def _holds(cell: CellType, function: Any) -> bool:
+    """Whether this is what a closure holds; a cell may be empty."""
+    try:
+        return cell.cell_contents is function
+    except ValueError:
+        return False

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found, Patched
-from .decoder_layer import SECOND, Formula, is_layer, with_sum
+from .decoder_layer import SECOND, Formula, defaults_of, with_sum
 from .functional import CASTINGS, Casting, rms_norm
 from .levels import LADDER
 from .module import RMSNorm
@@ -50,8 +50,11 @@ def unpatch(model: torch.nn.Module) -> None:
 def _find_layer(module: torch.nn.Module) -> Found | None:
     """A decoder layer whose second norm is one that this package computes, or None."""
     norm = module._modules.get(SECOND)
-    formula = None if norm is None or not is_layer(module) else _known(norm)
-    return with_sum(module, formula, PACKAGE, _is_of_its_class) if isinstance(formula, Formula) else None
+    defaults = None if norm is None else defaults_of(module)
+    formula = None if norm is None or defaults is None else _known(norm)
+    if defaults is None or not isinstance(formula, Formula):
+        return None
+    return with_sum(module, defaults, formula, PACKAGE, _is_of_its_class)
 
 
 def _find(module: torch.nn.Module) -> Found | str | None:

@@ -40,7 +40,7 @@ def gradient_of_input(dz: Tensor, weight: Tensor) -> Tensor:
 
 def gradient_of_weight(dz: Tensor, x: Tensor) -> Tensor:
     """`dz.T @ x` over all rows: of the weight of `x @ weight.T`."""
-    return dz.flatten(0, -2).t() @ x.flatten(0, -2)
+    return dz.reshape(-1, dz.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
 def of_rows(dtensor: Any, x: Any) -> list[tuple[Any, Any]]:
