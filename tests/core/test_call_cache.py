@@ -18,6 +18,13 @@ from kernel_pytorch.rmsnorm._core.plans import forget_plans, planned
 from kernel_pytorch.rmsnorm.levels import LADDER
 
 
+@pytest.fixture(autouse=True)
+def patient():
+    """Let caches that other tests made pause, by calls that never repeat, cache again."""
+    for cache in module._caches:
+        cache._patience, cache._pause = PATIENCE, 0
+
+
 def numbers(*shape, **options):
     return torch.zeros(shape or (4, 8), **options)
 

@@ -137,7 +137,7 @@ def _compiled(technique: Any, operation: Any, cuda: Any, inputs: tuple[Any, ...]
         compiled = getattr(importlib.import_module(module), name)
         if compiled.__module__ == module:
             return []
-        target, given = f"{compiled.__module__}:{name}", []
+        target, given = f"{compiled.__module__}:{compiled.__name__}", []
         with technique.ladder().replaced(name, "cuda", lambda *own: given.append(own) or compiled(*own)):
             cuda.load()(*inputs)
     return [{"target": target, "args": [describe(value) for value in given[0]]}]
