@@ -112,6 +112,17 @@ def test_what_a_cuda_graph_records_is_not_written_over(level, device, monkeypatc
     assert not made
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.0 + 2**-23, -1.0, 0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_only_a_factor_of_exactly_one_may_be_left_out(in_place, factor, device):
+    """5000 elements: one program takes 4096."""
+    gradient, factor = torch.randn(5000, device=device), torch.tensor(factor, device=device)
+    expected = gradient * factor
+    found = operators.launcher("scale_gradient", "triton")(gradient, factor, gradient, in_place)
+    assert (found is gradient) == in_place
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
 class Interrupts(TorchDispatchMode):
     """Frees the graph by another backward, in the middle of the first one."""
 

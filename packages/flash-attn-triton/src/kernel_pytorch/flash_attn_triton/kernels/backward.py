@@ -34,21 +34,24 @@ from kernel_pytorch.flash_attn_triton._core.launch import cdiv
 from kernel_pytorch.flash_attn_triton._core.launcher import bind
 from kernel_pytorch.flash_attn_triton._core.plans import planned
 
-from .configurations import KEYS, QUERIES, Table
+from .configurations import KEYS, QUERIES
 from .geometry import Geometry, check_all_memory
 from .gradient_keys import dkdv_kernel
 from .gradient_queries import dbias_kernel, dq_kernel
-from .tiles import load_rows
+from .tiles import LOG2E, finite, load_rows
 
 
 @triton.jit
 def _delta_kernel(
-    do_ptr, o_ptr, rest_ptr, dlse_ptr, delta_ptr, heads, rows, depth,
+    do_ptr, o_ptr, rest_ptr, dlse_ptr, lse_ptr, delta_ptr, base_ptr, heads, rows, depth,
     do_stride_b, do_stride_h, do_stride_m, o_stride_b, o_stride_h, o_stride_m,
     dlse_stride_b, dlse_stride_h, dlse_stride_m,
     HAS_REST: tl.constexpr, HAS_DLSE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
-    """This program computes delta of ROWS queries of one head; packed sequences are one long one here."""
+    """This program computes delta of ROWS queries of one head; packed sequences are one long one here.
+
+    base: what is subtracted from scores, lse without -inf: in units of `log2`, but not in float32, see `rest_of`.
+    """
     tiles = tl.cdiv(rows, ROWS)
     head_of_batch = tl.program_id(0) // tiles
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
@@ -69,6 +72,9 @@ def _delta_kernel(
     if HAS_DLSE:
         dlse = dlse_ptr + batch * dlse_stride_b + head * dlse_stride_h + row * dlse_stride_m
         delta -= tl.load(dlse, mask=row < rows, other=0.0).to(tl.float32)
+    base = finite(tl.load(lse_ptr + head_of_batch * rows + row, mask=row < rows, other=0.0))
+    base *= 1.0 if do_ptr.dtype.element_ty == tl.float32 else LOG2E
+    tl.store(base_ptr + head_of_batch * rows + row, base, mask=row < rows)
     tl.store(delta_ptr + head_of_batch * rows + row, delta, mask=row < rows)
 
 
@@ -110,10 +116,10 @@ def flash_attention_backward(
         if is_scaled:
             do, dlse, rest = *_scaled(g, do, dlse, rest), None
         q, k, v, do, o = (g.unit_depth(t) for t in (q, k, v, do, o))
-        lse, delta = lse.contiguous(), g.new_lse()
+        lse, delta, base = lse.contiguous(), g.new_lse(), g.new_lse()
         if launch_delta is not None:
-            launch_delta(do, o, _like(rest, o), dlse, delta)
-        shared = q, k, v, g.bias_data(bias), alibi_slopes, seed, g.dense(cu_q), g.dense(cu_k), do, lse, delta
+            launch_delta(do, o, _like(rest, o), dlse, lse, delta, base)
+        shared = q, k, v, g.bias_data(bias), alibi_slopes, seed, g.dense(cu_q), g.dense(cu_k), do, base, delta
         if launch_keys is not None:
             launch_keys(*shared, dk, dv)
         if launch_queries is not None:
@@ -123,7 +129,7 @@ def flash_attention_backward(
             assert bias is not None
             dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
             if add_bias is not None:
-                dbias = add_bias(q, k, v, bias, seed, do, lse, delta)
+                dbias = add_bias(q, k, v, bias, seed, do, base, delta)
         if need_dsinks:
             assert sinks is not None
             of_sink = torch.exp(sinks.float().unsqueeze(-1) - lse).nan_to_num(0.0, 0.0)  # nan: nothing to sum at all
@@ -145,15 +151,6 @@ def _like(x: Tensor | None, o: Tensor) -> Tensor | None:
     return x if x is None or x.stride() == o.stride() else torch.empty_like(o).copy_(x)
 
 
-def _tile_options(g: Geometry, table: Table) -> dict[str, Any]:
-    chosen = g.choose(table)
-    return {
-        **g.constants,
-        "ROWS": chosen.rows, "COLUMNS": chosen.columns, "DEPTH": g.padded_depth, "WHOLE_HEAD": g.whole_head,
-        "LONG_OFFSETS": g.long_offsets, "num_warps": chosen.warps, "num_stages": chosen.stages,
-    }  # fmt: skip
-
-
 def _bind_delta(g: Geometry, do: Tensor, dlse: Tensor | None, o: Tensor, has_rest: bool) -> Any:
     """The launch of delta; packed sequences are one."""
     rows = max(1, 2048 // g.padded_depth)
@@ -169,7 +166,7 @@ def _bind_delta(g: Geometry, do: Tensor, dlse: Tensor | None, o: Tensor, has_res
 
 def _bind_keys(g: Geometry, do_strides: tuple[int, ...], need_dk: bool, need_dv: bool) -> Any:
     """The launch of dk and dv, or None if nobody needs them."""
-    options = _tile_options(g, KEYS)
+    options = g.options(KEYS)
     programs = cdiv(g.columns, options["COLUMNS"]) * g.batch * g.kv_heads
     if not (need_dk or need_dv) or programs == 0:
         return None
@@ -182,7 +179,7 @@ def _bind_keys(g: Geometry, do_strides: tuple[int, ...], need_dk: bool, need_dv:
 
 def _bind_queries(g: Geometry, do_strides: tuple[int, ...]) -> Any:
     """The launch of dq."""
-    options = _tile_options(g, QUERIES)
+    options = g.options(QUERIES)
     return bind(
         dq_kernel, (cdiv(g.rows, options["ROWS"]) * g.batch * g.heads,),
         *g.sizes,
@@ -193,7 +190,7 @@ def _bind_queries(g: Geometry, do_strides: tuple[int, ...]) -> Any:
 
 def _bias_gradient(g: Geometry, bias: Tensor, do_strides: tuple[int, ...]) -> Callable[..., Tensor]:
     """What computes the gradient of the bias; over queries and keys that share one number PyTorch sums."""
-    options, shape, dtype = _tile_options(g, QUERIES), bias.shape, bias.dtype
+    options, shape, dtype = g.options(QUERIES), bias.shape, bias.dtype
     batches, heads = shape[:2]
     tiles = cdiv(g.rows, options["ROWS"]) * cdiv(g.columns, options["COLUMNS"])
     launch = None if tiles == 0 else bind(

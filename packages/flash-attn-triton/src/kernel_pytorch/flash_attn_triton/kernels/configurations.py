@@ -57,7 +57,7 @@ FORWARD = Table(
 KEYS = Table(
     {
         80: {64: Configuration(32, 64, 8, 2), 128: Configuration(32, 64, 8, 2), 256: Configuration(32, 32, 8, 1)},
-        90: {64: Configuration(32, 128, 8, 2), 128: Configuration(32, 128, 8, 2), 256: Configuration(32, 32, 8, 2)},
+        90: {64: Configuration(64, 128, 8, 3), 128: Configuration(64, 128, 8, 3), 256: Configuration(32, 64, 8, 2)},
         100: {64: Configuration(32, 64, 8, 2), 128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
         120: {64: Configuration(32, 64, 8, 2), 128: Configuration(32, 64, 8, 1), 256: Configuration(32, 32, 8, 1)},
     },
@@ -67,7 +67,7 @@ KEYS = Table(
 QUERIES = Table(
     {
         80: {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(32, 32, 8, 1)},
-        90: {64: Configuration(64, 64, 4, 3), 128: Configuration(128, 64, 8, 3), 256: Configuration(64, 32, 4, 2)},
+        90: {64: Configuration(64, 64, 4, 3), 128: Configuration(128, 64, 8, 3), 256: Configuration(128, 32, 8, 2)},
         100: {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 32, 8, 2), 256: Configuration(32, 32, 8, 1)},
         120: {64: Configuration(64, 64, 4, 2), 128: Configuration(64, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
     },

@@ -66,7 +66,7 @@ def _share(length, queries, left, split, splits, HAS_LEFT: tl.constexpr, COLUMNS
 def _attend(
     q, query, d, start, end, length, k_base, v_base, k_stride_b, k_stride_n, v_stride_b, v_stride_n,
     table, table_stride_n, pages, slope, queries, depth, left, right,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_LEFT: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     WHOLE_HEAD: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -91,9 +91,17 @@ def _attend(
             place = place.to(tl.int64)
         k = _load_keys(k_tile, place, k_stride_n, seen, d, depth, WHOLE_HEAD)
         s, _ = scores_of(
-            tl.dot(q, k.T, input_precision="ieee"), query[:, None], column[None, :], queries, length, left, right,
-            slope, k_base, 0, 0, SCALE, SOFTCAP, HAS_ALIBI, "none", HAS_LEFT, HAS_RIGHT, True,
+            tl.dot(q, k.T, input_precision="ieee"), 0.0, query[:, None] + (length - queries - first),
+            tl.arange(0, COLUMNS)[None, :], query[:, None], column[None, :], queries, length, slope, k_base, 0, 0,
+            SCALE, SOFTCAP, ALIBI, "none",
         )  # fmt: skip
+        behind = column[None, :] - query[:, None] - (length - queries)
+        sees = column[None, :] < length
+        if HAS_LEFT:
+            sees = sees & (behind >= -left)
+        if HAS_RIGHT:
+            sees = sees & (behind <= right)
+        s = tl.where(sees, s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, axis=1))
         base = finite(new_top)
         p = tl.exp2(s - base[:, None])
@@ -111,7 +119,7 @@ def _decode_kernel(
     kv_heads, group, queries, capacity, pages, depth, left, right, tiles, splits, all_rows,
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     table_stride_b, table_stride_n, slopes_stride_b, slopes_stride_h,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_LEFT: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr, HAS_SINKS: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WHOLE_HEAD: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
@@ -138,7 +146,7 @@ def _decode_kernel(
     q_offset = batch * q_stride_b + head * q_stride_h + query * q_stride_m
     q = tl.load(q_ptr + q_offset[:, None] + d[None, :], mask=d_exists, other=0.0)
     slope = 0.0
-    if HAS_ALIBI:
+    if ALIBI != "none":
         slopes = slopes_ptr + batch * slopes_stride_b + head * slopes_stride_h
         slope = tl.load(slopes, mask=exists, other=0.0).to(tl.float32)[:, None]
 
@@ -154,7 +162,7 @@ def _decode_kernel(
     acc, top, total = _attend(
         q, query, d, start, end, length, k_base, v_base, k_stride_b, k_stride_n, v_stride_b, v_stride_n,
         table, table_stride_n, pages, slope, queries, depth, left, right,
-        SCALE, SOFTCAP, HAS_ALIBI, HAS_LEFT, HAS_RIGHT, PAGE, ROWS, COLUMNS, DEPTH, WHOLE_HEAD, LONG_OFFSETS,
+        SCALE, SOFTCAP, ALIBI, HAS_LEFT, HAS_RIGHT, PAGE, ROWS, COLUMNS, DEPTH, WHOLE_HEAD, LONG_OFFSETS,
     )  # fmt: skip
     if HAS_SINKS and not SPLIT:
         sink = tl.load(sinks_ptr + head, mask=exists, other=0.0).to(tl.float32) * LOG2E
@@ -251,7 +259,8 @@ def _plan(
         min(left, capacity + queries), min(right, capacity + queries), tiles, splits, batch * heads * queries,
         *_unit_depth(q).stride()[:3], *_unit_depth(k_cache).stride()[:3], *_unit_depth(v_cache).stride()[:3],
         *((0, 0) if block_table is None else block_table.stride()), *slopes_strides,
-        SCALE=scale, SOFTCAP=softcap, HAS_ALIBI=alibi_slopes is not None, HAS_LEFT=left >= 0, HAS_RIGHT=right >= 0,
+        SCALE=scale, SOFTCAP=softcap, ALIBI="none" if alibi_slopes is None else "past" if right == 0 else "both",
+        HAS_LEFT=left >= 0, HAS_RIGHT=right >= 0,
         HAS_SINKS=sinks is not None, PAGE=0 if block_table is None else page, SPLIT=splits > 1,
         ROWS=rows, COLUMNS=chosen.columns, DEPTH=padded_depth, WHOLE_HEAD=depth == padded_depth,
         LONG_OFFSETS=long_offsets, num_warps=chosen.warps, num_stages=stages,

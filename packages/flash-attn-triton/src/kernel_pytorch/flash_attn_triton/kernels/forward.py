@@ -32,33 +32,37 @@ from .tiles import (
     first_row_of,
     kept,
     keys_seen,
+    limits,
     load_rows,
-    part,
     rest_of,
     scores_of,
     sequence,
+    visible,
     with_sink,
 )
 
 
 @triton.jit
 def _attend(
-    acc, top, total, q, row, d, start, end, k_base, v_base, k_stride, v_stride, bias_base, bias_stride_m, bias_stride_n,
-    slope, seed, matrix, rows, columns, depth, left, right,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr,
+    acc, top, total, q, row, place, first_key, last_key, d, start, end, k_base, v_base, k_stride, v_stride,
+    bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
     COLUMNS: tl.constexpr, WHOLE_HEAD: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """Attend to the keys from `start` to `end` as well."""
     for first in tl.range(start, end, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
+        key = tl.arange(0, COLUMNS)
+        column = first + key
         if LONG_OFFSETS:
             column = column.to(tl.int64)
         k = load_rows(k_base, column, k_stride, columns, d, depth, MASKED, WHOLE_HEAD)
         s, _ = scores_of(
-            tl.dot(q, k.T, input_precision="ieee"), row[:, None], column[None, :], rows, columns, left, right, slope,
-            bias_base, bias_stride_m, bias_stride_n, SCALE, SOFTCAP, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED,
+            tl.dot(q, k.T, input_precision="ieee"), 0.0, (place - first)[:, None], key[None, :],
+            row[:, None], column[None, :], rows, columns, slope, bias_base, bias_stride_m, bias_stride_n,
+            SCALE, SOFTCAP, ALIBI, BIAS,
         )  # fmt: skip
+        s = visible(s, key[None, :], (first_key - first)[:, None], (last_key - first)[:, None], FIRST, LAST)
         new_top = tl.maximum(top, tl.max(s, axis=1))
         base = finite(new_top)
         p = tl.exp2(s - base[:, None])
@@ -102,9 +106,9 @@ def _forward_kernel(
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     o_stride_b, o_stride_h, o_stride_m, bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n,
     slopes_stride_b, slopes_stride_h,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SINKS: tl.constexpr, KEEP_REST: tl.constexpr,
-    VARLEN: tl.constexpr,
+    NARROW: tl.constexpr, VARLEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WHOLE_HEAD: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -138,7 +142,7 @@ def _forward_kernel(
     if BIAS != "none":
         bias_base += batch * bias_stride_b + head * bias_stride_h
     slope = 0.0
-    if HAS_ALIBI:
+    if ALIBI != "none":
         slope = tl.load(slopes_ptr + batch * slopes_stride_b + head * slopes_stride_h).to(tl.float32)
     seed = 0
     if DROPOUT_P > 0.0:
@@ -149,16 +153,15 @@ def _forward_kernel(
     top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     acc = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
+    place, first_key, last_key = limits(row, rows, columns, left, right, HAS_RIGHT)
     last = tl.minimum(tile * ROWS + ROWS, rows) - 1
-    start, full_start, full_end, end = keys_seen(
-        tile * ROWS, last, rows, columns, left, right, HAS_LEFT, HAS_RIGHT, COLUMNS
-    )
+    edges = keys_seen(tile * ROWS, last, rows, columns, left, right, HAS_LEFT, HAS_RIGHT, COLUMNS)
     for PART in tl.static_range(0 if HAS_LEFT else 1, 3):
-        first, after = part(start, full_start, full_end, end, PART)
         acc, top, total = _attend(
-            acc, top, total, q, row, d, first, after, k_base, v_base, k_stride_n, v_stride_n,
-            bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth, left, right, SCALE,
-            SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
+            acc, top, total, q, row, place, first_key, last_key, d, edges[PART], edges[PART + 1], k_base, v_base,
+            k_stride_n, v_stride_n, bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT and (PART == 0 or PART == 2 and NARROW),
+            PART == 2 or PART == 0 and NARROW, PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
         )  # fmt: skip
 
     if HAS_SINKS:
@@ -185,14 +188,12 @@ def _plan(
     hopper = gluon_launch.chosen(g, q, k, v, sinks, g.right)
     if hopper is not None:
         return gluon_launch.plan(g, q, k, v, scale, keep_rest, hopper)
-    chosen = g.choose(FORWARD)
+    options = g.options(FORWARD)
     launch = bind(
-        _forward_kernel, (cdiv(g.rows, chosen.rows) * g.batch * g.heads,),
+        _forward_kernel, (cdiv(g.rows, options["ROWS"]) * g.batch * g.heads,),
         *g.sizes,
         *g.q_strides, *g.k_strides, *g.v_strides, *g.o_strides, *g.bias_strides, *g.slopes_strides,
-        **g.constants, HAS_SINKS=sinks is not None, KEEP_REST=keep_rest, VARLEN=g.varlen,
-        ROWS=chosen.rows, COLUMNS=chosen.columns, DEPTH=g.padded_depth, WHOLE_HEAD=g.whole_head,
-        LONG_OFFSETS=g.long_offsets, num_warps=chosen.warps, num_stages=chosen.stages,
+        HAS_SINKS=sinks is not None, KEEP_REST=keep_rest, VARLEN=g.varlen, **options,
     )  # fmt: skip
 
     def run(

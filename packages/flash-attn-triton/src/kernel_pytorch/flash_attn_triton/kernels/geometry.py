@@ -20,7 +20,7 @@ from kernel_pytorch.flash_attn_triton.arguments import (
 )
 from kernel_pytorch.flash_attn_triton.rules.triton import empty_like
 
-from .configurations import Configuration, Table, configuration
+from .configurations import Table, configuration
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -74,7 +74,8 @@ class Geometry:
         tensors = [q, k, v, self.q_like.meta, self.k_like.meta, *([] if bias is None else [bias])]
         self.long_offsets = exceeds_int32(*tensors)
         self.constants: dict[str, Any] = {
-            "SCALE": scale, "SOFTCAP": softcap, "DROPOUT_P": dropout_p, "HAS_ALIBI": alibi_slopes is not None,
+            "SCALE": scale, "SOFTCAP": softcap, "DROPOUT_P": dropout_p,
+            "ALIBI": "none" if alibi_slopes is None else "past" if right == 0 else "both",
             "BIAS": "none" if bias is None else "bool" if bias.dtype == torch.bool else "float",
             "HAS_LEFT": left >= 0, "HAS_RIGHT": right >= 0,
         }  # fmt: skip
@@ -101,11 +102,20 @@ class Geometry:
         """The bias as a kernel reads it: Triton calls a bool uint8."""
         return bias if bias is None or bias.dtype != torch.bool else bias.view(torch.uint8)
 
-    def choose(self, table: Table) -> Configuration:
-        """The configuration of a kernel for this head size on the current device."""
+    def options(self, table: Table) -> dict[str, Any]:
+        """Constants and options of a kernel, with its tiles for this head size on the current device.
+
+        NARROW: whether one tile may reach beyond both edges of the window, or beyond its left edge and the last key.
+        """
         interpreted = triton.knobs.runtime.interpret
         architecture = None if interpreted else triton.runtime.driver.active.get_current_target().arch
-        return configuration(table, architecture, self.depth, self.itemsize, self.is_busy)
+        tile = configuration(table, architecture, self.depth, self.itemsize, self.is_busy)
+        both = self.right >= 0 and self.left + self.right < tile.rows + tile.columns - 3
+        return {
+            **self.constants, "NARROW": self.left >= 0 and (both or self.left < tile.columns),
+            "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": self.padded_depth, "WHOLE_HEAD": self.whole_head,
+            "LONG_OFFSETS": self.long_offsets, "num_warps": tile.warps, "num_stages": tile.stages,
+        }  # fmt: skip
 
     def new_o(self) -> Tensor:
         """Memory for the output, or the gradient of q."""

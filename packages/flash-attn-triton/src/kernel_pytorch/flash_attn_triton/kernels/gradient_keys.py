@@ -3,15 +3,15 @@
 import triton
 import triton.language as tl
 
-from .tiles import first_row_of, gradient_of_scores, load_rows, part, queries_seeing, sequence
+from .tiles import first_row_of, gradient_of_scores, load_rows, queries_seeing, sequence
 
 
 @triton.jit
 def _add_queries(
     dk, dv, k, v, column, d, start, end, q_base, do_base, q_stride, do_stride, lse_base, delta_base,
     bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth, left, right,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, WHOLE_HEAD: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """Add to dk and dv what comes from the queries from `start` to `end`."""
@@ -22,13 +22,16 @@ def _add_queries(
         q = load_rows(q_base, row, q_stride, rows, d, depth, MASKED, WHOLE_HEAD)
         do = load_rows(do_base, row, do_stride, rows, d, depth, MASKED, WHOLE_HEAD)
         # A query that does not exist has weights of zero: exp(s - inf).
-        lse = tl.load(lse_base + row, mask=row < rows, other=float("inf"))
-        delta = tl.load(delta_base + row, mask=row < rows, other=0.0)
+        exists = (row < rows) if MASKED else None
+        base = tl.load(lse_base + row, mask=exists, other=float("inf") if MASKED else None)
+        delta = tl.load(delta_base + row, mask=exists, other=0.0 if MASKED else None)
+        place = tl.arange(0, ROWS)[None, :]
+        key = column[:, None] - (first + columns - rows)
         weights, ds, slope_of_cap = gradient_of_scores(
             tl.dot(k, q.T, input_precision="ieee"), tl.dot(v, do.T, input_precision="ieee"),
-            lse[None, :], delta[None, :], row[None, :], column[:, None], rows, columns, left, right, slope,
-            bias_base, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED, q.dtype == tl.float32,
+            base[None, :], delta[None, :], place, key, place - left, place + right, row[None, :], column[:, None],
+            rows, columns, slope, bias_base, bias_stride_m, bias_stride_n, seed, matrix,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, FIRST, LAST, q.dtype == tl.float32,
         )  # fmt: skip
         dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
         dk = tl.dot((ds * slope_of_cap).to(q.dtype), q, dk, input_precision="ieee")
@@ -43,8 +46,8 @@ def dkdv_kernel(
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     do_stride_b, do_stride_h, do_stride_m, dk_stride_b, dk_stride_h, dk_stride_n,
     bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n, slopes_stride_b, slopes_stride_h,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, VARLEN: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, NARROW: tl.constexpr, VARLEN: tl.constexpr,
     NEED_DK: tl.constexpr, NEED_DV: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WHOLE_HEAD: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
@@ -76,7 +79,7 @@ def dkdv_kernel(
     seed = 0
     if DROPOUT_P > 0.0:
         seed = tl.load(seed_ptr)
-    start, full_start, full_end, end = queries_seeing(
+    edges = queries_seeing(
         tile * COLUMNS, tile * COLUMNS + COLUMNS - 1, rows, columns, left, right, HAS_LEFT, HAS_RIGHT, ROWS
     )
     for member in range(group):
@@ -89,16 +92,16 @@ def dkdv_kernel(
         if BIAS != "none":
             bias_base += batch * bias_stride_b + head * bias_stride_h
         slope = 0.0
-        if HAS_ALIBI:
+        if ALIBI != "none":
             slope = tl.load(slopes_ptr + batch * slopes_stride_b + head * slopes_stride_h).to(tl.float32)
         matrix = head_of_batch.to(tl.int64)
         for PART in tl.static_range(0 if HAS_RIGHT else 1, 3):
-            first, after = part(start, full_start, full_end, end, PART)
             dk, dv = _add_queries(
-                dk, dv, k, v, column, d, first, after, q_base, do_base, q_stride_m, do_stride_m,
+                dk, dv, k, v, column, d, edges[PART], edges[PART + 1], q_base, do_base, q_stride_m, do_stride_m,
                 lse_ptr + first_row, delta_ptr + first_row, bias_base, bias_stride_m, bias_stride_n, slope, seed,
-                matrix, rows, columns, depth, left, right, SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT,
-                HAS_RIGHT, PART != 1, ROWS, WHOLE_HEAD, LONG_OFFSETS,
+                matrix, rows, columns, depth, left, right, SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS,
+                HAS_LEFT and (PART == 2 or PART == 0 and NARROW), HAS_RIGHT and (PART == 0 or PART == 2 and NARROW),
+                PART != 1, ROWS, WHOLE_HEAD, LONG_OFFSETS,
             )  # fmt: skip
 
     target = batch * dk_stride_b + kv_head * dk_stride_h + start_k * dk_stride_n

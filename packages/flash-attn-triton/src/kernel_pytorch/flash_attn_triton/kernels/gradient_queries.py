@@ -3,15 +3,15 @@
 import triton
 import triton.language as tl
 
-from .tiles import first_row_of, gradient_of_scores, keys_seen, load_rows, part, sequence
+from .tiles import first_row_of, gradient_of_scores, keys_seen, limits, load_rows, sequence
 
 
 @triton.jit
 def _add_keys(
-    dq, q, do, lse, delta, row, d, start, end, k_base, v_base, k_stride, v_stride,
-    bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth, left, right,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr,
+    dq, q, do, base, delta, row, place, first_key, last_key, d, start, end, k_base, v_base, k_stride, v_stride,
+    bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
     COLUMNS: tl.constexpr, WHOLE_HEAD: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """Add to dq what comes from the keys from `start` to `end`."""
@@ -23,9 +23,10 @@ def _add_keys(
         v = load_rows(v_base, column, v_stride, columns, d, depth, MASKED, WHOLE_HEAD)
         _, ds, slope_of_cap = gradient_of_scores(
             tl.dot(q, k.T, input_precision="ieee"), tl.dot(do, v.T, input_precision="ieee"),
-            lse[:, None], delta[:, None], row[:, None], column[None, :], rows, columns, left, right, slope,
-            bias_base, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED, q.dtype == tl.float32,
+            base[:, None], delta[:, None], (place - first)[:, None], tl.arange(0, COLUMNS)[None, :],
+            (first_key - first)[:, None], (last_key - first)[:, None], row[:, None], column[None, :],
+            rows, columns, slope, bias_base, bias_stride_m, bias_stride_n, seed, matrix,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, FIRST, LAST, q.dtype == tl.float32,
         )  # fmt: skip
         dq = tl.dot((ds * slope_of_cap).to(k.dtype), k, dq, input_precision="ieee")
     return dq
@@ -38,8 +39,8 @@ def dq_kernel(
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     do_stride_b, do_stride_h, do_stride_m, dq_stride_b, dq_stride_h, dq_stride_m,
     bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n, slopes_stride_b, slopes_stride_h,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, VARLEN: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, NARROW: tl.constexpr, VARLEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WHOLE_HEAD: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +71,7 @@ def dq_kernel(
     if BIAS != "none":
         bias_base += batch * bias_stride_b + head * bias_stride_h
     slope = 0.0
-    if HAS_ALIBI:
+    if ALIBI != "none":
         slope = tl.load(slopes_ptr + batch * slopes_stride_b + head * slopes_stride_h).to(tl.float32)
     seed = 0
     if DROPOUT_P > 0.0:
@@ -79,19 +80,18 @@ def dq_kernel(
     first_row = first_row_of(head_of_batch, head, start_q, lse_rows, VARLEN)
     q = load_rows(q_base, row, q_stride_m, rows, d, depth, True, WHOLE_HEAD)
     do = load_rows(do_base, row, do_stride_m, rows, d, depth, True, WHOLE_HEAD)
-    lse = tl.load(lse_ptr + first_row + row, mask=row < rows, other=float("inf"))
+    base = tl.load(lse_ptr + first_row + row, mask=row < rows, other=float("inf"))
     delta = tl.load(delta_ptr + first_row + row, mask=row < rows, other=0.0)
+    place, first_key, last_key = limits(row, rows, columns, left, right, HAS_RIGHT)
     dq = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
     last = tl.minimum(tile * ROWS + ROWS, rows) - 1
-    start, full_start, full_end, end = keys_seen(
-        tile * ROWS, last, rows, columns, left, right, HAS_LEFT, HAS_RIGHT, COLUMNS
-    )
+    edges = keys_seen(tile * ROWS, last, rows, columns, left, right, HAS_LEFT, HAS_RIGHT, COLUMNS)
     for PART in tl.static_range(0 if HAS_LEFT else 1, 3):
-        first, after = part(start, full_start, full_end, end, PART)
         dq = _add_keys(
-            dq, q, do, lse, delta, row, d, first, after, k_base, v_base, k_stride_n, v_stride_n,
-            bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth, left, right, SCALE,
-            SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
+            dq, q, do, base, delta, row, place, first_key, last_key, d, edges[PART], edges[PART + 1], k_base, v_base,
+            k_stride_n, v_stride_n, bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT and (PART == 0 or PART == 2 and NARROW),
+            PART == 2 or PART == 0 and NARROW, PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
         )  # fmt: skip
     dq_base = dq_ptr + batch * dq_stride_b + head * dq_stride_h + start_q * dq_stride_m
     exists = (row[:, None] < rows) & (d[None, :] < depth)
@@ -104,8 +104,8 @@ def dbias_kernel(
     batches, heads, group, rows, columns, depth, left, right, bias_heads, batches_each, heads_each,
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     do_stride_b, do_stride_h, do_stride_m, bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, NARROW: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WHOLE_HEAD: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -127,6 +127,7 @@ def dbias_kernel(
     seed = 0
     if DROPOUT_P > 0.0:
         seed = tl.load(seed_ptr)
+    place, first_key, last_key = limits(row, rows, columns, left, right, HAS_RIGHT)
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for member in range(batches_each * heads_each):
         batch = matrix_of_bias // bias_heads + member // heads_each
@@ -139,13 +140,13 @@ def dbias_kernel(
         v_base = v_ptr + batch * v_stride_b + head // group * v_stride_h
         v = load_rows(v_base, column, v_stride_n, columns, d, depth, True, WHOLE_HEAD)
         matrix = (batch * heads + head).to(tl.int64)
-        lse = tl.load(lse_ptr + matrix * rows + row, mask=row < rows, other=float("inf"))
+        base = tl.load(lse_ptr + matrix * rows + row, mask=row < rows, other=float("inf"))
         delta = tl.load(delta_ptr + matrix * rows + row, mask=row < rows, other=0.0)
         _, ds, _ = gradient_of_scores(
             tl.dot(q, k.T, input_precision="ieee"), tl.dot(do, v.T, input_precision="ieee"),
-            lse[:, None], delta[:, None], row[:, None], column[None, :], rows, columns, left, right, 0.0,
-            bias_ptr + batch * bias_stride_b + head * bias_stride_h, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, True, q.dtype == tl.float32,
+            base[:, None], delta[:, None], place[:, None], column[None, :], first_key[:, None], last_key[:, None],
+            row[:, None], column[None, :], rows, columns, 0.0,
+            bias_ptr + batch * bias_stride_b + head * bias_stride_h, bias_stride_m, bias_stride_n, seed, matrix, SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT, True, q.dtype == tl.float32,
         )  # fmt: skip
         total += ds
     exists = (row[:, None] < rows) & (column[None, :] < columns)

@@ -16,11 +16,12 @@ threshold_of = triton.constexpr_function(threshold)
 
 @triton.jit
 def tanh(x):
-    """Hyperbolic tangent of float32: a continued fraction below one, where `1 - 2 / (1 + exp(2x))` would cancel."""
+    """Hyperbolic tangent of float32: a continued fraction below one, where `exp(2x) - 1` would cancel."""
     t = x * x
-    small = x * (945.0 + t * (105.0 + t)) / (945.0 + t * (420.0 + t * 15.0))
-    large = 1.0 - 2.0 / (1.0 + tl.exp2(tl.minimum(tl.abs(x) * (2.0 * LOG2E), 100.0)))
-    return tl.where(tl.abs(x) < 1.0, small, tl.where(x < 0.0, -large, large))
+    large = t >= 1.0  # not NaN
+    e = tl.exp2(tl.minimum(x * (2.0 * LOG2E), 100.0))
+    above = tl.where(large, e - 1.0, x * (945.0 + t * (105.0 + t)))
+    return above / tl.where(large, e + 1.0, 945.0 + t * (420.0 + t * 15.0))
 
 
 @triton.jit
@@ -63,25 +64,29 @@ def first_row_of(head_of_batch, head, start, lse_rows, VARLEN: tl.constexpr):
 
 @triton.jit
 def scores_of(
-    products, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr,
+    products, base, place, key, row, column, rows, columns, slope, bias_base, bias_stride_m, bias_stride_n,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile, and the derivative of the soft cap.
+    """Scores of a tile minus `base`, and the derivative of the soft cap; `visible` masks them.
 
-    products: of queries and keys, float32. slope: of ALiBi. MASKED: whether the tile has keys that do not exist, or
-    that a query does not see for causal or window.
+    products: of queries and keys, float32. place: of each query among the keys, and key: of each key, from any common
+    origin in the tile, so that the difference is exact in float32. slope: of ALiBi. ALIBI: "none", "past" if no query
+    sees a key after it, or "both".
     """
     slope_of_cap = 1.0
+    slope *= LOG2E
+    if ALIBI == "past":  # a number for each query, and one for each key
+        base += slope * place.to(tl.float32)
     if SOFTCAP > 0.0:
         t = tanh(products * (SCALE / SOFTCAP))
-        s = t * (SOFTCAP * LOG2E)
+        s = t * (SOFTCAP * LOG2E) - base
         slope_of_cap = 1.0 - t * t
     else:
-        s = products * (SCALE * LOG2E)
-    behind = column - row - (columns - rows)
-    if HAS_ALIBI:
-        s -= (slope * LOG2E) * tl.abs(behind).to(tl.float32)
+        s = products * (SCALE * LOG2E) - base
+    if ALIBI == "past":
+        s += slope * key.to(tl.float32)
+    elif ALIBI == "both":
+        s -= slope * tl.abs(place.to(tl.float32) - key.to(tl.float32))
     if BIAS != "none":
         exists = (row < rows) & (column < columns)
         bias = tl.load(bias_base + row * bias_stride_m + column * bias_stride_n, mask=exists, other=0)
@@ -89,14 +94,25 @@ def scores_of(
             s = tl.where(bias != 0, s, float("-inf"))
         else:
             s += bias.to(tl.float32) * LOG2E
-    if MASKED:
-        sees = column < columns
-        if HAS_LEFT:
-            sees = sees & (behind >= -left)
-        if HAS_RIGHT:
-            sees = sees & (behind <= right)
-        s = tl.where(sees, s, float("-inf"))
     return s, slope_of_cap
+
+
+@triton.jit
+def limits(row, rows, columns, left, right, HAS_RIGHT: tl.constexpr):
+    """The place of each query among the keys, and the first (if there is a limit) and the last key that it sees."""
+    place = row + (columns - rows)
+    last_key = tl.minimum(place + right, columns - 1) if HAS_RIGHT else place * 0 + columns - 1
+    return place, place - left, last_key
+
+
+@triton.jit
+def visible(s, key, first_key, last_key, FIRST: tl.constexpr, LAST: tl.constexpr):
+    """Scores, -inf for keys that a query does not see. FIRST, LAST: whether the tile has keys beyond that limit."""
+    if LAST:
+        s = tl.where(key <= last_key, s, float("-inf"))
+    if FIRST:
+        s = tl.where(key >= first_key, s, float("-inf"))
+    return s
 
 
 @triton.jit
@@ -115,15 +131,9 @@ def with_sink(acc, top, total, sink):
 
 
 @triton.jit
-def above(s, lse):
-    """By how much scores are above lse, in units of `log2`: one rounding, which `rest_of` knows too."""
-    return tl.fma(finite(lse), -LOG2E, s)
-
-
-@triton.jit
 def rest_of(lse, top, total):
-    """What weights `exp2(above(s, lse))` are multiplied by to be those of the sum that lse was rounded from."""
-    rest = above(top, lse) + tl.log2(total)
+    """What weights `exp2(fma(lse, -LOG2E, s))` are multiplied by to be those of the sum that lse was rounded from."""
+    rest = tl.fma(finite(lse), -LOG2E, top) + tl.log2(total)
     return tl.where(tl.abs(rest) < 1.0, tl.exp2(-rest), 1.0)  # not where there is nothing to sum, or no finite sum
 
 
@@ -144,19 +154,23 @@ def kept(seed, matrix, row, column, rows, columns, P: tl.constexpr):
 
 @triton.jit
 def gradient_of_scores(
-    products, dp, lse, delta, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
-    seed, matrix, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, HAS_ALIBI: tl.constexpr,
-    BIAS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASKED: tl.constexpr, FLOAT32: tl.constexpr,
+    products, dp, base, delta, place, key, first_key, last_key, row, column, rows, columns, slope,
+    bias_base, bias_stride_m, bias_stride_n, seed, matrix,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, FLOAT32: tl.constexpr,
 ):  # fmt: skip
     """Weights of a tile with dropout, gradients of its scores behind the soft cap, and the derivative of that.
 
-    FLOAT32: whether all tensors are; then weights lack the factor of `rest_of`, which do, delta and so dp have.
+    base: finite lse, in units of `log2` unless FLOAT32. FLOAT32: whether all tensors are; then weights lack the factor
+    of `rest_of`, which do, delta and so dp have.
     """
     s, slope_of_cap = scores_of(
-        products, row, column, rows, columns, left, right, slope, bias_base, bias_stride_m, bias_stride_n,
-        SCALE, SOFTCAP, HAS_ALIBI, BIAS, HAS_LEFT, HAS_RIGHT, MASKED,
+        products, 0.0 if FLOAT32 else base, place, key, row, column, rows, columns, slope,
+        bias_base, bias_stride_m, bias_stride_n, SCALE, SOFTCAP, ALIBI, BIAS,
     )  # fmt: skip
-    p = tl.exp2(above(s, lse) if FLOAT32 else s - finite(lse) * LOG2E)
+    if FLOAT32:
+        s = tl.fma(base, -LOG2E, s)  # one rounding, which `rest_of` knows too
+    p = tl.exp2(visible(s, key, first_key, last_key, FIRST, LAST))
     weights = p
     if DROPOUT_P > 0.0:
         factor = kept(seed, matrix, row, column, rows, columns, DROPOUT_P)
@@ -172,7 +186,7 @@ def keys_seen(
     """Which keys the queries from `first` to `last` see: `(start, full_start, full_end, end)`.
 
     Some of these queries see a key in [start, end); all of them see all in [full_start, full_end). All but `end` are
-    multiples of COLUMNS.
+    multiples of COLUMNS. So these are the edges of three parts, of which the first and the last one are masked.
     """
     shift = columns - rows
     start = 0
@@ -194,7 +208,7 @@ def keys_seen(
 def queries_seeing(
     first, last, rows, columns, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Which queries see the keys from `first` to `last`, as `keys_seen`; none sees all of a tile that ends too late."""
+    """Which queries see the keys from `first` to `last`, as `keys_seen`."""
     shift = columns - rows
     start = 0
     end = rows
@@ -206,18 +220,6 @@ def queries_seeing(
     if HAS_LEFT:
         end = tl.minimum(rows, tl.maximum(last - shift + left + 1, 0))
         full_end = tl.minimum(rows, tl.maximum(first - shift + left + 1, 0))
-    full_end = tl.where(last < columns, full_end, 0)
     full_start = tl.maximum(start, tl.minimum(full_start, tl.cdiv(end, ROWS) * ROWS))
     full_end = tl.maximum(full_start, full_end // ROWS * ROWS)
     return start, full_start, full_end, end
-
-
-@triton.jit
-def part(start, full_start, full_end, end, PART: tl.constexpr):
-    """The three parts of a walk: tiles that are masked (0), seen as a whole (1), and masked (2)."""
-    if PART == 0:
-        return start, tl.minimum(full_start, end)
-    elif PART == 1:
-        return full_start, full_end
-    else:
-        return full_end, end

@@ -159,10 +159,12 @@ def _from_exponentials_kernel(
 
 
 @triton.jit
-def _scale_kernel(gradient_ptr, factor_ptr, result_ptr, elements, BLOCK: tl.constexpr):
+def _scale_kernel(gradient_ptr, factor_ptr, result_ptr, elements, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
     """This program multiplies BLOCK elements by a number and rounds them once."""
     factor = tl.load(factor_ptr)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if IN_PLACE:
+        elements = tl.where(factor == 1.0, 0, elements)  # as after `loss.backward()`: nothing is read or written then
     mask = place < elements
     found = tl.load(gradient_ptr + place, mask=mask, other=0.0).to(factor_ptr.dtype.element_ty) * factor
     tl.store(result_ptr + place, found.to(result_ptr.dtype.element_ty), mask=mask)
@@ -245,7 +247,9 @@ def plan_scale(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool) -
     """
     elements, new = gradient.numel(), allocator(gradient, dtype=like.dtype)
     read = reader(gradient, Tensor.contiguous)
-    launch = bind(_scale_kernel, (cdiv(elements, SCALED),), elements, BLOCK=SCALED, num_warps=warps(SCALED))
+    launch = bind(
+        _scale_kernel, (cdiv(elements, SCALED),), elements, IN_PLACE=in_place, BLOCK=SCALED, num_warps=warps(SCALED)
+    )
 
     def run(gradient: Tensor, factor: Tensor, *others: Any) -> Tensor:
         result = gradient if in_place else new()
