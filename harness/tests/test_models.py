@@ -1,5 +1,6 @@
 """`kernel-pytorch models`: whole models in turns, on a CPU small."""
 
+import copy
 import json
 import time
 
@@ -192,11 +193,40 @@ def test_in_16_bits_a_plant_is_farther(in_bfloat16, plant):
         find_model("vit"), [plant("planted", "", "", [], "", replacements="p")], CPU, tiny=True
     )
     assert found.difference > found.allowed
+    assert found.errors[0] > found.errors[1]
+    assert not found.same
 
 
 def test_a_loss_that_is_not_finite_is_no_loss():
     assert losses.distance([1.0, float("nan")], [1.0, 1.0]) == float("inf")
     assert losses.Curves("float32", (2.0, 1.0), (2.0, 1.5)).difference == 0.5
+
+
+def test_farther_than_other_seeds_is_the_same_where_it_is_nearer_to_float32():
+    stock, seeds = (2.0, 1.0), ((2.0, 1.01), (2.0, 1.0))
+    ours = losses.Curves("bfloat16", stock, (2.0, 0.97), seeds, exact=(2.0, 0.98))
+    assert ours.difference > ours.allowed
+    assert ours.same
+    assert not losses.Curves("bfloat16", stock, (2.0, 0.95), seeds, exact=(2.0, 0.98)).same
+    assert not losses.Curves("bfloat16", stock, (2.0, float("nan")), seeds, exact=(2.0, float("nan"))).same
+    assert losses.Curves("bfloat16", stock, (2.0, 1.02), seeds, exact=(2.0, 1.0)).same
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "bert", "vit"])
+def test_what_is_computed_in_float32_keeps_weights_in_16_bits(name):
+    """Tied weights, tables of positions and masks, whose dtype a model reads off its weights."""
+    spec = find_model(name)
+    torch.manual_seed(0)
+    model = losses.without_dropout(spec.build(tiny=True)).bfloat16()
+    wide = copy.deepcopy(model).float()
+    inputs = spec.inputs(find_work("training").shape(spec, tiny=True), CPU)
+    loss, expected = losses.in_float32(model)(**inputs).loss, wide(**losses.widened(inputs)).loss
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for (path, narrow), exact in zip(model.named_parameters(), wide.parameters(), strict=True):
+        assert narrow.dtype == narrow.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(narrow.grad, exact.grad.bfloat16(), msg=path, rtol=0.02, atol=1e-6)
 
 
 def test_other_rounding_errors_are_of_the_size_of_rounding():

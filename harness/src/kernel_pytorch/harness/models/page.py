@@ -69,11 +69,12 @@ def losses(record: Record) -> str:
             f"{run.stock[0]:.4f} to {run.stock[-1]:.4f}",
             f"{run.difference:.1e}",
             f"{run.allowed:.1e}",
+            "" if run.errors is None else " / ".join(f"{error:.1e}" for error in run.errors),
         ]
         for m in EVERY
         if (run := record.losses.get(m.name)) is not None
     ]
-    heads = ["model", "weights", "loss of stock", "difference of ours, of the loss", "allowed"]
+    heads = ["model", "weights", "loss of stock", "difference of ours, of the loss", "allowed", "ours / stock from float32"]
     return "\n".join([_provenance(record.losses.values()), "", *_table(heads, rows)]) + "\n"
 
 

@@ -129,6 +129,8 @@ class LossRun(Origin):
         seeds: of stock with other rounding errors, by seed; none in float32.
         difference: the largest of a step between ours and stock, over the loss.
         allowed: how large it may be.
+        exact: of stock that computes in float32; none in float32, or in older records.
+        errors: the same difference of ours and of stock from that.
     """
 
     dtype: str
@@ -137,6 +139,8 @@ class LossRun(Origin):
     seeds: tuple[tuple[float, ...], ...]
     difference: float
     allowed: float
+    exact: tuple[float, ...] = ()
+    errors: tuple[float, float] | None = None
 
 
 class Record(_Frozen):
