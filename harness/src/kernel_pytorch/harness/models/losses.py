@@ -80,7 +80,10 @@ class Curves:
     @property
     def same(self) -> bool:
         """Whether ours learns what stock learns."""
-        return self.difference <= self.allowed or (self.errors is not None and self.errors[0] <= self.errors[1])
+        if self.difference <= self.allowed or self.errors is None:
+            return self.difference <= self.allowed
+        ours, stock = self.errors
+        return ours <= stock and ours < float("inf")
 
 
 def distance(losses: Sequence[float], others: Sequence[float]) -> float:
@@ -151,7 +154,8 @@ def in_float32(model: torch.nn.Module) -> Callable[..., Any]:
     return call
 
 
-def _wide(inputs: Any) -> Any:
+def widened(inputs: Any) -> Any:
+    """The same tensors in float32, if they are floating-point ones."""
     return tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, inputs)
 
 

@@ -35,9 +35,10 @@ def patch(model: torch.nn.Module) -> Patched:
     """Let `linear_cross_entropy` compute the loss of a language model of Hugging Face's transformers, in place.
 
     While the model is training and has labels the loss comes from the hidden states, and `logits` of the output is
-    None: they are never in memory (of the output as a tuple they are missing). Without labels, in evaluation, and with
-    another loss than transformers' own the class's own forward runs. If all labels are ignored the loss is 0, where
-    PyTorch's is NaN. Patch before `fully_shard`, which renames the class.
+    None: they are never in memory (of the output as a tuple they are missing). Without labels, in evaluation, with
+    another loss than transformers' own, and in bfloat16 on a CPU, where PyTorch's products are faster since they round
+    the logits to 16 bits, the class's own forward runs. If all labels are ignored the loss is 0, where PyTorch's is
+    NaN. Patch before `fully_shard`, which renames the class.
 
     Args:
         model: a model of transformers, before it is compiled, or what holds one.
@@ -117,7 +118,16 @@ def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         and kwargs.get("return_dict", model.config.return_dict) is not False
         and type(head) is torch.nn.Linear
         and why_not_plain([head]) is None
+        and not _is_faster_rounded(head)
     )
+
+
+def _is_faster_rounded(head: torch.nn.Linear) -> bool:
+    """Whether logits are multiplied on a CPU in bfloat16, which no product there adds up to float32."""
+    device, dtype = head.weight.device.type, head.weight.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    return device == "cpu" and dtype == torch.bfloat16
 
 
 def _of_the_body(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -160,8 +160,8 @@ def _forward_kernel(
         acc, top, total = _attend(
             acc, top, total, q, row, place, first_key, last_key, d, edges[PART], edges[PART + 1], k_base, v_base,
             k_stride_n, v_stride_n, bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth,
-            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT and (PART == 0 or PART == 2 and NARROW),
-            PART == 2 or PART == 0 and NARROW, PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT and (PART == 0 or (PART == 2 and NARROW)),
+            PART == 2 or (PART == 0 and NARROW), PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
         )  # fmt: skip
 
     if HAS_SINKS:

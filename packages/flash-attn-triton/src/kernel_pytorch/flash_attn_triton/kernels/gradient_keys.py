@@ -100,7 +100,7 @@ def dkdv_kernel(
                 dk, dv, k, v, column, d, edges[PART], edges[PART + 1], q_base, do_base, q_stride_m, do_stride_m,
                 lse_ptr + first_row, delta_ptr + first_row, bias_base, bias_stride_m, bias_stride_n, slope, seed,
                 matrix, rows, columns, depth, left, right, SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS,
-                HAS_LEFT and (PART == 2 or PART == 0 and NARROW), HAS_RIGHT and (PART == 0 or PART == 2 and NARROW),
+                HAS_LEFT and (PART == 2 or (PART == 0 and NARROW)), HAS_RIGHT and (PART == 0 or (PART == 2 and NARROW)),
                 PART != 1, ROWS, WHOLE_HEAD, LONG_OFFSETS,
             )  # fmt: skip
 

@@ -90,8 +90,8 @@ def dq_kernel(
         dq = _add_keys(
             dq, q, do, base, delta, row, place, first_key, last_key, d, edges[PART], edges[PART + 1], k_base, v_base,
             k_stride_n, v_stride_n, bias_base, bias_stride_m, bias_stride_n, slope, seed, matrix, rows, columns, depth,
-            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT and (PART == 0 or PART == 2 and NARROW),
-            PART == 2 or PART == 0 and NARROW, PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT and (PART == 0 or (PART == 2 and NARROW)),
+            PART == 2 or (PART == 0 and NARROW), PART != 1, COLUMNS, WHOLE_HEAD, LONG_OFFSETS,
         )  # fmt: skip
     dq_base = dq_ptr + batch * dq_stride_b + head * dq_stride_h + start_q * dq_stride_m
     exists = (row[:, None] < rows) & (d[None, :] < depth)
@@ -146,7 +146,8 @@ def dbias_kernel(
             tl.dot(q, k.T, input_precision="ieee"), tl.dot(do, v.T, input_precision="ieee"),
             base[:, None], delta[:, None], place[:, None], column[None, :], first_key[:, None], last_key[:, None],
             row[:, None], column[None, :], rows, columns, 0.0,
-            bias_ptr + batch * bias_stride_b + head * bias_stride_h, bias_stride_m, bias_stride_n, seed, matrix, SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT, True, q.dtype == tl.float32,
+            bias_ptr + batch * bias_stride_b + head * bias_stride_h, bias_stride_m, bias_stride_n, seed, matrix,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT, True, q.dtype == tl.float32,
         )  # fmt: skip
         total += ds
     exists = (row[:, None] < rows) & (column[None, :] < columns)
