@@ -5,19 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.arguments import check_eps, check_number, check_tensor
 from kernel_pytorch.qkv_fusion._core.call_kinds import wants_graph
-from kernel_pytorch.qkv_fusion.arguments import (
-    check_angles,
-    check_cache,
-    check_position_values,
-    check_positive,
-    check_projection,
-)
+from kernel_pytorch.qkv_fusion.arguments import check_cache
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.projection.project import project
 
-from .functional import check_head_weights
+from .functional import check_projected, head_size
 from .operators import norm_rope_cache_
 
 
@@ -81,33 +74,26 @@ def qkv_norm_rope_cache_(
     Values of cache_seqlens and block_table are never read on the host: a call does not wait for the GPU. Keys and
     values of a position or a page that does not exist are not written.
     """
-    check_tensor("x", x)
+    columns = head_size(x, q_weight, k_weight)
     if x.dim() != 3:
         raise ValueError(f"x: shape is {tuple(x.shape)}; it must be (B, S, C)")
-    columns = q_weight.shape[0] if isinstance(q_weight, Tensor) and q_weight.dim() == 1 else 1
-    check_head_weights(q_weight, k_weight, x, columns)
     cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
     dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
     check_cache(k_cache, v_cache, cache_seqlens, block_table, x, columns, dtype)
-    num_kv_heads = k_cache.shape[1]
-    check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads)
-    check_projection(x, weight, bias, (num_heads + 2 * num_kv_heads) * columns, "(num_heads + 2 * K of k_cache) * D")
-    check_angles(cos, sin, position_ids, interleaved, x, x.shape[:-1], columns)
-    check_position_values(position_ids, cos)
-    check_eps(eps)
-    check_number("offset", offset)
+    heads = columns, num_heads, k_cache.shape[1]
+    check_projected(x, weight, bias, cos, sin, position_ids, *heads, eps, interleaved, offset, "K of k_cache")
     tensors = x, weight, bias, q_weight, k_weight, cos, sin
     if wants_graph(*tensors, k_cache, v_cache):
         raise RuntimeError("qkv_norm_rope_cache_ has no gradient: call it under torch.no_grad(), or qkv_norm_rope")
     if LADDER.chosen("qkv_norm_rope", level, *tensors) == "triton":
         if position_ids is not None:
             cos, sin = cos[position_ids], sin[position_ids]
-        q, k, v = project(x, weight, bias, num_heads, num_kv_heads, columns)
+        q, k, v = project(x, weight, bias, num_heads, k_cache.shape[1], columns)
         cache = k_cache, v_cache, cache_seqlens, block_table
         q_out: Tensor = norm_rope_cache_(q, k, v, q_weight, k_weight, cos, sin, *cache, eps, interleaved, offset)
         return q_out
     run = LADDER.resolve("qkv_norm_rope", level, *tensors)
-    q, k, v = run(*tensors, position_ids, num_heads, num_kv_heads, eps, interleaved, offset)
+    q, k, v = run(*tensors, position_ids, num_heads, k_cache.shape[1], eps, interleaved, offset)
     write(k, v, k_cache, v_cache, cache_seqlens, block_table)
     return q
 

@@ -11,7 +11,13 @@ from kernel_pytorch.qkv_fusion._core.arguments import (
     check_tensor,
     shape_of,
 )
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads, check_position_values
+from kernel_pytorch.qkv_fusion.arguments import (
+    check_angles,
+    check_heads,
+    check_position_values,
+    check_positive,
+    check_projection,
+)
 from kernel_pytorch.qkv_fusion.levels import LADDER
 
 
@@ -130,6 +136,64 @@ def _check(
     check_head_weights(q_weight, k_weight, q, q.shape[-1])
     check_eps(eps)
     check_number("offset", offset)
+
+
+def check_projected(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    columns: int,
+    num_heads: int,
+    num_kv_heads: int,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    kv_heads_name: str = "num_kv_heads",
+) -> None:
+    """Check what a projection followed by norm and rotation takes, except x and the weights of the norm.
+
+    Args:
+        x: checked by the caller.
+        weight: as given, as are the following arguments.
+        bias: as given.
+        cos: as given.
+        sin: as given.
+        position_ids: as given.
+        columns: size of a head.
+        num_heads: as given.
+        num_kv_heads: as given, or from the cache.
+        eps: as given.
+        interleaved: as given.
+        offset: as given.
+        kv_heads_name: what messages call num_kv_heads.
+
+    Raises:
+        TypeError: an argument is of another type or dtype; the message names it.
+        ValueError: a shape, device or number does not fit; the message names the argument.
+    """
+    check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads)
+    rows = (num_heads + 2 * num_kv_heads) * columns
+    check_projection(x, weight, bias, rows, f"(num_heads + 2 * {kv_heads_name}) * D")
+    check_angles(cos, sin, position_ids, interleaved, x, x.shape[:-1], columns)
+    check_position_values(position_ids, cos)
+    check_eps(eps)
+    check_number("offset", offset)
+
+
+def head_size(x: Tensor, q_weight: Tensor, k_weight: Tensor) -> int:
+    """The size of a head, read from the weights of the norm.
+
+    Raises:
+        TypeError: x or a weight is no tensor of an allowed dtype; the message names it.
+        ValueError: a weight is not `(D,)`, or on another device than x; the message names it.
+    """
+    check_tensor("x", x)
+    columns = q_weight.shape[0] if isinstance(q_weight, Tensor) and q_weight.dim() == 1 else 1
+    check_head_weights(q_weight, k_weight, x, columns)
+    return columns
 
 
 def check_head_weights(q_weight: Tensor, k_weight: Tensor, like: Tensor, columns: int) -> None:

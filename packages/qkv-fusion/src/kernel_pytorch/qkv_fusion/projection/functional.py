@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.arguments import check_eps, check_number, check_tensor
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_position_values, check_positive, check_projection
+from kernel_pytorch.qkv_fusion.arguments import check_positive, check_projection
 from kernel_pytorch.qkv_fusion.levels import LADDER
-from kernel_pytorch.qkv_fusion.norm_rope.functional import check_head_weights
+from kernel_pytorch.qkv_fusion.norm_rope.functional import check_projected, head_size
 
 
 def qkv_projection(
@@ -99,16 +98,8 @@ def qkv_norm_rope(
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads)
-    check_tensor("x", x)
-    head_dim = q_weight.shape[0] if isinstance(q_weight, Tensor) and q_weight.dim() == 1 else 1
-    check_head_weights(q_weight, k_weight, x, head_dim)
-    rows = (num_heads + 2 * num_kv_heads) * head_dim
-    check_projection(x, weight, bias, rows, "(num_heads + 2 * num_kv_heads) * D")
-    check_angles(cos, sin, position_ids, interleaved, x, x.shape[:-1], head_dim)
-    check_position_values(position_ids, cos)
-    check_eps(eps)
-    check_number("offset", offset)
+    heads = head_size(x, q_weight, k_weight), num_heads, num_kv_heads
+    check_projected(x, weight, bias, cos, sin, position_ids, *heads, eps, interleaved, offset)
     run = LADDER.resolve("qkv_norm_rope", level, x, weight, bias, q_weight, k_weight, cos, sin)
     given = (x, weight, bias, q_weight, k_weight, cos, sin, position_ids)
     found: tuple[Tensor, Tensor, Tensor] = run(*given, num_heads, num_kv_heads, eps, interleaved, offset)
