@@ -2,10 +2,10 @@
 
 In float32 both must be the same to 1e-4. In 16 bits they cannot be: rounding moves a loss, and AdamW, which divides by
 the size of a gradient, carries that on. How far rounding moves it is measured too: stock runs again with other rounding
-errors, of two seeds, and ours may be as far from stock as these runs are from each other, but for luck. Where stock
-rounds what ours keeps in float32, such as every score of attention, that is a bias of stock that no seed shows: so ours
-may also be as far away as it likes from stock, if it is nearer than stock to what both round, a run with products of
-float32 and the same weights in 16 bits.
+errors, of two seeds, and ours may be as far from stock as these runs are from each other, but for luck.
+
+Stock is also trained with weights in 16 bits and everything else in float32. The distances of ours and of stock from
+that run decide nothing. They help to explain a difference: which of the two has the larger rounding errors.
 """
 
 from __future__ import annotations
@@ -76,14 +76,6 @@ class Curves:
     def errors(self) -> tuple[float, float] | None:
         """How far ours and stock are from float32; None where they are in it."""
         return (distance(self.ours, self.exact), distance(self.stock, self.exact)) if self.exact else None
-
-    @property
-    def same(self) -> bool:
-        """Whether ours learns what stock learns."""
-        if self.difference <= self.allowed or self.errors is None:
-            return self.difference <= self.allowed
-        ours, stock = self.errors
-        return ours <= stock and ours < float("inf")
 
 
 def distance(losses: Sequence[float], others: Sequence[float]) -> float:
