@@ -123,11 +123,11 @@ def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_faster_rounded(head: torch.nn.Linear) -> bool:
-    """Whether logits are multiplied on a CPU in bfloat16, which no product there adds up to float32."""
-    device, dtype = head.weight.device.type, head.weight.dtype
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-    return device == "cpu" and dtype == torch.bfloat16
+    """Whether the product is computed in bfloat16 on a CPU, where PyTorch has no product with a float32 result."""
+    if head.weight.device.type != "cpu":
+        return False
+    autocast = torch.is_autocast_enabled("cpu")
+    return (torch.get_autocast_dtype("cpu") if autocast else head.weight.dtype) == torch.bfloat16
 
 
 def _of_the_body(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
