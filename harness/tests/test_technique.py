@@ -77,6 +77,13 @@ def test_kernels_of_ours_are_spared_nothing_on_their_own(level):
         Spared(("x",), ("NaN",), "a good one", levels=("native", level))
 
 
+@pytest.mark.parametrize("level", ["triton", "cuda"])
+def test_kernels_of_ours_may_be_held_against_another_level_instead(toy, level):
+    spared = Spared(("x",), ("NaN",), "a good one", levels=(level,), instead="nobody")
+    with pytest.raises(ValueError, match="gate: spared names nobody; levels are reference"):
+        dataclasses.replace(toy.gate, spared=(spared,))
+
+
 def test_what_is_shift_invariant_must_be_adversarial(toy):
     with pytest.raises(ValueError, match="gate: shift_invariant names weight; adversarial are x"):
         dataclasses.replace(toy.gate, shift_invariant=("x", "weight"))

@@ -186,6 +186,23 @@ def test_a_fault_that_one_adversary_shows_is_missed_where_that_is_spared_alone(t
         assert {v.trial.adversary for v in found if not v.passed} == expected
 
 
+@pytest.mark.parametrize(("error", "right"), [(1.9e-3, True), (2.1e-3, False)])
+def test_a_level_may_be_held_against_the_error_of_another_instead(toy, monkeypatch, error, right):
+    def off_by(error):
+        return lambda x, weight, factor: toy.reference(x, weight, factor) * (1.0 + error)
+
+    monkeypatch.setattr(toy, "native", off_by(1e-3))
+    monkeypatch.setattr(toy, "ours", off_by(error), raising=False)
+    ours = Implementation("ours", Level.NATIVE, toy.gate.reference.target.replace("reference", "ours"), 4.0, "a test")
+    spared = Spared(("x",), ("zero rows",), "a good one", (torch.float32,), None, ("ours",), "native")
+    assert str(spared) == "x spared zero rows in float32 at ours (held against native instead): a good one"
+    operation = dataclasses.replace(toy.gate, levels=[*toy.gate.levels, ours], spared=(spared,))
+    found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["ours"])["ours"]
+    asked = [v for v in found if v.trial.adversary == "zero rows" and v.trial.case.dtype == torch.float32]
+    assert [(v.passed, v.unavailable) for v in asked] == [(right, None)]
+    assert not any(v.passed for v in found if v.trial.adversary == RANDOM and v.trial.case.dtype == torch.float32)
+
+
 def test_a_level_alone_may_be_spared_and_says_why(toy, monkeypatch):
     """Of PyTorch's own operators; the trial stays, and the other levels are held against it."""
     monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x.nan_to_num(), weight, factor))

@@ -11,6 +11,7 @@ import torch
 from kernel_pytorch.cuda_ops import LIBRARY
 from kernel_pytorch.cuda_ops.operators import operators
 from kernel_pytorch.cuda_ops.rungs import rung
+from kernel_pytorch.cuda_ops.technique.rungs import LONGEST_IN_ORDER, Rung, operations
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "rungs.py"
 
@@ -73,6 +74,30 @@ def test_the_rung_reaches_every_operator(name, device):
 def test_every_operator_with_numbered_kernels_is_asked():
     folders = {file.parents[1].name for file in (FILE.parents[1] / "csrc").glob("*/kernels/1_*.cuh")}
     assert folders == set(calls("cpu"))
+
+
+@pytest.mark.parametrize("operation", [each.name for each in operations])
+def test_numbered_levels_take_the_cases_of_their_operation(operation, device):
+    asked = next(each for each in operations if each.name == operation)
+    numbered = [each for each in asked.implementations if isinstance(each, Rung)]
+    assert len(numbered) >= 2
+    for rung_ in numbered:
+        cases = [case for case in asked.test_grid if case.core and not asked.why_lacking(rung_.name, case)]
+        assert cases
+        for case in cases:
+            arguments = asked.arguments(case, torch.Generator(device).manual_seed(0))
+            if rung_.longest is not None and arguments[0].shape[-1] > rung_.longest:
+                continue
+            outputs = rung_.load()(*arguments)
+            assert all(output.isfinite().all() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+
+def test_a_kernel_that_sums_in_order_refuses_long_rows(device):
+    naive = next(each for each in operations if each.name == "rms_norm").implementation("1_naive")
+    weight = torch.ones(LONGEST_IN_ORDER + 1, device=device)
+    naive.load()(torch.randn(2, LONGEST_IN_ORDER, device=device), weight[1:], 1e-6, 0.0, "llama")
+    with pytest.raises(NotImplementedError, match="adds a row in order"):
+        naive.load()(torch.randn(2, LONGEST_IN_ORDER + 1, device=device), weight, 1e-6, 0.0, "llama")
 
 
 def test_rungs_are_those_of_the_folder(rungs):

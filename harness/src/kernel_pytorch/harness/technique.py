@@ -63,7 +63,9 @@ class Spared:
         devices: kinds of device on which they are spared; None for all.
         levels: names of implementations that are not held against these adversaries, because PyTorch's own operators,
             which they are made of, differ from the definition there; None where the arguments are spared them at all
-            levels. Kernels of ours are never named: they pass on what the definition does.
+            levels. Kernels of ours are named only with `instead`: they pass on what the definition does.
+        instead: name of the implementation that the named levels are held against there, and may err twice as far as;
+            "" where they are not asked.
     """
 
     arguments: tuple[str, ...]
@@ -72,10 +74,11 @@ class Spared:
     dtypes: tuple[torch.dtype, ...] | None = None
     devices: tuple[str, ...] | None = None
     levels: tuple[str, ...] | None = None
+    instead: str = ""
 
     def __post_init__(self) -> None:
         for level in self.levels or ():
-            if level in OUR_KERNELS:
+            if level in OUR_KERNELS and not self.instead:
                 raise ValueError(f"spared: levels names {level!r}; kernels of ours are spared nothing on their own")
         allowed = [name for name in ADVERSARIES if name not in LAYOUTS] + ([IMITATED, REAL] if self.levels else [])
         for name in self.adversaries:
@@ -97,6 +100,7 @@ class Spared:
     def __str__(self) -> str:
         dtypes = "" if self.dtypes is None else f" in {', '.join(short(dtype) for dtype in self.dtypes)}"
         dtypes += "" if self.levels is None else f" at {', '.join(self.levels)}"
+        dtypes += f" (held against {self.instead} instead)" if self.instead else ""
         devices = "" if self.devices is None else f" on {', '.join(self.devices)}"
         return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}{devices}: {self.reason}"
 
@@ -190,6 +194,8 @@ class Operation:
         names = [i.name for i in self.implementations]
         if len(set(names)) != len(names):
             raise ValueError(f"{self.name}: two implementations share a name: {', '.join(names)}")
+        if strangers := {each.instead for each in self.spared if each.instead} - set(names):
+            raise ValueError(f"{self.name}: spared names {', '.join(strangers)}; levels are {', '.join(names)}")
         if strangers := set(self.lacks) - set(names):
             raise ValueError(f"{self.name}: lacks names {', '.join(sorted(strangers))}; levels are {', '.join(names)}")
         features = {feature for lacking in self.lacks.values() for feature in lacking}
@@ -232,10 +238,10 @@ class Operation:
         }
         return tuple(name for name in candidates if name not in spared)
 
-    def why_spared(self, implementation: str, adversary: str, dtype: torch.dtype, device: str) -> str | None:
-        """Why this implementation alone is not held against this adversary there, or None if it is."""
+    def spared_at(self, implementation: str, adversary: str, dtype: torch.dtype, device: str) -> Spared | None:
+        """What says that this implementation alone is spared this adversary there, or None."""
         about = [e for e in self.spared if e.levels is not None and implementation in e.levels]
-        return next((e.reason for e in about if e.covers(adversary, dtype, device)), None)
+        return next((e for e in about if e.covers(adversary, dtype, device)), None)
 
     def why_lacking(self, implementation: str, case: Case) -> str | None:
         """Why this implementation has no such case, or None if it has."""

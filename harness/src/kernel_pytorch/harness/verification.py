@@ -16,6 +16,7 @@ from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, LAYOU
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.implementation import BUDGET_FACTOR
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.launches import is_counted, judge_launches
 from kernel_pytorch.harness.oracle import (
@@ -148,6 +149,14 @@ def _without_offset(operation: Operation, names: list[str], arguments: list[obje
     ]
 
 
+def by_error_of(implementation: Implementation, against: Standard) -> Standard:
+    """The same standard, with the error of this implementation for the measure, not that of the definition."""
+    found = run(implementation.load(), against.names, against.arguments, against.output_gradients)
+    fresh = against.fresh
+    again = None if fresh is None else functools.cache(lambda: by_error_of(implementation, fresh()))
+    return replace(against, reference=replace(found, terms=against.reference.terms), fresh=again)
+
+
 def examine(implementation: Implementation, against: Standard, *, backward: bool = True) -> tuple[Judgement, ...]:
     """Run one implementation and judge it; one that raises is wrong, and the others go on.
 
@@ -201,13 +210,18 @@ def verify_trial(
     """Run one implementation on one trial, forward and backward, and judge it."""
     about = (technique.name, operation.name, implementation.name, trial)
     reason = why_unavailable(technique, implementation, device, trial.case.dtype)
-    reason = reason or operation.why_spared(implementation.name, trial.adversary, trial.case.dtype, device.type)
+    spared = operation.spared_at(implementation.name, trial.adversary, trial.case.dtype, device.type)
+    if spared is not None and not spared.instead:
+        reason = reason or spared.reason
     reason = reason or operation.why_lacking(implementation.name, trial.case)
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or standard(operation, trial, device)
     if reason := _refused_beside(technique, implementation, against, device):
         return Verification(*about, unavailable=reason)
+    if spared is not None:
+        against = by_error_of(operation.implementation(spared.instead), against)
+        implementation = replace(implementation, budget_factor=BUDGET_FACTOR)
     judgements = examine(implementation, against)
     if reason := not_offered(implementation, judgements):
         return Verification(*about, unavailable=reason)

@@ -39,24 +39,37 @@ EMULATED = LIBRARY.instruction_sets == ("CUDA, emulated",)
 NOT_FOR_IT = "could not launch"
 """What the library says where a kernel cannot run a shape: rows too long, too short or not aligned for it."""
 
+IN_ORDER = "one thread adds a row in order, and its error grows with the length of the row"
+SUMS_IN_ORDER = ("rms_norm", "norm_act", "softmax")
+LONGEST_IN_ORDER = 8192
+"""Longer rows are not asked of the first kernel of SUMS_IN_ORDER: its sum of one is off by more than any budget."""
+
 
 @dataclass(frozen=True)
 class Rung(PublicLevel):
-    """Level "cuda" of a function with the kernel of a number, forward; the backward is the one that it picks."""
+    """Level "cuda" of a function with the kernel of a number, forward; the backward is the one that it picks.
+
+    Attributes:
+        number: of the kernel, see `rung`.
+        longest: the longest rows that are asked of it, or None for any.
+    """
 
     partial: ClassVar[bool] = True
 
     number: int = 0
+    longest: int | None = None
 
     def why_absent(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """On a CPU there are no rungs, unless the CUDA kernels are emulated there."""
         return "the CPU backend is one kernel" if device.type == "cpu" and not EMULATED else None
 
     def load(self) -> Callable[..., Any]:
-        """The function; what that kernel cannot run raises NotImplementedError."""
-        function = self.definition()
+        """The public function; what that kernel cannot run raises NotImplementedError."""
+        function = super().load()
 
         def call(*arguments: Any) -> Any:
+            if self.longest is not None and arguments[0].shape[-1] > self.longest:
+                raise NotImplementedError(IN_ORDER)
             try:
                 with rung(self.number):
                     return function(*arguments)
@@ -81,15 +94,21 @@ def operation(folder: str) -> Operation | None:
         if not str(error.name).startswith(f"kernel_pytorch.{package}"):
             raise
         return None
-    of_cuda = given.implementation(Level.CUDA.value)
-    budget = of_cuda.budget_factor, of_cuda.budget_reason
     files = sorted((CSRC / folder / "kernels").glob("[0-9]_*.cuh"))  # none where it is installed from a wheel
-    numbered = [
-        Rung(file.stem, Level.CUDA, given.function, *budget, number=int(file.stem.partition("_")[0])) for file in files
-    ]
+    numbered = [_rung(folder, file.stem, given) for file in files]
     kept = {name: given.budgets[name] for name in LEVELS if name in given.budgets}
     rows = {name: given.unsupported[name] for name in LEVELS if name in given.unsupported}
-    return dataclasses.replace(given, levels=[*LEVELS, *numbered], budgets=kept, unsupported=rows)
+    lacks = {name: given.lacks[name] for name in LEVELS if name in given.lacks}
+    lacks |= {each.name: lacks[Level.CUDA.value] for each in numbered if Level.CUDA.value in lacks}
+    return dataclasses.replace(given, levels=[*LEVELS, *numbered], budgets=kept, unsupported=rows, lacks=lacks)
+
+
+def _rung(folder: str, stem: str, given: Operation) -> Rung:
+    """The kernel of a file of that folder."""
+    of_cuda, number = given.implementation(Level.CUDA.value), int(stem.partition("_")[0])
+    if number == 1 and folder in SUMS_IN_ORDER:
+        return Rung(stem, Level.CUDA, given.function, 4.0, IN_ORDER, number=number, longest=LONGEST_IN_ORDER)
+    return Rung(stem, Level.CUDA, given.function, of_cuda.budget_factor, of_cuda.budget_reason, number=number)
 
 
 operations = [found for folder in OF if (found := operation(folder)) is not None]

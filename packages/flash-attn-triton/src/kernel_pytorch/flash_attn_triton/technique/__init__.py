@@ -205,6 +205,14 @@ SPARED = (
         "tokens are much alike, so that gradients of scores cancel, and PyTorch's attention keeps fewer digits of them",
         levels=("native", "compile"),
     ),
+    Spared(
+        ("q", "k", "v"),
+        ("imitated activations",),
+        "weights and gradients of scores are rounded to be multiplied, which PyTorch's attention does too",
+        dtypes=(torch.bfloat16,),
+        levels=("triton", "triton (Gluon)"),
+        instead="native",
+    ),
 )
 
 
