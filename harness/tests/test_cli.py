@@ -164,11 +164,19 @@ def test_verify_says_what_it_did_not_ask_and_why(toy_alone, toy, command_line, m
 def test_verify_is_red_and_names_what_is_wrong(toy_alone, toy, command_line, monkeypatch):
     monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())  # this process will do
     monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
+    monkeypatch.setattr(common, "LINE_EVERY", 0.0)
     printed = command_line("verify", "--device", "cpu", "--level", "native")
     assert printed.code == 1
     wrong = [line for line in printed.out.splitlines() if line.startswith("wrong: ")]
     assert sum(": output is off" in line for line in wrong) == 22
+    assert "gate native, 1 wrong" in printed.err
     assert wrong[0].startswith("wrong: toy gate level 'native', case plain [rows=4 columns=16] float32: output is off")
+
+
+def test_a_cell_names_a_few_reasons_and_counts_the_others():
+    names = [f"shape {i}" for i in range(5)]
+    assert verify_module._some(names) == "shape 0; shape 1; shape 2; 2 more reasons, see --json"
+    assert verify_module._some(names[:3]) == "shape 0; shape 1; shape 2"
 
 
 def test_the_slug_is_alone_on_its_line(command_line):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,8 @@ from kernel_pytorch.harness.technique import Technique
 from kernel_pytorch.harness.verification import Verification, tasks
 
 CASE_TIMEOUT = 300.0
+REASONS_SHOWN = 3
+"""In a cell of the table. A kernel that refuses shapes names each of them."""
 
 
 def verify_command(
@@ -73,9 +76,12 @@ def verify_command(
     every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
     total = sum(len(task.implementations) for task in every)
     with Workers(processes, timeout, prepare) as workers, Steps("verify", total) as done:
+        wrong = 0
 
         def on_trial(verification: Verification) -> None:
-            done(f"{verification.operation} {verification.implementation}")
+            nonlocal wrong
+            wrong += not verification.passed
+            done(f"{verification.operation} {verification.implementation}" + f", {wrong} wrong" * bool(wrong))
 
         options = {"device": where, "exhaustive": exhaustive, "workers": workers, "on_trial": on_trial}
         reports = [verify(t.name, levels=_of(t, levels), **options) for t in techniques]
@@ -115,6 +121,12 @@ def table(reports: list[VerificationReport]) -> Table:
                 row.implementation,
                 f"[{style}]{row.right} of {row.ran}[/{style}]" if row.ran else "[yellow]none ran[/yellow]",
                 "" if row.worst is None else f"{row.worst:.0%}",
-                escape(f"{row.not_run}: {'; '.join(row.unavailable)}") if row.not_run else "",
+                escape(f"{row.not_run}: {_some(row.unavailable)}") if row.not_run else "",
             )
     return found
+
+
+def _some(reasons: Sequence[str]) -> str:
+    """The first reasons, and how many more there are."""
+    more = len(reasons) - REASONS_SHOWN
+    return "; ".join([*reasons[:REASONS_SHOWN], *([f"{more} more reasons, see --json"] if more > 0 else [])])
