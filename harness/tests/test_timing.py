@@ -88,13 +88,17 @@ def test_what_takes_most_memory_is_named_where_all_together_take_too_much(measur
     peaks = {"reference": 3 * 2**30, "native": 2**30, "compile": 2**30}
 
     def full(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
 
-    monkeypatch.setattr(timing, "_time", full)
-    monkeypatch.setattr(timing, "_peak_bytes", lambda device: peaks[announced[-1]])
-    with pytest.raises(RuntimeError, match=r"a call takes 3.0 GiB, and all take turns: CUDA out of memory"):
-        measured(announce=announced.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(timing, "_time", full)
+        patched.setattr(timing, "_peak_bytes", lambda device: peaks[announced[-1]])
+        with pytest.raises(RuntimeError, match=rf"^{timing.TOO_LARGE}: a call takes 3.0 GiB, CUDA out.*y$") as error:
+            measured(announce=announced.append)
     assert announced[-2:] == ["timing", "reference"]
+    left_out = measured(excluded={"reference": f"raised RuntimeError: {error.value}"})["reference"]
+    assert left_out.status == "unavailable"
+    assert left_out.reason.endswith("a call takes 3.0 GiB, CUDA out of memory")
 
 
 def test_a_wrong_level_of_ours_is_not_timed(measured, toy, monkeypatch):

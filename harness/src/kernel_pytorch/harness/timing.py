@@ -46,6 +46,8 @@ from kernel_pytorch.harness.workload import Workload
 from kernel_pytorch.harness.yardsticks import COPY, PRODUCTS, share, yardsticks
 
 ROUNDS = 30
+TOO_LARGE = "needs the most memory of all that take turns"
+"""How the reason begins why one was left out, so that the others fit into the GPU."""
 MEMORY_LIMIT = {"cpu": 2 * 2**30, "cuda": 24 * 2**30}  # bytes for all input sets of one case
 MATRIX_INTENSITY = 32  # FLOPs per byte from which arithmetic, not memory, is what heats a GPU up
 LONG_CALL = 100e-6  # seconds; what is shorter is surrounded by pauses in any network
@@ -99,8 +101,8 @@ def chosen(job: Job, wanted: set[str] | None) -> list[Implementation]:
 
 
 def crashed(job: Job, implementation: Implementation, reason: str) -> Measurement:
-    """The record of an implementation that did not survive its case."""
-    return _refusal(job, implementation, "crashed", reason)
+    """The record of an implementation that did not survive its case, or was left out for its memory."""
+    return _refusal(job, implementation, "unavailable" if TOO_LARGE in reason else "crashed", reason)
 
 
 def _check_and_time(
@@ -124,7 +126,8 @@ def _check_and_time(
     except torch.OutOfMemoryError as error:
         largest = max(runnable, key=lambda i: peaks[i.name]).name
         announce(largest)  # whoever runs this again leaves it out
-        raise RuntimeError(f"a call takes {peaks[largest] / 2**30:.1f} GiB, and all take turns: {error}") from error
+        why = str(error).partition(".")[0]
+        raise RuntimeError(f"{TOO_LARGE}: a call takes {peaks[largest] / 2**30:.1f} GiB, {why}") from error
     checked = _check_again(job, runnable, measured, device, before)
     trusted = {
         name: timing
