@@ -119,10 +119,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def static(session: nox.Session) -> None:
-    """Compile every Triton kernel for every architecture, without a GPU, and hold it to its contract.
-
-    Then ask whether the defaults rest on figures of the present kernels.
-    """
+    """Hold compiled Triton kernels to their contracts, without a GPU, and defaults to records of the present ones."""
     choice, arguments = torch_choice(session)
     prepare(session, choice, [])
     session.run("kernel-pytorch", "static", *arguments)
