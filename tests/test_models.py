@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import itertools
 
 import pytest
@@ -105,6 +106,13 @@ def test_checkpoints_go_both_ways(name):
     assert list(ours.state_dict()) == list(model.state_dict())
     model.load_state_dict(ours.state_dict(), strict=True)
     ours.load_state_dict(model.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_signature_is_the_class_s(name):
+    """transformers reads it: `generate` passes positions by it, `Trainer` keeps columns of the data by it."""
+    model, _ = small(name)
+    assert inspect.signature(patched(model).forward) == inspect.signature(model.forward)
 
 
 def test_logits_are_none_in_training_alone():

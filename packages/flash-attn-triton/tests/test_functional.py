@@ -245,3 +245,10 @@ def test_a_seed_of_more_than_64_bits_is_refused(seed):
     q, k, v = make(1, 1, 4, 16)
     with pytest.raises(ValueError, match=f"seed: given {seed}"):
         flash_attention(q, k, v, dropout_p=0.5, seed=seed)
+
+
+def test_an_integer_seed_may_be_compiled():
+    """As a constant of the graph it made TorchInductor write Philox's rounds into each other without end."""
+    q, k, v = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
+    compiled = torch.compile(lambda *t: flash_attention(*t, dropout_p=0.5, seed=9, level="reference"), fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), flash_attention(q, k, v, dropout_p=0.5, seed=9, level="reference"))

@@ -110,3 +110,20 @@ def test_patch_leaves_alone_what_computes_something_else():
 def test_the_level_is_checked():
     with pytest.raises(ValueError, match="level: given 'tritn'"):
         MultiheadAttention(8, 2, level="tritn")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"key_padding_mask": torch.ones(3, 7, dtype=torch.int64)}, AssertionError, "only bool and floating"),
+        ({"key_padding_mask": torch.zeros(7, 3, dtype=torch.bool)}, AssertionError, "key_padded_mask"),
+        ({"attn_mask": torch.zeros(5, 7, dtype=torch.int64)}, AssertionError, "only bool and floating"),
+        ({"attn_mask": torch.zeros(1, 7)}, RuntimeError, "attn_mask"),
+        ({"is_causal": True}, RuntimeError, "attn_mask"),
+    ],
+    ids=["integer padding", "padding turned", "integer mask", "mask of one row", "causal with more keys"],
+)
+def test_what_the_stock_module_refuses_is_refused(given, error, said):
+    _, ours = pair(batch_first=True)
+    with pytest.raises(error, match=said):
+        ours.eval()(*inputs({"batch_first": True}), need_weights=False, **given)

@@ -24,6 +24,19 @@ from .arguments import (
 )
 from .levels import gradient_is_unordered, select
 
+_ZERO = torch.zeros((), dtype=torch.int64)
+
+
+def _seed(seed: Tensor | int | None, dropout_p: float, q: Tensor) -> Tensor | None:
+    """The seed as a tensor that is no constant of a graph.
+
+    Of a constant TorchInductor keeps nothing in memory, writes the rounds of Philox into each other, each twice, and
+    does not end. Zero, a tensor from outside of the graph, makes it one that is read.
+    """
+    found = seed_of(seed, dropout_p, q)
+    constant = isinstance(seed, int) and found is not None and torch.compiler.is_compiling()
+    return found + _ZERO if constant and found is not None else found
+
 
 def flash_attention(
     q: Tensor,
@@ -85,7 +98,7 @@ def flash_attention(
     check_qkv(q, k, v)
     alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
     check_sinks(sinks, q, q.shape[1])
-    scale, window, seed = scale_or_default(scale, q), window_of(window), seed_of(seed, dropout_p, q)
+    scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
     features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
     attend = select("flash_attention", level, features, q, sinks)
     y: Tensor = attend(
@@ -141,7 +154,7 @@ def flash_attention_with_lse(
     check_qkv(q, k, v)
     alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
     check_sinks(sinks, q, q.shape[1])
-    scale, window, seed = scale_or_default(scale, q), window_of(window), seed_of(seed, dropout_p, q)
+    scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
     features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
     attend = select("flash_attention_with_lse", level, ["lse", *features], q, sinks)
     found: tuple[Tensor, Tensor] = attend(
@@ -195,7 +208,7 @@ def flash_attention_masked(
     check_qkv(q, k, v)
     check_bias("mask", mask, q, k)
     check_sinks(sinks, q, q.shape[1])
-    scale, window, seed = scale_or_default(scale, q), window_of(window), seed_of(seed, dropout_p, q)
+    scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
     features = _features(q, causal, window, softcap, None, sinks, dropout_p, deterministic)
     attend = select("flash_attention_masked", level, features, q, sinks)
     y: Tensor = attend(q, k, v, mask, causal, scale, window, softcap, sinks, float(dropout_p), seed, deterministic)

@@ -18,8 +18,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     Same constructor, parameters, state_dict and results, but for two: a query that sees no key gives the output
     projection of zeros, not NaN, and `is_causal` is obeyed without `attn_mask` too. What needs the matrix of weights or
-    has no counterpart here is left to the stock module: `need_weights=True` (its default), `add_bias_kv`,
-    `add_zero_attn`, nested tensors, and dropout while training.
+    has no counterpart here is left to the stock module, which may refuse it: `need_weights=True` (its default),
+    `add_bias_kv`, `add_zero_attn`, nested tensors, dropout while training, and masks of other shapes or dtypes.
 
     Args:
         *arguments: of `torch.nn.MultiheadAttention`.
@@ -97,6 +97,7 @@ def attend(
         is_causal: see there.
     """
     nothing_special = module.bias_k is None and not module.add_zero_attn and not query.is_nested
+    nothing_special = nothing_special and _fit(module, query, key, attn_mask, key_padding_mask, is_causal)
     if need_weights or not nothing_special or (module.dropout > 0.0 and module.training):
         return stock(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
     batched = query.dim() == 3
@@ -114,6 +115,29 @@ def attend(
         y = flash_attention_masked(q, k, v, mask, causal=causal, level=level)
     y = module.out_proj(y.transpose(1, 2).flatten(2))
     return (y.squeeze(0) if not batched else y if module.batch_first else y.transpose(0, 1)), None
+
+
+def _fit(
+    module: torch.nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    is_causal: bool,
+) -> bool:
+    """Whether masks are of the shapes and dtypes that `MultiheadAttention.forward` names."""
+    batched, place = query.dim() == 3, 1 if module.batch_first and query.dim() == 3 else 0
+    batch = query.shape[1 - place] if batched else 1
+    pair = query.shape[place], key.shape[place]
+    allowed = (pair, (batch * module.num_heads, *pair))
+    if attn_mask is None and is_causal and pair[0] != pair[1]:
+        return False
+    if attn_mask is not None and (attn_mask.dtype not in (torch.bool, query.dtype) or attn_mask.shape not in allowed):
+        return False
+    padding = (batch, pair[1]) if batched else (pair[1],)
+    return key_padding_mask is None or (
+        key_padding_mask.dtype in (torch.bool, query.dtype) and key_padding_mask.shape == padding
+    )
 
 
 def _projected(module: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

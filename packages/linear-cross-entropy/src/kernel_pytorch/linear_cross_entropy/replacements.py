@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -75,11 +76,11 @@ def _find(module: torch.nn.Module) -> Found | str | None:
 def _causal(module: torch.nn.Module) -> patching.Forward:
     stock, output = patching.stock(module), _output_of(module)
 
+    @functools.wraps(stock)  # by its signature transformers tells what `generate` passes, which columns `Trainer` keeps
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if patching.is_compiled_inference():
+        if patching.is_compiled_inference() or not _is_ours(self, args, kwargs):
             return stock(self, *args, **kwargs)
-        own_loss = getattr(self.loss_function, "__name__", "") != LOSS
-        if own_loss or not _is_ours(self, args, kwargs) or kwargs.get("shift_labels") is not None:
+        if kwargs.get("shift_labels") is not None or getattr(self.loss_function, "__name__", "") != LOSS:
             return stock(self, *args, **kwargs)
         outputs = _of_the_body(self, args, kwargs)
         labels = torch.nn.functional.pad(kwargs["labels"], (0, 1), value=kwargs.get("ignore_index", -100))[..., 1:]
@@ -92,6 +93,7 @@ def _causal(module: torch.nn.Module) -> patching.Forward:
 def _masked(module: torch.nn.Module) -> patching.Forward:
     stock, output = patching.stock(module), _output_of(module)
 
+    @functools.wraps(stock)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if patching.is_compiled_inference() or not _is_ours(self, args, kwargs):
             return stock(self, *args, **kwargs)
