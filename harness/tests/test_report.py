@@ -91,6 +91,7 @@ def test_the_best_pytorch_is_the_fastest_that_was_measured(results):
     assert best_pytorch(prefill) == "compile"
     assert best_pytorch(decode) is None
     assert best_pytorch([m for m in prefill if m.implementation in ("cuda", "peer:quick")]) is None
+    assert best_pytorch([*prefill, timed("peer:flex", 0.9e-6), timed("peer:liger", 0.8e-6)]) == "peer:flex"
 
 
 def test_a_row_holds_a_cell_for_every_column(results):

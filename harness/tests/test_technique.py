@@ -78,7 +78,7 @@ def test_kernels_of_ours_are_spared_nothing_on_their_own(level):
 
 
 @pytest.mark.parametrize("level", ["triton", "cuda"])
-def test_kernels_of_ours_may_be_held_against_another_level_instead(toy, level):
+def test_kernels_of_ours_may_be_checked_against_another_level_instead(toy, level):
     spared = Spared(("x",), ("NaN",), "a good one", levels=(level,), instead="nobody")
     with pytest.raises(ValueError, match="gate: spared names nobody; levels are reference"):
         dataclasses.replace(toy.gate, spared=(spared,))

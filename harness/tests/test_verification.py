@@ -187,7 +187,7 @@ def test_a_fault_that_one_adversary_shows_is_missed_where_that_is_spared_alone(t
 
 
 @pytest.mark.parametrize(("error", "right"), [(1.9e-3, True), (2.1e-3, False)])
-def test_a_level_may_be_held_against_the_error_of_another_instead(toy, monkeypatch, error, right):
+def test_a_level_may_be_checked_against_the_error_of_another_instead(toy, monkeypatch, error, right):
     def off_by(error):
         return lambda x, weight, factor: toy.reference(x, weight, factor) * (1.0 + error)
 
@@ -195,7 +195,7 @@ def test_a_level_may_be_held_against_the_error_of_another_instead(toy, monkeypat
     monkeypatch.setattr(toy, "ours", off_by(error), raising=False)
     ours = Implementation("ours", Level.NATIVE, toy.gate.reference.target.replace("reference", "ours"), 4.0, "a test")
     spared = Spared(("x",), ("zero rows",), "a good one", (torch.float32,), None, ("ours",), "native")
-    assert str(spared) == "x spared zero rows in float32 at ours (held against native instead): a good one"
+    assert str(spared) == "x spared zero rows in float32 at ours (checked against native instead): a good one"
     operation = dataclasses.replace(toy.gate, levels=[*toy.gate.levels, ours], spared=(spared,))
     found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["ours"])["ours"]
     asked = [v for v in found if v.trial.adversary == "zero rows" and v.trial.case.dtype == torch.float32]

@@ -150,6 +150,31 @@ def test_cross_attention_and_changed_tensors_are_right():
     assert fused.q_proj(x).requires_grad
 
 
+@pytest.mark.parametrize("changed", ["x", "weight", "bias", "autocast"])
+def test_outputs_are_not_of_values_that_were_changed_since(changed):
+    module = fuse(Attention(bias=True))
+    group, x = module.q_proj.shared[0], torch.randn(3, 16)
+    with torch.no_grad():
+        if changed == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                module.q_proj(x)
+            with torch.autocast("cpu", torch.float16):
+                assert module.k_proj(x).dtype == torch.float16
+            return
+        module.q_proj(x)
+        (x if changed == "x" else getattr(group, changed)).add_(1.0)
+        torch.testing.assert_close(module.k_proj(x), F.linear(x, *group.part(1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(("x",), "^module: given str; it must be"), ((torch.nn.Linear(2, 2), ["q_proj"]), "^groups: given 'q_proj'")],
+)
+def test_what_is_no_module_or_no_group_is_refused(given, said):
+    with pytest.raises(TypeError, match=said):
+        fuse(*given)
+
+
 def test_compiled_and_copied():
     fused, x = fuse(model(1)), torch.randn(2, 5, 16, dtype=torch.float64)
     truth = fused(x)
@@ -192,7 +217,7 @@ def half(m):
         (adapted, TypeError, r"0\.attention\.k_proj: it is .*Adapter, .* merge adapters into their layers first"),
         (without_bias, ValueError, r"0\.attention\.k_proj: bias is None is False, and of q_proj True"),
         (frozen, ValueError, r"0\.attention\.k_proj: requires_grad is \[True, True\], and of q_proj \[False, False\]"),
-        (hooked, TypeError, "has hooks"),
+        (hooked, TypeError, r"attention\.[qkv]_proj: Linear has hooks"),
         (tied, ValueError, r"0\.attention\.k_proj: it shares a parameter with another layer of the model"),
         (half, ValueError, r"0\.attention\.v_proj: weight.dtype is torch\.float16"),
     ],

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from kernel_pytorch.qkv_fusion import (
     FusedSelfAttention,
+    KVCache,
     PatchEmbedding,
     QKVProjection,
     RotaryTable,
     TokenPositionEmbedding,
 )
-from kernel_pytorch.qkv_fusion.modules.attention import KVCache
 from kernel_pytorch.qkv_fusion.modules.table import NEEDED
 
 
@@ -135,6 +135,17 @@ def test_token_by_token_with_the_cache_is_all_at_once(option):
             module(x[:, :1], is_causal=True, cache=cache)
 
 
+def test_attention_refuses_a_cache_of_another_batch_and_two_masks():
+    module = FusedSelfAttention(32, 4)
+    x = torch.randn(1, 3, 32)
+    with pytest.raises(ValueError, match=r"^cache: it holds \(B, K, D\) = \(2, 4, 8\); given are \(1, 3, 4, 8\)"):
+        module(x, cache=KVCache(2, 9, module.projection))
+    with pytest.raises(ValueError, match=r"^attn_mask: given with is_causal"):
+        module(x, attn_mask=torch.ones(3, 3, dtype=torch.bool), is_causal=True)
+    with pytest.raises(ValueError, match=r"^level: given 'zz'"):
+        FusedSelfAttention(32, 4, level="zz")
+
+
 def test_state_of_attention_has_the_names_of_models():
     names = list(FusedSelfAttention(32, 4, **OPTIONS["rotary and QK-norm"]).state_dict())
     assert sorted(names) == [
@@ -168,6 +179,18 @@ SCALINGS = {
         "original_max_position_embeddings": 128,
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    "type, the older name": {"type": "linear", "factor": 4.0},
+    "yarn between pairs": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "truncate": False, "beta_fast": 20,
+    },
+    "yarn with two scales": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+    },
+    "yarn with its own factor": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 0.9,
+        "mscale": 0.7, "mscale_all_dim": 1.3,
+    },
 }  # fmt: skip
 
 
@@ -182,7 +205,8 @@ def test_tables_are_those_of_transformers(kind):
     )  # fmt: skip
     positions = torch.arange(300)[None]
     theirs = modeling.LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
-    ours = RotaryTable(64, scaling={"original_max_position_embeddings": 128, **scaling})(positions)
+    given = {"original_max_position_embeddings": 128, "rope_theta": 10000.0, **scaling}
+    ours = RotaryTable(64, scaling=given)(positions)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other[..., :32], rtol=1e-4, atol=1e-4)
 
@@ -222,6 +246,15 @@ def test_positions_of_several_dimensions_each_turn_their_sections():
             {"dimension": 8, "scaling": {**SCALINGS["llama3"], "high_freq_factor": 1.0}},
             r"^scaling\['high_freq_factor'\]: given 1\.0; it must be above low_freq_factor, 1\.0",
         ),
+        ({"dimension": 8, "scaling": {"factor": 4.0}}, "^scaling: 'default' has no factor; allowed are rope_type"),
+        ({"dimension": 8, "scaling": {**SCALINGS["yarn"], "betafast": 2}}, "^scaling: 'yarn' has no betafast; allowed"),
+        ({"dimension": 8, "scaling": {"rope_theta": 5e5}}, r"^scaling\['rope_theta'\]: given 500000\.0; theta is"),
+        ({"dimension": 8, "theta": 1, "scaling": SCALINGS["yarn"]}, r"^theta: given 1\.0; it must be above 1"),
+        (
+            {"dimension": 2, "scaling": {**SCALINGS["dynamic"], "original_max_position_embeddings": 128}},
+            "^dimension: given 2; it must be above 2",
+        ),
+        ({"dimension": 8, "sections": (-1, 5)}, "^sections: given"),
     ],
 )  # fmt: skip
 def test_bad_tables(given, message):
@@ -236,7 +269,9 @@ def test_what_is_no_number_or_tensor_is_refused_by_name():
         RotaryTable(8, scaling={"rope_type": "linear", "factor": None})
     with pytest.raises(TypeError, match=r"^position_ids: given list; it must be a torch\.Tensor"):
         RotaryTable(16)([1, 2])
-    assert RotaryTable(8, theta=1, scaling={"factor": 0.0})(torch.arange(3))[0].isfinite().all()  # no factor is needed
+    assert RotaryTable(8, theta=1)(torch.arange(3))[0].isfinite().all()
+    with pytest.raises(ValueError, match=r"^position_ids: shape is \(\); it must be \(2, ..., S\)"):
+        RotaryTable(8, sections=(2, 2))(torch.tensor(3))
 
 
 def test_attention_names_what_does_not_fit():

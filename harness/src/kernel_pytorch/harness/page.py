@@ -125,10 +125,14 @@ def markdown(results: Results) -> str:
         lines += [f"{reason}.  " for reason in missing_costs(results)]
     if endurance := endurance_rows(results):
         lines += [f"**{ENDURANCE}**", "", *_table(endurance[0], endurance[1:]), ""]
-    lines += [
-        f"{line[0].upper()}{line[1:]}.  " for line in (*conditions(results), *provenance(results), *reasons(results))
-    ]
+    lines += [f"{_sentence(line)}  " for line in (*conditions(results), *provenance(results), *reasons(results))]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _sentence(line: str) -> str:
+    """Capitalize the first word unless it is a name in code, and end with a full stop."""
+    is_code = any(sign in line.partition(" ")[0] for sign in "_:")
+    return f"{line if is_code else line[0].upper() + line[1:]}."
 
 
 def folded(title: str, lines: Sequence[str]) -> list[str]:

@@ -19,6 +19,8 @@ NO_FIGURE = "-"
 BASELINES = ("vs reference", "vs native", "vs best PyTorch")
 COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", *BASELINES, "error")
 PYTORCH_LEVELS = ("reference", "native", "torchscript", "compile")
+PYTORCH_PEERS = ("peer:flex",)
+"""Peers that are part of PyTorch itself: FlexAttention."""
 
 
 def seconds(value: float) -> str:
@@ -38,8 +40,8 @@ def speedup(comparison: ComparisonRecord | None) -> str:
 
 
 def best_pytorch(group: Iterable[Measurement]) -> str | None:
-    """The fastest PyTorch level of a group: the only baseline that a claim may stand on."""
-    return fastest(m for m in group if m.level in PYTORCH_LEVELS)
+    """The fastest implementation by PyTorch alone in a group, the baseline of every claim."""
+    return fastest(m for m in group if m.level in PYTORCH_LEVELS or m.implementation in PYTORCH_PEERS)
 
 
 def best_peer(group: Iterable[Measurement]) -> str | None:

@@ -64,8 +64,8 @@ class Spared:
         levels: names of implementations that are not held against these adversaries, because PyTorch's own operators,
             which they are made of, differ from the definition there; None where the arguments are spared them at all
             levels. Kernels of ours are named only with `instead`: they pass on what the definition does.
-        instead: name of the implementation that the named levels are held against there, and may err twice as far as;
-            "" where they are not asked.
+        instead: name of the implementation whose error is the budget of the named levels there, times two; "" to leave
+            them out.
     """
 
     arguments: tuple[str, ...]
@@ -100,7 +100,7 @@ class Spared:
     def __str__(self) -> str:
         dtypes = "" if self.dtypes is None else f" in {', '.join(short(dtype) for dtype in self.dtypes)}"
         dtypes += "" if self.levels is None else f" at {', '.join(self.levels)}"
-        dtypes += f" (held against {self.instead} instead)" if self.instead else ""
+        dtypes += f" (checked against {self.instead} instead)" if self.instead else ""
         devices = "" if self.devices is None else f" on {', '.join(self.devices)}"
         return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}{devices}: {self.reason}"
 
@@ -239,7 +239,7 @@ class Operation:
         return tuple(name for name in candidates if name not in spared)
 
     def spared_at(self, implementation: str, adversary: str, dtype: torch.dtype, device: str) -> Spared | None:
-        """What says that this implementation alone is spared this adversary there, or None."""
+        """Return the exemption of this implementation alone from this adversary there, or None."""
         about = [e for e in self.spared if e.levels is not None and implementation in e.levels]
         return next((e for e in about if e.covers(adversary, dtype, device)), None)
 

@@ -47,7 +47,7 @@ from kernel_pytorch.harness.yardsticks import COPY, PRODUCTS, share, yardsticks
 
 ROUNDS = 30
 TOO_LARGE = "needs the most memory of all that take turns"
-"""How the reason begins why one was left out, so that the others fit into the GPU."""
+"""Start of the reason for leaving out an implementation so that the others fit into GPU memory."""
 MEMORY_LIMIT = {"cpu": 2 * 2**30, "cuda": 24 * 2**30}  # bytes for all input sets of one case
 MATRIX_INTENSITY = 32  # FLOPs per byte from which arithmetic, not memory, is what heats a GPU up
 LONG_CALL = 100e-6  # seconds; what is shorter is surrounded by pauses in any network
@@ -101,7 +101,7 @@ def chosen(job: Job, wanted: set[str] | None) -> list[Implementation]:
 
 
 def crashed(job: Job, implementation: Implementation, reason: str) -> Measurement:
-    """The record of an implementation that did not survive its case, or was left out for its memory."""
+    """Return the record of an implementation that crashed, or was left out because of its memory."""
     return _refusal(job, implementation, "unavailable" if TOO_LARGE in reason else "crashed", reason)
 
 

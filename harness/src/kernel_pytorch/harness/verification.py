@@ -150,7 +150,7 @@ def _without_offset(operation: Operation, names: list[str], arguments: list[obje
 
 
 def by_error_of(implementation: Implementation, against: Standard) -> Standard:
-    """The same standard, with the error of this implementation for the measure, not that of the definition."""
+    """Return the same standard with the error of this implementation, not of the definition, as the budget."""
     found = run(implementation.load(), against.names, against.arguments, against.output_gradients)
     fresh = against.fresh
     again = None if fresh is None else functools.cache(lambda: by_error_of(implementation, fresh()))

@@ -36,7 +36,7 @@ from kernel_pytorch.harness.verification import Verification, tasks
 
 CASE_TIMEOUT = 300.0
 REASONS_SHOWN = 3
-"""In a cell of the table. A kernel that refuses shapes names each of them."""
+"""Per cell of the table: a kernel that refuses shapes gives a reason for each."""
 
 
 def verify_command(
@@ -127,6 +127,6 @@ def table(reports: list[VerificationReport]) -> Table:
 
 
 def _some(reasons: Sequence[str]) -> str:
-    """The first reasons, and how many more there are."""
+    """Return the first reasons and the number of the others."""
     more = len(reasons) - REASONS_SHOWN
     return "; ".join([*reasons[:REASONS_SHOWN], *([f"{more} more reasons, see --json"] if more > 0 else [])])

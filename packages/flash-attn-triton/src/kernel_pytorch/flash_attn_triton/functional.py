@@ -28,14 +28,15 @@ _ZERO = torch.zeros((), dtype=torch.int64)
 
 
 def _seed(seed: Tensor | int | None, dropout_p: float, q: Tensor) -> Tensor | None:
-    """The seed as a tensor that is no constant of a graph.
+    """Return `seed_of`, for an integer under torch.compile as a tensor that the graph reads.
 
-    Of a constant TorchInductor keeps nothing in memory, writes the rounds of Philox into each other, each twice, and
-    does not end. Zero, a tensor from outside of the graph, makes it one that is read.
+    TorchInductor inlines a constant. Each round of Philox would then contain the previous one twice, and compilation
+    would not end.
     """
     found = seed_of(seed, dropout_p, q)
-    constant = isinstance(seed, int) and found is not None and torch.compiler.is_compiling()
-    return found + _ZERO if constant and found is not None else found
+    if found is not None and isinstance(seed, int) and torch.compiler.is_compiling():
+        return found + _ZERO
+    return found
 
 
 def flash_attention(

@@ -125,7 +125,7 @@ def _fit(
     key_padding_mask: Tensor | None,
     is_causal: bool,
 ) -> bool:
-    """Whether masks are of the shapes and dtypes that `MultiheadAttention.forward` names."""
+    """Whether masks have the shapes and dtypes that `MultiheadAttention.forward` documents."""
     batched, place = query.dim() == 3, 1 if module.batch_first and query.dim() == 3 else 0
     batch = query.shape[1 - place] if batched else 1
     pair = query.shape[place], key.shape[place]

@@ -37,10 +37,15 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
         The same module.
 
     Raises:
-        TypeError: a layer is no plain torch.nn.Linear: an adapter, a quantised layer, one with hooks.
+        TypeError: a layer is no plain torch.nn.Linear (an adapter, a quantised layer, one with hooks), `module` is no
+            module, or a group no sequence of names.
         ValueError: layers of a group differ in dtype, device, bias or requires_grad, share parameters with other
             layers, or there are none, and nothing that is one product already.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
+    if names := [each for each in groups if isinstance(each, str)]:
+        raise TypeError(f"groups: given {names[0]!r}; each group must be a sequence of names")
     found = list(_found(module, groups))
     for path, parent, names in found:
         if reason := why_not(module, path, parent, names):

@@ -42,7 +42,7 @@ NOT_FOR_IT = "could not launch"
 IN_ORDER = "one thread adds a row in order, and its error grows with the length of the row"
 SUMS_IN_ORDER = ("rms_norm", "norm_act", "softmax")
 LONGEST_IN_ORDER = 8192
-"""Longer rows are not asked of the first kernel of SUMS_IN_ORDER: its sum of one is off by more than any budget."""
+"""The first kernels of SUMS_IN_ORDER refuse longer rows: their error exceeds every budget."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rung(PublicLevel):
 
     Attributes:
         number: of the kernel, see `rung`.
-        longest: the longest rows that are asked of it, or None for any.
+        longest: the longest rows that it accepts, or None for any.
     """
 
     partial: ClassVar[bool] = True
@@ -104,7 +104,7 @@ def operation(folder: str) -> Operation | None:
 
 
 def _rung(folder: str, stem: str, given: Operation) -> Rung:
-    """The kernel of a file of that folder."""
+    """Return the level of one kernel file."""
     of_cuda, number = given.implementation(Level.CUDA.value), int(stem.partition("_")[0])
     if number == 1 and folder in SUMS_IN_ORDER:
         return Rung(stem, Level.CUDA, given.function, 4.0, IN_ORDER, number=number, longest=LONGEST_IN_ORDER)

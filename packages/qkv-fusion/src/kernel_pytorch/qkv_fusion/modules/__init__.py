@@ -1,6 +1,6 @@
-"""The modules. `replacements.py` puts them into models; beside FusedSelfAttention is its KVCache."""
+"""The modules, and the KVCache of FusedSelfAttention. `replacements.py` puts them into models."""
 
-from .attention import FusedSelfAttention
+from .attention import FusedSelfAttention, KVCache
 from .embedding import PatchEmbedding, TokenPositionEmbedding
 from .group import LinearGroup
 from .projection import QKVProjection
@@ -8,6 +8,7 @@ from .table import RotaryTable
 
 __all__ = [
     "FusedSelfAttention",
+    "KVCache",
     "LinearGroup",
     "PatchEmbedding",
     "QKVProjection",

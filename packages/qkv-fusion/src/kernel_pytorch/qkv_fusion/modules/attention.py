@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_tensor, shape_of
+from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.norm_rope.functional import qk_norm_rope
 from kernel_pytorch.qkv_fusion.rotary.functional import rotary_embedding
 
@@ -40,8 +41,11 @@ class KVCache:
         """Keep the keys and values of more tokens, `(B, S, K, D)`; returns views of all that are kept.
 
         Raises:
-            ValueError: there is no memory left for them.
+            ValueError: they are of another batch or heads than the cache, or there is no memory left for them.
         """
+        wanted = self.keys.shape[0], *self.keys.shape[2:]
+        if (k.shape[0], *k.shape[2:]) != wanted or v.shape != k.shape:
+            raise ValueError(f"cache: it holds (B, K, D) = {wanted}; given are {shape_of(k)} and {shape_of(v)}")
         end = self.filled + k.shape[1]
         if end > self.keys.shape[1]:
             raise ValueError(f"length: the cache holds {self.keys.shape[1]} tokens; {end} are needed")
@@ -95,6 +99,7 @@ class FusedSelfAttention(torch.nn.Module):
         level: str | None = None,
     ) -> None:
         super().__init__()
+        LADDER.check(level)
         if qk_norm is not None and rotary is None:
             raise ValueError("rotary: given None; with qk_norm it must be a RotaryTable")
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -133,9 +138,12 @@ class FusedSelfAttention(torch.nn.Module):
 
         Raises:
             TypeError: x is no tensor of an allowed dtype.
-            ValueError: x has another number of dimensions or of channels.
+            ValueError: x has another number of dimensions or of channels, there is attn_mask with is_causal, or x
+                does not fit into cache.
         """
         check_tensor("x", x)
+        if is_causal and attn_mask is not None:
+            raise ValueError("attn_mask: given with is_causal; it must be None, or the mask must be causal itself")
         if x.dim() != 3 or x.shape[-1] != self.projection.in_features:
             raise ValueError(f"x: shape is {shape_of(x)}; it must be (B, S, {self.projection.in_features})")
         q, k, v = self.projection(x)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_tensor
-from kernel_pytorch.qkv_fusion._core.stock import check_plain
+from kernel_pytorch.qkv_fusion._core.stock import why_not_plain
 
 
 class LinearGroup(torch.nn.Module):
@@ -93,8 +93,9 @@ class LinearGroup(torch.nn.Module):
     def take(self, index: int, x: Tensor) -> Tensor:
         """What one layer makes of x, for callers that ask layer by layer.
 
-        The first that is asked computes all, and the others find theirs as long as it is the same x. Another x, as in
-        cross-attention, gets a product of its own.
+        The first call computes all outputs, and the other layers return theirs as long as x and the parameters are
+        the same tensors with the same values. Another x, as in cross-attention, gets a product of its own. Changes
+        through `.data`, and changes of tensors made in inference mode, are not noticed: PyTorch counts neither.
         """
         asked = self._question(x)
         if self._held is not None and _same(self._held[0], asked):
@@ -115,10 +116,13 @@ class LinearGroup(torch.nn.Module):
 
     def _question(self, x: Tensor) -> tuple[Any, ...]:
         """What the outputs that are held depend on."""
-        traced = torch.compiler.is_compiling()  # where versions are not known, and nothing outlives the call
-        versions = (0, 0) if traced or x.is_inference() else (x._version, self.weight._version)
-        autocast = torch.is_autocast_enabled(x.device.type)
-        return x, self.weight, versions, torch.is_grad_enabled(), autocast
+        kind = x.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        tensors = x, self.weight, self.weight if self.bias is None else self.bias
+        versions = None
+        if not torch.compiler.is_compiling():  # it does not know versions, and nothing outlives the call
+            versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+        return *tensors, versions, torch.is_grad_enabled(), autocast
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}
@@ -168,7 +172,8 @@ def check_layers(layers: Mapping[str, torch.nn.Linear]) -> None:
                 f"{name}: it is {type(layer).__module__}.{type(layer).__name__}, which may compute more than "
                 "torch.nn.Linear; merge adapters into their layers first"
             )
-    check_plain(layers.values())
+        if reason := why_not_plain([layer]):
+            raise TypeError(f"{name}: {reason}")
     if reason := why_not_alike(layers):
         raise ValueError(reason)
 
@@ -201,7 +206,7 @@ def _repeated(values: Sequence[int]) -> bool:
 
 
 def _same(held: tuple[Any, ...], asked: tuple[Any, ...]) -> bool:
-    return held[0] is asked[0] and held[1] is asked[1] and held[2:] == asked[2:]
+    return all(a is b for a, b in zip(held[:3], asked[:3], strict=True)) and held[3:] == asked[3:]
 
 
 def _unpack(group: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:

@@ -20,7 +20,36 @@ NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-"""By kind of scaling, what must be said; names are those of models' configurations."""
+"""By kind of scaling, the required keys; names are those of models' configurations."""
+OPTIONAL = {"yarn": ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")}
+ALWAYS = ("rope_type", "original_max_position_embeddings")
+"""Keys that every kind accepts."""
+
+
+def _checked(scaling: Mapping[str, Any] | None, theta: float, dimension: int) -> dict[str, Any]:
+    """Return the scaling with its `rope_type`; raise for a missing, wrong or unknown key."""
+    given = dict(scaling or {})
+    kind = given.pop("type", "default")  # the name of rope_type in older configurations
+    found = {"rope_type": kind, **given}
+    kind = found["rope_type"]
+    check_choice("scaling['rope_type']", kind, KINDS)
+    if missing := [name for name in NEEDED[kind] if name not in found]:
+        raise ValueError(f"scaling: {kind!r} needs {', '.join(missing)}; given are {', '.join(found)}")
+    for name in NEEDED[kind]:
+        _check_above_0(f"scaling[{name!r}]", found[name])
+    if found.pop("rope_theta", theta) != theta:
+        raise ValueError(f"scaling['rope_theta']: given {given['rope_theta']}; theta is {theta}")
+    known = dict.fromkeys((*ALWAYS, *NEEDED[kind], *OPTIONAL.get(kind, ())))
+    if unknown := [name for name in found if name not in known]:
+        raise ValueError(f"scaling: {kind!r} has no {', '.join(unknown)}; allowed are {', '.join(known)}")
+    if kind == "llama3" and found["high_freq_factor"] <= found["low_freq_factor"]:
+        low, high = found["low_freq_factor"], found["high_freq_factor"]
+        raise ValueError(f"scaling['high_freq_factor']: given {high}; it must be above low_freq_factor, {low}")
+    if kind == "yarn" and theta <= 1:
+        raise ValueError(f"theta: given {theta}; it must be above 1 with scaling 'yarn'")
+    if kind == "dynamic" and dimension == 2:
+        raise ValueError("dimension: given 2; it must be above 2 with scaling 'dynamic'")
+    return found
 
 
 def _check_above_0(name: str, value: Any) -> None:
@@ -38,14 +67,14 @@ class RotaryTable(torch.nn.Module):
         scaling: None, or what models' configurations call rope_scaling: `rope_type`, one of "default", "linear"
             (positions divided by factor, Chen et al., 2023, https://arxiv.org/abs/2306.15595), "dynamic" (NTK: theta
             grows with the longest position), "llama3" (Llama 3.1: long wavelengths are divided, with a ramp), "yarn"
-            (Peng et al., 2023, https://arxiv.org/abs/2309.00071; `beta_fast`, `beta_slow` and `attention_factor` may
-            be given), and the numbers that it needs.
+            (Peng et al., 2023, https://arxiv.org/abs/2309.00071; optional: `beta_fast`, `beta_slow`,
+            `attention_factor`, `mscale`, `mscale_all_dim`, `truncate`), and the numbers that it needs.
         sections: for positions of several dimensions (time, height, width of Qwen2-VL,
             https://arxiv.org/abs/2409.12191): how many pairs go by each, R/2 together. None for one dimension.
 
     Raises:
-        ValueError: dimension is odd, theta or a number that the scaling needs is not above 0 and finite, a scaling is
-            unknown or lacks a number, or sections do not add up.
+        ValueError: dimension is odd, theta or a number that the scaling needs is not above 0 and finite, a scaling or
+            one of its keys is unknown, a number is missing, or sections do not add up.
         TypeError: theta or a number that the scaling needs is no number.
     """
 
@@ -68,20 +97,11 @@ class RotaryTable(torch.nn.Module):
             float(theta),
             None if sections is None else list(sections),
         )
-        if self.sections is not None and sum(self.sections) != dimension // 2:
+        if self.sections is not None and (min(self.sections) < 0 or sum(self.sections) != dimension // 2):
             raise ValueError(
                 f"sections: given {self.sections}; they must add up to {dimension // 2}, half of dimension"
             )
-        self.scaling = {"rope_type": "default", **(scaling or {})}
-        kind = self.scaling["rope_type"]
-        check_choice("scaling['rope_type']", kind, KINDS)
-        if missing := [name for name in NEEDED[kind] if name not in self.scaling]:
-            raise ValueError(f"scaling: {kind!r} needs {', '.join(missing)}; given are {', '.join(self.scaling)}")
-        for name in NEEDED[kind]:
-            _check_above_0(f"scaling[{name!r}]", self.scaling[name])
-        if kind == "llama3" and self.scaling["high_freq_factor"] <= self.scaling["low_freq_factor"]:
-            low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
-            raise ValueError(f"scaling['high_freq_factor']: given {high}; it must be above low_freq_factor, {low}")
+        self.scaling = _checked(scaling, self.theta, dimension)
         self.register_buffer("frequencies", self._scaled(self._frequencies(self.theta)), persistent=False)
 
     def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +121,7 @@ class RotaryTable(torch.nn.Module):
             frequencies = self._dynamic(int(position_ids.max()) + 1)
         angles = position_ids.unsqueeze(-1).to(torch.float32) * frequencies.to(position_ids.device)
         if self.sections is not None:
-            if position_ids.shape[0] != len(self.sections):
+            if position_ids.dim() == 0 or position_ids.shape[0] != len(self.sections):
                 wanted = f"({len(self.sections)}, ..., S), a row for each of sections"
                 raise ValueError(f"position_ids: shape is {tuple(position_ids.shape)}; it must be {wanted}")
             parts = angles.split(self.sections, -1)
@@ -117,7 +137,8 @@ class RotaryTable(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """What it was made with."""
-        return f"{self.dimension}, theta={self.theta}, scaling={self.scaling}"
+        sections = "" if self.sections is None else f", sections={self.sections}"
+        return f"{self.dimension}, theta={self.theta}, scaling={self.scaling}{sections}"
 
     def _frequencies(self, theta: float) -> Tensor:
         return theta ** (-torch.arange(0, self.dimension, 2, dtype=torch.float64) / self.dimension)
@@ -154,8 +175,10 @@ class RotaryTable(torch.nn.Module):
         def pair(turns: float) -> float:
             return self.dimension * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
-        first = max(math.floor(pair(self.scaling.get("beta_fast") or 32)), 0)
-        last = min(math.ceil(pair(self.scaling.get("beta_slow") or 1)), self.dimension - 1)
+        first, last = pair(self.scaling.get("beta_fast") or 32), pair(self.scaling.get("beta_slow") or 1)
+        if self.scaling.get("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, self.dimension - 1)
         places = torch.arange(self.dimension // 2, dtype=torch.float64)
         ramp = ((places - first) / max(last - first, 0.001)).clamp(0.0, 1.0)
         return frequencies / self.scaling["factor"] * ramp + frequencies * (1 - ramp)
@@ -164,6 +187,12 @@ class RotaryTable(torch.nn.Module):
         """YaRN's temperature, which is multiplied into both tables."""
         if self.scaling["rope_type"] != "yarn":
             return 1.0
-        given = self.scaling.get("attention_factor")
-        factor = self.scaling["factor"]
-        return float(given) if given is not None else (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+        given, factor = self.scaling.get("attention_factor"), self.scaling["factor"]
+        if given is not None:
+            return float(given)
+
+        def temperature(scale: float) -> float:
+            return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+        scale, scale_of_all = self.scaling.get("mscale"), self.scaling.get("mscale_all_dim")
+        return temperature(scale) / temperature(scale_of_all) if scale and scale_of_all else temperature(1.0)

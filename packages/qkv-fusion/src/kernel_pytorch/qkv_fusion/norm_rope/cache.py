@@ -34,11 +34,11 @@ def qkv_norm_rope_cache_(
     position_ids: Tensor | None = None,
     level: str | None = None,
 ) -> Tensor:
-    """`qkv_norm_rope` of new tokens, with keys and values written into a KV cache, for inference.
+    """Project new tokens as `qkv_norm_rope` does and write keys and values into a KV cache, for inference.
 
-    Token i of sequence b is written at position `cache_seqlens[b] + i` of its sequence. The cache is that of
-    `flash_decode` in flash-attn-triton, which then takes `q.transpose(1, 2)` and the lengths `cache_seqlens + S`. At
-    level "triton" one kernel normalises, rotates and writes; the other levels compute keys first and copy them.
+    Token i of sequence b is written at position `cache_seqlens[b] + i`. `flash_decode` of flash-attn-triton then reads
+    `q.transpose(1, 2)`, the caches and lengths `cache_seqlens + S`. At level "triton" one kernel normalises, rotates
+    and writes; the other levels compute keys first and copy them.
 
     Args:
         x: `(B, S, C)`; D is the size of q_weight.
@@ -48,9 +48,8 @@ def qkv_norm_rope_cache_(
         k_weight: `(D,)`, as in `qk_norm_rope`.
         cos: as in `rotary_embedding`, for the tokens of x.
         sin: as cos.
-        k_cache: `(B, K, N, D)` with room for N tokens, or with block_table pages `(num_blocks, K, page_size, D)`. In
-            the dtype and on the device of x (under autocast in the dtype of the product). Any strides but that of the
-            columns, which must be 1 at level "triton".
+        k_cache: `(B, K, N, D)` with room for N tokens, or with block_table pages `(num_blocks, K, page_size, D)`; dtype
+            (under autocast that of the product) and device of x. At level "triton" the last stride must be 1.
         v_cache: shape, dtype and device of k_cache; its own strides. The caches must not share memory with each other
             or within themselves.
         cache_seqlens: `(B,)`, int32: how many tokens of each sequence are in the cache, the new ones not included.
@@ -71,8 +70,7 @@ def qkv_norm_rope_cache_(
         ValueError: as `qkv_norm_rope`; also for caches and block_table whose shapes do not fit.
         RuntimeError: as `qkv_norm_rope`; also if an argument needs a gradient: call it under torch.no_grad().
 
-    Values of cache_seqlens and block_table are never read on the host: a call does not wait for the GPU. Keys and
-    values of a position or a page that does not exist are not written.
+    The host never reads cache_seqlens and block_table. What has no position or page in the cache is not written.
     """
     columns = head_size(x, q_weight, k_weight)
     if x.dim() != 3:
