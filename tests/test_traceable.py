@@ -75,9 +75,14 @@ CONSTANT = {"cos", "sin", "new_q", "k_cache", "v_cache"}  # of the arguments abo
 
 
 def public(package):
-    """What a package offers to call."""
+    """What a package offers to call: functions and modules, not what they are given, as a cache."""
     module = importlib.import_module(f"kernel_pytorch.{package}")
-    return [name for name in module.__all__ if callable(getattr(module, name)) and name not in OF_MODELS]
+    found = {name: getattr(module, name) for name in module.__all__ if name not in OF_MODELS}
+    return [name for name, called in found.items() if isinstance(called, types.FunctionType) or is_module(called)]
+
+
+def is_module(called):
+    return isinstance(called, type) and issubclass(called, torch.nn.Module)
 
 
 def cases():
