@@ -62,6 +62,7 @@ TRANSFORMERS = "transformers>=5,<=5.24.0"
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
 
 QUICK = ["-m", "not slow"]
+QUICK_OF_ALL = ["-m", "not slow and not support"]  # every cell of every support table takes as long as all the rest
 
 nox.options.sessions = ["tests", "lint", "static", "docs"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not see every wheel that pip sees: CONTRIBUTING.md
@@ -71,10 +72,12 @@ nox.options.error_on_missing_interpreters = True  # what a session did not test 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of harness, packages and workspace, or those of one folder; with `-m slow` those that take long."""
+    """Run the tests of all, or of one folder; with `-m support` every support table, with `-m slow` what takes long."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"], more=["pytest-xdist", TRANSFORMERS], projects=projects_of_paths(arguments))
-    session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in arguments else QUICK), *arguments)
+    projects = projects_of_paths(arguments)
+    prepare(session, choice, ["test"], more=["pytest-xdist", TRANSFORMERS], projects=projects)
+    quick = [] if "-m" in arguments else QUICK_OF_ALL if projects == PROJECTS else QUICK
+    session.run("python", "-m", "pytest", *PARALLEL, *quick, *arguments)
 
 
 @nox.session

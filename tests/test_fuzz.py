@@ -90,11 +90,13 @@ def test_what_is_planted_is_found_and_runs_again(planted, name, failure):
     assert "nothing is wrong" not in again.stdout
 
 
+@pytest.mark.slow
 def test_an_operator_that_checks_its_argument_passes(planted):
     found = fuzz("--count", 150, "--instead", planted, "--only", ".right.")
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_public_functions_name_a_tensor_that_is_quantized_or_missing(monkeypatch):
     monkeypatch.syspath_prepend(str(FUZZ.parent))

@@ -249,6 +249,7 @@ def test_under_data_parallelism(wrap, alone):
         torch.testing.assert_close(whole, expected[1][path.removeprefix("module.")], rtol=1e-4, atol=1e-6, msg=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_compiled_as_one_graph(name):
     model, inputs = small(name)
@@ -280,6 +281,7 @@ def test_the_losses_of_twenty_steps_in_float32_are_those_of_stock(name):
     assert found.difference < 1e-4
 
 
+@pytest.mark.slow
 def test_in_16_bits_as_far_as_other_rounding_errors(monkeypatch):
     """As on a GPU."""
     monkeypatch.setattr(losses, "prepare", lambda work, model, device: model.to(torch.bfloat16).train())

@@ -133,6 +133,12 @@ def results(call, subject, tensors, names):
     return outputs + list(torch.autograd.grad(sum(o.float().square().sum() for o in outputs), leaves))
 
 
+def test_every_public_name_is_called():
+    for package, name, dtype in {each.values for each in cases() if each.values[1]}:
+        prepared(package, name, dtype)
+
+
+@pytest.mark.support
 @pytest.mark.parametrize(("package", "name", "dtype"), list(cases()))
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_it_is_compiled_in_one_piece(package, name, dtype, dynamic):
@@ -145,6 +151,7 @@ def test_it_is_compiled_in_one_piece(package, name, dtype, dynamic):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.support
 @pytest.mark.parametrize(("package", "name", "dtype"), list(cases()))
 def test_it_is_exported(package, name, dtype):
     call, subject, tensors = prepared(package, name, dtype)

@@ -168,6 +168,7 @@ def test_what_nobody_knows_yet_is_measured_before_what_lacks_a_level(toy, machin
     assert of_case == ["larger", "larger", "small", "small"]
 
 
+@pytest.mark.slow
 def test_only_the_operations_that_are_asked_for_are_measured(toy, machine):
     other = dataclasses.replace(toy.gate, name="other")
     both = dataclasses.replace(toy.technique, operations=[toy.gate, other])

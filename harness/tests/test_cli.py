@@ -144,7 +144,7 @@ def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
     printed = command_line("verify", "--device", "cpu", "--processes", "2")
     assert printed.code == 0, printed.out
     assert "22 of 22" in printed.out
-    assert "22: the toy has no kernel" in printed.out
+    assert "gate cuda, 22 could not run: the toy has no kernel" in printed.out
 
 
 def test_verify_says_what_it_did_not_ask_and_why(toy_alone, toy, command_line, monkeypatch, tmp_path):
@@ -208,6 +208,7 @@ def test_a_quick_run_writes_the_file_that_it_is_told_to(toy_alone, command_line,
     assert not list(path.parent.glob("*.partial.json"))
 
 
+@pytest.mark.slow
 def test_a_partial_run_writes_nothing_unless_it_is_told_to(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())  # this process will do

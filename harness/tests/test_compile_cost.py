@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 
 from kernel_pytorch.harness import compile_cost
@@ -29,6 +30,7 @@ technique = dataclasses.replace(technique, name="starting", operations=[operatio
 """
 
 
+@pytest.mark.slow
 def test_first_call_is_told_from_the_others(site):
     site.install_toy()
     site.install("starting", {"kernel_pytorch.techniques": {"starting": "starting:technique"}}, starting=SLOW_FIRST)

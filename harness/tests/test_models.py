@@ -146,6 +146,7 @@ def test_what_fails_is_named(monkeypatch):
     assert command("vit", "--device", "cpu", "--variant", "ours", "--rounds", "8").exit_code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [w for w in WORKS if not w.training], ids=lambda w: w.name)
 def test_every_work_gives_what_stock_gives(work):
     for spec in MODELS:
@@ -187,6 +188,7 @@ def in_bfloat16(monkeypatch):
     monkeypatch.setattr(losses, "prepare", lambda work, model, device: model.to(torch.bfloat16).train())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [Planted, Emptied])
 def test_in_16_bits_a_plant_is_farther(in_bfloat16, plant):
     found = losses.compare_losses(
@@ -250,6 +252,7 @@ def test_what_is_not_rounded_keeps_its_value():
     assert not torch.equal(narrow, x)
 
 
+@pytest.mark.slow
 def test_losses_are_kept_beside_times(tmp_path, monkeypatch):
     file = tmp_path / "models.json"
     assert command("vit", "--device", "cpu", "--variant", "ours", "--rounds", "8", "--json", str(file)).exit_code == 0
@@ -312,6 +315,7 @@ def test_the_command_takes_small_models(monkeypatch):
     assert taken == [("vit-small", False), ("vit", True)]
 
 
+@pytest.mark.slow
 def test_gpt2_decodes_within_its_table_of_positions():
     """Steps of decoding go on from each other, and 1024 words after a prompt of 1024 would be out of range."""
     spec, work = find_model("gpt2-small"), find_work("decode-1")

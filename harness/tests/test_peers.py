@@ -103,6 +103,7 @@ def test_a_table_has_a_column_for_the_best_of_them(toy, declared, machine, monke
     assert table["peer:absent"]["vs best peer"] == ""
 
 
+@pytest.mark.slow
 def test_a_wrong_peer_is_told_and_does_not_fail_the_command(site, declared, tmp_path):
     site.install_toy()
     file = tmp_path / "verified.json"

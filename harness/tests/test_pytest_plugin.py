@@ -86,6 +86,7 @@ def child(site, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the records are of the CPU")
 def test_levels_are_verified_and_recorded_samples_replayed(child, recorded, tmp_path):
     results, report = tmp_path / "results", tmp_path / "benchmark.json"
@@ -153,5 +154,5 @@ def test_the_interpreter_is_on_where_there_is_no_gpu(monkeypatch):
         monkeypatch.setenv("TRITON_INTERPRET", "")  # noted as absent, so that what is set below is undone
         monkeypatch.delenv("TRITON_INTERPRET")
         monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda has_gpu=has_gpu: has_gpu))
-        pytest_plugin.pytest_configure(None)
+        pytest_plugin.pytest_configure(SimpleNamespace(addinivalue_line=lambda *_: None))
         assert os.environ.get("TRITON_INTERPRET") == wanted

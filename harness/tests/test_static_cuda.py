@@ -139,6 +139,7 @@ def test_without_a_compiler_one_line_says_how_to_get_one(without_nvcc, tmp_path)
     assert load(tmp_path / "static" / "good.kernels.json").not_compiled == (MISSING,)
 
 
+@pytest.mark.slow
 def test_an_architecture_that_the_compiler_does_not_know_is_named(environment, tmp_path):
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
@@ -156,6 +157,7 @@ def test_an_architecture_that_the_compiler_does_not_know_is_named(environment, t
     assert f"{nvcc} cannot be run" in done.stderr
 
 
+@pytest.mark.slow
 def test_sources_that_are_not_here_are_said(environment):
     absent = run(environment, "absent", "--arch", "sm_80")
     assert absent.returncode == 0, absent.stdout + absent.stderr

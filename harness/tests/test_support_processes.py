@@ -46,6 +46,7 @@ class Nested:
         return 2 * number
 
 
+@pytest.mark.slow
 def test_functions_run_in_every_process_and_processes_are_kept():
     with Processes(timeout=60) as processes:
         (count, total, first), (_, same, second) = processes.call(summed, 1)

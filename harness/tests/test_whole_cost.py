@@ -1,5 +1,6 @@
 """The whole cost of a call: what can be told here is told, the rest says why not."""
 
+import pytest
 import torch
 
 from kernel_pytorch.harness.page import markdown
@@ -35,6 +36,7 @@ def test_a_level_that_cannot_run_says_why_for_every_figure(toy):
     assert cost.missing == dict.fromkeys(FIGURES, "the toy has no kernel")
 
 
+@pytest.mark.slow
 def test_a_level_that_compiles_is_started_in_a_process_of_its_own(site, toy, monkeypatch):
     site.install_toy()
     cost = cost_of(toy, "compile")

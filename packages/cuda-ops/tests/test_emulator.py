@@ -1,6 +1,7 @@
 """The emulator: what it computes, and that it finds what CUDA forbids, each planted in a kernel that is right."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import build_emulated
@@ -18,25 +19,27 @@ pytestmark = [
 ]
 
 
-def run(source, folder, orders=ORDERS):
+def compile_for_emulator(*arguments):
+    command = [*COMPILER, "-std=c++17", "-O1", "-pthread", f"-I{EMULATOR}", "-include", "ptx.h", *map(str, arguments)]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Run a program, with the emulator that is compiled once."""
+    folder = tmp_path_factory.mktemp("emulator")
+    objects = [folder / f"{name}.o" for name in ("emulator", "launch")]
+    for file in objects:
+        compile_for_emulator("-c", EMULATOR / f"{file.stem}.cpp", "-o", file)
+    return partial(run_program, objects)
+
+
+def run_program(objects, source, folder, orders=ORDERS):
     """Exit codes and output of a program, with threads in these orders."""
     (folder / "program.cpp").write_text(build_emulated.translate(source))
     program = folder / "program"
-    files = [folder / "program.cpp", EMULATOR / "emulator.cpp", EMULATOR / "launch.cpp"]
-    command = [
-        *COMPILER,
-        "-std=c++17",
-        "-O1",
-        "-pthread",
-        f"-I{EMULATOR}",
-        "-include",
-        "ptx.h",
-        *files,
-        "-o",
-        str(program),
-    ]
-    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert compiled.returncode == 0, compiled.stderr
+    compile_for_emulator(folder / "program.cpp", *objects, "-o", program)
     ran = [
         subprocess.run(
             [program],
@@ -52,7 +55,7 @@ def run(source, folder, orders=ORDERS):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs(name, tmp_path):
+def test_programs(name, run, tmp_path):
     assert run(PROGRAMS[name], tmp_path) == [(0, "")] * 3
 
 
@@ -85,13 +88,13 @@ PLANTS = [
 
 
 @pytest.mark.parametrize(("name", "right", "wrong", "printed"), PLANTS)
-def test_what_is_planted_is_found(name, right, wrong, printed, tmp_path):
+def test_what_is_planted_is_found(name, right, wrong, printed, run, tmp_path):
     assert PROGRAMS[name].count(right) == 1
     found = run(PROGRAMS[name].replace(right, wrong), tmp_path)
     assert any(code != 0 and printed in output for code, output in found), found
 
 
-def test_an_instruction_that_is_unknown_is_no_program(tmp_path):
+def test_an_instruction_that_is_unknown_is_no_program(run, tmp_path):
     source = 'int main() { int x = 0; asm volatile("bar.made.up %0;" : "+r"(x)); }'
     with pytest.raises(AssertionError, match="bar_made_up"):
         run(source, tmp_path)

@@ -65,9 +65,8 @@ def run(call, level, dtype, with_lse):
         outputs = (flash_attention_masked(*leaves[:3], mask, **options, level=level),)
     else:
         options["alibi_slopes"] = slopes if call["alibi"] else None
-        outputs = (attend(*leaves[:3], **options, level=level),)
-        if with_lse:
-            outputs = flash_attention_with_lse(*leaves[:3], **options, level=level)
+        found = (flash_attention_with_lse if with_lse else attend)(*leaves[:3], **options, level=level)
+        outputs = found if with_lse else (found,)
     gradients = [g.to(dtype) for g in incoming][: len(outputs)]
     if len(outputs) == 2:
         gradients[1] = gradients[1].masked_fill(outputs[1] == -math.inf, 0.0)
@@ -78,7 +77,7 @@ def check(call, level, bound=2e-5):
     """Compare a level with the definition in float64; the scale of an error is that of the tensor."""
     if level == "native":
         call = {**call, "softcap": None, "alibi": None, "sinks": False, "dropout_p": 0.0}
-    with_lse = level != "native"
+    with_lse = level != "native" and call["seed"] % 4 != 0
     ours, truth = run(call, level, torch.float32, with_lse), run(call, "reference", torch.float64, with_lse)
     for i, (a, b) in enumerate(zip(ours, truth, strict=True)):
         if b.numel() == 0:
@@ -161,7 +160,6 @@ def test_many(level):
     drawn(5000)(given(call=calls(most=130))(lambda call: check(call, level)))()
 
 
-@pytest.mark.slow
 def test_compiled():
     """Each is compiled anew."""
 

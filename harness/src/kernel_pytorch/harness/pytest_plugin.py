@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     interpret_without_gpu()
     os.environ.setdefault("KERNEL_PYTORCH_DEFAULTS", "off")
+    config.addinivalue_line("markers", "support: a cell of a support table; `nox -s tests -- -m support` asks them all")
 
 
 def best_device() -> torch.device:
@@ -142,7 +143,13 @@ def support_cases(technique: str) -> list[Any]:
     for operation in operations:
         check_declaration(operation)
     return [
-        pytest.param(operation, implementation, row, id=f"{operation.name}-{implementation.name}-{row.name}")
+        pytest.param(
+            operation,
+            implementation,
+            row,
+            id=f"{operation.name}-{implementation.name}-{row.name}",
+            marks=pytest.mark.support,
+        )
         for operation in operations
         for implementation in operation.implementations
         for row in CAPABILITIES

@@ -36,7 +36,8 @@ def speedup(comparison: ComparisonRecord | None) -> str:
     if comparison is None:
         return ""
     mark = {"FASTER": "", "SLOWER": "", "SAME": " =", "UNSURE": " ?"}[comparison.verdict]
-    return f"{comparison.speedup.median:.2f}x{mark}"
+    ratio = comparison.speedup.median
+    return f"{ratio:.2f}x{mark}" if ratio < 10 else f"{ratio:.1f}x{mark}" if ratio < 100 else f"{ratio:,.0f}x{mark}"
 
 
 def best_pytorch(group: Iterable[Measurement]) -> str | None:
@@ -87,13 +88,23 @@ def cells(measurement: Measurement, best: str | None) -> list[str]:
         m.implementation,
         seconds(m.seconds.median),
         f"{seconds(m.seconds.low)} to {seconds(m.seconds.high)}",
-        f"{m.bytes_per_second / 1e9:,.1f}" if m.bytes_per_second else "",
+        _gigabytes(m.bytes_per_second) if m.bytes_per_second else "",
         f"{m.share_of_copy:.0%}" if m.share_of_copy is not None else "",
         speedup(m.comparisons.get("reference")),
         speedup(m.comparisons.get("native")),
         "is it" if m.implementation == best else speedup(m.comparisons.get(best or "")),
         _error(m),
     ]
+
+
+def _gigabytes(rate: float) -> str:
+    """GB/s with at least two significant digits, none of them below a tenth."""
+    return f"{rate / 1e9:.1f}" if rate < 1e11 else f"{rate / 1e9:,.0f}"
+
+
+def _half(share: float) -> str:
+    """Half of an interval as a share of the median, in four characters."""
+    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}" if share < 0.995 else ">99%"
 
 
 def _error(m: Measurement) -> str:
@@ -164,15 +175,14 @@ def endurance_rows(results: Results) -> list[list[str]]:
     return [["operation", "direction", "case", *names], *rows] if rows else []
 
 
-def endurance_table(results: Results) -> Table:
-    """`endurance_rows` for the terminal."""
+def endurance_table(results: Results) -> Group:
+    """`endurance_rows` for the terminal: each level with its figures below the case, so that 80 columns hold them."""
     header, *rows = endurance_rows(results)
-    table = Table(title=ENDURANCE, title_justify="left")
-    for column in header:
-        table.add_column(column, justify="left" if column in header[:3] else "right")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+    found: list[RenderableType] = [Text(f"\n{ENDURANCE}", style="bold italic")]
+    for operation, direction, case, *figures in rows:
+        told = [f"{name} {figure}" for name, figure in zip(header[3:], figures, strict=True) if figure != NO_FIGURE]
+        found += [Text(f"{operation}, {direction}: {case}", style="bold"), Text(f"  {'; '.join(told)}")]
+    return Group(*found)
 
 
 def wrong_on_real_input(results: Results) -> bool:
@@ -192,8 +202,8 @@ def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
 
 
 # Of the terminal's tables; together they fit 80 characters, and tables below each other line up.
-WIDTHS = {"level": 11, "median": 7, "±": 5, "GB/s": 7, "of copy": 5, "vs reference": 9, "vs native": 8,
-          "vs best PyTorch": 7, "vs best peer": 7, "error": 10}  # fmt: skip
+WIDTHS = {"level": 11, "median": 7, "±": 4, "GB/s": 5, "of copy": 4, "vs reference": 9, "vs native": 7,
+          "vs best PyTorch": 7, "vs best peer": 7, "error": 9}  # fmt: skip
 
 
 def terminal_tables(results: Results) -> list[Group]:
@@ -215,7 +225,7 @@ def terminal_tables(results: Results) -> list[Group]:
                 absent.append(Text(f"{row[0]:<{WIDTHS['level']}} {row[1]}"))
             else:
                 half = (m.seconds.high - m.seconds.low) / 2 / m.seconds.median
-                table.add_row(*map(escape, (*row[:2], f"{half:.1%}" if half < 1.0 else ">99%", *row[3:])))
+                table.add_row(*map(escape, (*row[:2], _half(half), *row[3:])))
         found.append(Group(Text(label, style="bold"), table, *absent))
     return [Group(*found) for found in tables.values()]
 

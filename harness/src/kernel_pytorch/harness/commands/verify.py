@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from kernel_pytorch.harness.api import level_names, verify
 from kernel_pytorch.harness.availability import parse_device
@@ -107,23 +109,28 @@ def _of(technique: Technique, levels: list[str] | None) -> list[str] | None:
     return None if levels is None else [name for name in level_names(technique.operations) if name in levels]
 
 
-def table(reports: list[VerificationReport]) -> Table:
-    """One row per operation and level."""
+def table(reports: list[VerificationReport]) -> Group:
+    """One row per operation and level, and below them what could not run, so that 80 columns hold the names."""
     found = Table(title="checked against the reference in float64", title_justify="left")
-    for column in ("technique", "operation", "level", "cases right", "worst error, of its budget", "could not run"):
-        found.add_column(column)
+    for column, style in (("operation", ""), ("level", ""), ("cases right", ""), ("worst error, of its budget", "")):
+        found.add_column(column, style, overflow="fold")
+    missing: list[RenderableType] = []
     for r in reports:
+        if len(reports) > 1:
+            found.add_section()
+            found.add_row(Text(r.technique, style="bold"))
         for row in r.levels:
             style = "green" if row.right == row.ran else "red"
             found.add_row(
-                r.technique,
                 row.operation,
                 row.implementation,
                 f"[{style}]{row.right} of {row.ran}[/{style}]" if row.ran else "[yellow]none ran[/yellow]",
                 "" if row.worst is None else f"{row.worst:.0%}",
-                escape(f"{row.not_run}: {_some(row.unavailable)}") if row.not_run else "",
             )
-    return found
+            if row.not_run:
+                about = f"{row.operation} {row.implementation}, {row.not_run} could not run: {_some(row.unavailable)}"
+                missing.append(Text(about))
+    return Group(found, *missing)
 
 
 def _some(reasons: Sequence[str]) -> str:
