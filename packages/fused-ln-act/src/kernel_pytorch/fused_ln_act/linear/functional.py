@@ -148,7 +148,7 @@ def _without_odd_rows(function: str, level: str | None, x: Tensor, weight: Tenso
 
     Of x, of a weight, or of a result of so many columns. cuBLAS reads them faster than the kernels do by pointers.
     """
-    if level is not None or LADDER.default(function, x.device, x.dtype) != "triton":
+    if level is not None or not LADDER.is_default(function, "triton", x):
         return level
     matrices = [weight] if x.dim() == 1 else [x, weight]
     moves = all(m.stride(-1) == 1 and m.stride(-2) % 8 == 0 for m in matrices)
