@@ -83,13 +83,16 @@ def test_numbered_levels_take_the_cases_of_their_operation(operation, device):
     assert len(numbered) >= 2
     for rung_ in numbered:
         cases = [case for case in asked.test_grid if case.core and not asked.why_lacking(rung_.name, case)]
-        assert cases
+        taken = 0
         for case in cases:
             arguments = asked.arguments(case, torch.Generator(device).manual_seed(0))
-            if rung_.longest is not None and arguments[0].shape[-1] > rung_.longest:
+            try:
+                outputs = rung_.load()(*arguments)
+            except NotImplementedError:  # it is for other shapes: vectors of columns, rows that fit its registers
                 continue
-            outputs = rung_.load()(*arguments)
             assert all(output.isfinite().all() for output in (outputs if isinstance(outputs, tuple) else (outputs,)))
+            taken += 1
+        assert taken > 0 or rung_.number > 1, "the first kernel is for all shapes"
 
 
 def test_a_kernel_that_sums_in_order_refuses_long_rows(device):

@@ -297,6 +297,12 @@ BAD = {
     "table batch": ((Q, K, K, N, TABLE[:1]), {}, ValueError, r"block_table: shape is \(1, 3\); .* batch 2"),
     "table device": ((Q, K, K, N, TABLE.to("meta")), {}, ValueError, "block_table: device is meta"),
     "no pages": ((Q, K[:0], K[:0], N, TABLE), {}, ValueError, "k_cache: given 0 pages; there must be at least 1"),
+    "page size": (
+        (Q, K[:, :, :0], K[:, :, :0], N, TABLE),
+        {},
+        ValueError,
+        "k_cache: .* the page size must be at least",
+    ),
     "causal": ((Q, K, K, N), {"causal": 1}, TypeError, "causal: given 1; it must be True or False"),
     "scale": ((Q, K, K, N), {"scale": float("nan")}, ValueError, "scale: given nan; it must be finite"),
     "window": ((Q, K, K, N), {"window": (-2, 0)}, ValueError, r"window: given \(-2, 0\); each side"),

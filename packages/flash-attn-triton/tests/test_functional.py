@@ -162,6 +162,7 @@ BAD = {
     "window number": (lambda: flash_attention(Q, K, V, window=3), ValueError, r"window: given 3; .* a pair"),
     "window float": (lambda: flash_attention(Q, K, V, window=(1.0, 0)), TypeError, "window: given float"),
     "soft cap": (lambda: flash_attention(Q, K, V, softcap=0.0), ValueError, "softcap: given 0.0; it must be above 0"),
+    "large soft cap": (lambda: flash_attention(Q, K, V, softcap=1e39), ValueError, r"softcap: given 1e\+39; it must"),
     "causal": (lambda: flash_attention(Q, K, V, causal=1), TypeError, "causal: given 1; it must be True or False"),
     "deterministic": (lambda: flash_attention(Q, K, V, deterministic=None), TypeError, "deterministic: given None"),
     "slopes": (
@@ -178,7 +179,8 @@ BAD = {
     ),
     "mask": (lambda: flash_attention_masked(Q, K, V, Q), ValueError, r"mask: shape is .* it must be \(2, 4, 5, 7\)"),
     "mask integers": (
-        lambda: flash_attention_masked(Q, K, V, torch.ones(1, 1, 5, 7, dtype=torch.int32)), TypeError, "mask: dtype is",
+        lambda: flash_attention_masked(Q, K, V, torch.ones(1, 1, 5, 7, dtype=torch.int32)), TypeError,
+        r"mask: dtype is torch\.int32; it must be torch\.bool or a floating-point dtype",
     ),
 }  # fmt: skip
 

@@ -337,6 +337,10 @@ def test_positions_outside_of_the_tables_are_named_on_a_cpu_and_nothing_is_writt
 
 def test_what_cannot_be_done_is_refused(device):
     given, keywords = ready(device, 4)
+    with pytest.raises(ValueError, match=r"k_cache: shape is .*; page_size must be at least 1"):
+        qkv_norm_rope_cache_(*given[:7], *(cache[:, :, :0] for cache in given[7:9]), *given[9:], **keywords)
+    with pytest.raises(ValueError, match=r"v_cache: it is k_cache; it must be another tensor"):
+        qkv_norm_rope_cache_(*given[:8], given[7], *given[9:], **keywords)
     given[10] = given[10][0]
     with pytest.raises(ValueError, match=r"block_table: shape is \(3,\); it must be \(B, max_blocks\) with B = 2"):
         qkv_norm_rope_cache_(*given, **keywords)

@@ -5,6 +5,8 @@ import pickle
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from kernel_pytorch.qkv_fusion import LinearGroup
@@ -261,6 +263,57 @@ def test_a_group_alone_has_the_names_of_its_layers():
     torch.testing.assert_close(group(x), (gate(x), up(x)))
     with pytest.raises(ValueError, match=r"x: shape is \(2, 7\); its last dimension must be 8"):
         group(x[:, :7])
+
+
+class Changing(Attention):
+    """Changes its input and what its layers return, in place."""
+
+    def forward(self, x, memory=None):
+        q = self.q_proj(x)
+        q *= 0.5
+        if memory is not None:
+            x.add_(memory)
+        return q, F.silu(self.k_proj(x), inplace=True), self.v_proj(x)
+
+
+def test_outputs_may_be_changed_in_place():
+    stock = Changing().double()
+    x = torch.randn(2, 3, 16, dtype=torch.float64, requires_grad=True)
+    found = []
+    for module in (stock, fuse(copy.deepcopy(stock))):
+        outputs = module(x)
+        found.append((*outputs, *torch.autograd.grad(sum(o.square().sum() for o in outputs), x)))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_input_that_changes_between_layers_is_read_again(mode):
+    stock = Changing()
+    with mode():
+        x = torch.randn(2, 3, 16)
+        ours = fuse(copy.deepcopy(stock))(x.clone(), torch.ones(16))
+        torch.testing.assert_close(ours, stock(x.clone(), torch.ones(16)))
+
+
+def test_what_knows_the_parameters_already_is_refused(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match=r"^module: DistributedDataParallel knows its parameters already"):
+            fuse(torch.nn.Sequential(torch.nn.parallel.DistributedDataParallel(model())))
+        with pytest.raises(TypeError, match=r"_proj: its weight is a DTensor; fuse the model first"):
+            fuse(fully_shard(model(), mesh=init_device_mesh("cpu", (1,))))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("groups", [[3], None, ["q_proj"], [["q_proj", 3]]])
+def test_groups_that_are_no_names(groups):
+    with pytest.raises(TypeError, match=r"^groups: given .*; each group must be a sequence of names"):
+        fuse(model(), groups)
+    with pytest.raises(ValueError, match=r"^groups: given none"):
+        fuse(model(), [])
+    with pytest.raises(TypeError, match=r"^module: given str"):
+        unfuse("model")
 
 
 # Models of transformers, of random weights and small.

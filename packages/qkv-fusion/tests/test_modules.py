@@ -144,6 +144,22 @@ def test_attention_refuses_a_cache_of_another_batch_and_two_masks():
         module(x, attn_mask=torch.ones(3, 3, dtype=torch.bool), is_causal=True)
     with pytest.raises(ValueError, match=r"^level: given 'zz'"):
         FusedSelfAttention(32, 4, level="zz")
+    with pytest.raises(TypeError, match=r"^qk_norm: given bool"):
+        FusedSelfAttention(32, 4, qk_norm=True, rotary=RotaryTable(8))
+    with pytest.raises(TypeError, match=r"^rotary: given int; it must be a RotaryTable or None"):
+        FusedSelfAttention(32, 4, rotary=16)
+    with pytest.raises(ValueError, match=r"^head_dim: given 0"):
+        FusedSelfAttention(32, 4, head_dim=0)
+
+
+def test_a_call_that_fails_leaves_the_cache_as_it_was():
+    module = FusedSelfAttention(32, 4)
+    x, cache = torch.randn(1, 3, 32), KVCache(1, 9, module.projection)
+    with torch.no_grad():
+        module(x, cache=cache)
+        with pytest.raises(RuntimeError):
+            module(x, attn_mask=torch.ones(5, 5, dtype=torch.bool), cache=cache)
+        assert cache.filled == 3
 
 
 def test_state_of_attention_has_the_names_of_models():
@@ -267,6 +283,19 @@ def test_what_is_no_number_or_tensor_is_refused_by_name():
         RotaryTable(8, theta="10000")
     with pytest.raises(TypeError, match=r"^scaling\['factor'\]: given NoneType; it must be a Python number"):
         RotaryTable(8, scaling={"rope_type": "linear", "factor": None})
+    with pytest.raises(TypeError, match=r"^scaling: given str; it must be a mapping or None"):
+        RotaryTable(8, scaling="yarn")
+    with pytest.raises(TypeError, match=r"^sections: given 3; it must be a sequence of integers or None"):
+        RotaryTable(8, sections=3)
+    with pytest.raises(ValueError, match=r"^sections: given \[\]; they must add up to 4"):
+        RotaryTable(8, sections=[])
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    with pytest.raises(ValueError, match=r"^scaling\['beta_fast'\]: given -1; it must be above 0"):
+        RotaryTable(8, scaling={**yarn, "beta_fast": -1})
+    with pytest.raises(TypeError, match=r"^scaling\['attention_factor'\]: given str; it must be a Python number"):
+        RotaryTable(8, scaling={**yarn, "attention_factor": "x"})
+    with pytest.raises(ValueError, match=r"^scaling\['partial_rotary_factor'\]: leave it out; dimension counts"):
+        RotaryTable(8, scaling={"rope_type": "default", "partial_rotary_factor": 0.5})
     with pytest.raises(TypeError, match=r"^position_ids: given list; it must be a torch\.Tensor"):
         RotaryTable(16)([1, 2])
     assert RotaryTable(8, theta=1)(torch.arange(3))[0].isfinite().all()

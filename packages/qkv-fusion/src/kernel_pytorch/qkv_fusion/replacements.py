@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ._core import patching
 from ._core.patching import Patched
@@ -26,7 +28,9 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
 
     Layers are found by their names, at any depth. Their places stay: a model's own code calls `q_proj`, `k_proj` and
     `v_proj` as before, and finds that the first of them has computed all. The state_dict keeps its names and tensors,
-    so checkpoints of the model load and save as before. Make the optimizer afterwards: the parameters are packed.
+    so checkpoints of the model load and save as before. The parameters are packed: make the optimizer, freeze by name,
+    wrap in DistributedDataParallel and shard afterwards. A state_dict's tensors are views of the packed ones, which
+    `safetensors.torch.save_model` does not take; `save_pretrained` and `safetensors.torch.save_file` do.
     A model whose projections are one product already (GPT-2's `c_attn`, `Wqkv`, `qkv`, `in_proj_weight`) is unchanged.
 
     Args:
@@ -40,12 +44,14 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
         TypeError: a layer is no plain torch.nn.Linear (an adapter, a quantised layer, one with hooks), `module` is no
             module, or a group no sequence of names.
         ValueError: layers of a group differ in dtype, device, bias or requires_grad, share parameters with other
-            layers, or there are none, and nothing that is one product already.
+            layers, or there are none, and nothing that is one product already; the model is in DistributedDataParallel,
+            or there are no groups.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
-    if names := [each for each in groups if isinstance(each, str)]:
-        raise TypeError(f"groups: given {names[0]!r}; each group must be a sequence of names")
+    _check_groups(groups)
+    if any(isinstance(each, DistributedDataParallel) for each in module.modules()):
+        raise ValueError("module: DistributedDataParallel knows its parameters already; fuse the model, then wrap it")
     found = list(_found(module, groups))
     for path, parent, names in found:
         if reason := why_not(module, path, parent, names):
@@ -60,6 +66,15 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
     return module
 
 
+def _check_groups(groups: Any) -> None:
+    """Raise TypeError or ValueError unless these are sequences of names."""
+    for each in groups if isinstance(groups, Sequence) else [groups]:
+        if isinstance(each, str) or not isinstance(each, Sequence) or not all(isinstance(name, str) for name in each):
+            raise TypeError(f"groups: given {each!r}; each group must be a sequence of names")
+    if not groups:
+        raise ValueError("groups: given none; there must be at least one")
+
+
 def unfuse(module: torch.nn.Module) -> torch.nn.Module:
     """Undo `fuse`: the layers are torch.nn.Linear again, with parameters of their own, bit for bit.
 
@@ -68,7 +83,12 @@ def unfuse(module: torch.nn.Module) -> torch.nn.Module:
 
     Returns:
         The same module.
+
+    Raises:
+        TypeError: `module` is no module.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
     for parent in list(module.modules()):
         while (first := _first(parent)) is not None:
             group = first.group

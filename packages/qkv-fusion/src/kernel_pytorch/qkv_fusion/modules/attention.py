@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_pytorch.qkv_fusion._core.arguments import check_tensor, shape_of
+from kernel_pytorch.qkv_fusion._core.arguments import check_number, check_tensor, shape_of
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.norm_rope.functional import qk_norm_rope
 from kernel_pytorch.qkv_fusion.rotary.functional import rotary_embedding
@@ -23,7 +23,9 @@ OUTPUTS |= {"c_attn": "c_proj", "in_proj": "out_proj"}
 
 
 class KVCache:
-    """Keys and values of the tokens so far, `(B, L, K, D)` each, for generation.
+    """Keys and values of the tokens so far, `(B, L, K, D)` each, for generation without gradients.
+
+    `qkv_norm_rope_cache_` and `flash_decode` of flash-attn-triton take them as `cache.keys.transpose(1, 2)`.
 
     Args:
         batch: B.
@@ -76,6 +78,7 @@ class FusedSelfAttention(torch.nn.Module):
         level: of `qk_norm_rope` and `rotary_embedding`.
 
     Raises:
+        TypeError: qk_norm is no number, or rotary cannot be called.
         ValueError: num_kv_heads does not divide num_heads, or rotary is None where there is qk_norm.
     """
 
@@ -100,6 +103,10 @@ class FusedSelfAttention(torch.nn.Module):
     ) -> None:
         super().__init__()
         LADDER.check(level)
+        if qk_norm is not None:
+            check_number("qk_norm", qk_norm)
+        if rotary is not None and not callable(rotary):
+            raise TypeError(f"rotary: given {type(rotary).__name__}; it must be a RotaryTable or None")
         if qk_norm is not None and rotary is None:
             raise ValueError("rotary: given None; with qk_norm it must be a RotaryTable")
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -157,11 +164,16 @@ class FusedSelfAttention(torch.nn.Module):
         if is_causal and before > 0:  # is_causal would align the first query with the first key
             seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=x.device).tril(before)
             attn_mask, is_causal = seen, False
-        y = self.attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=attn_mask,
-            dropout_p=self.dropout if self.training else 0.0, is_causal=is_causal,
-            enable_gqa=self.projection.num_kv_heads != self.projection.num_heads,
-        )  # fmt: skip
+        try:
+            y = self.attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=attn_mask,
+                dropout_p=self.dropout if self.training else 0.0, is_causal=is_causal,
+                enable_gqa=self.projection.num_kv_heads != self.projection.num_heads,
+            )  # fmt: skip
+        except Exception:
+            if cache is not None:
+                cache.filled = before  # so that the call may be repeated
+            raise
         out: Tensor = self.get_submodule(self.output)(y.transpose(1, 2).flatten(-2))
         return out
 

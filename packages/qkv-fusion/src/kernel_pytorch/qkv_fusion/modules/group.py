@@ -84,19 +84,28 @@ class LinearGroup(torch.nn.Module):
         return self.weight.narrow(0, start, size), None if self.bias is None else self.bias.narrow(0, start, size)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What each layer makes of x, `(..., in_features)`: views of one product, in the order of the names."""
+        """What each layer makes of x, `(..., in_features)`: views of one product, in the order of the names.
+
+        Each may be changed in place.
+        """
         check_tensor("x", x)
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x: shape is {tuple(x.shape)}; its last dimension must be {self.in_features}")
-        return F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+        product, start, outputs = F.linear(x, self.weight, self.bias), 0, []
+        for size in self.sizes:  # autograd lets no output of `split` be changed in place
+            outputs.append(product.narrow(-1, start, size))
+            start += size
+        return tuple(outputs)
 
     def take(self, index: int, x: Tensor) -> Tensor:
         """What one layer makes of x, for callers that ask layer by layer.
 
         The first call computes all outputs, and the other layers return theirs as long as x and the parameters are
-        the same tensors with the same values. Another x, as in cross-attention, gets a product of its own. Changes
-        through `.data`, and changes of tensors made in inference mode, are not noticed: PyTorch counts neither.
+        the same tensors with the same values. Another x, as in cross-attention, gets a product of its own, and so
+        does one made in inference mode, whose changes PyTorch does not count. Changes through `.data` are not noticed.
         """
+        if not torch.compiler.is_compiling() and x.is_inference():
+            return F.linear(x, *self.part(index))
         asked = self._question(x)
         if self._held is not None and _same(self._held[0], asked):
             found = self._held[1][index]
@@ -121,7 +130,7 @@ class LinearGroup(torch.nn.Module):
         tensors = x, self.weight, self.weight if self.bias is None else self.bias
         versions = None
         if not torch.compiler.is_compiling():  # it does not know versions, and nothing outlives the call
-            versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
+            versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]  # a weight may be
         return *tensors, versions, torch.is_grad_enabled(), autocast
 
     def __getstate__(self) -> dict[str, Any]:
@@ -174,6 +183,9 @@ def check_layers(layers: Mapping[str, torch.nn.Linear]) -> None:
             )
         if reason := why_not_plain([layer]):
             raise TypeError(f"{name}: {reason}")
+        if type(layer.weight) is not torch.nn.Parameter:
+            kind = type(layer.weight).__name__
+            raise TypeError(f"{name}: its weight is a {kind}; fuse the model first, then shard or quantise it")
     if reason := why_not_alike(layers):
         raise ValueError(reason)
 

@@ -79,7 +79,9 @@ class QKVProjection(torch.nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_positive(in_features=in_features, num_heads=num_heads, num_kv_heads=num_kv_heads)
-        if head_dim is None and in_features % num_heads:
+        if head_dim is not None:
+            check_positive(head_dim=head_dim)
+        elif in_features % num_heads:
             raise ValueError(f"head_dim: given None; {in_features} channels are not {num_heads} heads of one size")
         check_choice("naming", naming, NAMINGS)
         LADDER.check(level)

@@ -28,6 +28,8 @@ ALWAYS = ("rope_type", "original_max_position_embeddings")
 
 def _checked(scaling: Mapping[str, Any] | None, theta: float, dimension: int) -> dict[str, Any]:
     """Return the scaling with its `rope_type`; raise for a missing, wrong or unknown key."""
+    if not isinstance(scaling, Mapping | None):
+        raise TypeError(f"scaling: given {type(scaling).__name__}; it must be a mapping or None")
     given = dict(scaling or {})
     kind = given.pop("type", "default")  # the name of rope_type in older configurations
     found = {"rope_type": kind, **given}
@@ -39,6 +41,14 @@ def _checked(scaling: Mapping[str, Any] | None, theta: float, dimension: int) ->
         _check_above_0(f"scaling[{name!r}]", found[name])
     if found.pop("rope_theta", theta) != theta:
         raise ValueError(f"scaling['rope_theta']: given {given['rope_theta']}; theta is {theta}")
+    if "partial_rotary_factor" in found:
+        raise ValueError("scaling['partial_rotary_factor']: leave it out; dimension counts the rotated columns alone")
+    for name in ("beta_fast", "beta_slow"):
+        if found.get(name) is not None:
+            _check_above_0(f"scaling[{name!r}]", found[name])
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        if found.get(name) is not None:
+            check_number(f"scaling[{name!r}]", found[name])
     known = dict.fromkeys((*ALWAYS, *NEEDED[kind], *OPTIONAL.get(kind, ())))
     if unknown := [name for name in found if name not in known]:
         raise ValueError(f"scaling: {kind!r} has no {', '.join(unknown)}; allowed are {', '.join(known)}")
@@ -66,7 +76,9 @@ class RotaryTable(torch.nn.Module):
         theta: base of the frequencies, `theta ** (-2i / R)`.
         scaling: None, or what models' configurations call rope_scaling: `rope_type`, one of "default", "linear"
             (positions divided by factor, Chen et al., 2023, https://arxiv.org/abs/2306.15595), "dynamic" (NTK: theta
-            grows with the longest position), "llama3" (Llama 3.1: long wavelengths are divided, with a ramp), "yarn"
+            grows with the longest position beyond `original_max_position_embeddings`, for which transformers takes a
+            configuration's `max_position_embeddings`; the longest is read on the host, which torch.compile cannot
+            trace in one piece), "llama3" (Llama 3.1: long wavelengths are divided, with a ramp), "yarn"
             (Peng et al., 2023, https://arxiv.org/abs/2309.00071; optional: `beta_fast`, `beta_slow`,
             `attention_factor`, `mscale`, `mscale_all_dim`, `truncate`), and the numbers that it needs.
         sections: for positions of several dimensions (time, height, width of Qwen2-VL,
@@ -75,7 +87,7 @@ class RotaryTable(torch.nn.Module):
     Raises:
         ValueError: dimension is odd, theta or a number that the scaling needs is not above 0 and finite, a scaling or
             one of its keys is unknown, a number is missing, or sections do not add up.
-        TypeError: theta or a number that the scaling needs is no number.
+        TypeError: theta or a number of the scaling is no number, scaling no mapping, or sections no integers.
     """
 
     frequencies: Tensor
@@ -92,12 +104,11 @@ class RotaryTable(torch.nn.Module):
         if dimension % 2:
             raise ValueError(f"dimension: given {dimension}; it must be even")
         _check_above_0("theta", theta)
-        self.dimension, self.theta, self.sections = (
-            dimension,
-            float(theta),
-            None if sections is None else list(sections),
-        )
-        if self.sections is not None and (min(self.sections) < 0 or sum(self.sections) != dimension // 2):
+        if sections is not None and not (isinstance(sections, Sequence) and all(isinstance(n, int) for n in sections)):
+            raise TypeError(f"sections: given {sections!r}; it must be a sequence of integers or None")
+        self.dimension, self.theta = dimension, float(theta)
+        self.sections = None if sections is None else list(sections)
+        if self.sections is not None and (min(self.sections, default=0) < 0 or sum(self.sections) != dimension // 2):
             raise ValueError(
                 f"sections: given {self.sections}; they must add up to {dimension // 2}, half of dimension"
             )
