@@ -29,7 +29,7 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
     for found in techniques:
         table = Table(title=escape(f"{found.name}: {found.title}"), title_justify="left")
         for column in ("operation", "level", f"on {where}", "default"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")
         for operation in found.operations:
             for implementation in operation.implementations:
                 default = default_for(found, operation, implementation, where)
