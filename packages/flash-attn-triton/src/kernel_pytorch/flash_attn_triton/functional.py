@@ -207,6 +207,8 @@ def flash_attention_masked(
     The gradient of a bias takes memory for `(b, h, Sq, Sk)` in float32, where b and h are its own first dimensions.
     """
     check_qkv(q, k, v)
+    if isinstance(mask, Tensor) and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"mask: dtype is {mask.dtype}; it must be torch.bool or a floating-point dtype")
     check_bias("mask", mask, q, k)
     check_sinks(sinks, q, q.shape[1])
     scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
@@ -334,6 +336,8 @@ def flash_decode(
     2023, https://arxiv.org/abs/2309.06180.
     """
     check_cache(q, k_cache, v_cache, cache_seqlens, block_table)
+    if block_table is not None and k_cache.shape[2] == 0:
+        raise ValueError(f"k_cache: shape is {tuple(k_cache.shape)}; the page size must be at least 1")
     alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
     check_sinks(sinks, q, q.shape[1])
     scale, window = scale_or_default(scale, q), window_of(window)
@@ -360,6 +364,8 @@ def _features(
     check_flag("causal", causal)
     check_flag("deterministic", deterministic)
     check_softcap(softcap)
+    if softcap is not None and softcap > torch.finfo(torch.float32).max:
+        raise ValueError(f"softcap: given {softcap}; it must be a number of float32, or None for no soft cap")
     uses = {
         "window": window not in (None, (-1, -1)),
         "softcap": softcap is not None,

@@ -184,10 +184,6 @@ def check_cache(
             raise TypeError(f"{name}: dtype is {cache.dtype}; it must be that of keys and values, {dtype}")
         if cache.dim() != 4 or cache.shape[-1] != columns or (block_table is None and cache.shape[0] != batch):
             raise ValueError(f"{name}: shape is {shape_of(cache)}; it must be {wanted} and D = {columns}")
-        if block_table is not None and cache.shape[2] == 0:
-            raise ValueError(f"{name}: shape is {shape_of(cache)}; page_size must be at least 1")
-    if v_cache is k_cache:
-        raise ValueError("v_cache: it is k_cache; it must be another tensor")
     if v_cache.shape != k_cache.shape:
         raise ValueError(f"v_cache: shape is {shape_of(v_cache)}; it must be that of k_cache, {shape_of(k_cache)}")
     check_int32("cache_seqlens", cache_seqlens, x, "(B,)")

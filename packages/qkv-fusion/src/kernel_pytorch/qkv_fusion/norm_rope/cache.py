@@ -78,6 +78,10 @@ def qkv_norm_rope_cache_(
     cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
     dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
     check_cache(k_cache, v_cache, cache_seqlens, block_table, x, columns, dtype)
+    if block_table is not None and k_cache.shape[2] == 0:
+        raise ValueError(f"k_cache: shape is {tuple(k_cache.shape)}; page_size must be at least 1")
+    if v_cache is k_cache:
+        raise ValueError("v_cache: it is k_cache; it must be another tensor")
     heads = columns, num_heads, k_cache.shape[1]
     check_projected(x, weight, bias, cos, sin, position_ids, *heads, eps, interleaved, offset, "K of k_cache")
     tensors = x, weight, bias, q_weight, k_weight, cos, sin
