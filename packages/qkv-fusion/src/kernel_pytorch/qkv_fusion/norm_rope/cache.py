@@ -78,10 +78,7 @@ def qkv_norm_rope_cache_(
     cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
     dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
     check_cache(k_cache, v_cache, cache_seqlens, block_table, x, columns, dtype)
-    if block_table is not None and k_cache.shape[2] == 0:
-        raise ValueError(f"k_cache: shape is {tuple(k_cache.shape)}; page_size must be at least 1")
-    if v_cache is k_cache:
-        raise ValueError("v_cache: it is k_cache; it must be another tensor")
+    _check_room(k_cache, v_cache, block_table)
     heads = columns, num_heads, k_cache.shape[1]
     check_projected(x, weight, bias, cos, sin, position_ids, *heads, eps, interleaved, offset, "K of k_cache")
     tensors = x, weight, bias, q_weight, k_weight, cos, sin
@@ -98,6 +95,14 @@ def qkv_norm_rope_cache_(
     q, k, v = run(*tensors, position_ids, num_heads, k_cache.shape[1], eps, interleaved, offset)
     write(k, v, k_cache, v_cache, cache_seqlens, block_table)
     return q
+
+
+def _check_room(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> None:
+    """Raise ValueError where a cache has no room in its pages, or none of its own."""
+    if block_table is not None and k_cache.shape[2] == 0:
+        raise ValueError(f"k_cache: shape is {tuple(k_cache.shape)}; page_size must be at least 1")
+    if v_cache is k_cache:
+        raise ValueError("v_cache: it is k_cache; it must be another tensor")
 
 
 def write(
