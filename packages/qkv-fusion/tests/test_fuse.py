@@ -286,6 +286,18 @@ def test_outputs_may_be_changed_in_place():
     torch.testing.assert_close(*found)
 
 
+def test_a_group_under_transforms_and_compiled():
+    group, x = LinearGroup(8, {"gate": 3, "up": 5}).double(), torch.randn(2, 4, 8, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(group)(x), group(x))
+    loss = torch.func.grad(lambda x: group(x)[1].square().sum())
+    torch.testing.assert_close(torch.func.vmap(loss)(x), loss(x))
+    _, tangents = torch.func.jvp(group, (x,), (x,))
+    torch.testing.assert_close(tangents, tuple(F.linear(x, group.part(i)[0]) for i in range(2)))
+    compiled = torch.compile(lambda x: [t.mul_(2) for t in group(x)], fullgraph=True, backend="aot_eager")
+    given = x.clone().requires_grad_()
+    torch.testing.assert_close(compiled(given), [t * 2 for t in group(x)])
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_an_input_that_changes_between_layers_is_read_again(mode):
     stock = Changing()

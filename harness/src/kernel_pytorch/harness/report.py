@@ -98,7 +98,7 @@ def cells(measurement: Measurement, best: str | None) -> list[str]:
 
 
 def _gigabytes(rate: float) -> str:
-    """GB/s with at least two significant digits, none of them below a tenth."""
+    """GB/s, to a tenth below 100."""
     return f"{rate / 1e9:.1f}" if rate < 1e11 else f"{rate / 1e9:,.0f}"
 
 
@@ -176,7 +176,7 @@ def endurance_rows(results: Results) -> list[list[str]]:
 
 
 def endurance_table(results: Results) -> Group:
-    """`endurance_rows` for the terminal: each level with its figures below the case, so that 80 columns hold them."""
+    """`endurance_rows` for the terminal: the levels of a case below it, in one line."""
     header, *rows = endurance_rows(results)
     found: list[RenderableType] = [Text(f"\n{ENDURANCE}", style="bold italic")]
     for operation, direction, case, *figures in rows:

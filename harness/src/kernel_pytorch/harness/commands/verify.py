@@ -38,7 +38,7 @@ from kernel_pytorch.harness.verification import Verification, tasks
 
 CASE_TIMEOUT = 300.0
 REASONS_SHOWN = 3
-"""Per cell of the table: a kernel that refuses shapes gives a reason for each."""
+"""Per operation and level: a kernel that refuses shapes gives a reason for each."""
 
 
 def verify_command(
@@ -112,8 +112,8 @@ def _of(technique: Technique, levels: list[str] | None) -> list[str] | None:
 def table(reports: list[VerificationReport]) -> Group:
     """One row per operation and level, and below them what could not run, so that 80 columns hold the names."""
     found = Table(title="checked against the reference in float64", title_justify="left")
-    for column, style in (("operation", ""), ("level", ""), ("cases right", ""), ("worst error, of its budget", "")):
-        found.add_column(column, style, overflow="fold")
+    for column in ("operation", "level", "cases right", "worst error, of its budget"):
+        found.add_column(column, overflow="fold")
     missing: list[RenderableType] = []
     for r in reports:
         if len(reports) > 1:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_tensor
+from kernel_pytorch.qkv_fusion._core.call_kinds import has_transform
 from kernel_pytorch.qkv_fusion._core.stock import why_not_plain
 
 
@@ -38,6 +39,7 @@ class LinearGroup(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.names, self.sizes = in_features, list(out_features), list(out_features.values())
+        self.starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
         self.inside = ""  # what follows the names' own prefix in that of this module
         self.handle: RemovableHandle | None = None  # of what loads checkpoints, where layers of a model are fused
         layer = torch.nn.Linear(in_features, sum(self.sizes), bias, device, dtype)
@@ -80,7 +82,7 @@ class LinearGroup(torch.nn.Module):
 
     def part(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Views of the weight and the bias of one layer."""
-        start, size = sum(self.sizes[:index]), self.sizes[index]
+        start, size = self.starts[index], self.sizes[index]
         return self.weight.narrow(0, start, size), None if self.bias is None else self.bias.narrow(0, start, size)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -91,11 +93,13 @@ class LinearGroup(torch.nn.Module):
         check_tensor("x", x)
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x: shape is {tuple(x.shape)}; its last dimension must be {self.in_features}")
-        product, start, outputs = F.linear(x, self.weight, self.bias), 0, []
-        for size in self.sizes:  # autograd lets no output of `split` be changed in place
-            outputs.append(product.narrow(-1, start, size))
-            start += size
-        return tuple(outputs)
+        product = F.linear(x, self.weight, self.bias)
+        # Autograd lets no output of `split` be changed in place. Nobody else has the product, so the unsafe one does;
+        # it has no rule for vmap.
+        if torch.compiler.is_compiling() or has_transform():
+            return tuple(product.narrow(-1, self.starts[i], size) for i, size in enumerate(self.sizes))
+        outputs: tuple[Tensor, ...] = torch.unsafe_split_with_sizes(product, self.sizes, -1)
+        return outputs
 
     def take(self, index: int, x: Tensor) -> Tensor:
         """What one layer makes of x, for callers that ask layer by layer.
