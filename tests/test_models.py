@@ -4,6 +4,9 @@ import copy
 import functools
 import inspect
 import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.models import losses
+from kernel_pytorch.harness.models.variants import VARIANTS
 from kernel_pytorch.harness.models.works import enable_checkpointing, find_work
 from kernel_pytorch.harness.models.zoo import MODELS, find_model
 from kernel_pytorch.linear_cross_entropy import replacements
 from kernel_pytorch.qkv_fusion import rotation
+from kernel_pytorch.rmsnorm._core.stock import owner_of
 
 transformers = pytest.importorskip("transformers")
 PATCHES = [t for t in discover().techniques.values() if t.replacements]
@@ -24,7 +29,7 @@ NAMES = [model.name for model in MODELS]
 REPLACED = {
     "llama": {"rmsnorm": 7, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
     "qwen3": {"rmsnorm": 11, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
-    "gemma2": {"rmsnorm": 9, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
+    "gemma2": {"rmsnorm": 9, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2, "flash-attn-triton": 2},
     "gpt2": {"fused-ln-act": 7, "linear-cross-entropy": 1},
     "bert": {"fused-ln-act": 10, "linear-cross-entropy": 1},
     "vit": {"fused-ln-act": 5},
@@ -76,9 +81,7 @@ def test_the_same_loss_gradients_and_logits(name):
     for technique in PATCHES:
         if count := len(technique.patch(ours).replaced):
             replaced[technique.name] = count
-    # Older versions of transformers compute Gemma 2 without its soft cap, by "sdpa", which is left alone.
-    capped = name == "gemma2" and model.config._attn_implementation == "eager"
-    assert replaced == REPLACED[name] | ({"flash-attn-triton": 2} if capped else {})
+    assert replaced == REPLACED[name]
     (loss, gradients), (expected, others) = loss_and_gradients(ours, inputs), loss_and_gradients(model, inputs)
     torch.testing.assert_close(loss, expected)
     assert gradients.keys() == others.keys()
@@ -113,6 +116,32 @@ def test_the_signature_is_the_class_s(name):
     """transformers reads it: `generate` passes positions by it, `Trainer` keeps columns of the data by it."""
     model, _ = small(name)
     assert inspect.signature(patched(model).forward) == inspect.signature(model.forward)
+
+
+def arrangement(model):
+    """What decides how a model computes: whose forward each module runs, and which attention."""
+    return {path: owner_of(m) for path, m in model.named_modules()}, model.config._attn_implementation
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_column_of_ours_compiled_measures_the_lines_of_the_page(name):
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    block = next(b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "torch.compile(model)" in b)
+    code, count = re.subn(r"(?m)^model = .*\n", "", block)
+    assert count == 1
+    model, _ = small(name)
+    spec, work, documented = find_model(name), find_work("training"), {"model": copy.deepcopy(model)}
+    exec(code, documented)
+    variant = next(each for each in VARIANTS if each.name == "ours-compiled")
+    measured, _ = variant.prepare(spec, work, copy.deepcopy(model), PATCHES)
+    assert arrangement(measured._orig_mod) == arrangement(documented["compiled"]._orig_mod)
+    assert set(arrangement(model)[0].values()) == {None}
+    changed, _ = replace(variant, causal=True).prepare(spec, work, copy.deepcopy(model), PATCHES)
+    assert arrangement(changed._orig_mod) != arrangement(measured._orig_mod)
+
+
+def test_gemma_2_is_measured_with_its_soft_cap():
+    assert find_model("gemma2").build(tiny=True).config._attn_implementation == "eager"
 
 
 def test_logits_are_none_in_training_alone():
