@@ -21,6 +21,9 @@ from .call_kinds import has_transform, is_transformed
 from .device import compute_capability
 from .level_function import bind
 
+Features = Collection[str]
+"""Of a call: static properties by which levels differ, such as a window."""
+
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
 MINIMUM_CAPABILITY = (8, 0)
@@ -45,9 +48,11 @@ class Default:
 
     Attributes:
         level: the default there.
-        record: the folder of `results/` that it rests on; a test holds the row against it.
+        record: the folder of `results/` that it rests on; a test holds the row against it. None where it was not
+            measured: then the level is there for what native cannot do, or only with a tensor that it makes first.
         device: type of device.
         functions: of which functions; None for all.
+        features: only for calls that use one of them; None for all calls.
         capabilities: of a GPU; None for all.
         dtypes: of the principal tensor; None for all.
         traced: whether it is so in what torch.compile traces, too; where not, native is: TorchInductor fuses that with
@@ -56,19 +61,21 @@ class Default:
     """
 
     level: str
-    record: str
+    record: str | None
     device: str = "cuda"
     functions: Collection[str] | None = None
+    features: Collection[str] | None = None
     capabilities: Collection[tuple[int, int]] | None = None
     dtypes: Collection[torch.dtype] | None = None
     traced: bool = True
     device_name: str | None = None
 
-    def covers(self, function: str, device: torch.device, dtype: torch.dtype) -> bool:
+    def covers(self, function: str, device: torch.device, dtype: torch.dtype, features: Features = ()) -> bool:
         """Whether the row is about such a call."""
         return (
             device.type == self.device
             and (self.functions is None or function in self.functions)
+            and (self.features is None or any(feature in self.features for feature in features))
             and (self.dtypes is None or dtype in self.dtypes)
             and (self.capabilities is None or compute_capability(device) in self.capabilities)
             and (self.device_name is None or adoption.device_name(device) == self.device_name)
@@ -99,11 +106,13 @@ class Ladder:
     Args:
         functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
             `reference.py`, `native.py` and so on, and each the function of that name.
-        defaults: the first row that covers a call says its default; where none does it is native. Rows go by what
-            they name and never by rows or batch: levels round differently, and the result of a row must not depend on
-            how many rows there are.
+        defaults: the first row that covers a call says its default, unless its level lacks a feature of the call;
+            where none does it is native, or the reference where native lacks one. Rows go by what they name and never
+            by rows or batch: levels round differently, and the result of a row must not depend on how many rows there
+            are.
         cuda: what is asked about level "cuda"; None if no function has it.
         absent: by function, levels that it lacks.
+        lacks: by level, the features of calls that it lacks, with the reasons.
     """
 
     user_file = adoption
@@ -114,11 +123,13 @@ class Ladder:
         defaults: Sequence[Default],
         cuda: Compiled | None,
         absent: Mapping[str, Collection[str]] | None = None,
+        lacks: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.functions = functions
         self.defaults = tuple(defaults)
         self.cuda = cuda
         self._absent = absent or {}
+        self.lacks = lacks or {}
         self._levels = {
             (function, level): getattr(importlib.import_module(f"{package}.{level}"), function)
             for function, package in functions.items()
@@ -144,23 +155,62 @@ class Ladder:
             self._levels[key] = own
             self.forget()
 
+    def default_of(self, call: Callable[[], Any]) -> str:
+        """The level that a call of a public function with `level=None` takes; nothing is computed. For tests.
+
+        Args:
+            call: calls one of the package's functions; its tensors may be fake ones of a GPU that is not here.
+        """
+        own = self._levels
+        self._levels = {key: functools.partial(_report, key[1]) for key in own}
+        self.forget()
+        try:
+            call()
+        except _ReachedError as reached:
+            return str(reached)
+        finally:
+            self._levels = own
+            self.forget()
+        raise ValueError("call: it called none of the package's functions")
+
     def forget(self) -> None:
         """Drop cached decisions, after a change of what they depend on."""
         self._resolved.clear()
         for cache in self._caches.values():
             cache.clear()
 
-    def default(self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False) -> str:
+    def default(
+        self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False, features: Features = ()
+    ) -> str:
         """The level that `level=None` means there, or in what torch.compile traces there."""
+        row = self.deciding(function, device, dtype, traced, features)
+        return self._without_kernels(function, features) if row is None else row.level
+
+    def deciding(
+        self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False, features: Features = ()
+    ) -> Default | None:
+        """The row that says the default there; None where none does. Arguments as in `default`."""
         # What was adopted is not for what is traced, which could not read the file either.
         tracing = traced or torch.compiler.is_compiling()
         for row in self.defaults if tracing else (*self.defaults, *self.adopted):
-            able = row.level in self.levels(function) and row.covers(function, device, dtype)
-            if traced and able and not row.traced:
-                return "native"
-            if able and self.unavailable(row.level, device, dtype) is None:
-                return row.level
-        return "native"
+            able = row.level in self.levels(function) and row.covers(function, device, dtype, features)
+            if not able or self.why_lacking(row.level, features) is not None:
+                continue
+            if traced and not row.traced:
+                return None
+            if self.unavailable(row.level, device, dtype) is None:
+                return row
+        return None
+
+    def _without_kernels(self, function: str, features: Features) -> str:
+        """The default where no row of the table says it."""
+        able = "native" in self.levels(function) and self.why_lacking("native", features) is None
+        return "native" if able else "reference"
+
+    def why_lacking(self, level: str, features: Features) -> str | None:
+        """Why a level lacks one of these features, or None if it has all."""
+        lacking = self.lacks.get(level, {})
+        return next((f"{feature}: {lacking[feature]}" for feature in features if feature in lacking), None)
 
     @functools.cached_property
     def adopted(self) -> tuple[Default, ...]:
@@ -202,26 +252,30 @@ class Ladder:
         if level is not None and level not in LEVELS:
             raise ValueError(f"level: given {level!r}; allowed are None, {', '.join(map(repr, LEVELS))}")
 
-    def resolve(self, function: str, level: str | None, *tensors: Tensor | None) -> Callable[..., Any]:
+    def resolve(
+        self, function: str, level: str | None, *tensors: Tensor | None, features: tuple[str, ...] = ()
+    ) -> Callable[..., Any]:
         """The level's function, or an error that names what is allowed.
 
         Args:
             function: its name.
             level: as the user gave it.
             tensors: the arguments that decide, the principal one first.
+            features: that the call uses, of those that rows of the table and `lacks` name.
 
         Raises:
             ValueError: no such level, or not of this function.
-            RuntimeError: the level exists but cannot run on this device or dtype, with the reason.
+            RuntimeError: the level lacks a feature, or cannot run on this device or dtype, with the reason.
         """
         self.check(level)
         interpreted = level == "triton" and not (tensors[0] is not None and tensors[0].is_cuda)  # the environment says
         if torch.compiler.is_compiling() or has_transform() or interpreted:
-            return self._levels[function, self.chosen(function, level, *tensors)]
-        key = (function, level, *[None if t is None else (t.device, t.dtype) for t in tensors])
+            return self._levels[function, self.chosen(function, level, *tensors, features=features)]
+        key = (function, level, features, *[None if t is None else (t.device, t.dtype) for t in tensors])
         found: Callable[..., Any] | None = self._resolved.get(key)
         if found is None:
-            found = self._resolved[key] = self._levels[function, self.chosen(function, level, *tensors)]
+            chosen = self.chosen(function, level, *tensors, features=features)
+            found = self._resolved[key] = self._levels[function, chosen]
         return found
 
     def checked(
@@ -287,20 +341,22 @@ class Ladder:
                 self._resolved[key] = found
         return found
 
-    def chosen(self, function: str, level: str | None, *tensors: Tensor | None) -> str:
+    def chosen(self, function: str, level: str | None, *tensors: Tensor | None, features: Features = ()) -> str:
         """The name of the level that `resolve` takes; same arguments and errors."""
         self.check(level)
         x = tensors[0]
         assert x is not None
         if level is None:
-            level = self.default(function, x.device, x.dtype, torch.compiler.is_compiling())
+            level = self.default(function, x.device, x.dtype, torch.compiler.is_compiling(), features)
             if level in KERNELS and (is_transformed() or self._why_not(level, tensors) is not None):
-                return "native"
+                return self._without_kernels(function, features)
             return level
-        if level not in self.levels(function):
+        reason = self.why_lacking(level, features)
+        if reason is None and level not in self.levels(function):
             having = ", ".join(map(repr, self.levels(function)))
             raise ValueError(f"level: {level!r} of {function} does not exist yet; it has {having}")
-        if (reason := self._why_not(level, tensors)) is not None:
+        reason = self._why_not(level, tensors) if reason is None else reason
+        if reason is not None:
             raise RuntimeError(f"level {level!r} of {function} cannot run here: {reason}")
         return level
 
@@ -308,6 +364,14 @@ class Ladder:
         """Why a level cannot run for one of these tensors."""
         reasons = [self.unavailable(level, t.device, t.dtype) for t in tensors if t is not None]
         return next((reason for reason in reasons if reason is not None), None)
+
+
+class _ReachedError(Exception):
+    """A level is reached that was only asked for; the message is its name."""
+
+
+def _report(level: str, *arguments: Any) -> None:
+    raise _ReachedError(level)
 
 
 def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -12,10 +12,10 @@ import torch
 from kernel_pytorch.harness import compile_cost, launches
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_deterministic, check_rows_independent
 from kernel_pytorch.harness.exemptions import NO_GRADIENT
-from kernel_pytorch.harness.jobs import jobs
+from kernel_pytorch.harness.jobs import Job, jobs
 from kernel_pytorch.harness.support import CAPABILITIES, Shared, Subject, examine
 from kernel_pytorch.harness.technique import Direction, grid, point
-from kernel_pytorch.harness.timing import run_job
+from kernel_pytorch.harness.timing import _check, run_job
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import standard, verify, verify_trial
 from kernel_pytorch.harness.whole_cost import FIGURES, call_cost, with_starts
@@ -223,10 +223,20 @@ def test_a_level_is_not_verified_on_what_it_lacks(toy):
     assert verify_trial(technique, operation, compiled, Trial(doubled, RANDOM), CPU).unavailable is None
 
 
-def test_what_a_level_lacks_names_a_level_and_no_case_of_all_levels(toy):
+def test_a_level_is_not_timed_on_what_it_lacks(toy):
+    cases = featured(toy).test_grid
+    operation = featured(toy, bench_grid=cases)
+    technique = dataclasses.replace(toy.technique, operations=[operation])
+    native = [operation.implementation("native")]
+    for case, reason in zip(cases, ("", "doubled: it has no factor"), strict=True):
+        job = Job(technique, operation, case, Direction.FORWARD)
+        refused, _, _ = _check(job, CPU, native, lambda stage: None)
+        assert [m.reason for m in refused.values()] == ([reason] if reason else [])
+
+
+def test_what_a_level_lacks_names_a_level_and_no_core_case(toy):
     with pytest.raises(ValueError, match="lacks names fast; levels are reference, native, compile, cuda"):
         featured(toy, lacks={"fast": {"doubled": "it is fast"}})
     every = point("for all", core=True, rows=4, columns=16, doubled=True)
-    for name in ("test_grid", "bench_grid"):
-        with pytest.raises(ValueError, match="'for all' has doubled, which a level lacks"):
-            featured(toy, **{name: grid(every, dtypes=(torch.float32,))})
+    with pytest.raises(ValueError, match="'for all' has doubled, which a level lacks; core cases must not"):
+        featured(toy, test_grid=grid(every, dtypes=(torch.float32,)))

@@ -1,4 +1,4 @@
-"""FlexAttention for `kernel-pytorch bench --peers`: the same arguments, the same truth, the same rounds.
+"""FlexAttention, and padding, for `kernel-pytorch bench --peers`: the same arguments, the same truth, the same rounds.
 
 It is compiled, as PyTorch documents it, and its block masks are made once for a geometry, as a model would keep them.
 Sinks scale its output by what they add to lse, as Hugging Face's gpt-oss does.
@@ -133,9 +133,36 @@ def flex_decode(
     return compiled()(q, k_cache, v_cache, None, mask, scale, q.shape[1] != k_cache.shape[1])
 
 
-def _peer(function: str) -> list[Peer]:
+def padded_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    causal: bool, scale: float | None, window: Window, *features: Any,
+) -> Tensor:  # fmt: skip
+    """Packed sequences padded to the longest one, by PyTorch's attention; without a mask where it is causal."""
+    if window is not None or any(features):
+        raise NotImplementedError("window, soft cap, ALiBi and sinks of padded sequences are not written here")
+    if causal and cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q, cu_seqlens_k):
+        raise NotImplementedError("causal with other lengths of keys than of queries is not written here")
+    at_q, _ = _places(cu_seqlens_q, max_seqlen_q, q.shape[0])
+    at_k, exists = _places(cu_seqlens_k, max_seqlen_k, k.shape[0])
+    padded = (x[at].transpose(1, 2) for x, at in ((q, at_q), (k, at_k), (v, at_k)))
+    mask = None if causal else exists[:, None, None, :]
+    o = torch.nn.functional.scaled_dot_product_attention(
+        *padded, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    token = torch.arange(q.shape[0], device=q.device)
+    sequence = (token[:, None] >= cu_seqlens_q[1:]).sum(1)
+    return o[sequence, :, token - cu_seqlens_q[sequence]]
+
+
+def _places(cu_seqlens: Tensor, longest: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Which token is at each place of padded sequences, `(B, longest)`, and whether there is one."""
+    place = torch.arange(longest, device=cu_seqlens.device) + cu_seqlens[:-1, None]
+    return place.clamp(max=tokens - 1), place < cu_seqlens[1:, None]
+
+
+def _peer(function: str, name: str = "flex") -> list[Peer]:
     return [
-        Peer("peer:flex", Level.PEER, f"{__name__}:{function}", requires="torch", install="torch", capability=(8, 0))
+        Peer(f"peer:{name}", Level.PEER, f"{__name__}:{function}", requires="torch", install="torch", capability=(8, 0))
     ]
 
 
@@ -143,5 +170,6 @@ PEERS = {
     "flash_attention": _peer("flex_attention"),
     "flash_attention_with_lse": _peer("flex_attention_with_lse"),
     "flash_attention_masked": _peer("flex_attention_masked"),
+    "flash_attention_varlen": _peer("padded_varlen", "padded"),
     "flash_decode": _peer("flex_decode"),
 }

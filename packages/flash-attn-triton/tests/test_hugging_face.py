@@ -139,7 +139,7 @@ def test_the_same_words_are_generated(level, padding, cache):
 
 def test_where_triton_does_not_run_the_class_s_own_attention_computes(monkeypatch):
     model, inputs = gemma(), batch()
-    monkeypatch.setattr(hugging_face, "default", lambda *arguments: "reference")
+    monkeypatch.setattr(hugging_face.LADDER, "chosen", lambda *arguments, **keywords: "reference")
     monkeypatch.setattr(hugging_face, "flash_attention", None)
     ours = patched(model)
     expected = logits_and_gradients(model, inputs)
@@ -148,7 +148,7 @@ def test_where_triton_does_not_run_the_class_s_own_attention_computes(monkeypatc
 
 
 def test_weights_that_are_wanted_and_dropout_are_left_to_the_class(monkeypatch):
-    monkeypatch.setattr(hugging_face, "default", lambda *arguments: "triton")
+    monkeypatch.setattr(hugging_face.LADDER, "chosen", lambda *arguments, **keywords: "triton")
     monkeypatch.setattr(hugging_face, "flash_attention", None)
     attentions = patched(gemma().eval())(**batch(), use_cache=False, output_attentions=True).attentions
     assert [weights.shape for weights in attentions] == [(2, 4, 20, 20)] * 2

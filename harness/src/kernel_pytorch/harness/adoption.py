@@ -158,13 +158,17 @@ def judged(
     found = []
     for operation, dtypes in wanted.items():
         for dtype, levels in dtypes.items():
-            cases = [
-                (CaseRecord.of(job.case).label, job.direction.value)
-                for job in jobs
-                if job.operation.name == operation and job.case.dtype == dtype
-            ]
-            measured = {level: [by_case.get((operation, *case, level)) for case in cases] for level in levels}
-            verdicts = [_verdict(operation, dtype, level, measured[level], cases, checked) for level in levels]
+            of_dtype = [job for job in jobs if job.operation.name == operation and job.case.dtype == dtype]
+            cases = {
+                level: [
+                    (CaseRecord.of(job.case).label, job.direction.value)
+                    for job in of_dtype
+                    if job.operation.why_lacking(level, job.case) is None
+                ]
+                for level in levels
+            }
+            measured = {level: [by_case.get((operation, *case, level)) for case in cases[level]] for level in levels}
+            verdicts = [_verdict(operation, dtype, level, measured[level], cases[level], checked) for level in levels]
             good = [v.level for v in verdicts if not v.reason]
             best = max(good, key=lambda level: _mean_gain(measured[level]), default=None)
             found += [

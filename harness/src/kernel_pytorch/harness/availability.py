@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+from typing import Any
 
 import torch
 
 from kernel_pytorch.harness.discovery import UnknownNameError
+from kernel_pytorch.harness.implementation import imported
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.peers import Peer
-from kernel_pytorch.harness.technique import Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -70,10 +72,61 @@ def description(technique: Technique, implementation: Implementation, device: to
 def default_for(
     technique: Technique, operation: Operation, implementation: Implementation, device: torch.device
 ) -> str:
-    """For which inputs `level=None` means this implementation: "yes", "", or the dtypes, for tables."""
-    default = technique.ladder().default
-    found = [dtype for dtype in DTYPES if default(operation.name, device, dtype) == implementation.name]
-    return "yes" if len(found) == len(DTYPES) else ", ".join(str(dtype).removeprefix("torch.") for dtype in found)
+    """For which inputs `level=None` means this implementation: "yes", "", or dtypes and features, for tables."""
+    ladder = technique.ladder()
+    found = [dtype for dtype in DTYPES if ladder.default(operation.name, device, dtype) == implementation.name]
+    said = "yes" if len(found) == len(DTYPES) else ", ".join(str(dtype).removeprefix("torch.") for dtype in found)
+    features = () if said == "yes" else _features(ladder, operation.name, implementation.name, device)
+    said = "; ".join(filter(None, (said, f"with {', '.join(features)}" if features else "")))
+    return f"{said} (not measured here)" if said and _unmeasured(ladder, operation, implementation, device) else said
+
+
+def _features(ladder: Any, function: str, level: str, device: torch.device) -> list[str]:
+    """The features for each of which this level is the default of 16-bit tensors, though without any it is not."""
+    named = dict.fromkeys(feature for row in getattr(ladder, "defaults", ()) for feature in row.features or ())
+    half = torch.bfloat16
+    if not named or ladder.default(function, device, half) == level:
+        return []
+    return [feature for feature in named if ladder.default(function, device, half, features=[feature]) == level]
+
+
+def _unmeasured(ladder: Any, operation: Operation, implementation: Implementation, device: torch.device) -> bool:
+    """Whether a row that rests on no record makes this level the default somewhere there."""
+    return any(
+        row.record is None
+        and row.level == implementation.name
+        and any(ladder.deciding(operation.name, device, dtype, features=row.features or ()) is row for dtype in DTYPES)
+        for row in getattr(ladder, "defaults", ())
+    )
+
+
+def default_of_case(
+    technique: Technique, operation: Operation, case: Case, device: torch.device, *, gradients: bool = False
+) -> str:
+    """The level that a user's call with the arguments of a case takes there.
+
+    The public function is called, with fake tensors and levels that compute nothing, so the device need not exist; the
+    package's `compute_capability` must then be replaced.
+
+    Args:
+        technique: whose ladder decides.
+        operation: which function.
+        case: of one of its grids.
+        device: where.
+        gradients: whether its floating-point tensors require gradients.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device).requires_grad_(gradients and tensor.is_floating_point())
+
+    with FakeTensorMode():
+        given = operation.inputs(case, torch.Generator())
+        arguments, keywords = tree_map_only(torch.Tensor, placed, given)
+        function = imported(operation.function)
+        level: str = technique.ladder().default_of(lambda: function(*arguments, **keywords))
+    return level
 
 
 @functools.cache

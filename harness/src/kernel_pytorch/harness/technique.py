@@ -124,7 +124,7 @@ class Operation:
         unsupported: by level, the rows of the support table in which it says no, with reasons, as far as they differ
             from those of `kernel_pytorch.harness.exemptions`; None for a row that works although it is named there.
         lacks: by level, the sizes of cases that name a feature which the level does not have, with reasons: it is not
-            verified on those cases. Core cases and benchmarks are for all levels and have no such feature.
+            verified or timed on those cases. Core cases are for all levels and have no such feature.
         adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
         with_rows: names of other arguments that have a row for each row of the data: the targets of tokens.
         spared: which of the adversarial ones are not planted with which adversary, and why.
@@ -199,11 +199,9 @@ class Operation:
         if strangers := set(self.lacks) - set(names):
             raise ValueError(f"{self.name}: lacks names {', '.join(sorted(strangers))}; levels are {', '.join(names)}")
         features = {feature for lacking in self.lacks.values() for feature in lacking}
-        for p in (*self.bench_grid.points, *(p for p in self.test_grid.points if p.core)):
+        for p in (p for p in self.test_grid.points if p.core):
             if asked := sorted(feature for feature in features if p.sizes.get(feature)):
-                raise ValueError(
-                    f"{self.name}: {p.name!r} has {asked[0]}, which a level lacks; core cases and benchmarks must not"
-                )
+                raise ValueError(f"{self.name}: {p.name!r} has {asked[0]}, which a level lacks; core cases must not")
 
     @functools.cached_property
     def implementations(self) -> tuple[Implementation, ...]:

@@ -157,7 +157,8 @@ def _check(
     for implementation in implementations:
         announce(implementation.name)
         _reset_peak(device)
-        reason = why_not_timed(job.technique, implementation, device, job.case.dtype)
+        reason = job.operation.why_lacking(implementation.name, job.case)
+        reason = reason or why_not_timed(job.technique, implementation, device, job.case.dtype)
         if reason is not None:
             found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
             continue

@@ -22,7 +22,8 @@ from .arguments import (
     slopes_of,
     window_of,
 )
-from .levels import gradient_is_unordered, select
+from .levels import CAUSAL_MASK, LADDER, gradient_is_unordered
+from .masks import always
 
 _ZERO = torch.zeros((), dtype=torch.int64)
 
@@ -101,7 +102,9 @@ def flash_attention(
     check_sinks(sinks, q, q.shape[1])
     scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
     features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
-    attend = select("flash_attention", level, features, q, sinks)
+    if causal and not (always(q.shape[2] == k.shape[2]) or always(q.shape[2] == 1)):
+        features = (*features, CAUSAL_MASK)
+    attend = LADDER.resolve("flash_attention", level, q, sinks, features=features)
     y: Tensor = attend(
         q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, float(dropout_p), seed, deterministic
     )
@@ -142,8 +145,8 @@ def flash_attention_with_lse(
         dropout_p: as in `flash_attention`; lse is that of all weights.
         seed: as in `flash_attention`.
         deterministic: as in `flash_attention`.
-        level: None, "reference", "torchscript", "compile" or "triton". None is "triton" on a GPU, else "reference":
-            PyTorch's attention does not return lse.
+        level: None, "reference", "torchscript", "compile" or "triton". None is "triton" on a GPU that it runs
+            on, else "reference": PyTorch's attention does not return lse.
 
     Returns:
         The output, `(B, H, Sq, D)`; lse, `(B, H, Sq)`, float32 (float64 of float64), natural logarithm, the sink
@@ -157,7 +160,7 @@ def flash_attention_with_lse(
     check_sinks(sinks, q, q.shape[1])
     scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
     features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
-    attend = select("flash_attention_with_lse", level, ["lse", *features], q, sinks)
+    attend = LADDER.resolve("flash_attention_with_lse", level, q, sinks, features=("lse", *features))
     found: tuple[Tensor, Tensor] = attend(
         q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, float(dropout_p), seed, deterministic
     )
@@ -213,7 +216,9 @@ def flash_attention_masked(
     check_sinks(sinks, q, q.shape[1])
     scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
     features = _features(q, causal, window, softcap, None, sinks, dropout_p, deterministic)
-    attend = select("flash_attention_masked", level, features, q, sinks)
+    if causal and not always(q.shape[2] == 1):
+        features = (*features, CAUSAL_MASK)
+    attend = LADDER.resolve("flash_attention_masked", level, q, sinks, features=features)
     y: Tensor = attend(q, k, v, mask, causal, scale, window, softcap, sinks, float(dropout_p), seed, deterministic)
     return y
 
@@ -275,7 +280,7 @@ def flash_attention_varlen(
     features = _features(q, causal, window, softcap, alibi_slopes, sinks, 0.0, deterministic)
     check_lengths("cu_seqlens_q", cu_seqlens_q, max_seqlen_q, q, "q")
     check_lengths("cu_seqlens_k", cu_seqlens_k, max_seqlen_k, k, "k")
-    attend = select("flash_attention_varlen", level, features, q, sinks)
+    attend = LADDER.resolve("flash_attention_varlen", level, q, sinks, features=features)
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     y: Tensor = attend(q, k, v, *sequences, causal, scale, window, softcap, alibi_slopes, sinks, deterministic)
     return y
@@ -343,7 +348,7 @@ def flash_decode(
     scale, window = scale_or_default(scale, q), window_of(window)
     features = _features(q, causal, window, softcap, alibi_slopes, sinks, 0.0, False)
     check_no_gradient(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks)
-    attend = select("flash_decode", level, features, q, sinks)
+    attend = LADDER.resolve("flash_decode", level, q, sinks, features=features)
     y: Tensor = attend(
         q, k_cache, v_cache, cache_seqlens, block_table, causal, scale, window, softcap, alibi_slopes, sinks
     )
@@ -359,7 +364,7 @@ def _features(
     sinks: Tensor | None,
     dropout_p: float,
     deterministic: bool,
-) -> list[str]:
+) -> tuple[str, ...]:
     """Check what is left to check; which features of `LACKS` a call uses."""
     check_flag("causal", causal)
     check_flag("deterministic", deterministic)
@@ -376,4 +381,4 @@ def _features(
         "float64": q.dtype == torch.float64,
         "head size": q.shape[-1] > 256,
     }
-    return [feature for feature, used in uses.items() if used]
+    return tuple([feature for feature, used in uses.items() if used])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._core.patching import Patched
 from .functional import flash_attention, flash_attention_masked
-from .levels import default
+from .levels import LADDER
 from .masks import visible
 
 NAME = "kernel_pytorch_flash_attention"
@@ -132,7 +132,10 @@ def attention(
     window = None if sliding_window is None else (sliding_window - 1, -1)
     wants_weights = kwargs.get("output_attentions", module.config.output_attentions)
     if level is None and (
-        dropout > 0.0 or wants_weights or queries == 1 or default("flash_attention", ["softcap"], value) == "reference"
+        dropout > 0.0
+        or wants_weights
+        or queries == 1
+        or LADDER.chosen("flash_attention", None, value, features=["softcap"]) == "reference"
     ):
         added = _added(attention_mask, query, key.shape[2], window)
         return _eager(module, query, key, value, added, dropout=dropout, scaling=scaling, softcap=softcap)

@@ -4,6 +4,15 @@ import torch
 from torch import Tensor
 
 
+def always(comparison: bool) -> bool:
+    """Whether a comparison of sizes is true; where torch.compile or torch.export leaves sizes open, whether of all."""
+    if torch.compiler.is_compiling() or not isinstance(comparison, bool):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(comparison)
+    return comparison
+
+
 def limits(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
     """How many keys before and behind its position a query sees; -1 for all."""
     left, right = -1, -1

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_pytorch.flash_attn_triton.masks import cached, gathered, limits, packed, visible
+from kernel_pytorch.flash_attn_triton.masks import always, cached, gathered, limits, packed, visible
+
+NOT_SEEN = float("-inf")
 
 
 class _PlainGradient(torch.autograd.Function):
@@ -99,6 +101,13 @@ def _added(bias: Tensor, q: Tensor) -> Tensor:
     return bias.to(q.dtype if bias.dtype == q.dtype or q.dtype.itemsize > 2 else torch.float32)
 
 
+def _beside(mask: Tensor, sees: Tensor | None) -> Tensor:
+    """A mask of bools or numbers to add, and one of bools beside it."""
+    if sees is None:
+        return mask
+    return mask & sees if mask.dtype == torch.bool else mask.masked_fill(~sees, NOT_SEEN)
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     if keys == 0:  # zeros that still depend on all of them
@@ -106,16 +115,15 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
         s = torch.matmul(q, k.transpose(-1, -2))
         return torch.matmul(s if bias is None or bias.dtype == torch.bool else s + _added(bias, q), v).to(q.dtype)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}  # the comparison of symbolic sizes is no bool
-    causal = left < 0 and right == 0
+    if always(queries == 1):
+        right = -1  # it is the last one, and sees the last key
     # PyTorch's own causal mask lets the first query see the first key, not the last the last.
-    if bias is None and ((left < 0 and right < 0) or (causal and queries == keys)):
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **grouped)
+    causal = left < 0 and right == 0 and bias is None and always(queries == keys)
+    limited = (left >= 0 or right >= 0) and not causal
+    sees = visible(queries, keys, left, right, q.device) if limited else None
+    mask = sees if bias is None else _beside(bias if bias.dtype == torch.bool else _added(bias, q), sees)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, **grouped)
+    if mask is None or (bias is None and always(queries <= keys)):
         return y.to(q.dtype)  # which autocast changes
-    mask = visible(queries, keys, left, right, q.device)
-    if bias is not None:
-        mask = bias & mask if bias.dtype == torch.bool else _added(bias, q).masked_fill(~mask, float("-inf"))
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **grouped)
-    if bias is None and left < 0 and queries <= keys:
-        return y.to(q.dtype)
-    sees = mask if mask.dtype == torch.bool else mask != float("-inf")  # NaN is no mask
+    sees = mask if mask.dtype == torch.bool else mask != NOT_SEEN  # NaN is no mask
     return torch.where(sees.any(-1, keepdim=True), y, 0.0).to(q.dtype)

@@ -15,7 +15,7 @@ from kernel_pytorch.harness.implementation import Level, PublicLevel, imported
 from kernel_pytorch.harness.technique import Operation, Spared, Technique, grid, point
 
 from . import decode, inputs
-from .decode import COMPILED, COUNTED, CUDA, LOW
+from .decode import COMPILED, COUNTED, CUDA, FULL, LOW
 
 HERE = "kernel_pytorch.flash_attn_triton"
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
@@ -106,33 +106,56 @@ flash_attention_bench = grid(
     point("GPT-2, 1024", shape=(1, 12, 1024, 64), causal=True),
     point("Llama 3.1 8B, prefill 512", shape=(1, 32, 512, 128), kv_heads=8, causal=True),
     point("Llama 3.1 8B, decode at 4096", shape=(1, 32, 1, 128), kv_heads=8, keys=4096, causal=True),
-    point("Llama 3.1 8B, prefill 4096", shape=(1, 32, 4096, 128), kv_heads=8, causal=True, devices=CUDA),
+    point("Llama 3.1 8B, prefill 4096", shape=(1, 32, 4096, 128), kv_heads=8, causal=True, devices=CUDA,
+          dtypes=(torch.bfloat16, torch.float16)),
     point("Llama 3.1 70B, 16 x 1024", shape=(16, 64, 1024, 128), kv_heads=8, causal=True, devices=CUDA),
     point("32 heads of 128, 8192", shape=(1, 32, 8192, 128), devices=CUDA),
     point("32 heads of 128, 8192, causal", shape=(1, 32, 8192, 128), causal=True, devices=CUDA),
     point("32 heads of 64, 8192", shape=(1, 32, 8192, 64), devices=CUDA),
     point("32 heads of 64, 8192, causal", shape=(1, 32, 8192, 64), causal=True, devices=CUDA),
+    *[point(f"8192, window {n}", shape=(1, 32, 8192, 128), kv_heads=8, causal=True, window=(n - 1, -1), devices=CUDA)
+      for n in (128, 1024, 4096)],
+    *[point(f"prefill of a chunk of {n}", shape=(1, 32, n, 128), kv_heads=8, keys=8192, causal=True, devices=CUDA)
+      for n in (128, 1024)],
+    point("window 512", shape=(1, 16, 4096, 64), causal=True, window=(511, -1), dtypes=FULL, devices=CUDA),
+    point("prefill of a chunk", shape=(1, 16, 1024, 64), keys=4096, causal=True, dtypes=FULL, devices=CUDA),
+    point("Phi-2, 2048", shape=(1, 32, 2048, 80), causal=True, devices=CUDA),
+    point("Phi-3 mini, 2048", shape=(1, 32, 2048, 96), causal=True, devices=CUDA),
+    point("16 heads of 192, 2048", shape=(1, 16, 2048, 192), causal=True, devices=CUDA),
+    point("Gemma 2B, 2048", shape=(1, 8, 2048, 256), kv_heads=1, causal=True, devices=CUDA),
+    point("ViT-B/16, 32 x 197", shape=(32, 12, 197, 64), devices=CUDA),
+    point("BERT, 8 x 512", shape=(8, 12, 512, 64), devices=CUDA),
     dtypes=(torch.bfloat16,),
-)
+)  # fmt: skip
 
 flash_attention_with_lse_bench = grid(
     point("Gemma 2 9B, prefill 1024", shape=(1, 16, 1024, 256), kv_heads=8, causal=True, softcap=50.0, devices=CUDA),
     point("gpt-oss 20B, 1024", shape=(1, 64, 1024, 64), kv_heads=8, causal=True, window=(127, -1), sinks=True,
           devices=CUDA),
     point("MPT 7B, prefill 256", shape=(1, 32, 256, 128), causal=True, alibi=True),
+    point("MPT 7B, prefill 2048", shape=(1, 32, 2048, 128), causal=True, alibi=True, devices=CUDA),
+    point("part of a sequence, 4096", shape=(1, 32, 4096, 128), kv_heads=8, devices=CUDA),
     dtypes=(torch.bfloat16,),
 )  # fmt: skip
 
 flash_attention_masked_bench = grid(
     point("T5 base, 8 x 128", shape=(8, 12, 128, 64), mask=(1, 12, 128, 128)),
     point("BERT padded, 16 x 128", shape=(16, 12, 128, 64), mask=(16, 1, 1, 128), boolean=True),
+    point("T5 large, 8 x 512", shape=(8, 16, 512, 64), mask=(1, 16, 512, 512), devices=CUDA),
+    point("BERT padded, 16 x 512", shape=(16, 12, 512, 64), mask=(16, 1, 1, 512), boolean=True, devices=CUDA),
+    point("Llama padded, 4 x 2048", shape=(4, 32, 2048, 128), kv_heads=8, mask=(4, 1, 1, 2048), boolean=True,
+          causal=True, devices=CUDA),
     dtypes=(torch.bfloat16,),
-)
+)  # fmt: skip
 
 flash_attention_varlen_bench = grid(
     point("BERT unpadded", shape=(12, 64), queries=(128, 17, 64, 96), lengths=(128, 17, 64, 96)),
+    *[point(f"{n} sequences of {least} to {most}", shape=(16, 128), kv_heads=4, sequences=(n, least, most), causal=True,
+            devices=CUDA) for n, least, most in ((16, 64, 2048), (64, 16, 512), (256, 5, 60))],
+    point("encoder, 64 sequences", shape=(12, 64), sequences=(64, 16, 512), devices=CUDA),
+    point("64 sequences", shape=(8, 64), sequences=(64, 16, 512), causal=True, dtypes=FULL, devices=CUDA),
     dtypes=(torch.bfloat16,),
-)
+)  # fmt: skip
 
 SPILLS = KernelContract(max_spill_bytes=64)
 GLUON = KernelContract(  # once an item, outside its loop over keys
@@ -243,6 +266,7 @@ technique = Technique(
             bench_grid=flash_attention_bench,
             adversarial=("q", "k", "v"),
             spared=SPARED,
+            lacks={"cuda": {"window": "the C++ kernel has none"}},
             summands=_summands,
             real_input=inputs.flash_attention_real,
         ),
@@ -252,7 +276,7 @@ technique = Technique(
             levels=_with_gluon("flash_attention_with_lse", ("reference", "torchscript", "compile", "triton")),
             budgets={"compile": COMPILED, "triton": REMADE},
             unsupported=_without("native", "cuda"),
-            inputs=inputs.flash_attention_with_lse_inputs,
+            inputs=inputs.flash_attention_inputs,
             cost=inputs.flash_attention_cost,
             test_grid=flash_attention_with_lse_tests,
             bench_grid=flash_attention_with_lse_bench,

@@ -67,6 +67,7 @@ def cost(case: Case, direction: Direction) -> Cost:
     return Cost(size, 4 * heads * queries * keys * depth, launches=2)
 
 
+FULL = (torch.float32,)
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 
 TESTS = grid(
@@ -107,8 +108,12 @@ BENCH = grid(
     point("Llama 3.1 8B, 32 x 8192, pages of 16", shape=(32, 32, 1, 128), kv_heads=8, room=8192, page=16, devices=CUDA),
     point("Llama 3.1 70B, 32 x 8192", shape=(32, 64, 1, 128), kv_heads=8, room=8192, devices=CUDA),
     point("Qwen3 0.6B, 1 x 32768", shape=(1, 16, 1, 128), kv_heads=8, room=32768, devices=CUDA),
+    point("Mistral 7B, 32 x 8192, window 4096", shape=(32, 32, 1, 128), kv_heads=8, room=8192, window=(4095, -1),
+          devices=CUDA),
+    point("verifying 4, 32 x 8192", shape=(32, 32, 4, 128), kv_heads=8, room=8192, devices=CUDA),
+    point("batch 8, 32 heads, 4096", shape=(8, 32, 1, 128), kv_heads=8, room=4096, dtypes=FULL, devices=CUDA),
     dtypes=(torch.bfloat16,),
-)
+)  # fmt: skip
 
 LACKS = {"native": dict.fromkeys(("softcap", "alibi", "sinks"), "PyTorch's scaled_dot_product_attention has none")}
 COMPILED = (4.0, "TorchInductor adds in another order than PyTorch, and multiplies by reciprocals")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -21,15 +22,10 @@ def _qkv(case: Case, generator: torch.Generator) -> tuple[Tensor, ...]:
 
 
 def flash_attention_inputs(case: Case, generator: torch.Generator) -> Given:
-    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`; scale, causal."""
-    scale = case.sizes.get("gain", 1.0) * case.shape[-1] ** -0.5
-    return _qkv(case, generator), {"scale": scale, "causal": case.sizes.get("causal", False)}
-
-
-def flash_attention_with_lse_inputs(case: Case, generator: torch.Generator) -> Given:
-    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`; scale and every feature that the case names."""
+    """Give q `(B, H, Sq, D)`, k and v `(B, Hkv, Sk, D)`; scale, causal and every feature that the case names."""
     sizes, heads = case.sizes, case.shape[1]
-    keywords: dict[str, Any] = {"scale": case.shape[-1] ** -0.5, "causal": sizes.get("causal", False)}
+    scale = sizes.get("gain", 1.0) * case.shape[-1] ** -0.5
+    keywords: dict[str, Any] = {"scale": scale, "causal": sizes.get("causal", False)}
     qkv = _qkv(case, generator)
     for name in ("window", "softcap"):
         if name in sizes:
@@ -54,10 +50,20 @@ def flash_attention_masked_inputs(case: Case, generator: torch.Generator) -> Giv
     return (*qkv, mask), {"causal": case.sizes.get("causal", False)}
 
 
+def _lengths(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Queries and keys of each sequence. `sequences=(count, least, most)` draws both, short ones more often."""
+    if "sequences" not in case.sizes:
+        return case.sizes["queries"], case.sizes["lengths"]
+    count, least, most = case.sizes["sequences"]
+    draw = random.Random(0).random  # noqa: S311 - lengths of a benchmark
+    drawn = tuple(round(least * (most / least) ** draw()) for _ in range(count))
+    return drawn, drawn
+
+
 def flash_attention_varlen_inputs(case: Case, generator: torch.Generator) -> Given:
     """Give q `(S, H, D)`, k and v `(T, Hkv, D)`, cu_seqlens_q and cu_seqlens_k `(B + 1,)`, longest lengths; causal."""
     heads, depth = case.shape
-    device, of_q, of_k = generator.device, case.sizes["queries"], case.sizes["lengths"]
+    device, (of_q, of_k) = generator.device, _lengths(case)
     shapes = (sum(of_q), heads, depth), *[(sum(of_k), case.sizes.get("kv_heads", heads), depth)] * 2
     qkv = (torch.randn(shape, generator=generator, device=device).to(case.dtype) for shape in shapes)
     starts = (torch.tensor([0, *n]).cumsum(0).to(torch.int32).to(device) for n in (of_q, of_k))
@@ -72,7 +78,7 @@ def flash_attention_varlen_cost(case: Case, direction: Direction) -> Cost:
         flash_attention_cost(
             Case(case.name, case.dtype, {"shape": (1, heads, q, depth), "keys": k, **sizes}), direction
         )
-        for q, k in zip(case.sizes["queries"], case.sizes["lengths"], strict=True)
+        for q, k in zip(*_lengths(case), strict=True)
     ]
     launches = 4 if direction is Direction.FORWARD else None  # three fill what tokens in no sequence leave
     return Cost(sum(c.bytes for c in costs), sum(c.flops for c in costs), launches=launches)
