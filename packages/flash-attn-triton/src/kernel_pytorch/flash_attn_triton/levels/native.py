@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernel_pytorch.flash_attn_triton.alignment import aligned
 from kernel_pytorch.flash_attn_triton.masks import always, cached, gathered, limits, packed, visible
 
 NOT_SEEN = float("-inf")
 
 
 class _PlainGradient(torch.autograd.Function):
-    """The identity, whose incoming gradient becomes contiguous."""
+    """The identity, whose incoming gradient becomes contiguous and aligned."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(y: Tensor) -> Tensor:
@@ -33,13 +36,8 @@ class _PlainGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Tensor:
-        """Make dy contiguous, by a copy only where it is not."""
-        return dy.contiguous()
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """x, or a copy where rows do not begin at 16 bytes."""
-    return x if all(step * x.element_size() % 16 == 0 for step in x.stride()[:-1]) else x.contiguous()
+        """Make dy contiguous and aligned, by a copy only where it is not."""
+        return aligned(dy.contiguous())
 
 
 def flash_attention(
@@ -85,13 +83,19 @@ def flash_decode(
     return _on_device(q, keys, values, sees, scale, -1, -1)
 
 
+def _is_on_gpu(q: Tensor) -> bool:
+    return q.device.type == "cuda"
+
+
 def _on_device(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
-    if q.device.type == "cuda":
+    if _is_on_gpu(q):
         if bias is not None and bias.dtype != torch.bool and _added(bias, q).dtype != q.dtype:
             y = _on_device(q.float(), k.float(), v.float(), bias, scale, left, right)  # no kernel takes two dtypes
             return y.to(q.dtype)
+        if bias is not None and bias.dtype != torch.bool:
+            bias = aligned(_added(bias, q), rows=False)
         # cuDNN's attention fails on other layouts, and takes the process with it.
-        y = _attention(_aligned(q), _aligned(k), _aligned(v), bias, scale, left, right)
+        y = _attention(aligned(q), aligned(k), aligned(v), bias, scale, left, right)
         return _PlainGradient.apply(y)  # type: ignore[no-any-return]
     return _attention(q, k, v, bias, scale, left, right)
 
