@@ -288,6 +288,8 @@ class Technique:
             replaced and why the rest was not, and `unpatch(model)`, the way back. None: they stand in for nothing.
         contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
+        slow_defaults: cases of benchmarks in which the default may be slower than another level, with the reasons, by
+            "operation: label of the case"; see `defaults`.
         cuda_units: import string of a function that returns the `CudaUnit`s of the technique; empty where its sources
             are not here (installed from a wheel). None: it has no CUDA kernel.
     """
@@ -299,6 +301,7 @@ class Technique:
     levels: str
     replacements: str | None = None
     contracts: Mapping[str, KernelContract] = field(default_factory=dict)
+    slow_defaults: Mapping[str, str] = field(default_factory=dict)
     cuda_units: str | None = None
 
     def ladder(self) -> Any:

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from kernel_pytorch.harness.carrying import CarryError, carry
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
+from kernel_pytorch.harness.defaults import defaults_table, groups
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.models.record import FILE as MODELS_FILE
 from kernel_pytorch.harness.page import headline
@@ -47,6 +48,14 @@ def report_command(
             " kernels that were neither measured nor carried.",
         ),
     ] = False,
+    check_defaults: Annotated[
+        bool,
+        typer.Option(
+            "--check-defaults",
+            help="Only compare default levels with the others that were measured; exit 1 if a default is slower than"
+            " it may be.",
+        ),
+    ] = False,
     carried: Annotated[
         bool,
         typer.Option(
@@ -61,8 +70,8 @@ def report_command(
 ) -> None:
     """Print the tables of results and draw their plots beside them (PNG and SVG).
 
-    Exit code: 0; 1 with --check-stale if the kernels of a default are neither what was measured nor carried; 2 for what
-    cannot be read or carried.
+    Exit code: 0; 1 with --check-stale if the kernels of a default are neither what was measured nor carried, and with
+    --check-defaults if a default is slower than another level; 2 for what cannot be read or carried.
     """
     if not path.exists():
         wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
@@ -80,6 +89,8 @@ def report_command(
         raise typer.Exit(2) from None
     if check_stale:
         raise typer.Exit(1 if name_stale(found) else 0)
+    if check_defaults:
+        raise typer.Exit(1 if name_slow_defaults(found) else 0)
     if carried:
         carry_all(found)
         return
@@ -100,6 +111,21 @@ def name_stale(found: dict[Path, Results]) -> bool:
     for line in [*listing(every), *to_do] or current:
         output.print(escape(line), **PLAIN)
     return bool(to_do)
+
+
+def name_slow_defaults(found: dict[Path, Results]) -> bool:
+    """Print what every default costs beside the other levels; whether one is slower than it may be."""
+    slow = []
+    for file, (results, technique) in installed(found).items():
+        of_levels = groups(results, technique) if hasattr(technique.ladder(), "default_of") else []
+        if not of_levels:
+            continue
+        output.print(defaults_table(of_levels, f"{technique.name} on {results.machine.environment.device_name}"))
+        misses = [miss for group in of_levels for miss in group.misses(technique.slow_defaults)]
+        slow += [f"{file}: {miss}" for miss in misses]
+    for line in slow or ["every default is the fastest level, as far as was measured"]:
+        output.print(escape(line), **PLAIN)
+    return bool(slow)
 
 
 def carry_all(found: dict[Path, Results]) -> None:

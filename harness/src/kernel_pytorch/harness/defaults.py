@@ -1,0 +1,174 @@
+"""Check by a record that the default level is the fastest of those measured.
+
+`level=None` promises the level with which a call is fastest. Native, triton and cuda compete, forward alone and forward
+with backward, for each function, dtype and set of static features; `compile` is shown beside them. Over the cases of a record the
+default may take at most `MEAN` times as long as the best level, in geometric mean, and in no case more than `CASE`
+times, unless the technique lists that case with its reason.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from rich.table import Table
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.results import CaseRecord, Results
+from kernel_pytorch.harness.technique import Case, Operation, Technique, imported
+
+MEAN = 1.05
+CASE = 1.25
+CANDIDATES = ("native", "triton", "cuda")
+SHOWN = (*CANDIDATES, "compile")
+FORWARD, TRAINING = "forward", "forward + backward"
+
+Times = dict[str, float]
+"""Seconds by level."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cases of a record that have one default: same function, dtype and static features.
+
+    Attributes:
+        operation: name of the function.
+        dtype: of the principal tensor.
+        features: static features by which the package chooses the level, such as "window".
+        work: `FORWARD` or `TRAINING`.
+        default: the level that `level=None` means there.
+        cases: seconds by level, by the label of a case.
+    """
+
+    operation: str
+    dtype: str
+    features: str
+    work: str
+    default: str
+    cases: dict[str, Times] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What the cases have in common."""
+        return ", ".join(filter(None, (self.operation, self.dtype, self.features, self.work)))
+
+    def ratio(self, level: str) -> float | None:
+        """Geometric mean of the times of a level over those of the default; None unless all cases have both."""
+        if not all({level, self.default} <= times.keys() for times in self.cases.values()):
+            return None
+        return statistics.geometric_mean(times[level] / times[self.default] for times in self.cases.values())
+
+    def misses(self, listed: Mapping[str, str]) -> list[str]:
+        """Return what breaks the promise, a line each.
+
+        Args:
+            listed: reasons for cases that may be slower, by "operation: label of the case".
+        """
+        ratios = {level: ratio for level in CANDIDATES if (ratio := self.ratio(level)) is not None}
+        best = min(ratios, key=lambda level: ratios[level], default=self.default)
+        found = []
+        if ratios and 1 > ratios[best] * MEAN:
+            found.append(f"{self.label}: {self.default} takes {1 / ratios[best]:.2f}x the time of {best}")
+        for label, times in self.cases.items() if len(self.cases) > 1 or not found else ():
+            if f"{self.operation}: {label}" in listed:
+                continue
+            if self.default not in times:
+                found.append(f"{self.label}, {label}: {self.default} was not measured")
+                continue
+            fastest = min((level for level in CANDIDATES if level in times), key=lambda level: times[level])
+            if times[self.default] > CASE * times[fastest]:
+                slower = times[self.default] / times[fastest]
+                found.append(f"{self.label}, {label}: {self.default} takes {slower:.2f}x the time of {fastest}")
+        return found
+
+
+def groups(results: Results, technique: Technique) -> list[Group]:
+    """Sort the times of a record by what their default depends on; cases that are no longer declared are left out."""
+    environment, found = results.machine.environment, {}
+    seconds = _seconds(results)
+    for operation in technique.operations:
+        for case in operation.bench_grid.cases(environment.device_type):
+            label = CaseRecord.of(case).label
+            work = _work(seconds.get((operation.name, label), {}))
+            if not work:
+                continue
+            default, features = default_level(technique, operation, case, environment)
+            for name, times in work.items():
+                key = operation.name, case.dtype_name, features, name, default
+                found.setdefault(key, Group(*key)).cases[label] = times
+    return list(found.values())
+
+
+def default_level(technique: Technique, operation: Operation, case: Case, environment: Environment) -> tuple[str, str]:
+    """Return the level of a user's call and its features, on the device of an environment with every level installed.
+
+    The public function is called, on tensors that have no memory, until it reaches a level.
+    """
+    ladder = technique.ladder()
+    capability = tuple(map(int, (environment.compute_capability or "0.0").split(".")))
+    levels: Any = sys.modules[type(ladder).__module__]
+    features: dict[str, None] = {}
+    choose = ladder.chosen
+
+    def chosen(*asked: Any, **given: Any) -> str:
+        features.update(dict.fromkeys(given.get("features", ())))
+        level: str = choose(*asked, **given)
+        return level
+
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        mock.patch.object(levels, "compute_capability", lambda device: capability),
+        mock.patch.object(ladder, "unavailable", lambda *asked: None),
+        mock.patch.object(ladder, "chosen", chosen),
+    ):
+        made: dict[int, Tensor] = {}
+
+        def moved(x: Tensor) -> Tensor:
+            if id(x) not in made:
+                options = {"dtype": x.dtype, "requires_grad": x.requires_grad}
+                meta = torch.empty_strided(x.shape, x.stride(), device="meta", **options)  # type: ignore[arg-type]
+                device = torch.device(environment.device_type, 0)
+                made[id(x)] = mode.fake_tensor_converter.from_meta_and_device(mode, meta, device)
+            return made[id(x)]
+
+        given = operation.inputs(case, torch.Generator())
+        args, kwargs = tree_map_only(Tensor, moved, given)
+        function = imported(str(operation.function))
+        level: str = ladder.default_of(lambda: function(*args, **kwargs))
+    return level, ", ".join(features)
+
+
+def _seconds(results: Results) -> dict[tuple[str, str], dict[str, Times]]:
+    """Seconds by operation and label of a case, then by direction and level."""
+    found: dict[tuple[str, str], dict[str, Times]] = {}
+    for m in results.measurements:
+        if m.status == "measured" and m.seconds is not None and m.implementation in SHOWN:
+            by_direction = found.setdefault((m.operation, m.case.label), {})
+            by_direction.setdefault(m.direction, {})[m.implementation] = m.seconds.median
+    return found
+
+
+def _work(directions: Mapping[str, Times]) -> dict[str, Times]:
+    """Seconds by level of the forward alone, and with the backward where that was measured."""
+    forward, backward = directions.get("forward", {}), directions.get("backward", {})
+    both = {level: forward[level] + backward[level] for level in forward if level in backward}
+    work = {FORWARD: forward, TRAINING: directions.get("both") or both}
+    return {name: times for name, times in work.items() if times}
+
+
+def defaults_table(found: Iterable[Group], title: str) -> Table:
+    """The times of all levels over those of the defaults, in geometric mean; above 1 the default is faster."""
+    table = Table("cases", "default", *SHOWN, title=title, title_justify="left")
+    for group in found:
+        ratios = [group.ratio(level) for level in SHOWN]
+        cells = ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
+        table.add_row(f"{group.label} ({len(group.cases)})", group.default, *cells)
+    return table
