@@ -25,12 +25,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import build_check
+from build_compile import BuildError, compile_all, run
 from source_digests import operator_digests
 
 LIBRARY = "_library.so"
@@ -60,13 +60,10 @@ OLD_TORCH = "the torch found when it was installed has no stable ABI that is new
 NO_COMPILER = (
     f"no C++ compiler was found when it was installed; install g++ (`apt-get install g++`) or set CXX, then {AGAIN}"
 )
-
-
-SAY_EVERY = 8.0  # seconds between two lines about progress
-
-
-class BuildError(RuntimeError):
-    """A compiler was there and failed; the message holds its command and what it printed."""
+CRASHES = (
+    "the library that {compiler} made does not work, and was removed: {problem}. Where libgcc is linked statically, "
+    f"errors cannot reach PyTorch; set CXX to another one, then {AGAIN}"
+)
 
 
 def build(
@@ -105,6 +102,7 @@ def build(
         "operators": operator_digests(csrc),
     }
     if (package / LIBRARY).is_file() and _read(package) == record:
+        say("cuda-ops: nothing to compile, the library is of the present sources")
         return record
     nvcc = nvcc if archs else None
     work = folder_for(work, "sanitized" if sanitize else "objects", torch, compiler, nvcc, archs)
@@ -114,10 +112,17 @@ def build(
     compile_all(work, steps, say)
     linked = package.resolve() / f"{os.getpid()}-{LIBRARY}"  # several may build at a time
     link = [*compiler, "-shared", *options, "-o", str(linked), *(target for _, target in steps)]
-    link += ["-Ltorch/lib", "-ltorch_cpu", "-ldl", *([] if sanitize else ["-Wl,-z,defs"])]
+    # What comes out of archives, as a libstdc++ that the compiler links statically, is not mixed with PyTorch's copy.
+    link += ["-Ltorch/lib", "-ltorch_cpu", "-ldl", "-Wl,--exclude-libs,ALL", *([] if sanitize else ["-Wl,-z,defs"])]
     if nvcc is not None:
         link += [f"-L{folder}" for folder in _cuda_libraries(nvcc)] + ["-lcudart_static", "-lrt", "-lpthread"]
     run(link, work)
+    say("cuda-ops: linked; trying the library in a process of its own")
+    problem = None if sanitize else build_check.problem_of(linked, torch, record["operators"])
+    if problem is not None:
+        for file in (linked, package / LIBRARY):
+            file.unlink(missing_ok=True)
+        return write_record(package, {"problem": CRASHES.format(compiler=record["compiler"], problem=problem)})
     os.replace(linked, package / LIBRARY)
     return write_record(package, record)
 
@@ -301,53 +306,6 @@ def _cuda_libraries(nvcc: str) -> list[Path]:
         for folder in (base / "lib64", base / "lib", base / "targets/x86_64-linux/lib")
         if folder.is_dir()
     ]
-
-
-def compile_all(work: Path, steps: Sequence[tuple[list[str], str]], say: Callable[[str], None]) -> None:
-    """Run all compilations, as many at a time as there are cores, and say every few seconds how far they are."""
-    said = time.monotonic()
-    say(f"compiling cuda-ops: {len(steps)} files, some minutes the first time")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pending = {pool.submit(compile_object, work, *step) for step in steps}
-        try:
-            while pending:
-                done, pending = wait(pending, timeout=1.0)
-                for each in done:
-                    each.result()
-                if time.monotonic() - said >= SAY_EVERY:
-                    said = time.monotonic()
-                    say(f"compiling cuda-ops: {len(steps) - len(pending)} of {len(steps)} files")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def compile_object(work: Path, command: list[str], name: str) -> None:
-    """Run a command in `work`, unless the object that is there was made by it of the same sources."""
-    csrc, folder, target = work / "csrc", (work / command[-3]).parent, work / name
-    sources = [
-        *sorted((csrc / "include").rglob("*")),
-        *sorted(folder.glob("*") if folder == csrc else folder.rglob("*")),
-    ]
-    found = hashlib.sha256(repr(command).encode())
-    for file in sources:
-        if file.is_file():
-            found.update(file.read_bytes())
-    key = target.with_suffix(".key")
-    if target.is_file() and key.is_file() and key.read_text() == found.hexdigest():
-        return
-    made = f"{os.getpid()}-{name}"  # several may build at a time
-    run([*command[:-1], made], work)
-    key.unlink(missing_ok=True)
-    os.replace(work / made, target)
-    key.write_text(found.hexdigest())
-
-
-def run(command: Sequence[str], work: Path) -> None:
-    """Run a compiler in a folder; what it printed goes into the error, if there is one."""
-    result = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise BuildError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
 
 
 def version(compiler: Sequence[str]) -> str:

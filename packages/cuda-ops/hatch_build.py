@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 import sysconfig
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+# `pip install -v` shows each line at once; without -v pip keeps them.
+_say = functools.partial(print, file=sys.stderr, flush=True)
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -25,7 +29,7 @@ class CustomBuildHook(BuildHookInterface):
         # A folder of its own: another build, with other settings, may be under way.
         self.output = None if version == "editable" else Path(tempfile.mkdtemp())
         output = self.output or root / package
-        record = build_library.build(output, root / "csrc", root / "build")
+        record = build_library.build(output, root / "csrc", root / "build", say=_say)
         self.app.display_info(build_library.summary(record))
         if version != "editable":
             products = [file for file in build_library.PRODUCTS if (output / file).exists()]

@@ -3,6 +3,9 @@
 // One binary serves every torch from 2.10 on, so nothing here is newer than that.
 #pragma once
 
+// Checks in PyTorch's headers have constant messages then, without iostreams: see `append`.
+#define STRIP_ERROR_MESSAGES
+
 #include <torch/headeronly/util/shim_utils.h>
 
 // What a call of PyTorch that failed becomes. PyTorch's macro raises the text of the call and the path of its own header.
@@ -21,12 +24,13 @@ void check_torch(int32_t code, const char* call);
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <atomic>
+#include <cstdio>
 #include <exception>
 #include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernel_pytorch/dtype.h"
@@ -38,14 +42,47 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
+// A shape as part of a message. It is written as text only when the message is.
+struct Shape {
+  const Tensor& tensor;
+};
+
+inline Shape shape(const Tensor& tensor) { return {tensor}; }
+
+// Append text, a number or a shape to a message. No iostreams: in a library that contains its own copy of libstdc++ they
+// share locales with PyTorch's copy, and crash.
+template <typename Part>
+void append(std::string& message, const Part& part) {
+  if constexpr (std::is_floating_point_v<Part>) {
+    char digits[32];
+    std::snprintf(digits, sizeof(digits), "%g", static_cast<double>(part));
+    message += digits;
+  } else if constexpr (std::is_arithmetic_v<Part>) {
+    message += std::to_string(part);
+  } else {
+    message += part;
+  }
+}
+
+inline void append(std::string& message, const Shape& shape) {
+  const int64_t dimensions = shape.tensor.dim();
+  message += "(";
+  for (int64_t i = 0; i < dimensions; ++i) {
+    if (i > 0) message += ", ";
+    append(message, shape.tensor.size(i));
+  }
+  message += dimensions == 1 ? ",)" : ")";
+}
+
 // Raise RuntimeError with these parts as its message.
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream message;
-  (message << ... << parts);
-  throw std::runtime_error(message.str());
+  std::string message;
+  (append(message, parts), ...);
+  throw std::runtime_error(message);
 }
 
+// Raise the error of `fail` unless the condition holds. The message is built only then.
 template <typename... Parts>
 void check(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);
@@ -55,14 +92,6 @@ inline std::vector<int64_t> sizes(const Tensor& tensor) {
   std::vector<int64_t> found;
   for (int64_t i = 0; i < tensor.dim(); ++i) found.push_back(tensor.size(i));
   return found;
-}
-
-inline std::string shape(const Tensor& tensor) {
-  std::ostringstream text;
-  text << "(";
-  for (int64_t i = 0; i < tensor.dim(); ++i) text << (i ? ", " : "") << tensor.size(i);
-  text << (tensor.dim() == 1 ? ",)" : ")");
-  return text.str();
 }
 
 // As torch prints it, of those that people give.

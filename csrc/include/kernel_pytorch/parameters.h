@@ -9,11 +9,11 @@ namespace kernel_pytorch {
 
 // The activation of that name, or an error that lists them.
 inline Activation activation_of(const char* operator_name, const std::string& activation) {
-  std::string allowed;
   for (int i = 0; i < kActivations; ++i) {
     if (activation == kActivationNames[i]) return static_cast<Activation>(i);
-    allowed += std::string(i ? ", '" : "'") + kActivationNames[i] + "'";
   }
+  std::string allowed;
+  for (const char* name : kActivationNames) allowed += std::string(allowed.empty() ? "'" : ", '") + name + "'";
   fail(operator_name, ": activation: given '", activation, "'; allowed are ", allowed);
 }
 

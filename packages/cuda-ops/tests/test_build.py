@@ -1,10 +1,14 @@
 """Building the library, and what is said where it cannot be built or loaded."""
 
 import json
+import math
+import os
 import re
+import shutil
 import subprocess
 import sys
 
+import build_compile
 import build_library
 import pytest
 import torch
@@ -12,10 +16,11 @@ import torch
 from kernel_pytorch.cuda_ops import LIBRARY, levels
 from kernel_pytorch.cuda_ops.library import INSTALL, Library, load
 
+CSRC = build_library.Path(build_library.__file__).parent / "csrc"
+
 
 def test_the_library_is_of_the_present_sources():
-    csrc = build_library.Path(build_library.__file__).parent / "csrc"
-    assert build_library.digest(csrc) == LIBRARY.digest, "csrc/ has changed: install the package again"
+    assert build_library.digest(CSRC) == LIBRARY.digest, "csrc/ has changed: install the package again"
 
 
 SOURCES = {
@@ -315,23 +320,134 @@ def test_a_card_that_was_not_verified_is_nobodys_default(monkeypatch):
     assert levels.default("rotary_embedding", card, torch.float32) == "native"
 
 
-def test_compiling_says_how_far_it_is_and_stops_at_the_first_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_library, "SAY_EVERY", 0.0)
-    compiled = []
-
+def test_compiling_reports_each_file_and_stops_at_the_first_error(tmp_path, monkeypatch):
     def compile_object(csrc, command, target):
-        compiled.append(target)
         if command == ["fails"]:
             raise build_library.BuildError("planted")
 
-    monkeypatch.setattr(build_library, "compile_object", compile_object)
+    monkeypatch.setattr(build_compile, "compile_object", compile_object)
     lines = []
-    steps = [([], tmp_path / f"{i}.o") for i in range(5)]
-    build_library.compile_all(tmp_path, steps, lines.append)
-    assert lines[0].startswith("compiling cuda-ops: 5 files")
-    assert lines[-1] == "compiling cuda-ops: 5 of 5 files"
+    steps = [([], f"{i}.o") for i in range(5)]
+    build_compile.compile_all(tmp_path, steps, lines.append)
+    cores = len(os.sched_getaffinity(0))
+    assert lines[0] == f"cuda-ops: compiling 5 files on {cores} cores, about 1 minute the first time"
+    assert [line.split(" after ")[0] for line in lines[1:]] == [f"cuda-ops: {i} of 5 files" for i in range(1, 6)]
+    assert sorted(line.rpartition(" ")[2] for line in lines[1:]) == [target for _, target in steps]
     with pytest.raises(build_library.BuildError, match="planted"):
-        build_library.compile_all(tmp_path, [(["fails"], tmp_path / "x.o"), *steps], lines.append)
+        build_compile.compile_all(tmp_path, [(["fails"], "x.o"), *steps], lines.append)
+
+
+def test_the_expected_minutes_count_cuda_files_for_each_architecture():
+    cpp, cuda = (["c++"], "a.o"), (["nvcc", "-gencode=1", "-gencode=2"], "b.o")
+    assert build_compile._expected([cpp], 1) == "about 1 minute"
+    minutes = (2 * build_compile.SECONDS_OF_CUDA + build_compile.SECONDS_OF_CPP) * 100 / 2 / 60
+    assert build_compile._expected([cpp, cuda] * 100, 2) == f"about {math.ceil(minutes)} minutes"
+
+
+def test_an_installation_reports_its_progress_on_standard_error(monkeypatch, tmp_path, capfd):
+    """Where `pip install -v` shows it at once."""
+    hatch_build = pytest.importorskip("hatch_build", reason="needs hatchling")
+
+    def build(package, csrc, work, *, say):
+        say("cuda-ops: 1 of 1 files")
+        return {"problem": "planted"}
+
+    monkeypatch.setattr(build_library, "build", build)
+    hook = hatch_build.CustomBuildHook(str(tmp_path), {}, None, None, str(tmp_path), "wheel", None)
+    hook.initialize("editable", {})
+    assert "cuda-ops: 1 of 1 files" in capfd.readouterr().err
+
+
+def test_nothing_here_writes_messages_by_iostreams():
+    """Beside a copy of libstdc++ that the compiler links statically, PyTorch's copy makes them crash."""
+    sources = [file for file in CSRC.rglob("*") if file.suffix in (".h", ".cuh", ".cpp", ".cu")]
+    found = [str(file) for file in sources if re.search(r"<(?:[io]?s?stream|fstream)>", file.read_text())]
+    assert found == []
+    assert b"stringstream" not in LIBRARY.file.read_bytes()
+
+
+ARGUMENTS = "const Tensor& x, std::optional<Tensor>, double, double, std::string casting"
+CRASHING = {
+    "loading it: the process ended by SIGABRT": "__attribute__((constructor)) static void crash() { abort(); }",
+    "calling its operator rms_norm: the process ended by SIGABRT": f"Tensor rms_norm({ARGUMENTS}) {{ abort(); }}",
+    "raising an error of its operator rms_norm: the process ended by SIGABRT": f"""
+        Tensor rms_norm({ARGUMENTS}) {{
+          if (casting == "wrong") abort();
+          return x;
+        }}
+    """,
+    "raising an error of its operator rms_norm: AssertionError: no error was raised": f"""
+        Tensor rms_norm({ARGUMENTS}) {{ return x; }}
+    """,
+    "calling its operator rms_norm: AssertionError: rms_norm of ones gave [[0.5": f"""
+        Tensor rms_norm({ARGUMENTS}) {{ return torch::stable::subtract(x, x, 0.5); }}
+    """,
+}
+OPERATOR = """
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+using torch::stable::Tensor;
+{planted}
+#if {registers}
+std::tuple<Tensor, Tensor> both(const Tensor& x, std::optional<Tensor> w, double e, double o, std::string casting) {{
+  return {{rms_norm(x, w, e, o, casting), x}};
+}}
+STABLE_TORCH_LIBRARY(kernel_pytorch_cuda, library) {{
+  library.def("rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)");
+}}
+STABLE_TORCH_LIBRARY_IMPL(kernel_pytorch_cuda, CPU, library) {{ library.impl("rms_norm", TORCH_BOX(&both)); }}
+#endif
+"""
+
+
+@pytest.mark.parametrize("said", CRASHING)
+def test_a_library_that_crashes_is_removed_and_the_reason_is_kept(said, monkeypatch, tmp_path):
+    folder, package = tmp_path / "csrc" / "rms_norm", tmp_path / "package"
+    folder.mkdir(parents=True)
+    planted = CRASHING[said]
+    (folder / "operator.cpp").write_text(OPERATOR.format(planted=planted, registers=int("rms_norm" in planted)))
+    for name in ("cpu.cpp", "cuda.cu"):
+        (folder / name).write_text("")
+    package.mkdir()
+    (package / "_library.so").write_text("of an earlier build")
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "")
+    record = build_library.build(package, tmp_path / "csrc", tmp_path / "work")
+    assert said in record["problem"]
+    assert [file.name for file in package.iterdir()] == ["_library.json"]
+    with pytest.raises(ImportError, match=r"does not work, and was removed: .*set CXX to another one, then install"):
+        load(package)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("-static-libstdc++", None),
+        ("-static-libstdc++ -static-libgcc", "raising an error of its operator rms_norm: the process ended by SIG"),
+    ],
+)
+def test_a_compiler_that_links_its_runtime_statically(options, problem, monkeypatch, tmp_path):
+    """Errors of a library with a libgcc of its own cannot reach PyTorch, whoever wrote it; all else works."""
+    for part in ("include", "rms_norm"):
+        shutil.copytree(CSRC / part, tmp_path / "csrc" / part)
+    for source in CSRC.glob("*.cpp"):
+        shutil.copy(source, tmp_path / "csrc")
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\nexec {build_library.find_compiler()[-1]} "$@" {options}\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setenv("KERNEL_PYTORCH_CUDA_ARCHS", "")
+    record = build_library.build(tmp_path, tmp_path / "csrc", tmp_path / "work")
+    if problem is None:
+        assert record["problem"] is None
+        assert b"libstdc++.so" not in (tmp_path / "_library.so").read_bytes()
+    else:
+        assert problem in record["problem"]
 
 
 REFUSED = """

@@ -1,0 +1,74 @@
+"""Run the compilations of the library side by side, those that an earlier build has made already left out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+# What a file takes on one core, on average; of CUDA for each architecture.
+SECONDS_OF_CUDA = 12.0
+SECONDS_OF_CPP = 7.0
+
+
+class BuildError(RuntimeError):
+    """A compiler was there and failed; the message holds its command and what it printed."""
+
+
+def compile_all(work: Path, steps: Sequence[tuple[list[str], str]], say: Callable[[str], None]) -> None:
+    """Run all compilations, as many at a time as there are cores for this process, and report each one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    say(f"cuda-ops: compiling {len(steps)} files on {cores} cores, {_expected(steps, cores)} the first time")
+    began = time.monotonic()
+    with ThreadPoolExecutor(cores) as pool:
+        pending = {pool.submit(compile_object, work, *step): step[1] for step in steps}
+        try:
+            for count, done in enumerate(as_completed(pending), 1):
+                done.result()
+                seconds = time.monotonic() - began
+                say(f"cuda-ops: {count} of {len(steps)} files after {seconds:.0f} s: {pending[done]}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _expected(steps: Sequence[tuple[list[str], str]], cores: int) -> str:
+    """How long all compilations take together, roughly."""
+    seconds = sum(
+        SECONDS_OF_CUDA * sum(word.startswith("-gencode") for word in command) or SECONDS_OF_CPP for command, _ in steps
+    )
+    minutes = math.ceil(seconds / cores / 60)
+    return f"about {minutes} minute{'s' if minutes > 1 else ''}"
+
+
+def compile_object(work: Path, command: list[str], name: str) -> None:
+    """Run a command in `work`, unless the object that is there was made by it of the same sources."""
+    csrc, folder, target = work / "csrc", (work / command[-3]).parent, work / name
+    sources = [
+        *sorted((csrc / "include").rglob("*")),
+        *sorted(folder.glob("*") if folder == csrc else folder.rglob("*")),
+    ]
+    found = hashlib.sha256(repr(command).encode())
+    for file in sources:
+        if file.is_file():
+            found.update(file.read_bytes())
+    key = target.with_suffix(".key")
+    if target.is_file() and key.is_file() and key.read_text() == found.hexdigest():
+        return
+    made = f"{os.getpid()}-{name}"  # several may build at a time
+    run([*command[:-1], made], work)
+    key.unlink(missing_ok=True)
+    os.replace(work / made, target)
+    key.write_text(found.hexdigest())
+
+
+def run(command: Sequence[str], work: Path) -> None:
+    """Run a compiler in a folder; what it printed goes into the error, if there is one."""
+    result = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{' '.join(command)}\n{result.stdout}{result.stderr}")
