@@ -30,6 +30,7 @@ from environments import (  # noqa: E402
     OLDEST,
     PROJECTS,
     TORCH,
+    benchmark_folders,
     has_gpu,
     install_once,
     interpreter_with_torch,
@@ -288,9 +289,8 @@ def measure_and_replay(
     device = [a for before, a in zip(["", *arguments], arguments, strict=False) if "--device" in (before, a[:8])]
     slug = run_silently(session, *command, "machine", "--slug", *device, **options)
     results = Path("results", slug.splitlines()[-1].strip())
-    folders = [str(folder.relative_to(ROOT)) for folder in sorted(ROOT.glob("packages/*/benchmarks"))]
     record = [f"--kernel-pytorch-replay={results}", f"--benchmark-json={results / 'pytest-benchmark.json'}"]
-    session.run(python, "-m", "pytest", *folders, *record, **options)
+    session.run(python, "-m", "pytest", *benchmark_folders(arguments), *record, **options)
 
 
 def write_metadata(session: nox.Session) -> Path:

@@ -101,6 +101,19 @@ def make(copy, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def bench(copy, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Measure, and let pytest-benchmark record what was measured."""
+    done = copy.kernel_pytorch("bench", *arguments)
+    if done.returncode:
+        return done
+    results = Path("results", copy.kernel_pytorch("machine", "--slug").stdout.splitlines()[-1].strip())
+    (copy.root / results / "models.json").write_text("{}")  # a record of another kind, as a checkout has them
+    record = [f"--kernel-pytorch-replay={results}", f"--benchmark-json={results / 'pytest-benchmark.json'}"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"packages/{NAME}/benchmarks"]
+    replayed = copy.run(*command, *record)
+    return replayed if replayed.returncode else done
+
+
 def lint(copy) -> subprocess.CompletedProcess[str]:
     """Format, style and types, as far as the tools are there."""
     done = copy.run(sys.executable, "-c", "")
@@ -124,7 +137,7 @@ def docs(copy) -> subprocess.CompletedProcess[str]:
 SESSIONS = {
     "new": make,
     "tests": lambda copy, *arguments: copy.pytest(*arguments),
-    "bench": lambda copy, *arguments: copy.kernel_pytorch("bench", *arguments),
+    "bench": bench,
     "static": lambda copy, *arguments: copy.kernel_pytorch("static", *(arguments or [NAME])),
     "lint": lint,
     "docs": docs,

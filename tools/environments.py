@@ -52,11 +52,22 @@ def torch_choice(session: nox.Session) -> tuple[str, list[str]]:
     return choice, arguments
 
 
-def projects_named(arguments: list[str]) -> list[Path]:
-    """The packages that `kernel-pytorch bench` is asked for by name, and what they name; all where none is."""
+def packages_named(arguments: list[str]) -> list[Path]:
+    """The packages that `kernel-pytorch bench` is asked for by name; none where it is asked for all."""
     flags = ("--quick", "--full", "--peers", "--resume", "--whole-cost")
     positional = [a for before, a in zip(["", *arguments], arguments, strict=False) if free_standing(before, flags)]
-    return with_siblings([package for package in PACKAGES if package.name in positional])
+    return [package for package in PACKAGES if package.name in positional]
+
+
+def projects_named(arguments: list[str]) -> list[Path]:
+    """The packages that `kernel-pytorch bench` is asked for by name, and what they name; all where none is."""
+    return with_siblings(packages_named(arguments))
+
+
+def benchmark_folders(arguments: list[str]) -> list[str]:
+    """The folders whose benchmarks record what `kernel-pytorch bench` has measured, relative to the checkout."""
+    folders = [package / "benchmarks" for package in packages_named(arguments) or PACKAGES]
+    return [folder.relative_to(ROOT).as_posix() for folder in folders if folder.is_dir()]
 
 
 def projects_of_paths(arguments: list[str]) -> list[Path]:

@@ -118,6 +118,17 @@ def test_levels_are_verified_and_recorded_samples_replayed(child, recorded, tmp_
         assert (stats["min"], stats["max"], stats["rounds"]) == (min(m.samples), max(m.samples), len(m.samples))
 
 
+def test_a_folder_is_replayed_whatever_else_was_recorded_there(toy, recorded, tmp_path):
+    recorded.save(tmp_path / "toy.json")
+    (tmp_path / "models.json").write_text('{"runs": {}}')
+    recorder = Recorder(tmp_path, CPU)
+    native = toy.gate.implementation("native")
+    found = [recorder.measurement(job, native) for job in jobs(toy.technique, CPU)]
+    assert {m.status for m in found if m is not None} == {"measured"}
+    (tmp_path / "toy.json").unlink()
+    assert Recorder(tmp_path, CPU).measurement(jobs(toy.technique, CPU)[0], native) is None
+
+
 def test_the_timer_moves_by_the_samples_and_then_stands_still():
     timer, samples = Replay(), (1e-5, 0.1, 3.0)
     timer.load(samples)

@@ -223,10 +223,16 @@ def test_a_headline_names_the_best_pytorch_beside_ours(results):
     assert headline_rows(results) == [["`gate`, forward", "prefill 8x64 float16", best, ours, "0.50x ?"]]
 
 
-def test_a_headline_says_where_ours_was_not_measured(results):
-    theirs = [m for m in results.measurements if m.implementation != "cuda"]
-    (row,) = headline_rows(results.model_copy(update={"measurements": tuple(theirs)}))
-    assert row == ["`gate`, forward", "prefill 8x64 float16", "`compile` 1 µs ± 10.0%, 25%", "not measured here"]
+def test_a_headline_shows_the_default_where_ours_was_not_measured(results):
+    theirs = results.model_copy(update={"measurements": tuple(m for m in results.measurements if m.level != "cuda")})
+    (row,) = headline_rows(theirs)
+    best = "`compile` 1 µs ± 10.0%, 25%"
+    assert row == ["`gate`, forward", "prefill 8x64 float16", best, "`native` 2 µs ± 10.0%, 12%"]
+    assert "no kernel of ours was timed, `native` is the default" in headline([theirs])
+    assert "`native` is the default" not in headline([results])
+    compiled = tuple(m for m in theirs.measurements if m.level == "compile")
+    (row,) = headline_rows(theirs.model_copy(update={"measurements": compiled}))
+    assert row[3:] == ["not measured here"]
 
 
 def test_a_headline_names_levels_alone(results):

@@ -48,6 +48,8 @@ def headline(devices: Sequence[Results]) -> str:
     rows = [_headline_row(group) for group in _headline_cases(results)]
     table = _table(["operation", "case", "best PyTorch", "ours", "speedup"], rows)
     legend = f"The largest case of each operation: {TIMES}, and {_shares(results)}. {SIGNS}"
+    if any(row[3].startswith("`native`") for row in rows):
+        legend += " Where no kernel of ours was timed, `native` is the default."
     return "\n".join([f"{where}. {legend}", "", *table]) + "\n"
 
 
@@ -92,8 +94,12 @@ def _headline_row(group: list[Measurement]) -> list[str]:
 
 
 def _best_own(group: Iterable[Measurement]) -> str | None:
-    """The fastest of our levels; a kernel that is measured by a name of its own is no level that users can name."""
-    return fastest(m for m in group if _is_own(m) and m.implementation == m.level)
+    """The fastest of our levels; where none was timed, `native`, which is what `level=None` runs there.
+
+    A kernel that is measured by a name of its own is no level that users can name.
+    """
+    levels = [m for m in group if m.implementation == m.level]
+    return fastest(filter(_is_own, levels)) or fastest(m for m in levels if m.level == "native")
 
 
 def markdown(results: Results) -> str:

@@ -24,7 +24,7 @@ from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import Job, jobs
 from kernel_pytorch.harness.machine import measure_machine
 from kernel_pytorch.harness.real_input import RealInputUnavailable, real_model
-from kernel_pytorch.harness.results import Measurement, Results, load
+from kernel_pytorch.harness.results import Measurement, load
 from kernel_pytorch.harness.support import (
     CAPABILITIES,
     Capability,
@@ -244,20 +244,27 @@ class Recorder:
         self._device = device
         self._found: dict[tuple[str, str, str, str], list[Measurement]] = {}
         self._machine: Any = None
-        for path in [] if replay is None else sorted(replay.glob("*.json")) if replay.is_dir() else [replay]:
-            if path.name != "pytest-benchmark.json":
-                self._remember(load(path))
-        self._replaying = replay is not None
+        self._replay = replay
+        self._read: set[Path] = set()
 
-    def _remember(self, results: Results) -> None:
+    def _remember(self, technique: str) -> None:
+        """Read what was recorded of a technique, once. A folder also holds records of other kinds, as of models."""
+        in_folder = self._replay.is_dir()
+        path = self._replay / f"{technique}.json" if in_folder else self._replay
+        if path in self._read or (in_folder and not path.is_file()):
+            return
+        self._read.add(path)
+        results = load(path)
         for m in results.measurements:
             self._found.setdefault((results.technique, m.operation, m.direction, m.case.label), []).append(m)
 
     def measurement(self, job: Job, implementation: Implementation) -> Measurement | None:
         """The measurement of one level; None where the file that is replayed has none."""
+        if self._replay is not None:
+            self._remember(job.technique.name)
         label = job.key[2]
         key = (job.technique.name, job.operation.name, job.direction.value, label)
-        if key not in self._found and not self._replaying:
+        if key not in self._found and self._replay is None:
             self._machine = self._machine or measure_machine(self._device, quick=True)
             self._found[key] = run_job(job, self._machine, self._device)
         return next((m for m in self._found.get(key, []) if m.implementation == implementation.name), None)
