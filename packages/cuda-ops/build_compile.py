@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import subprocess
 import time
@@ -12,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 # What a file takes on one core, on average; of CUDA for each architecture.
-SECONDS_OF_CUDA = 12.0
-SECONDS_OF_CPP = 7.0
+SECONDS_OF_CUDA = 13.0
+SECONDS_OF_CPP = 3.0
 
 
 class BuildError(RuntimeError):
@@ -42,7 +41,7 @@ def _expected(steps: Sequence[tuple[list[str], str]], cores: int) -> str:
     seconds = sum(
         SECONDS_OF_CUDA * sum(word.startswith("-gencode") for word in command) or SECONDS_OF_CPP for command, _ in steps
     )
-    minutes = math.ceil(seconds / cores / 60)
+    minutes = max(1, round(seconds / cores / 60))
     return f"about {minutes} minute{'s' if minutes > 1 else ''}"
 
 

@@ -1,7 +1,6 @@
 """Building the library, and what is said where it cannot be built or loaded."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -341,7 +340,7 @@ def test_the_expected_minutes_count_cuda_files_for_each_architecture():
     cpp, cuda = (["c++"], "a.o"), (["nvcc", "-gencode=1", "-gencode=2"], "b.o")
     assert build_compile._expected([cpp], 1) == "about 1 minute"
     minutes = (2 * build_compile.SECONDS_OF_CUDA + build_compile.SECONDS_OF_CPP) * 100 / 2 / 60
-    assert build_compile._expected([cpp, cuda] * 100, 2) == f"about {math.ceil(minutes)} minutes"
+    assert build_compile._expected([cpp, cuda] * 100, 2) == f"about {round(minutes)} minutes"
 
 
 def test_an_installation_reports_its_progress_on_standard_error(monkeypatch, tmp_path, capfd):
