@@ -160,8 +160,23 @@ def as_on_a_card(monkeypatch):
     return functional, taken
 
 
-def test_everywhere_else_the_default_is_native():
-    assert LADDER.default("layer_norm", torch.device("cpu"), torch.float32) == "native"
+@pytest.mark.parametrize(
+    ("function", "dtype", "default"),
+    [
+        ("bias_dropout_add", torch.bfloat16, "cuda"),
+        ("bias_act", torch.bfloat16, "cuda"),
+        ("bias_act", torch.float32, "cuda"),
+        ("add_layer_norm_act", torch.float32, "cuda"),
+        ("rms_norm_act", torch.float32, "cuda"),
+        ("layer_norm", torch.float32, "native"),
+        ("bias_act", torch.float16, "native"),  # was not measured
+    ],
+)
+def test_on_a_cpu_the_default_is_the_compiled_code_where_that_was_measured_faster(function, dtype, default):
+    cpu = torch.device("cpu")
+    if LADDER.unavailable("cuda", cpu, dtype) is not None:
+        default = "native"
+    assert LADDER.default(function, cpu, dtype) == default
 
 
 def test_every_operation_is_of_the_group_of_its_modules():

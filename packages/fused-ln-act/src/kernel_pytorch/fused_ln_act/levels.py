@@ -7,7 +7,8 @@ import torch
 from ._core import cuda_level
 from ._core.levels import Default, Ladder
 
-NORM = ("layer_norm", "add_layer_norm", "layer_norm_act", "add_layer_norm_act", "rms_norm_act", "add_rms_norm_act")
+NORM_ACT = ("layer_norm_act", "add_layer_norm_act", "rms_norm_act", "add_rms_norm_act")
+NORM = ("layer_norm", "add_layer_norm", *NORM_ACT)
 GATED = ("swiglu", "geglu", "reglu")
 BIAS = ("bias_act", "bias_dropout_add")
 SOFTMAX = ("softmax",)
@@ -27,8 +28,11 @@ LADDER = Ladder(
         # Products of float32 and float64 are no work for tensor cores. bfloat16 was measured; float16 is as many bytes
         # and the same instructions.
         Default("triton", "nvidia-h200", functions=LINEAR, capabilities=HOPPER, dtypes=HALF),
-        # Where the CPU twin of the CUDA kernels was measured to be no slower than native in any case.
+        # Where the CPU backend of the CUDA kernels was measured to be faster than native. LayerNorm alone is not.
+        Default("cuda", "amd-epyc-2-threads", "cpu", functions=NORM_ACT, dtypes=[torch.float32]),
         Default("cuda", "amd-epyc-2-threads", "cpu", functions=GATED, dtypes=[torch.bfloat16]),
+        Default("cuda", "amd-epyc-2-threads", "cpu", functions=["bias_act"], dtypes=[torch.bfloat16, torch.float32]),
+        Default("cuda", "amd-epyc-2-threads", "cpu", functions=["bias_dropout_add"], dtypes=[torch.bfloat16]),
         Default("cuda", "amd-epyc-2-threads", "cpu", functions=SOFTMAX, dtypes=[torch.bfloat16, torch.float32]),
     ],
     cuda_level,

@@ -251,6 +251,7 @@ cross_entropy_bench = grid(
     point("Qwen3 0.6B, 4096 tokens", shape=(4096, 151936), z_loss=1e-4, **MEAN, devices=CUDA),
     point("GPT-2, 8 x 1024 tokens", shape=(8192, 50257), **MEAN, devices=CUDA),
     point("GPT-2, 64 tokens", shape=(64, 50257), **MEAN),
+    point("GPT-2, 64 tokens", shape=(64, 50257), **MEAN, devices=("cpu",), dtypes=(F32,)),
     point("BERT-base, 256 tokens", shape=(256, 30522), label_smoothing=0.1, **MEAN),
     dtypes=(BF16,),
 )

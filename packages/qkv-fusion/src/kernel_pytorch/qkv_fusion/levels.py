@@ -26,9 +26,15 @@ LADDER = Ladder(
         Default(
             "triton", "nvidia-h200", functions=["rotary_embedding", *WITH_NORM], capabilities=[(9, 0)], traced=False
         ),
+        # The CPU backend of the CUDA kernels.
         Default(
-            "cuda", "amd-epyc-2-threads", "cpu", functions=["qk_norm_rope"], dtypes=[torch.bfloat16, torch.float32]
+            "cuda",
+            "amd-epyc-2-threads",
+            "cpu",
+            functions=["rotary_embedding", "qk_norm_rope"],
+            dtypes=[torch.bfloat16, torch.float32],
         ),
+        Default("cuda", "amd-epyc-2-threads", "cpu", functions=["qkv_norm_rope"], dtypes=[torch.bfloat16]),
     ],
     cuda_level,
     absent={

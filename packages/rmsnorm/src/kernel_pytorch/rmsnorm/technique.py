@@ -163,13 +163,14 @@ head_rms_norm_tests = grid(
     dtypes=LOW,
 )
 
-CUDA = ("cuda",)
+CUDA, CPU = ("cuda",), ("cpu",)
 BENCH = (torch.bfloat16,)
 BOTH = (torch.bfloat16, torch.float32)
 
 rms_norm_bench = grid(
     point("Llama 3.1 8B, decode", shape=(1, 4096)),
     point("Llama 3.1 8B, prefill 512", shape=(512, 4096)),
+    point("Llama 3.1 8B, prefill 512", shape=(512, 4096), devices=CPU, dtypes=(torch.float32,)),
     point("Llama 3.1 8B, prefill 2048", shape=(2048, 4096)),
     point("Llama 3.1 8B, prefill 16384", shape=(16384, 4096), devices=CUDA, dtypes=BOTH),
     point("Qwen3 0.6B, prefill 2048", shape=(2048, 1024)),
@@ -184,6 +185,7 @@ rms_norm_bench = grid(
 add_rms_norm_bench = grid(
     point("Llama 3.1 8B, decode", shape=(1, 4096)),
     point("Llama 3.1 8B, prefill 512", shape=(512, 4096)),
+    point("Llama 3.1 8B, prefill 512", shape=(512, 4096), devices=CPU, dtypes=(torch.float32,)),
     point("Llama 3.1 8B, prefill 16384", shape=(16384, 4096), devices=CUDA),
     point("DeepSeek-V3, prefill 8192", shape=(8192, 7168), devices=CUDA),
     dtypes=BENCH,
@@ -192,6 +194,7 @@ add_rms_norm_bench = grid(
 head_rms_norm_bench = grid(
     point("Qwen3 0.6B queries, decode", shape=(1, 16, 128)),
     point("Qwen3 0.6B queries, prefill 1024", shape=(1024, 16, 128)),
+    point("Qwen3 0.6B queries, prefill 1024", shape=(1024, 16, 128), devices=CPU, dtypes=(torch.float32,)),
     point("Qwen3 0.6B keys, prefill 1024", shape=(1024, 8, 128)),
     point("Qwen3 0.6B queries, prefill 32768", shape=(32768, 16, 128), devices=CUDA),
     dtypes=BENCH,

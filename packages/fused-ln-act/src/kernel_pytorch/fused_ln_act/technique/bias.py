@@ -17,7 +17,7 @@ from kernel_pytorch.harness.technique import (
     point,
 )
 
-from .common import CUDA, PARKED, bytes_of, data, gelu_of_infinity, normal, public, seed_of
+from .common import CPU, CUDA, PARKED, bytes_of, data, gelu_of_infinity, normal, public, seed_of
 
 NATIVE = "rounds after every kernel; and the CUDA kernels add rows of the bias's gradient in chains, not a tree"
 COMPILE = "TorchInductor adds the rows of the bias's gradient one by one on the CPU, eager in a tree"
@@ -167,6 +167,7 @@ bias_act_bench = grid(
 
 bias_dropout_add_bench = grid(
     point("BERT-base, 1 x 128", shape=(128, 768), dropout_p=0.1),
+    point("BERT-base, 1 x 128", shape=(128, 768), dropout_p=0.1, devices=CPU, dtypes=(F32,)),
     point("BERT-base, 128 x 512", shape=(65536, 768), dropout_p=0.1, devices=CUDA),
     point("GPT-2 XL, 32 x 1024", shape=(32768, 1600), dropout_p=0.1, devices=CUDA),
     dtypes=BENCH,

@@ -11,7 +11,7 @@ from kernel_pytorch.fused_ln_act.levels import LADDER
 from kernel_pytorch.harness.technique import Case, Spared
 
 PACKAGE = "kernel_pytorch.fused_ln_act"
-CUDA = ("cuda",)
+CUDA, CPU = ("cuda",), ("cpu",)
 
 # In bytes: far from the 255 registers that it could have, ptxas keeps a value or two of a loop on the stack rather than
 # lose a resident block. Which configurations are hit changes with its version; what is too large spills hundreds.

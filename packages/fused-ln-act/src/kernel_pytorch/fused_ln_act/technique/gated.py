@@ -22,7 +22,7 @@ from kernel_pytorch.harness.technique import (
     point,
 )
 
-from .common import CUDA, bytes_of, data, gelu_of_infinity, normal, public
+from .common import CPU, CUDA, bytes_of, data, gelu_of_infinity, normal, public
 
 BUDGETS = {
     "native": (4.0, "rounds after every kernel: the activation, up + offset, the product"),
@@ -130,6 +130,7 @@ BENCH = (BF16,)
 swiglu_bench = grid(
     point("Llama 3.1 8B, decode", shape=(1, 14336), packed=True),
     point("Llama 3.1 8B, prefill 64", shape=(64, 14336), packed=True),
+    point("Llama 3.1 8B, prefill 64", shape=(64, 14336), packed=True, devices=CPU, dtypes=(F32,)),
     point("Llama 3.1 8B, prefill 512", shape=(512, 14336), packed=True, devices=CUDA),
     point("Llama 3.1 8B, prefill 16384", shape=(16384, 14336), packed=True, devices=CUDA),
     point("Llama 3.1 8B, two tensors", shape=(16384, 14336), devices=CUDA),
@@ -143,6 +144,7 @@ swiglu_bench = grid(
 geglu_bench = grid(
     point("Gemma 2 9B, decode", shape=(1, 14336), approximate="tanh"),
     point("Gemma 2 9B, prefill 64", shape=(64, 14336), approximate="tanh"),
+    point("Gemma 2 9B, prefill 64", shape=(64, 14336), approximate="tanh", devices=CPU, dtypes=(F32,)),
     point("Gemma 2 9B, prefill 256", shape=(256, 14336), approximate="tanh", devices=CUDA),
     point("Gemma 2 9B, prefill 8192", shape=(8192, 14336), approximate="tanh", devices=CUDA),
     point("ModernBERT-base, 64 x 1024", shape=(65536, 1152), packed=True, devices=CUDA),
@@ -151,6 +153,7 @@ geglu_bench = grid(
 
 reglu_bench = grid(
     point("T5-base of the paper, 1 x 512", shape=(512, 2048)),
+    point("T5-base of the paper, 1 x 512", shape=(512, 2048), devices=CPU, dtypes=(F32,)),
     point("T5-base of the paper, 128 x 512", shape=(65536, 2048), devices=CUDA),
     dtypes=BENCH,
 )

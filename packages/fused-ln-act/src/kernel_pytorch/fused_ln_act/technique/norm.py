@@ -210,7 +210,7 @@ add_layer_norm_bench = grid(
 
 layer_norm_act_bench = grid(
     point("BERT-base head, 1 x 128", shape=(128, 768), activation="gelu", dtypes=(F32,)),
-    point("BERT-base head, 1 x 128", shape=(128, 768), activation="gelu", devices=CUDA),
+    point("BERT-base head, 1 x 128", shape=(128, 768), activation="gelu"),
     point("BERT-base head, 128 x 512", shape=(65536, 768), activation="gelu", devices=CUDA),
     point("ViT-L/16, 64 x 577 tokens", shape=(36928, 1024), activation="gelu_tanh", devices=CUDA),
     dtypes=BENCH,
@@ -218,21 +218,21 @@ layer_norm_act_bench = grid(
 
 add_layer_norm_act_bench = grid(
     point("GPT-2 XL, 1 x 128", shape=(128, 1600), activation="gelu_tanh", dtypes=(F32,)),
-    point("GPT-2 XL, 1 x 128", shape=(128, 1600), activation="gelu_tanh", devices=CUDA),
+    point("GPT-2 XL, 1 x 128", shape=(128, 1600), activation="gelu_tanh"),
     point("GPT-2 XL, 32 x 1024", shape=(32768, 1600), activation="gelu_tanh", devices=CUDA),
     dtypes=BENCH,
 )
 
 rms_norm_act_bench = grid(
     point("Llama 3.1 8B, decode", shape=(1, 4096), activation="silu", dtypes=(F32,)),
-    point("Llama 3.1 8B, decode", shape=(1, 4096), activation="silu", devices=CUDA),
+    point("Llama 3.1 8B, decode", shape=(1, 4096), activation="silu"),
     point("Llama 3.1 8B, prefill 16384", shape=(16384, 4096), activation="silu", devices=CUDA),
     dtypes=BENCH,
 )
 
 add_rms_norm_act_bench = grid(
     point("Llama 3.1 8B, decode", shape=(1, 4096), activation="silu", dtypes=(F32,)),
-    point("Llama 3.1 8B, decode", shape=(1, 4096), activation="silu", devices=CUDA),
+    point("Llama 3.1 8B, decode", shape=(1, 4096), activation="silu"),
     point("Llama 3.1 8B, prefill 16384", shape=(16384, 4096), activation="silu", devices=CUDA),
     dtypes=BENCH,
 )
