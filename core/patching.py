@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .stock import HOOKS, OWNER, has_foreign_forward, owner_of
+from .stock import HOOKS, OWNER, has_foreign_forward, holder_of, owner_of
 
 Forward = Callable[..., Any]
 """What becomes the `forward` of a module; it takes the module first."""
@@ -91,7 +91,7 @@ def unpatch(model: torch.nn.Module, package: str) -> None:
     _check_model(model)
     for module in model.modules():
         if owner_of(module) == package:
-            del module.forward
+            del holder_of(module).forward
 
 
 def stock(module: torch.nn.Module) -> Forward:
@@ -156,10 +156,10 @@ def _put(module: torch.nn.Module, package: str, found: Found) -> Found | str:
     """Set the forward, or say why not."""
     owner = owner_of(module)
     if owner is not None or has_foreign_forward(module):
-        return f"its forward was replaced before, by {owner or _name_of(module.__dict__['forward'])}"
+        return f"its forward was replaced before, by {owner or _name_of(holder_of(module).__dict__['forward'])}"
     setattr(found.forward, OWNER, (package, found.forward))
     found.forward.__name__ = "forward"  # what pickle looks for
-    module.forward = MethodType(found.forward, module)
+    holder_of(module).forward = MethodType(found.forward, module)
     return found
 
 

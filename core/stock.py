@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import MethodType
+from typing import Any
 
 import torch
 from torch.nn.modules import module as _modules
@@ -12,6 +13,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 OWNER = "_kernel_pytorch_package"
 """Attribute of a function that is the forward of a patched module: the package that put it there, and the function
 itself, since wrappers copy the attributes of what they wrap."""
+HOLDS = "_kernel_pytorch_holds"
+"""Attribute of what is the forward of a module and runs that of a patch: the module."""
 
 _has_global_hooks = _modules._has_any_global_hook  # a private name of PyTorch
 
@@ -45,7 +48,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 def has_foreign_forward(module: torch.nn.Module) -> bool:
     """Whether something other than a patch replaced the forward of this very module, as offloading and adapters do."""
-    forward = module.__dict__.get("forward")
+    forward = holder_of(module).__dict__.get("forward")
     if forward is None or owner_of(module) is not None:
         return False
     return getattr(forward, "__func__", None) is not type(module).forward  # as a module that was pickled has it
@@ -53,8 +56,14 @@ def has_foreign_forward(module: torch.nn.Module) -> bool:
 
 def owner_of(module: torch.nn.Module) -> str | None:
     """The package whose patch a module has, or None."""
-    forward = module.__dict__.get("forward")
+    forward = holder_of(module).__dict__.get("forward")
     if type(forward) is not MethodType or forward.__self__ is not module:
         return None
     owner, function = getattr(forward.__func__, OWNER, (None, None))
     return owner if function is forward.__func__ else None
+
+
+def holder_of(module: torch.nn.Module) -> Any:
+    """What has the forward of a patch as an attribute: the module, or what runs it (`fuse` of qkv-fusion)."""
+    forward = module.__dict__.get("forward")
+    return forward if getattr(forward, HOLDS, None) is module else module

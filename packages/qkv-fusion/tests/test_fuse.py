@@ -133,7 +133,6 @@ def test_one_product_for_all(monkeypatch):
     monkeypatch.setattr(F, "linear", lambda x, w, b=None: products.append(tuple(w.shape)) or linear(x, w, b))
     stock(x)
     assert products == [(32, 16), (16, 16), (48, 16), (16, 24)]
-    assert all(m._held is None for m in stock.modules() if isinstance(m, LinearGroup))  # nothing outlives the call
 
 
 def test_cross_attention_and_changed_tensors_are_right():

@@ -3,6 +3,6 @@
 from . import functional, modules
 from .functional import *  # noqa: F403
 from .modules import *  # noqa: F403
-from .replacements import fuse, patch, unfuse, unpatch
+from .replacements import fuse, fusion_report, patch, unfuse, unpatch
 
-__all__ = [*functional.__all__, *modules.__all__, "fuse", "patch", "unfuse", "unpatch"]
+__all__ = [*functional.__all__, *modules.__all__, "fuse", "fusion_report", "patch", "unfuse", "unpatch"]

@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ._core import patching
 from ._core.patching import Patched
 from .modules.group import LinearGroup, Member, check_layers, pack_members
+from .modules.scope import Scope, why_apart
+from .proof import why_not_shared
 from .rotation import find_rotation
 
 PACKAGE = "qkv-fusion"
@@ -47,8 +49,7 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
             layers, or there are none, and nothing that is one product already; the model is in DistributedDataParallel,
             or there are no groups.
     """
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
+    _check_module(module)
     _check_groups(groups)
     if any(isinstance(each, DistributedDataParallel) for each in module.modules()):
         raise ValueError("module: DistributedDataParallel knows its parameters already; fuse the model, then wrap it")
@@ -56,14 +57,20 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
     for path, parent, names in found:
         if reason := why_not(module, path, parent, names):
             raise reason
-    for _, parent, names in found:
-        _replace(parent, names)
+    for path, parent, names in found:
+        if why_not_shared(path, parent, names) is None:
+            _replace(parent, names)
     if not found and not _is_packed(module):
         names_of = " or ".join(", ".join(names) for names in groups)
         raise ValueError(
             f"module: {type(module).__name__} has no layers named {names_of}, and none of {', '.join(PACKED)}"
         )
     return module
+
+
+def _check_module(module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
 
 
 def _check_groups(groups: Any) -> None:
@@ -87,8 +94,7 @@ def unfuse(module: torch.nn.Module) -> torch.nn.Module:
     Raises:
         TypeError: `module` is no module.
     """
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
+    _check_module(module)
     for parent in list(module.modules()):
         while (first := _first(parent)) is not None:
             group = first.group
@@ -96,7 +102,40 @@ def unfuse(module: torch.nn.Module) -> torch.nn.Module:
                 group.handle.remove()
             for name, layer in group.to_linears().items():
                 setattr(parent, name, layer)
+        if (scope := _scope(parent)) is not None:
+            del parent.forward
+            if (inner := scope.__dict__.get("forward")) is not None:  # of a patch
+                parent.forward = inner  # type: ignore[method-assign]
     return module
+
+
+def fusion_report(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> Patched:
+    """Say which layers of a model `fuse` made one product, and why it left others alone.
+
+    Args:
+        module: a model, or a part of one, before or after `fuse`.
+        groups: names of layers that read the same tensor, as given to `fuse`.
+
+    Returns:
+        In `replaced`, by the path of the module that has them, the layers that share a product; in `left` those that do
+        not, with the reason.
+
+    Raises:
+        TypeError: `module` is no module, or a group no sequence of names.
+        ValueError: there are no groups.
+    """
+    _check_module(module)
+    _check_groups(groups)
+    report = Patched()
+    for path, parent in module.named_modules():
+        for names in () if (scope := _scope(parent)) is None else scope.groups:
+            reason = why_apart(parent, names)
+            kept, said = (report.replaced, "one product") if reason is None else (report.left, reason)
+            kept[path] = "; ".join([*filter(None, [kept.get(path)]), f"{', '.join(names)}: {said}"])
+    for path, parent, names in _found(module, groups):
+        reason = why_not(module, "", parent, names) or why_not_shared(path, parent, names) or "`fuse` was not called"
+        report.left[path] = "; ".join([*filter(None, [report.left.get(path)]), f"{', '.join(names)}: {reason}"])
+    return report
 
 
 def patch(model: torch.nn.Module) -> Patched:
@@ -141,6 +180,18 @@ def _replace(parent: torch.nn.Module, names: Sequence[str]) -> None:
     group.handle = parent.register_load_state_dict_pre_hook(pack_members) if _first(parent) is None else None
     for index, name in enumerate(names):
         setattr(parent, name, Member(group, index))
+    before, scope = _scope(parent), Scope(parent, [names])
+    if before is not None:
+        scope.groups += before.groups
+    if (inner := (before or parent).__dict__.get("forward")) is not None:  # of a patch
+        scope.forward = inner
+    parent.forward = scope  # type: ignore[method-assign]
+
+
+def _scope(module: torch.nn.Module) -> Scope | None:
+    """What `fuse` put in the place of a module's forward."""
+    forward = module.__dict__.get("forward")
+    return forward if isinstance(forward, Scope) and forward.module is module else None
 
 
 def _first(parent: torch.nn.Module) -> Member | None:

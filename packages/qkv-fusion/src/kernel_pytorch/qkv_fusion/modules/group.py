@@ -44,7 +44,6 @@ class LinearGroup(torch.nn.Module):
         self.handle: RemovableHandle | None = None  # of what loads checkpoints, where layers of a model are fused
         layer = torch.nn.Linear(in_features, sum(self.sizes), bias, device, dtype)
         self.weight, self.bias = layer.weight, layer.bias
-        self._held: tuple[Any, list[Tensor | None]] | None = None
         self._register_state_dict_hook(_unpack)
         self.register_load_state_dict_pre_hook(_pack)
 
@@ -93,52 +92,17 @@ class LinearGroup(torch.nn.Module):
         check_tensor("x", x)
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x: shape is {tuple(x.shape)}; its last dimension must be {self.in_features}")
+        return tuple(self.outputs(x))
+
+    def outputs(self, x: Tensor) -> Sequence[Tensor]:
+        """`forward`, without its checks."""
         product = F.linear(x, self.weight, self.bias)
         # Autograd lets no output of `split` be changed in place. Nobody else has the product, so the unsafe one does;
         # it has no rule for vmap.
         if torch.compiler.is_compiling() or has_transform():
-            return tuple(product.narrow(-1, self.starts[i], size) for i, size in enumerate(self.sizes))
-        outputs: tuple[Tensor, ...] = torch.unsafe_split_with_sizes(product, self.sizes, -1)
+            return [product.narrow(-1, self.starts[i], size) for i, size in enumerate(self.sizes)]
+        outputs: Sequence[Tensor] = torch.unsafe_split_with_sizes(product, self.sizes, -1)
         return outputs
-
-    def take(self, index: int, x: Tensor) -> Tensor:
-        """What one layer makes of x, for callers that ask layer by layer.
-
-        The first call computes all outputs, and the other layers return theirs as long as x and the parameters are
-        the same tensors with the same values. Another x, as in cross-attention, gets a product of its own, and so
-        does one made in inference mode, whose changes PyTorch does not count. Changes through `.data` are not noticed.
-        """
-        if not torch.compiler.is_compiling() and x.is_inference():
-            return F.linear(x, *self.part(index))
-        asked = self._question(x)
-        if self._held is not None and _same(self._held[0], asked):
-            found = self._held[1][index]
-            if found is not None:
-                self._held[1][index] = None
-                if all(each is None for each in self._held[1]):
-                    self._held = None
-                return found
-        elif self._held is not None:
-            self._held = None
-            return F.linear(x, *self.part(index))
-        outputs: list[Tensor | None] = list(self(x))
-        result, outputs[index] = outputs[index], None
-        self._held = (asked, outputs)
-        assert result is not None
-        return result
-
-    def _question(self, x: Tensor) -> tuple[Any, ...]:
-        """What the outputs that are held depend on."""
-        kind = x.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        tensors = x, self.weight, self.weight if self.bias is None else self.bias
-        versions = None
-        if not torch.compiler.is_compiling():  # it does not know versions, and nothing outlives the call
-            versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]  # a weight may be
-        return *tensors, versions, torch.is_grad_enabled(), autocast
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
 
     def extra_repr(self) -> str:
         """Names and sizes."""
@@ -147,7 +111,10 @@ class LinearGroup(torch.nn.Module):
 
 
 class Member(torch.nn.Module):
-    """One layer of a group that stands where the layer stood. The first of them has the group as a submodule."""
+    """One layer of a group, in the place of the layer. The first of them has the group as a submodule.
+
+    Called alone it computes its own rows; `scope.py` shares one product among the layers of one call of the parent.
+    """
 
     def __init__(self, group: LinearGroup, index: int) -> None:
         super().__init__()
@@ -169,8 +136,13 @@ class Member(torch.nn.Module):
         return self.shared[0].part(self.index)[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer makes of x, `(..., in_features)`."""
-        return self.shared[0].take(self.index, x)
+        """What the layer makes of x, `(..., in_features)`, by a product of its own rows."""
+        return F.linear(x, *self.shared[0].part(self.index))
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for kind, value in (("weight", self.weight), ("bias", self.bias)):
+            if value is not None:
+                destination[f"{prefix}{kind}"] = value if keep_vars else value.detach()
 
     def extra_repr(self) -> str:
         """As torch.nn.Linear."""
@@ -221,18 +193,16 @@ def _repeated(values: Sequence[int]) -> bool:
     return len(set(values)) != len(values)
 
 
-def _same(held: tuple[Any, ...], asked: tuple[Any, ...]) -> bool:
-    return all(a is b for a, b in zip(held[:3], asked[:3], strict=True)) and held[3:] == asked[3:]
-
-
 def _unpack(group: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Give the layers' own names to what was packed, in the layers' own order."""
+    """Give the layers' own names to what was packed; where layers of a model are fused, each saves its own."""
     assert isinstance(group, LinearGroup)
     packed = {kind: state.pop(f"{prefix}{kind}", None) for kind in ("weight", "bias")}
+    if group.inside:
+        return
     parts = {kind: value.split(group.sizes) for kind, value in packed.items() if value is not None}
     for i, name in enumerate(group.names):
         for kind, values in parts.items():
-            state[f"{prefix.removesuffix(group.inside)}{name}.{kind}"] = values[i]
+            state[f"{prefix}{name}.{kind}"] = values[i]
 
 
 def _pack(group: torch.nn.Module, state: dict[str, Any], prefix: str, *found: Any) -> None:
@@ -256,8 +226,9 @@ def _pack_group(
     """Pack what a checkpoint has."""
     for kind in ("weight", "bias") if group.bias is not None else ("weight",):
         names = [f"{home}{name}.{kind}" for name in group.names]
-        own = getattr(group, kind).detach().split(group.sizes)
-        state[f"{home}{group.inside}{kind}"] = packed(state, names, own, missing, errors)
+        own = getattr(group, kind).detach()
+        found = packed(state, names, own.split(group.sizes), missing, errors)
+        state[f"{home}{group.inside}{kind}"] = placed(found, own)
 
 
 def packed(
@@ -272,4 +243,16 @@ def packed(
         elif part.shape != mine.shape:
             errors.append(f"{name}: shape is {tuple(part.shape)}; it must be {tuple(mine.shape)}")
         parts.append(mine if part is None or part.shape != mine.shape else part)
+    if len({hasattr(part, "placements") for part in parts}) > 1:  # DTensor and Tensor do not mix
+        parts = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in parts]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def placed(found: Tensor, own: Tensor) -> Tensor:
+    """What a checkpoint has, sharded as the parameter is: PyTorch does that for names of parameters alone."""
+    if not hasattr(own, "placements") or hasattr(found, "placements"):
+        return found
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every rank has the whole of it, so nothing is sent.
+    return distribute_tensor(found.to(own.device), own.device_mesh, own.placements, src_data_rank=None)

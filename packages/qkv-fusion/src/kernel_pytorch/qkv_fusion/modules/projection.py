@@ -12,7 +12,7 @@ from kernel_pytorch.qkv_fusion.arguments import check_positive
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.projection.functional import qkv_projection
 
-from .group import check_layers, packed
+from .group import check_layers, packed, placed
 
 
 class Naming(NamedTuple):
@@ -206,4 +206,4 @@ def pack_projection(
         mine = value.detach().t() if turned else value.detach()
         parts = mine.split(module.sizes) if len(theirs) == 3 else [mine]
         found = packed(state, [f"{home}{name}" for name in theirs], parts, missing, errors)
-        state[f"{home}{module.inside}{own}"] = found.t() if turned else found
+        state[f"{home}{module.inside}{own}"] = placed(found.t() if turned else found, value.detach())

@@ -1,0 +1,145 @@
+"""`Scope`: the forward of a module whose layers are fused, in which they share one product per call.
+
+What the layers share belongs to the call and ends with it: the class's forward runs on a copy of the module, in whose
+place of each layer there is a part of that call's product. So calls of other threads, calls within calls, recomputation
+and exceptions never see it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernel_pytorch.qkv_fusion._core.stock import has_hooks
+
+from .group import LinearGroup, Member
+
+HARMLESS = (
+    "mask", "position", "pos_", "bias", "cache", "past", "freq", "cos", "sin", "rot", "rope", "seqlen", "length",
+    "lens", "index", "idx", "ids", "scale", "alibi", "height", "width",
+)  # fmt: skip
+"""Parts of names of arguments that layers never read in the place of the first."""
+
+
+class Scope:
+    """The forward of one module whose layers are fused.
+
+    A call with another tensor that the layers could read, as cross-attention has it, and layers that have hooks, a
+    forward of their own, or were replaced, compute one by one.
+
+    Args:
+        module: whose forward it is.
+        groups: the names of the layers of each group.
+
+    Attributes:
+        forward: that of a patch, where there is one; the class's otherwise.
+    """
+
+    def __init__(self, module: torch.nn.Module, groups: Sequence[Sequence[str]]) -> None:
+        self.module, self.groups = module, [tuple(names) for names in groups]
+        self.others = other_inputs(type(module).forward)
+
+    @property
+    def _kernel_pytorch_holds(self) -> torch.nn.Module:  # stock.HOLDS
+        return self.module
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """Whose signature this has."""
+        return MethodType(type(self.module).forward, self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the class's forward with one product per group."""
+        module, inner = self.module, self.__dict__.get("forward")
+        forward = type(module).forward if inner is None else inner.__func__
+        if self.others and _has_other(self.others, args, kwargs):
+            return forward(module, *args, **kwargs)
+        parts = _parts(module, self.groups)
+        if not parts:
+            return forward(module, *args, **kwargs)
+        view = object.__new__(type(module))
+        view.__dict__.update(module.__dict__)
+        del view.__dict__["forward"]
+        view.__dict__["_modules"] = {**module._modules, **parts}
+        return forward(view, *args, **kwargs)
+
+
+class _Product:
+    """The outputs of a group in one call."""
+
+    def __init__(self, group: LinearGroup) -> None:
+        self.group, self.x = group, None
+        self.outputs: list[Tensor | None] = []
+
+    def take(self, index: int, x: Tensor) -> Tensor:
+        """What one layer makes of x; the first to ask computes all, and each gets what was computed once."""
+        if self.x is None:
+            self.x, self.outputs = x, [*self.group.outputs(x)]
+        found = self.outputs[index] if self.x is x else None
+        if found is None:
+            return F.linear(x, *self.group.part(index))
+        self.outputs[index] = None
+        return found
+
+
+class _Part:
+    """One layer in one call."""
+
+    def __init__(self, product: _Product, member: Member) -> None:
+        self.product, self.member = product, member
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product.take(self.member.index, x)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.member, name)
+
+
+def other_inputs(forward: Callable[..., Any]) -> list[tuple[int, str]]:
+    """Places, behind the module, and names of arguments that could be another tensor for the layers to read."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [*inspect.signature(forward).parameters.values()][1:]
+    return [
+        (place, each.name)
+        for place, each in enumerate(parameters)
+        if place > 0 and each.kind not in kinds and not any(part in each.name for part in HARMLESS)
+    ]
+
+
+def why_apart(module: torch.nn.Module, names: Sequence[str]) -> str | None:
+    """Why the layers of a group compute one by one, or None: they share a product."""
+    modules = module._modules
+    group = getattr(modules.get(names[0]), "group", None)
+    if group is None or has_hooks(group):
+        return f"{names[0]} was replaced, or its group has hooks"
+    for index, name in enumerate(names):
+        member = modules.get(name)
+        if type(member) is not Member or member.shared[0] is not group or member.index != index:
+            return f"{name} was replaced by {type(member).__name__}"
+        if has_hooks(member):
+            return f"{name} has hooks"
+        if "forward" in member.__dict__:
+            return f"{name} has a forward of its own"
+    return None
+
+
+def _parts(module: torch.nn.Module, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What stands for the layers in one call."""
+    parts, modules = {}, module._modules
+    for names in groups:
+        if why_apart(module, names) is None:
+            product = _Product(modules[names[0]].group)  # type: ignore[union-attr, arg-type]
+            for name in names:
+                parts[name] = _Part(product, modules[name])  # type: ignore[arg-type]
+    return parts
+
+
+def _has_other(others: Sequence[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    count = len(args)
+    return any(isinstance(args[i] if i < count else kwargs.get(name), Tensor) for i, name in others)
