@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from functorch.compile import make_boxed_func
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -274,7 +275,7 @@ def test_one_product_in_the_compiled_graph(training, dynamic):
 
     def count(graph, inputs):
         counts.append(sum(str(node.target).startswith(("aten.mm", "aten.addmm")) for node in graph.graph.nodes))
-        return graph
+        return make_boxed_func(graph)
 
     backend = aot_autograd(fw_compiler=count, bw_compiler=count)
     compiled = torch.compile(fused, backend=backend, fullgraph=True, dynamic=dynamic)
@@ -368,7 +369,8 @@ def test_checkpointed_models_with_cross_attention_have_the_gradients_of_stock(na
     found = []
     for each in (stock.train(), fused.train()):
         if use_reentrant is not None and each.supports_gradient_checkpointing:
-            each.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+            enable = getattr(each, "activation_checkpointing_enable", None) or each.gradient_checkpointing_enable
+            enable({"use_reentrant": use_reentrant})
             each.get_input_embeddings().requires_grad_() if name != "SegFormer" else None
         each(**inputs).logits.square().mean().backward()
         for parameter in each.parameters():

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_pytorch.qkv_fusion._core.stock import has_hooks
+from kernel_pytorch.qkv_fusion._core.stock import HOOKS, has_hooks
 
 from .group import LinearGroup, Member
 
@@ -25,6 +25,10 @@ HARMLESS = (
     "lens", "index", "idx", "ids", "scale", "alibi", "height", "width",
 )  # fmt: skip
 """Parts of names of arguments that layers never read in the place of the first."""
+
+
+SPECIAL = (*HOOKS, "forward")
+"""Attributes of a layer that a product of the group would pass by."""
 
 
 class Scope:
@@ -53,6 +57,11 @@ class Scope:
     def __wrapped__(self) -> Callable[..., Any]:
         """Whose signature this has."""
         return MethodType(type(self.module).forward, self.module)
+
+    @property
+    def __code__(self) -> CodeType:
+        """Where torch.export says that dimensions come from."""
+        return type(self).__call__.__code__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the class's forward with one product per group."""
@@ -116,16 +125,16 @@ def why_apart(module: torch.nn.Module, names: Sequence[str]) -> str | None:
     """Why the layers of a group compute one by one, or None: they share a product."""
     modules = module._modules
     group = getattr(modules.get(names[0]), "group", None)
-    if group is None or has_hooks(group):
-        return f"{names[0]} was replaced, or its group has hooks"
+    if type(group) is not LinearGroup:
+        return f"{names[0]} was replaced by {type(modules.get(names[0])).__name__}"
+    if has_hooks(group):
+        return "its group has hooks, or there are hooks on all modules"
     for index, name in enumerate(names):
         member = modules.get(name)
         if type(member) is not Member or member.shared[0] is not group or member.index != index:
             return f"{name} was replaced by {type(member).__name__}"
-        if has_hooks(member):
-            return f"{name} has hooks"
-        if "forward" in member.__dict__:
-            return f"{name} has a forward of its own"
+        if any(map(member.__dict__.get, SPECIAL)):
+            return f"{name} has hooks or a forward of its own"
     return None
 
 
