@@ -138,6 +138,10 @@ class Ladder:
         self._resolved: dict[Any, Any] = {}
         self._caches: dict[str, CallCache] = {function: CallCache() for function in functions}
 
+    def __reduce__(self) -> Any:
+        """What carries functions that use the ladder, as cloudpickle does, finds the one of the package there."""
+        return find_ladder, (adoption.PACKAGE,)
+
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
         return tuple(level for level in LEVELS if level not in self._absent.get(function, ()))
@@ -372,6 +376,12 @@ class _ReachedError(Exception):
 
 def _report(level: str, *arguments: Any) -> None:
     raise _ReachedError(level)
+
+
+def find_ladder(package: str = adoption.PACKAGE) -> Ladder:
+    """The levels of the package whose copy of the core this is."""
+    found: Ladder = importlib.import_module(f"{package}.levels").LADDER
+    return found
 
 
 def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -4,24 +4,33 @@ A patched module gets another `forward` as an attribute of the instance, and not
 parameters, its hooks, its children and the names in its state_dict stay. So patches of several packages commute and
 come off in any order, checkpoints and optimizers do not see them, and what wraps a module (DDP, FSDP2, adapters of its
 linear layers, gradient checkpointing) goes on working. A deep copy is patched too; a shallow one, and the replicas of
-torch.nn.DataParallel, would compute with the parameters of the original: use DDP. A pickled model comes back unpatched.
+torch.nn.DataParallel, would compute with the parameters of the original: use DDP. A pickled model comes back unpatched,
+and so does one that a spawned worker gets; one that cloudpickle carries comes back patched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes as _without_modes  # a private name of PyTorch
 
-from .stock import HOOKS, OWNER, has_foreign_forward, holder_of, owner_of
+from .call_kinds import is_autocast_enabled
+from .records import why_not_measured
+from .stock import BELOW, HOOKS, OWNER, has_foreign_forward, holder_of, owner_of
 
 Forward = Callable[..., Any]
 """What becomes the `forward` of a module; it takes the module first."""
+
+CALLED = "_compiled_call_impl"
+"""Attribute of a module that PyTorch calls in the place of its forward and all hooks, if it is not None."""
 
 Finder = Callable[[torch.nn.Module], "Found | str | None"]
 """Whether a module is one that a package computes: what to do, the reason why it is left alone, or None: another."""
@@ -47,15 +56,18 @@ class Patched:
     Attributes:
         replaced: by the path of a module, what computes it now.
         left: by the path of a module that looked like one of these, why it was left alone.
+        unmeasured: of each device of the model on which the package was not measured, what to do about it.
     """
 
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    unmeasured: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """A line a path."""
+        """A line for each device that was not measured, then one for each path."""
         replaced = [f"{path or 'the model'}: {by}" for path, by in self.replaced.items()]
-        return "\n".join(replaced + [f"{path or 'the model'}: left alone, {why}" for path, why in self.left.items()])
+        left = [f"{path or 'the model'}: left alone, {why}" for path, why in self.left.items()]
+        return "\n".join([*self.unmeasured, *replaced, *left])
 
 
 def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder]) -> Patched:
@@ -70,28 +82,63 @@ def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder]) -> Pa
         TypeError: `model` is no module, or is compiled or scripted already: patch it before.
     """
     _check_model(model)
-    report = Patched()
-    for path, module in model.named_modules():
-        if owner_of(module) == package:
-            report.replaced[path] = f"{package}, patched before"
-            continue
-        with torch.random.fork_rng(devices=[]), torch.no_grad():  # finders try modules on numbers of their own
+    devices = dict.fromkeys(tensor.device for tensor in (*model.parameters(), *model.buffers())) or [torch.device("cpu")]
+    notes = dict.fromkeys(map(why_not_measured, devices))
+    report = Patched(unmeasured=tuple(note for note in notes if note is not None))
+    with _trials():
+        for path, module in model.named_modules():
+            if package in (owner_of(module), owner_of(module, BELOW)):
+                report.replaced[path] = f"{package}, patched before"
+                continue
             found = next((found for find in finders if (found := find(module)) is not None), None)
-        if isinstance(found, Found):
-            found = _put(module, package, found)
-        if isinstance(found, str):
-            report.left[path] = found
-        elif found is not None:
-            report.replaced[path] = found.by
+            if isinstance(found, Found):
+                found = _put(module, package, found)
+            if isinstance(found, str):
+                report.left[path] = found
+            elif found is not None:
+                report.replaced[path] = found.by
     return report
 
 
 def unpatch(model: torch.nn.Module, package: str) -> None:
-    """Give every module that `patch` of this package changed the forward of its class again."""
+    """Give every module that `patch` of this package changed the forward of its class again.
+
+    Where accelerate wrapped a patch since, to move weights, its wrapper stays and calls the class's own forward. What
+    others wrapped cannot be taken out, which a warning says.
+    """
     _check_model(model)
-    for module in model.modules():
+    kept = []
+    for path, module in model.named_modules():
         if owner_of(module) == package:
             del holder_of(module).forward
+        elif owner_of(module, BELOW) == package:
+            module.__dict__[BELOW] = MethodType(stock(module), module)
+        elif _is_below(package, module.__dict__.get("forward")):
+            kept.append(path or "the model")
+    if kept:
+        warnings.warn(
+            f"patches of {package} stay in {', '.join(kept)}, whose forward was wrapped since by something else; take "
+            "that off, then call unpatch again", stacklevel=3,
+        )  # fmt: skip
+
+
+def _is_below(package: str, forward: Any) -> bool:
+    """Whether a forward that was replaced says, as functools.wraps does, that it wraps the patch of this package."""
+    while (forward := getattr(forward, "__wrapped__", None)) is not None:
+        owner, function = getattr(forward, OWNER, (None, None))
+        if owner == package and function is getattr(forward, "__func__", forward):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _trials() -> Iterator[None]:
+    """Let finders try modules on numbers of their own: on the CPU, whatever the user's default device and modes are."""
+    with (
+        _without_modes(), torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"),
+        torch.autocast("cpu", enabled=False),
+    ):  # fmt: skip
+        yield
 
 
 def stock(module: torch.nn.Module) -> Forward:
@@ -105,7 +152,7 @@ def tried(
 ) -> Tensor | None:
     """What a module's forward makes of inputs, in training as in evaluation; None where that differs, or it fails.
 
-    Nothing of the module is called or changed but its children, so it may be on any device, sharded, or have adapters.
+    Nothing of the module is called or changed, so it may be on any device, sharded, or have adapters and hooks.
 
     Args:
         module: whose class is asked.
@@ -121,13 +168,20 @@ def tried(
 
 
 def stand_in(module: torch.nn.Module, children: Mapping[str, torch.nn.Module], **attributes: Any) -> torch.nn.Module:
-    """A module of the same class with other children and attributes, without hooks."""
+    """A module of the same class with other children and attributes, without hooks and with its class's own forward.
+
+    Its other children have stand-ins too. A call runs the forward alone, without the hooks of all modules.
+    """
     probe = copy.copy(module)
-    probe.__dict__["_modules"] = {**module._modules, **children}
+    given = {**module._modules, **children}
+    probe.__dict__["_modules"] = {
+        name: None if child is None else stand_in(child, {}) for name, child in given.items()
+    }
     for name in HOOKS:
         probe.__dict__[name] = type(getattr(module, name))()
     probe.__dict__.pop("forward", None)
     probe.__dict__.update(attributes)
+    probe.__dict__[CALLED] = MethodType(stock(module), probe)
     return probe
 
 
@@ -149,7 +203,7 @@ def is_compiled_inference() -> bool:
 
 def is_autocast(x: Tensor) -> bool:
     """Whether autocast is at work, which computes in float32 what these functions compute in 16 bits."""
-    return x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type)
+    return x.dtype != torch.float32 and is_autocast_enabled(x.device.type)
 
 
 def _put(module: torch.nn.Module, package: str, found: Found) -> Found | str:

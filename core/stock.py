@@ -16,6 +16,9 @@ itself, since wrappers copy the attributes of what they wrap."""
 HOLDS = "_kernel_pytorch_holds"
 """Attribute of what is the forward of a module and runs that of a patch: the module."""
 
+BELOW = "_old_forward"
+"""Attribute in which accelerate keeps the forward that its own, which moves weights, calls and brings back later."""
+
 _has_global_hooks = _modules._has_any_global_hook  # a private name of PyTorch
 
 
@@ -41,6 +44,21 @@ def check_plain(modules: Iterable[torch.nn.Module]) -> None:
         raise TypeError(f"module: {reason}")
 
 
+def is_untouched(*modules: torch.nn.Module) -> bool:
+    """Whether these may be computed without a call: no hooks, and no forward but that of their class or of a patch.
+
+    Cheap, since patched modules ask it of the children that they compute themselves, in each call.
+    """
+    for module in modules:
+        own = module.__dict__
+        if (
+            own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+            or ("forward" in own and has_foreign_forward(module))
+        ):  # fmt: skip
+            return False
+    return not _has_global_hooks()
+
+
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether something wants to know that the module is called: hooks of its own, or those of all modules."""
     return any(map(module.__dict__.get, HOOKS)) or bool(_has_global_hooks())
@@ -54,9 +72,14 @@ def has_foreign_forward(module: torch.nn.Module) -> bool:
     return getattr(forward, "__func__", None) is not type(module).forward  # as a module that was pickled has it
 
 
-def owner_of(module: torch.nn.Module) -> str | None:
-    """The package whose patch a module has, or None."""
-    forward = holder_of(module).__dict__.get("forward")
+def owner_of(module: torch.nn.Module, attribute: str = "forward") -> str | None:
+    """The package whose patch a module has, or None.
+
+    Args:
+        module: which.
+        attribute: where its forward is kept: `BELOW` is where accelerate keeps the one that it wraps.
+    """
+    forward = holder_of(module).__dict__.get(attribute)
     if type(forward) is not MethodType or forward.__self__ is not module:
         return None
     owner, function = getattr(forward.__func__, OWNER, (None, None))

@@ -1,13 +1,16 @@
 """`patch` and `unpatch`: what stays as it is, what is refused, and that patches do not know of each other."""
 
+import contextlib
 import copy
 import functools
 import types
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernel_pytorch.rmsnorm._core import patching
+from kernel_pytorch.rmsnorm._core import adoption, patching, records
+from kernel_pytorch.rmsnorm._core.levels import Default
 from kernel_pytorch.rmsnorm._core.patching import Found
 from kernel_pytorch.rmsnorm._core.stock import owner_of
 
@@ -122,9 +125,54 @@ def test_what_others_wrap_around_a_patch_is_theirs():
     ours[0].forward = types.MethodType(functools.wraps(inner)(lambda self, x: 3.0 * inner(self, x)), ours[0])
     assert owner_of(ours[0]) is None
     wrapped = ours(X)
-    patching.unpatch(ours, "a")
+    with pytest.warns(UserWarning, match="patches of a stay in 0, whose forward was wrapped"):
+        patching.unpatch(ours, "a")
     assert "forward" in vars(ours[0])
     assert not torch.equal(ours(X), wrapped)  # the other layer came off
+
+
+def offloaded(module):
+    """As accelerate's `add_hook_to_module`, which moves weights around the forward that it keeps."""
+    module._old_forward = old = module.forward
+    module.forward = functools.update_wrapper(functools.partial(lambda self, x: self._old_forward(x), module), old)
+
+
+def test_a_patch_that_accelerate_wrapped_comes_off():
+    ours = model()
+    stock = ours(X)
+    patching.patch(ours, "a", [linears])
+    for module in ours:
+        offloaded(module)
+    assert patching.patch(ours, "a", [linears]).replaced == {"0": "a, patched before", "2": "a, patched before"}
+    assert not torch.equal(ours(X), stock)
+    patching.unpatch(ours, "a")
+    assert torch.equal(ours(X), stock)
+    for module in ours:  # as accelerate takes its own off
+        module.forward = module._old_forward
+        del module._old_forward
+    assert torch.equal(ours(X), stock)
+    assert patching.patch(ours, "a", [linears]).replaced == {"0": "doubled", "2": "doubled"}
+
+
+@pytest.mark.parametrize("default", ["device", "mode", "fake", "autocast"])
+def test_modules_are_tried_on_the_cpu_in_no_mode(default):
+    """Whatever the user has made the default, or has switched on."""
+    seen = []
+
+    def find(module):
+        x = torch.ones(2)
+        seen.append((x.device.type, type(x), torch.is_autocast_enabled("cpu")))
+
+    ours = model()
+    with contextlib.ExitStack() as stack:
+        if default == "device":
+            torch.set_default_device("meta")
+            stack.callback(torch.set_default_device, None)
+        else:
+            modes = {"mode": torch.device("meta"), "fake": FakeTensorMode(), "autocast": torch.autocast("cpu")}
+            stack.enter_context(modes[default])
+        patching.patch(ours, "a", [find])
+    assert set(seen) == {("cpu", torch.Tensor, False)}
 
 
 def test_a_pickled_model_comes_back_unpatched_and_is_patched_again(tmp_path):
@@ -152,11 +200,58 @@ def test_rows_are_held_one_by_one():
 
 
 def test_a_stand_in_leaves_the_original_alone():
-    original = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    original.register_forward_hook(lambda *given: pytest.fail("a hook of the original was called"))
-    probe = patching.stand_in(original, {"0": torch.nn.Identity()})
-    assert torch.equal(probe(X), X)
+    """No hook is called, of any module in it or of all modules, and no forward but those of their classes."""
+
+    def called(*given):
+        pytest.fail("something of the original was called")
+
+    act = torch.nn.Sequential(torch.nn.ReLU())
+    original = torch.nn.Sequential(torch.nn.Linear(4, 4), act)
+    for module in original.modules():
+        module.register_forward_hook(called)
+        module.register_forward_pre_hook(called)
+    act[0].forward = called
+    handle = torch.nn.modules.module.register_module_forward_hook(called)
+    try:
+        probe = patching.stand_in(original, {"0": torch.nn.Identity()})
+        assert torch.equal(probe(X), X.relu())
+    finally:
+        handle.remove()
     assert type(original[0]) is torch.nn.Linear
+    assert act[0].forward is called
+
+
+def test_the_first_line_is_about_a_device_that_was_not_measured(monkeypatch):
+    known = patching.patch(model(), "a", [linears])
+    monkeypatch.setattr(adoption, "device_name", lambda device: "AMD EPYC")
+    assert patching.patch(model(), "a", [linears]).unmeasured == ()
+    monkeypatch.setattr(adoption, "device_name", lambda device: "Some other CPU")
+    report = patching.patch(model(), "a", [linears])
+    first, *others = str(report).splitlines()
+    assert "Some other CPU" in first
+    assert "`kernel-pytorch adopt rmsnorm`" in first
+    assert records.DURATION in first
+    assert others == str(known).splitlines()[-len(others) :]
+    assert patching.patch(model().to("meta"), "a", [linears]).unmeasured == ()
+
+
+@pytest.mark.parametrize(("capability", "measured"), [((9, 0), True), ((8, 0), False), ((8, 9), False)])
+def test_a_gpu_is_measured_by_its_compute_capability(capability, measured, monkeypatch):
+    monkeypatch.setattr(records, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(adoption, "device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(records.find_ladder(), "unavailable", lambda *given: None)
+    note = records.why_not_measured(torch.device("cuda", 0))
+    assert (note is None) == measured
+    if not measured:
+        assert note.startswith("Not measured on this device (NVIDIA A100, compute capability {}.{})".format(*capability))
+
+
+def test_what_a_user_adopted_is_measured(monkeypatch):
+    row = Default("cuda", "defaults.json", "cpu", ("rms_norm",), device_name="Some other CPU")
+    monkeypatch.setattr(adoption, "device_name", lambda device: "Some other CPU")
+    assert records.why_not_measured(torch.device("cpu"))
+    monkeypatch.setitem(vars(records.find_ladder()), "adopted", (row,))
+    assert records.why_not_measured(torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,18 @@ def patch(model: torch.nn.Module, report: Patched) -> None:
         config = owner.config
         if config.attn_logit_softcapping is None:
             continue
+        attentions = {
+            name: module for name, module in owner.named_modules(prefix=path)
+            if isinstance(module, sys.modules[GEMMA2].Gemma2Attention)
+        }  # fmt: skip
+        for name in attentions:  # what follows says more of them
+            report.left.pop(name, None)
         if config._attn_implementation not in ("eager", NAME):
             report.left[path] = (
                 f"its attention is {config._attn_implementation!r}; only 'eager' is replaced: 'sdpa' leaves out the "
                 "soft cap of its scores, and model.set_attn_implementation('eager') brings it back"
             )
             continue
-        attentions = {
-            name: module for name, module in owner.named_modules(prefix=path)
-            if isinstance(module, sys.modules[GEMMA2].Gemma2Attention)
-        }  # fmt: skip
         if config.output_attentions or any(module.config is not config for module in attentions.values()):
             report.left[path] = (
                 "its configuration asks for output_attentions, which transformers allows to 'eager' alone"

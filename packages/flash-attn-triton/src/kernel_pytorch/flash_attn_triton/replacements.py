@@ -54,10 +54,23 @@ def unpatch(model: torch.nn.Module) -> None:
 def _find(module: torch.nn.Module) -> Found | str | None:
     """Of the stock class itself it is known what it computes; of others it is not."""
     if type(module) is not torch.nn.MultiheadAttention:
-        return None
+        return _look_alike(module)
     if module.bias_k is not None or module.add_zero_attn:
         return "it adds a key of its own (add_bias_kv or add_zero_attn), which is left to the stock module"
     return Found(_forward, "flash_attention")
+
+
+def _look_alike(module: torch.nn.Module) -> str | None:
+    """Why a module that attends, by its class's name and its layers, is left alone; None if it is something else."""
+    name = type(module).__name__
+    if isinstance(module, torch.nn.MultiheadAttention):
+        return f"its class is {name}, a subclass of torch.nn.MultiheadAttention, which may compute something else"
+    if "Att" not in name or type(module).__module__.startswith(("torch.nn.", "kernel_pytorch.")):
+        return None
+    weights = [child._parameters.get("weight") for child in module.children()]
+    if sum(weight is not None and weight.dim() == 2 for weight in weights) < 2:  # what holds an attention, or no layers
+        return None
+    return f"its class is {name}: of attention, torch.nn.MultiheadAttention and Gemma 2's `eager` one are replaced"
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -13,17 +15,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._core import patching
 from ._core.call_kinds import is_plain, is_transformed, wants_graph
 from ._core.patching import Found, Patched
-from ._core.stock import why_not_plain
+from ._core.stock import is_untouched, why_not_plain
 from .arguments import ACTIVATIONS
 from .bias.functional import bias_act
+from .gated import operators  # by name, as cloudpickle carries a module
 from .gated.functional import geglu, reglu, swiglu
-from .gated.operators import gated_linear
 from .levels import LADDER
 from .norm.functional import add_layer_norm, layer_norm
 
 PACKAGE = "fused-ln-act"
 GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Names of the three layers of a gated feed-forward: Llama, Mistral, Qwen and Gemma; Meta's own Llama."""
+ACTIVATIONS_OF = ("act_fn", "act")
+"""Names of the activation of one."""
+PLAIN = (str, bool, int, float, FunctionType, BuiltinFunctionType)
+"""Types of the attributes of an activation that are looked at again in each call."""
+FEED_FORWARD = re.compile("MLP|Mlp|FeedForward|FFN|GLU|Glu|Expert|MoE|Moe|DenseAct")
+"""Of names of classes of feed-forwards."""
+ACT = re.compile(r"(^|_)act(ivation)?s?\d*(_|$)")
+"""Of names of attributes that are an activation."""
 AFTER = ("dense", "dropout", "LayerNorm")
 """Names of what stands behind a block in BERT: a layer, dropout, and the norm of the sum with the residual stream."""
 
@@ -50,7 +60,7 @@ def patch(model: torch.nn.Module) -> Patched:
     Raises:
         TypeError: `model` is no module, or is compiled or scripted.
     """
-    return patching.patch(model, PACKAGE, [_gated, _after_block, _layer_norm, _activation])
+    return patching.patch(model, PACKAGE, [_gated, _after_block, _layer_norm, _activation, _look_alike])
 
 
 def unpatch(model: torch.nn.Module) -> None:
@@ -61,7 +71,7 @@ def unpatch(model: torch.nn.Module) -> None:
 def _gated(module: torch.nn.Module) -> Found | str | None:
     """A gated feed-forward, by its three layers."""
     names = next((names for names in GATED if all(module._modules.get(name) for name in names)), None)
-    if names is None or not set(dict(module.named_children())) - set(names) <= {"act_fn", "act"}:
+    if names is None or not set(dict(module.named_children())) - set(names) <= set(ACTIVATIONS_OF):
         return None
     if module._parameters or module._buffers:
         return "it has parameters or buffers of its own"
@@ -86,8 +96,8 @@ ACTIVATION = {"swiglu": "silu", "geglu": "gelu", "geglu, approximate 'tanh'": "g
 
 def _gated_forward(module: torch.nn.Module, names: Sequence[str], found: str) -> patching.Forward:
     stock, (gate, up, down), (product, keywords) = patching.stock(module), names, PRODUCTS[found]
-    act = next((name for name in ("act_fn", "act") if hasattr(module, name)), "")
-    kind, name, activation = type(getattr(module, act, None)), product.__name__, ACTIVATION[found]
+    name, activation = product.__name__, ACTIVATION[found]
+    is_as_found = _activation_check(module)
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if (
@@ -95,16 +105,38 @@ def _gated_forward(module: torch.nn.Module, names: Sequence[str], found: str) ->
             or kwargs
             or patching.is_compiled_inference()
             or LADDER.is_native(name, args[0])  # PyTorch's own operators: as the class has them
-            or type(getattr(self, act, None)) is not kind
+            or not is_as_found(self)
         ):
             return stock(self, *args, **kwargs)
         layers = self._modules
         layer, halves = layers[down], (layers[gate](args[0]), layers[up](args[0]))
         if _is_saving(name, layer, *halves):
-            return gated_linear(*halves, layer.weight, activation, 1.0, None, 0.0)
+            return operators.gated_linear(*halves, layer.weight, activation, 1.0, None, 0.0)
         return layer(product(*halves, **keywords))
 
     return forward
+
+
+def _activation_check(module: torch.nn.Module) -> Callable[[torch.nn.Module], bool]:
+    """Whether the activation of a module, which its product computes, is still what it was and has no hooks."""
+    act = next((name for name in ACTIVATIONS_OF if name in module._modules), None)
+    if act is None:  # it is a function, or written in the forward
+        functions = [(name, value) for name, value in vars(module).items() if callable(value) and name != "forward"]
+        return lambda self: all(self.__dict__.get(name) is value for name, value in functions)
+    child = module._modules[act]
+    kind, inner = type(child), bool(child._modules)
+    state = [(name, value) for name, value in vars(child).items() if type(value) in PLAIN and name != "training"]
+
+    def is_as_found(self: torch.nn.Module) -> bool:
+        child = self._modules.get(act)
+        if type(child) is not kind or not is_untouched(*(child.modules() if inner else (child,))):
+            return False
+        for name, value in state:
+            if child.__dict__.get(name) != value:
+                return False
+        return True
+
+    return is_as_found
 
 
 def _is_saving(function: str, layer: torch.nn.Module, gate: Tensor, up: Tensor) -> bool:
@@ -209,6 +241,32 @@ def _activation_forward(module: torch.nn.Module, name: str) -> patching.Forward:
         return bias_act(args[0], None, name)
 
     return forward
+
+
+def _look_alike(module: torch.nn.Module) -> str | None:
+    """Why a module that seems to compute what this package does, by its class's name or its parts, is left alone."""
+    name = type(module).__name__
+    if type(module).__module__.startswith("kernel_pytorch."):
+        return None
+    if isinstance(module, torch.nn.LayerNorm) or ("LayerNorm" in name and module._parameters):
+        return f"its class is {name}, not torch.nn.LayerNorm: it may compute something else"
+    named = FEED_FORWARD.search(name)
+    if named and any(p is not None and p.dim() == 3 for p in module._parameters.values()):
+        return "it holds the weights of several experts in one tensor, which no function of this package takes"
+    parts = {**vars(module), **module._modules}
+    acts = any(ACT.search(part) and callable(value) for part, value in parts.items())
+    if (named or acts) and any(_is_layer(child) for child in module.children()):
+        return "its layers and its activation are not those of a gated feed-forward with the names " + " or ".join(
+            ", ".join(names) for names in GATED
+        )
+    if {"dense", "LayerNorm"} <= module._modules.keys():
+        return "its parts are not the dense, dropout and LayerNorm that stand behind a block in BERT"
+    return None
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2 and not isinstance(module, torch.nn.Embedding)
 
 
 class _Operations(TorchDispatchMode):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ._core import patching
+from ._core.call_kinds import is_autocast_enabled
 from ._core.patching import Found, Patched
 from ._core.stock import why_not_plain
 from .functional import linear_cross_entropy
@@ -61,16 +62,31 @@ def unpatch(model: torch.nn.Module) -> None:
 def _find(module: torch.nn.Module) -> Found | str | None:
     """A language model with a head of one linear layer."""
     name = type(module).__name__
-    if not hasattr(module, "get_output_embeddings") or not name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM")):
-        return None
     if name not in {**CAUSAL, **MASKED} or not type(module).__module__.startswith("transformers."):
-        return f"it is not known what the head of {name} computes"
+        return _look_alike(module)
     head = module.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
         return f"its head is {type(head).__name__}, no torch.nn.Linear"
     if reason := why_not_plain([head]):
         return reason
     return Found(_masked(module) if name in MASKED else _causal(module), "linear_cross_entropy, in training")
+
+
+def _look_alike(module: torch.nn.Module) -> str | None:
+    """Why a module with a head over the words of its embedding is left alone; None if it has none."""
+    name = type(module).__name__
+    if hasattr(module, "get_output_embeddings"):
+        try:
+            head = module.get_output_embeddings()
+        except Exception:  # a class that has no such thing may say so by any error
+            head = None
+        named = name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"))
+        return f"it is not known what the head of {name} computes" if head is not None or named else None
+    words = {each.num_embeddings for each in module.modules() if isinstance(each, torch.nn.Embedding)}
+    heads = [n for n, each in module._modules.items() if isinstance(each, torch.nn.Linear) and each.out_features in words]
+    if not heads:
+        return None
+    return f"{name} is no class of transformers: compute its loss by linear_cross_entropy from what its {heads[-1]} reads"
 
 
 def _causal(module: torch.nn.Module) -> patching.Forward:
@@ -103,7 +119,7 @@ def _masked(module: torch.nn.Module) -> patching.Forward:
         head = self.cls.predictions
         hidden = head.transform(outputs.last_hidden_state)
         loss = _loss(self, hidden, head.decoder, kwargs["labels"], {})
-        return output(outputs, loss if torch.is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype))
+        return output(outputs, loss if is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype))
 
     return forward
 

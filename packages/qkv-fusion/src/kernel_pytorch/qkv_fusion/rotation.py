@@ -22,8 +22,10 @@ def find_rotation(module: torch.nn.Module) -> Found | str | None:
     """An attention whose rotation this package computes, why it is left alone, or None: it is something else."""
     stock = patching.stock(module)
     inner = inspect.unwrap(stock)
-    if not isinstance(inner, FunctionType) or ROTATION not in inner.__code__.co_names:
-        return None
+    names = inner.__code__.co_names if isinstance(inner, FunctionType) else ()
+    if ROTATION not in names:
+        other = next((name for name in names if name.startswith(("apply_rotary", "rotate_"))), None)
+        return None if other is None else f"its rotation is {other}, which is not known; {ROTATION} is"
     own = inner.__globals__.get(ROTATION)
     if own is None or not _is_the_same(own):
         return f"its {ROTATION} computes something else than rotary_embedding"

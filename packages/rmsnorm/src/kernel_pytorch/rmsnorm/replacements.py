@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found, Patched
-from .decoder_layer import SECOND, Formula, defaults_of, with_sum
+from .decoder_layer import FIRST, SECOND, Formula, defaults_of, with_sum
 from .functional import CASTINGS, Casting, rms_norm
 from .levels import LADDER
 from .module import RMSNorm
@@ -47,13 +47,15 @@ def unpatch(model: torch.nn.Module) -> None:
     patching.unpatch(model, PACKAGE)
 
 
-def _find_layer(module: torch.nn.Module) -> Found | None:
-    """A decoder layer whose second norm is one that this package computes, or None."""
+def _find_layer(module: torch.nn.Module) -> Found | str | None:
+    """A decoder layer whose second norm is one that this package computes, why it is left alone, or None."""
     norm = module._modules.get(SECOND)
-    defaults = None if norm is None else defaults_of(module)
-    formula = None if norm is None or defaults is None else _known(norm)
-    if defaults is None or not isinstance(formula, Formula):
+    formula = _known(norm) if norm is not None and module._modules.get(FIRST) is not None else None
+    if not isinstance(formula, Formula):
         return None
+    defaults = defaults_of(module)
+    if defaults is None:
+        return "its residual sum and its second norm stay apart: it computes something else than layers like Llama's"
     return with_sum(module, defaults, formula, PACKAGE, _is_of_its_class)
 
 
@@ -68,10 +70,12 @@ def _find(module: torch.nn.Module) -> Found | str | None:
 def _known(module: torch.nn.Module) -> Formula | str | None:
     """What a norm computes, why it is left alone, or None if it is none."""
     weight = module._parameters.get("weight")
-    if isinstance(module, RMSNorm) or list(module.children()) or list(module._parameters) != ["weight"]:
+    if isinstance(module, RMSNorm):
         return None
+    named = "rmsnorm" in type(module).__name__.lower()
+    if list(module.children()) or list(module._parameters) != ["weight"]:
+        return "it must have one parameter, weight (N,), and no children" if named else None
     name = next((name for name in EPS if isinstance(getattr(module, name, None), float)), None)
-    named = "RMSNorm" in type(module).__name__
     if weight is None or weight.dim() != 1 or name is None or module._buffers:
         return "it must have a weight (N,), an eps that is a float, and no buffers" if named else None
     formula = _formula(module, name, weight.numel())
@@ -111,10 +115,10 @@ def _formula(module: torch.nn.Module, name: str, columns: int) -> Formula | None
     candidates, eps = list(itertools.product((0.0, 1.0), CASTINGS)), getattr(module, name)
     generator = torch.Generator().manual_seed(0)
     # Rows in which eps counts for nothing, for half and for all.
-    sizes = torch.tensor([1.0, 1e3, eps**0.5, 0.1 * eps**0.5]).repeat_interleave(8).unsqueeze(1)
+    sizes = torch.tensor([1.0, 1e3, eps**0.5, 0.1 * eps**0.5], dtype=torch.float32).repeat_interleave(8).unsqueeze(1)
     for dtype in (torch.float32, torch.bfloat16):
-        x = (torch.randn(len(sizes), columns, generator=generator) * sizes).to(dtype)
-        weight = torch.rand(columns, generator=generator).add(0.5).to(dtype)
+        x = (torch.randn(len(sizes), columns, generator=generator, dtype=torch.float32) * sizes).to(dtype)
+        weight = torch.rand(columns, generator=generator, dtype=torch.float32).add(0.5).to(dtype)
         given = patching.tried(module, x, _parameters={"weight": torch.nn.Parameter(weight)})
         candidates = [c for c in candidates if _same(given, x, weight, eps, *c)]
     return Formula(name, *candidates[0]) if candidates else None
