@@ -167,7 +167,7 @@ def tried(
     return first if isinstance(first, Tensor) and isinstance(second, Tensor) and torch.equal(first, second) else None
 
 
-def stand_in(module: torch.nn.Module, children: Mapping[str, torch.nn.Module], **attributes: Any) -> torch.nn.Module:
+def stand_in(module: torch.nn.Module, children: Mapping[str, Any], **attributes: Any) -> torch.nn.Module:
     """A module of the same class with other children and attributes, without hooks and with its class's own forward.
 
     Its other children have stand-ins too. A call runs the forward alone, without the hooks of all modules.
@@ -175,7 +175,7 @@ def stand_in(module: torch.nn.Module, children: Mapping[str, torch.nn.Module], *
     probe = copy.copy(module)
     given = {**module._modules, **children}
     probe.__dict__["_modules"] = {
-        name: None if child is None else stand_in(child, {}) for name, child in given.items()
+        name: stand_in(child, {}) if isinstance(child, torch.nn.Module) else child for name, child in given.items()
     }
     for name in HOOKS:
         probe.__dict__[name] = type(getattr(module, name))()
