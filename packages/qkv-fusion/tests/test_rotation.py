@@ -158,3 +158,36 @@ def test_compiled_inference_is_its_own(kind, training):
     with torch.set_grad_enabled(training):
         torch.testing.assert_close(torch.compile(model, backend="eager")(*inputs()), stock)
     assert ("own" in calls) == (not training)
+
+
+@pytest.mark.parametrize("kind", [Attention, Wrapped])
+def test_compiled_where_the_rotation_of_the_class_runs(kind):
+    """As under autocast, where heads are in 16 bits and the tables are not."""
+    x, tables = inputs()
+    x = x.bfloat16()
+    model = kind()
+    stock = model(x, tables)
+    patch(model)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x, tables), stock)
+
+
+FAMILIES = {
+    "GPTNeoX": {}, "Granite": {}, "Mixtral": {"num_local_experts": 2}, "Olmo2": {}, "Phi3": {"pad_token_id": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_transformers_compiled_under_autocast(family):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes, vocab_size=64, **FAMILIES[family])
+    model = getattr(transformers, f"{family}Model")(config).train()
+    ids = torch.randint(64, (2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        stock = model(ids).last_hidden_state
+        assert len(patch(model).replaced) == 1
+        torch._dynamo.reset()
+        ours = torch.compile(model, backend="eager", fullgraph=True)(ids).last_hidden_state
+    torch.testing.assert_close(ours, stock)

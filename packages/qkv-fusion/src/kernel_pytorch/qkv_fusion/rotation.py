@@ -105,6 +105,7 @@ def _with_globals(function: Any, replaced: dict[str, Any]) -> Any:
     inner, globals_of, cells = getattr(function, "__wrapped__", None), function.__globals__, function.__closure__
     if inner is None:
         globals_of = {**globals_of, **replaced}
+        globals_of.pop("__name__", None)  # by which Dynamo would look for `replaced` in the module itself
     else:
         new = _with_globals(inner, replaced)
         if new is None or not any(_holds(cell, inner) for cell in cells or ()):

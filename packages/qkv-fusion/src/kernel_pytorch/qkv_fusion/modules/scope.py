@@ -47,7 +47,9 @@ class Scope:
 
     def __init__(self, module: torch.nn.Module, groups: Sequence[Sequence[str]]) -> None:
         self.module, self.groups = module, [tuple(names) for names in groups]
-        self.others = other_inputs(type(module).forward)
+        self.others, self.traced = other_inputs(type(module).forward), _traced(type(module))
+        # What the class has is not asked of the module.
+        self.shadowing = [name for name in module.__dict__ if name != "forward" and hasattr(type(module), name)]
 
     @property
     def _kernel_pytorch_holds(self) -> torch.nn.Module:  # stock.HOLDS
@@ -72,11 +74,32 @@ class Scope:
         parts = _parts(module, self.groups)
         if not parts:
             return forward(module, *args, **kwargs)
-        view = object.__new__(type(module))
-        view.__dict__.update(module.__dict__)
-        del view.__dict__["forward"]
-        view.__dict__["_modules"] = {**module._modules, **parts}
+        if torch.compiler.is_compiling():  # Dynamo of torch 2.10 does not trace what is done to `__dict__`
+            view = object.__new__(self.traced)
+            for name, value in (("_view", (module, parts)), *((name, getattr(module, name)) for name in self.shadowing)):
+                object.__setattr__(view, name, value)
+        else:
+            view = object.__new__(type(module))
+            view.__dict__.update(module.__dict__)
+            del view.__dict__["forward"]
+            view.__dict__["_modules"] = {**module._modules, **parts}
         return forward(view, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "traced"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, traced=_traced(type(state["module"])))
+
+
+def _traced(kind: type) -> type:
+    """The class of what stands for a module where a compiler traces its forward."""
+
+    def __getattr__(self: Any, name: str) -> Any:
+        module, parts = self._view
+        return parts[name] if name in parts else getattr(module, name)
+
+    return type(kind.__name__, (kind,), {"__getattr__": __getattr__})
 
 
 class _Product:
