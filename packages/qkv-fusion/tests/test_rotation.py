@@ -173,8 +173,12 @@ def test_compiled_where_the_rotation_of_the_class_runs(kind):
 
 
 FAMILIES = {
-    "GPTNeoX": {}, "Granite": {}, "Mixtral": {"num_local_experts": 2}, "Olmo2": {}, "Phi3": {"pad_token_id": 0},
-}  # fmt: skip
+    "GPTNeoX": {},
+    "Granite": {},
+    "Mixtral": {"num_local_experts": 2, "num_key_value_heads": 2},
+    "Olmo2": {},
+    "Phi3": {"pad_token_id": 0},
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

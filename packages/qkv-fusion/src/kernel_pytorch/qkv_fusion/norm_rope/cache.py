@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.call_kinds import is_autocast_enabled, wants_graph
-from kernel_pytorch.qkv_fusion.arguments import check_cache
+from kernel_pytorch.qkv_fusion.arguments import check_cache, check_no_overlap
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.projection.project import project
 
@@ -50,8 +50,7 @@ def qkv_norm_rope_cache_(
         sin: as cos.
         k_cache: `(B, K, N, D)` with room for N tokens, or with block_table pages `(num_blocks, K, page_size, D)`; dtype
             (under autocast that of the product) and device of x. At level "triton" the last stride must be 1.
-        v_cache: shape, dtype and device of k_cache; its own strides. The caches must not share memory with each other
-            or within themselves.
+        v_cache: shape, dtype and device of k_cache; its own strides. The caches must not share memory with each other.
         cache_seqlens: `(B,)`, int32: how many tokens of each sequence are in the cache, the new ones not included.
         block_table: `(B, max_blocks)`, int32: the pages of each sequence, in order. No page that is written may be
             named twice. None for a cache without pages.
@@ -67,7 +66,8 @@ def qkv_norm_rope_cache_(
 
     Raises:
         TypeError: as `qkv_norm_rope`; also for a cache, cache_seqlens or block_table of another dtype.
-        ValueError: as `qkv_norm_rope`; also for caches and block_table whose shapes do not fit.
+        ValueError: as `qkv_norm_rope`; also for caches and block_table whose shapes do not fit, and for a cache that
+            overlaps itself, as an expanded tensor does (as in `rotary_embedding_`).
         RuntimeError: as `qkv_norm_rope`; also if an argument needs a gradient: call it under torch.no_grad().
 
     The host never reads cache_seqlens and block_table. What has no position or page in the cache is not written.
@@ -98,11 +98,13 @@ def qkv_norm_rope_cache_(
 
 
 def _check_room(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> None:
-    """Raise ValueError where a cache has no room in its pages, or none of its own."""
+    """Raise ValueError where a cache has no room in its pages, or no memory for itself."""
     if block_table is not None and k_cache.shape[2] == 0:
         raise ValueError(f"k_cache: shape is {tuple(k_cache.shape)}; page_size must be at least 1")
     if v_cache is k_cache:
         raise ValueError("v_cache: it is k_cache; it must be another tensor")
+    check_no_overlap("k_cache", k_cache)
+    check_no_overlap("v_cache", v_cache)
 
 
 def write(

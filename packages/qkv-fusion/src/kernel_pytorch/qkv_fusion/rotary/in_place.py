@@ -7,7 +7,13 @@ from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_flag
 from kernel_pytorch.qkv_fusion._core.call_kinds import wants_graph
-from kernel_pytorch.qkv_fusion.arguments import check_angles, check_apart, check_heads, check_position_values
+from kernel_pytorch.qkv_fusion.arguments import (
+    check_angles,
+    check_apart,
+    check_heads,
+    check_no_overlap,
+    check_position_values,
+)
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.rotary.operators import rotary_qk_
 
@@ -26,16 +32,17 @@ def rotary_embedding_(
     """`rotary_embedding` that overwrites q and k, for inference.
 
     Level "triton" reads and writes each head once, without memory of its own; the other levels compute out of place and
-    copy. Arguments as for `rotary_embedding`, and q and k must not share memory with each other or within themselves:
-    outside of torch.compile, q and k that begin at the same address are an error. Other overlap is not looked for.
+    copy. Arguments as for `rotary_embedding`. q and k must not share memory with each other: outside of torch.compile, q
+    and k that begin at the same address are an error; other overlap of the two is not looked for.
 
     Returns:
         q and k themselves.
 
     Raises:
         TypeError: as `rotary_embedding`.
-        ValueError: as `rotary_embedding`; also for k at the address of q, and at level "triton" for q or k whose
-            columns do not lie side by side.
+        ValueError: as `rotary_embedding`; also for k at the address of q, for q or k that overlaps itself, as an
+            expanded tensor does (what torch.compile and torch.export trace is checked for expanded dimensions alone),
+            and at level "triton" for q or k whose columns do not lie side by side.
         RuntimeError: as `rotary_embedding`; also where a gradient of q or k is wanted: call it under torch.no_grad().
     """
     check_heads(q, k)
@@ -43,6 +50,8 @@ def rotary_embedding_(
     check_position_values(position_ids, cos)
     check_flag("inverse", inverse)
     check_apart(q, k)
+    check_no_overlap("q", q)
+    check_no_overlap("k", k)
     if wants_graph(q, k):
         raise RuntimeError("rotary_embedding_ has no gradient: call it under torch.no_grad(), or rotary_embedding")
     if LADDER.chosen("rotary_embedding", level, q, k, cos, sin) == "triton":
