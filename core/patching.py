@@ -82,9 +82,9 @@ def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder]) -> Pa
         TypeError: `model` is no module, or is compiled or scripted already: patch it before.
     """
     _check_model(model)
-    devices = dict.fromkeys(tensor.device for tensor in (*model.parameters(), *model.buffers())) or [torch.device("cpu")]
-    notes = dict.fromkeys(map(why_not_measured, devices))
-    report = Patched(unmeasured=tuple(note for note in notes if note is not None))
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
+    notes = {note for device in devices if (note := why_not_measured(device)) is not None}
+    report = Patched(unmeasured=tuple(sorted(notes)))
     with _trials():
         for path, module in model.named_modules():
             if package in (owner_of(module), owner_of(module, BELOW)):

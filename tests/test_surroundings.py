@@ -48,7 +48,8 @@ def tiny(name, **more):
 
 def patched(model):
     model = copy.deepcopy(model)
-    assert any([technique.patch(model).replaced for technique in PATCHES])
+    replaced = [len(technique.patch(model).replaced) for technique in PATCHES]
+    assert any(replaced)
     return model
 
 
@@ -84,6 +85,7 @@ def test_a_default_device_changes_nothing(technique, kind):
 def test_on_the_meta_device(kind, dtype):
     """People plan memory and count operations there."""
     model = tiny(kind).to("meta", dtype)
+    model.config.pad_token_id = None  # of which transformers would look for its value in the input
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             found, expected = loss_of(patched(model)).loss, loss_of(model).loss
@@ -160,14 +162,17 @@ def test_cloudpickle_carries_patches(kind, path):
     assert float(total) == pytest.approx(model.eval()(input_ids=x).logits.double().sum().item(), rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "BertForMaskedLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize(
+    ("kind", "configured"),  # transformers' Llama and GPT-2 fail with such a configuration
+    [("LlamaForCausalLM", True), ("GPT2LMHeadModel", True), ("BertForMaskedLM", True), ("BertForMaskedLM", False)],
+)
 @pytest.mark.parametrize("given", [{}, {"return_dict": None}, {"return_dict": True}, {"return_dict": False}], ids=str)
-@pytest.mark.parametrize("configured", [True, False])
 def test_return_dict_in_configuration_and_call(kind, given, configured):
     model = tiny(kind, return_dict=configured)
     found, expected = loss_of(patched(model), **given), loss_of(model, **given)
     assert type(found) is type(expected)
     torch.testing.assert_close(found[0], expected[0])
+    assert len(found) == len(expected) - (not isinstance(expected, tuple))  # logits
 
 
 @pytest.mark.parametrize("items", [None, 37, torch.tensor(37)], ids=["none", "int", "tensor"])
@@ -256,9 +261,10 @@ def test_patch_calls_no_hook():
 
 def test_an_activation_that_was_changed_is_the_class_s():
     """Its class may be the same."""
-    mlp = tiny("LlamaForCausalLM", hidden_act="gelu").model.layers[0].mlp
+    mlp = tiny("LlamaForCausalLM").model.layers[0].mlp
+    mlp.act_fn = torch.nn.GELU()
     assert fused.patch(mlp).replaced
-    x = torch.randn(3, 16)
+    x = 50.0 * torch.randn(50, 16)
     for act in (torch.nn.GELU("tanh"), torch.nn.GELU(), torch.nn.Sequential(torch.nn.Tanh())):
         mlp.act_fn = act
         torch.testing.assert_close(mlp(x), type(mlp).forward(mlp, x), rtol=0.0, atol=1e-7)
@@ -279,7 +285,7 @@ LEFT = {
     },
     "Phi3ForCausalLM": {"fused-ln-act": ["model.layers.0.mlp"], "rmsnorm": ["model.layers.0"]},
     "MixtralForCausalLM": {"fused-ln-act": ["model.layers.0.mlp.experts"], "linear-cross-entropy": [""]},
-    "GPTJForCausalLM": {"qkv-fusion": ["transformer.h.0.attn"]},
+    "Llama4ForCausalLM": {"qkv-fusion": ["model.layers.0.self_attn"]},
 }  # fmt: skip
 
 
@@ -297,7 +303,11 @@ class Words(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding, self.body, self.head = torch.nn.Embedding(61, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 61)
+        self.embedding, self.body, self.head = (
+            torch.nn.Embedding(61, 16),
+            torch.nn.Linear(16, 16),
+            torch.nn.Linear(16, 61),
+        )
 
     def forward(self, x):
         return self.head(self.body(self.embedding(x)))
@@ -313,16 +323,19 @@ def test_a_model_that_accelerate_offloads(kind):
     model = tiny(kind)
     ours = patched(model)
     accelerate.cpu_offload(ours, execution_device=torch.device("cpu"))
-    torch.testing.assert_close(loss_of(ours).loss, loss_of(model).loss)
+    x = ids()
+    stock = model(input_ids=x, labels=x).loss
+    torch.testing.assert_close(ours(input_ids=x, labels=x).loss, stock)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for technique in PATCHES:
             technique.unpatch(ours)
-    assert torch.equal(loss_of(ours).loss, loss_of(model).loss)
+    assert torch.equal(ours(input_ids=x, labels=x).loss, stock)
     accelerate.hooks.remove_hook_from_submodules(ours)
     assert not is_patched(ours)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of a name that peft uses
 @pytest.mark.parametrize("kind", ["LlamaForCausalLM", "Llama4ForCausalLM"])
 def test_adapters_of_peft(kind):
     peft = pytest.importorskip("peft")

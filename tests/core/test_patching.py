@@ -243,7 +243,9 @@ def test_a_gpu_is_measured_by_its_compute_capability(capability, measured, monke
     note = records.why_not_measured(torch.device("cuda", 0))
     assert (note is None) == measured
     if not measured:
-        assert note.startswith("Not measured on this device (NVIDIA A100, compute capability {}.{})".format(*capability))
+        assert note.startswith(
+            "Not measured on this device (NVIDIA A100, compute capability {}.{})".format(*capability)
+        )
 
 
 def test_what_a_user_adopted_is_measured(monkeypatch):

@@ -83,10 +83,14 @@ def _look_alike(module: torch.nn.Module) -> str | None:
         named = name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"))
         return f"it is not known what the head of {name} computes" if head is not None or named else None
     words = {each.num_embeddings for each in module.modules() if isinstance(each, torch.nn.Embedding)}
-    heads = [n for n, each in module._modules.items() if isinstance(each, torch.nn.Linear) and each.out_features in words]
+    heads = [
+        n for n, each in module._modules.items() if isinstance(each, torch.nn.Linear) and each.out_features in words
+    ]
     if not heads:
         return None
-    return f"{name} is no class of transformers: compute its loss by linear_cross_entropy from what its {heads[-1]} reads"
+    return (
+        f"{name} is no class of transformers: compute its loss by linear_cross_entropy from what its {heads[-1]} reads"
+    )
 
 
 def _causal(module: torch.nn.Module) -> patching.Forward:
@@ -133,11 +137,16 @@ def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         and kwargs.get("labels") is not None
         and isinstance(keep, int)
         and keep == 0
-        and kwargs.get("return_dict", model.config.return_dict) is not False
+        and _is_dict_wanted(model, kwargs.get("return_dict"))
         and type(head) is torch.nn.Linear
         and why_not_plain([head]) is None
         and not _is_faster_rounded(head)
     )
+
+
+def _is_dict_wanted(model: Any, given: bool | None) -> bool:
+    """Whether the output is no tuple, which the call says, or the configuration."""
+    return bool(model.config.return_dict if given is None else given)
 
 
 def _is_faster_rounded(head: torch.nn.Linear) -> bool:
@@ -149,8 +158,9 @@ def _is_faster_rounded(head: torch.nn.Linear) -> bool:
 
 
 def _of_the_body(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the model without its head gives."""
-    return model.base_model(*args, **{name: value for name, value in kwargs.items() if name not in OF_THE_LOSS})
+    """What the model without its head gives, no tuple, whatever the configuration says."""
+    of_the_body = {name: value for name, value in kwargs.items() if name not in OF_THE_LOSS}
+    return model.base_model(*args, **of_the_body, return_dict=True)
 
 
 def _loss(model: Any, hidden: Tensor, head: torch.nn.Linear, labels: Tensor, given: dict[str, Any]) -> Tensor:
