@@ -1,0 +1,27 @@
+"""The tests of whole architectures: all of them run in the session `architectures` alone, eight everywhere."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this file
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what only `-m architectures` runs."""
+    if "architectures" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("architectures")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory):
+    """Two processes."""
+    from ranks import Ranks
+
+    found = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield found
+    found.stop()

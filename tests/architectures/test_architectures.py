@@ -1,0 +1,163 @@
+"""Every architecture, patched and fused, in every surrounding: the losses and gradients of stock, or refused by name."""
+
+import functools
+import io
+import itertools
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from replaced import FILE, count
+from surroundings import ADAPTED, COMPILED, COMPILED_ROUNDED, EXACT, ROUNDED
+from variants import STOCK, VARIANTS, RefusedError, undo
+from zoo import ARCHITECTURES, QUICK
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, of checkpoints, of gloo
+
+INDUCTOR = ("Llama", "Gemma2", "Bert", "Bart")
+MAY_FALL: dict[str, str] = {}
+"""By "architecture, package", the reason why fewer modules are replaced than before."""
+
+
+def cases(surroundings, variants=tuple(VARIANTS), quick=("both", "patched at default levels"), names=ARCHITECTURES):
+    """A parameter for each architecture, surrounding and variant; those that are not quick are of the session alone."""
+    return [
+        pytest.param(
+            name, surrounding, variant, id=f"{name}-{surrounding}-{variant}",
+            marks=() if name in QUICK and variant in quick else pytest.mark.architectures,
+        )
+        for name, surrounding, variant in itertools.product(names, surroundings, variants)
+    ]  # fmt: skip
+
+
+@functools.cache
+def of_stock(name, surrounding):
+    """What is expected; skips where transformers itself cannot do that."""
+    try:
+        return {**EXACT, **ADAPTED, **ROUNDED}[surrounding](ARCHITECTURES[name], STOCK)
+    except Exception as error:
+        return str(error).splitlines()[0] if str(error) else repr(error)
+
+
+def expected(name, surrounding):
+    found = of_stock(name, surrounding)
+    if isinstance(found, str):
+        pytest.skip(f"stock: {found}")
+    return found
+
+
+def ours(name, run, variant, record):
+    """What a variant gives. A model that is left as it is needs no test: its reason is recorded."""
+    kind = VARIANTS[variant]
+    try:
+        with kind.levels():
+            return run(ARCHITECTURES[name], kind)
+    except RefusedError as error:
+        record("refused", str(error))
+        pytest.skip(f"refused by name: {error}")
+
+
+def check(found, wanted, tolerance):
+    """No element is off by more than a part of the largest of its tensor, and of the noise of the largest of all."""
+    (loss, gradients), (stock_loss, stock_gradients) = found, wanted
+    torch.testing.assert_close(loss, stock_loss, rtol=tolerance, atol=0.0)
+    assert gradients.keys() == stock_gradients.keys()
+    largest = max((float(g.abs().max()) for g in stock_gradients.values() if g.numel()), default=0.0)
+    for name, gradient in gradients.items():
+        wanted_gradient = stock_gradients[name]
+        assert gradient.shape == wanted_gradient.shape, name
+        scale = max(float(wanted_gradient.abs().max()), 1e-2 * largest)
+        off = float((gradient - wanted_gradient).abs().max()) / (scale or 1.0)
+        assert off <= tolerance, f"{name}: off by {off:.1e} of its largest element"
+
+
+def check_rounded(found, wanted, exact):
+    """As far from float32 as stock in 16 bits is, for each gradient as a whole; a wrong factor is much more."""
+    (loss, gradients), (stock_loss, stock_gradients), (_, exact_gradients) = found, wanted, exact
+    torch.testing.assert_close(loss, stock_loss, rtol=2**-7, atol=0.0)
+    assert gradients.keys() == stock_gradients.keys()
+    largest = max(float(g.norm()) for g in exact_gradients.values())
+    for name, gradient in gradients.items():
+        truth, stock = exact_gradients[name], stock_gradients[name]
+        allowed = 2.0 * float((stock - truth).norm()) + 2**-6 * max(float(truth.norm()), 1e-2 * largest)
+        off = float((gradient - truth).norm())
+        assert off <= allowed, f"{name}: off by {off:.1e}, stock by {float((stock - truth).norm()):.1e}"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.architectures)
+                                  for n in ARCHITECTURES])  # fmt: skip
+def test_as_many_modules_are_replaced_as_before(name):
+    before, now = json.loads(FILE.read_text())[name], count(ARCHITECTURES[name])
+    fewer = {p: (n, now.get(p, 0)) for p, n in before.items() if now.get(p, 0) < n and f"{name}, {p}" not in MAY_FALL}
+    assert not fewer, "fewer modules are replaced: (before, now)"
+
+
+NOT_FUSED = ("patched", "patched at default levels")
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), [
+    *cases(EXACT), *cases(ADAPTED, NOT_FUSED, quick=NOT_FUSED)
+])  # fmt: skip
+def test_the_same_in(name, surrounding, variant, record_property):
+    wanted = expected(name, surrounding)
+    check(ours(name, {**EXACT, **ADAPTED}[surrounding], variant, record_property), wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(ROUNDED))
+def test_the_same_rounded_in(name, surrounding, variant, record_property):
+    wanted, exact = expected(name, surrounding), expected(name, "training")
+    check_rounded(ours(name, ROUNDED[surrounding], variant, record_property), wanted, exact)
+
+
+COMPILING = ("patched", "both", "patched at default levels")
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), [
+    *cases(["compiled"], COMPILING, quick=()),
+    *cases(["compiled, inductor"], COMPILING, quick=(), names=INDUCTOR),
+])  # fmt: skip
+def test_the_same_compiled(name, surrounding, variant, record_property):
+    check(ours(name, COMPILED[surrounding], variant, record_property), expected(name, "training"), 1e-5)
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(COMPILED_ROUNDED, COMPILING, quick=["both"]))
+def test_the_same_compiled_and_rounded(name, surrounding, variant, record_property):
+    found = ours(name, COMPILED_ROUNDED[surrounding], variant, record_property)
+    check_rounded(found, expected(name, "autocast"), expected(name, "training"))
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(["DDP", "FSDP2"], COMPILING, quick=["both"]))
+def test_the_same_on_two_ranks(name, surrounding, variant, ranks, record_property):
+    def run(architecture, kind):
+        kind.prepare(architecture.build())  # refused here
+        return ranks.run("parallel", name, kind, surrounding)
+
+    wanted, found = ours(name, run, variant, record_property)
+    check(found, wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(["spawned worker"], COMPILING, quick=["both"]))
+def test_the_same_in_a_worker(name, surrounding, variant, ranks, record_property):
+    def run(architecture, kind):
+        file = io.BytesIO()
+        torch.save(kind.prepare(architecture.build()), file)
+        return ranks.run("sent", file.getvalue(), architecture.inputs(), kind)
+
+    check(ours(name, run, variant, record_property), expected(name, "training"), 1e-5)
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(["undone"], COMPILING))
+def test_what_is_undone_is_stock_bit_for_bit(name, surrounding, variant, record_property):
+    def run(architecture, kind):
+        return undo(kind.prepare(architecture.build())), architecture.inputs()
+
+    model, inputs = ours(name, run, variant, record_property)
+    stock = ARCHITECTURES[name].build()
+    assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+    assert list(model.state_dict()) == list(stock.state_dict())
+    assert not any("forward" in vars(module) for module in model.modules())
+    loss, _ = expected(name, "training")
+    assert torch.equal(model(**inputs).loss.detach().float(), loss)
