@@ -37,10 +37,12 @@ class Ranks:
             try:
                 found.append(pickle.loads(answers.get(timeout=SECONDS)))
             except Exception as error:
-                found.append((False, f"no answer: {error!r}"))
+                self.stop()
+                raise RuntimeError(f"a rank gives no answer: {error!r}") from None
         failed = [answer for fine, answer in found if not fine]
-        if failed:
+        if len(failed) == 1:  # the other waits for it, or is ahead
             self.stop()
+        if failed:
             raise RuntimeError(failed[0])
         return found[0][1]
 
