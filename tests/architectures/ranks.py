@@ -14,7 +14,7 @@ import torch
 from surroundings import trained
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from variants import STOCK, Variant
+from variants import Variant
 from zoo import ARCHITECTURES
 
 SECONDS = 60
@@ -86,14 +86,12 @@ def _serve(rank: int, store: str, questions: Any, answers: Any) -> None:
 
 
 def parallel(name: str, variant: Variant, wrap: str, *, rank: int) -> Any:
-    """The loss of a rank and the gradients of both, of stock and of a variant, each with its own part of a batch."""
-    architecture, found = ARCHITECTURES[name], []
+    """The loss of a rank and the gradients of both, each with its own part of a batch."""
+    architecture = ARCHITECTURES[name]
     inputs = {n: v[rank : rank + 1] if isinstance(v, torch.Tensor) else v for n, v in architecture.inputs().items()}
-    for each in (STOCK, variant):
-        model = each.prepare(architecture.build())
-        with each.levels():
-            found.append(trained(model, inputs, WRAPS[wrap](model)))
-    return found
+    model = variant.prepare(architecture.build())
+    with variant.levels():
+        return trained(model, inputs, WRAPS[wrap](model))
 
 
 def sent(file: bytes, inputs: Any, variant: Variant, *, rank: int) -> Any:

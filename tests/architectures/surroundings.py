@@ -217,8 +217,9 @@ def assigned(before: bool) -> Surrounding:
 
 
 def on_meta(architecture: Architecture, variant: Variant) -> Result:
-    """Shapes alone; of a mask transformers reads whether it is all ones."""
+    """Shapes alone. Of a mask transformers reads whether it is all ones, and without a cache positions too."""
     model, inputs = prepared(architecture, variant).to("meta"), architecture.inputs()
+    model.config.use_cache = True
     inputs = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
     inputs.pop("attention_mask", None)
     loss = model(**inputs).loss

@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 import json
+import math
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from zoo import ARCHITECTURES, QUICK
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, of checkpoints, of gloo
 
+FLOAT32 = 2e-5
+"""Part of the largest element of a gradient: 170 units in the last place, for sums of some hundred products."""
 INDUCTOR = ("Llama", "Gemma2", "Bert", "Bart")
 MAY_FALL: dict[str, str] = {}
 """By "architecture, package", the reason why fewer modules are replaced than before."""
@@ -75,16 +78,17 @@ def check(found, wanted, tolerance):
 
 
 def check_rounded(found, wanted, exact):
-    """As far from float32 as stock in 16 bits is, for each gradient as a whole; a wrong factor is much more."""
+    """As far from float32 as stock in 16 bits is, all gradients together; the error of a single one is luck."""
     (loss, gradients), (stock_loss, stock_gradients), (_, exact_gradients) = found, wanted, exact
-    torch.testing.assert_close(loss, stock_loss, rtol=2**-7, atol=0.0)
+    torch.testing.assert_close(loss, stock_loss, rtol=2**-6, atol=0.0)
     assert gradients.keys() == stock_gradients.keys()
-    largest = max(float(g.norm()) for g in exact_gradients.values())
-    for name, gradient in gradients.items():
-        truth, stock = exact_gradients[name], stock_gradients[name]
-        allowed = 2.0 * float((stock - truth).norm()) + 2**-6 * max(float(truth.norm()), 1e-2 * largest)
-        off = float((gradient - truth).norm())
-        assert off <= allowed, f"{name}: off by {off:.1e}, stock by {float((stock - truth).norm()):.1e}"
+    ours, theirs = ({n: float((g[n] - e).norm()) for n, e in exact_gradients.items()} for g in (gradients, stock_gradients))
+    size = {name: float(gradient.norm()) for name, gradient in exact_gradients.items()}
+    whole = math.hypot(*size.values())
+    assert math.hypot(*ours.values()) <= 3.0 * math.hypot(*theirs.values()) + 2**-6 * whole
+    for name in gradients:  # a wrong factor, or a gradient that is missing
+        allowed = 3.0 * theirs[name] + 0.25 * max(size[name], 1e-2 * whole)
+        assert ours[name] <= allowed, f"{name}: off by {ours[name]:.1e}, stock by {theirs[name]:.1e}"
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.architectures)
@@ -103,7 +107,7 @@ NOT_FUSED = ("patched", "patched at default levels")
 ])  # fmt: skip
 def test_the_same_in(name, surrounding, variant, record_property):
     wanted = expected(name, surrounding)
-    check(ours(name, {**EXACT, **ADAPTED}[surrounding], variant, record_property), wanted, 1e-5)
+    check(ours(name, {**EXACT, **ADAPTED}[surrounding], variant, record_property), wanted, FLOAT32)
 
 
 @pytest.mark.parametrize(("name", "surrounding", "variant"), cases(ROUNDED))
@@ -120,7 +124,7 @@ COMPILING = ("patched", "both", "patched at default levels")
     *cases(["compiled, inductor"], COMPILING, quick=(), names=INDUCTOR),
 ])  # fmt: skip
 def test_the_same_compiled(name, surrounding, variant, record_property):
-    check(ours(name, COMPILED[surrounding], variant, record_property), expected(name, "training"), 1e-5)
+    check(ours(name, COMPILED[surrounding], variant, record_property), expected(name, "training"), FLOAT32)
 
 
 @pytest.mark.parametrize(("name", "surrounding", "variant"), cases(COMPILED_ROUNDED, COMPILING, quick=["both"]))
@@ -129,24 +133,35 @@ def test_the_same_compiled_and_rounded(name, surrounding, variant, record_proper
     check_rounded(found, expected(name, "autocast"), expected(name, "training"))
 
 
-@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(["DDP", "FSDP2"], COMPILING, quick=["both"]))
+RANKS = ("DDP", "FSDP2", "spawned worker")
+
+
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(RANKS, COMPILING, quick=["both"]))
 def test_the_same_on_two_ranks(name, surrounding, variant, ranks, record_property):
     def run(architecture, kind):
-        kind.prepare(architecture.build())  # refused here
-        return ranks.run("parallel", name, kind, surrounding)
+        return run_on_ranks(ranks, architecture, kind, surrounding)
 
-    wanted, found = ours(name, run, variant, record_property)
-    check(found, wanted, 1e-5)
+    wanted = of_stock_on_two_ranks(ranks, name, surrounding)
+    check(ours(name, run, variant, record_property), wanted, FLOAT32)
 
 
-@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(["spawned worker"], COMPILING, quick=["both"]))
-def test_the_same_in_a_worker(name, surrounding, variant, ranks, record_property):
-    def run(architecture, kind):
-        file = io.BytesIO()
-        torch.save(kind.prepare(architecture.build()), file)
-        return ranks.run("sent", file.getvalue(), architecture.inputs(), kind)
+@functools.cache
+def of_stock_on_two_ranks(ranks, name, surrounding):
+    """The same of stock; skips where that fails."""
+    try:
+        return run_on_ranks(ranks, ARCHITECTURES[name], STOCK, surrounding)
+    except RuntimeError as error:
+        pytest.skip(f"stock: {str(error).strip().splitlines()[-1]}")
 
-    check(ours(name, run, variant, record_property), expected(name, "training"), 1e-5)
+
+def run_on_ranks(ranks, architecture, variant, surrounding):
+    """What rank 0 gives; where a model is refused, that is so here."""
+    model = variant.prepare(architecture.build())
+    if surrounding != "spawned worker":
+        return ranks.run("parallel", architecture.name, variant, surrounding)
+    file = io.BytesIO()
+    torch.save(model, file)
+    return ranks.run("sent", file.getvalue(), architecture.inputs(), variant)
 
 
 @pytest.mark.parametrize(("name", "surrounding", "variant"), cases(["undone"], COMPILING))
@@ -156,7 +171,7 @@ def test_what_is_undone_is_stock_bit_for_bit(name, surrounding, variant, record_
 
     model, inputs = ours(name, run, variant, record_property)
     stock = ARCHITECTURES[name].build()
-    assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+    assert [type(m).__qualname__ for m in model.modules()] == [type(m).__qualname__ for m in stock.modules()]
     assert list(model.state_dict()) == list(stock.state_dict())
     assert not any("forward" in vars(module) for module in model.modules())
     loss, _ = expected(name, "training")
