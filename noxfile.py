@@ -59,6 +59,9 @@ QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 # older one. The harness's extra `models` takes any from 5 on.
 TRANSFORMERS = "transformers>=5,<=5.24.0"
 
+# What copies, offloads, quantises and adapts models.
+LIBRARIES = ["accelerate", "peft", "torchao", "bitsandbytes", "cloudpickle", "diffusers", "timm"]
+
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
 
@@ -93,6 +96,17 @@ def bench(session: nox.Session) -> None:
         arguments.remove("--peers")
         arguments += install_peers(session)
     measure_and_replay(session, ["kernel-pytorch"], "python", arguments)
+
+
+@nox.session(default=False)
+def architectures(session: nox.Session) -> None:
+    """Test 55 architectures of transformers, patched and fused, in every surrounding, and other libraries on them."""
+    choice, arguments = torch_choice(session)
+    prepare(session, choice, ["test"], more=["pytest-xdist", TRANSFORMERS, *LIBRARIES])
+    found = Path(session.create_tmp(), "architectures.xml").resolve()
+    every = ["-m", "architectures or not architectures", f"--junitxml={found}", "tests/architectures"]
+    session.run("python", "-m", "pytest", *PARALLEL, *every, *arguments, success_codes=[0, 1])
+    session.run("python", "tests/architectures/record.py", str(found))  # fails where a test did
 
 
 @nox.session(default=False)

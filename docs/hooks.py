@@ -2,7 +2,7 @@
 
 - `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
   one page per module of the harness.
-- The page about whole models has their tables.
+- The page about whole models has their tables, and that of the architectures that are tested.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
 How the page of a technique is put together stands in technique_pages.py.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from architectures import table as architectures_table
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
@@ -63,6 +64,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Put what was measured of whole models where the page about them asks for it."""
     if page.file.src_uri != "models.md":
         return markdown
+    markdown = markdown.replace("<!-- architectures -->", architectures_table())
     markdown = markdown.replace("<!-- losses -->", measured_models(models_losses))
     return markdown.replace("<!-- models -->", measured_models(models_markdown))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.qkv_fusion import LinearGroup, fuse
+from kernel_pytorch.qkv_fusion import LinearGroup, fuse, replacements
 
 PATCHES = [technique for technique in discover().techniques.values() if technique.replacements]
 FILE = Path(__file__).with_suffix(".json")
@@ -40,6 +40,21 @@ def count(architecture: Any) -> dict[str, int]:
     """By package, and under "fuse"; without what is 0."""
     counts = replaced_in(architecture.build()) | {"fuse": fused_in(architecture.build())}
     return {name: number for name, number in counts.items() if number}
+
+
+def reasons(architecture: Any) -> dict[str, dict[str, str]]:
+    """By package, and under "fuse", the modules that are left alone: names of those that are alike, and the reason."""
+    model = architecture.build()
+    left = {technique.name: technique.patch(model).left for technique in PATCHES}
+    report = getattr(replacements, "fusion_report", None)
+    if report is not None:
+        left["fuse"] = report(architecture.build()).left
+    return {package: _without_layers(found) for package, found in left.items() if found}
+
+
+def _without_layers(left: dict[str, str]) -> dict[str, str]:
+    """One of the modules that have the same name, whatever the layer."""
+    return {path.rpartition(".")[2] or "the model": reason for path, reason in sorted(left.items())}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where a prepared model is used: each gives the loss, and the gradients by the names of the stock model's parameters."""
+"""Where a prepared model is used: each gives the loss, and the gradients by the stock model's names."""
 
 from __future__ import annotations
 

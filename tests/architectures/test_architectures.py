@@ -1,4 +1,4 @@
-"""Every architecture, patched and fused, in every surrounding: the losses and gradients of stock, or refused by name."""
+"""Every architecture, patched and fused, everywhere: the losses and gradients of stock, or refused by name."""
 
 import functools
 import io
@@ -82,7 +82,9 @@ def check_rounded(found, wanted, exact):
     (loss, gradients), (stock_loss, stock_gradients), (_, exact_gradients) = found, wanted, exact
     torch.testing.assert_close(loss, stock_loss, rtol=2**-6, atol=0.0)
     assert gradients.keys() == stock_gradients.keys()
-    ours, theirs = ({n: float((g[n] - e).norm()) for n, e in exact_gradients.items()} for g in (gradients, stock_gradients))
+    ours, theirs = (
+        {n: float((g[n] - e).norm()) for n, e in exact_gradients.items()} for g in (gradients, stock_gradients)
+    )
     size = {name: float(gradient.norm()) for name, gradient in exact_gradients.items()}
     whole = math.hypot(*size.values())
     assert math.hypot(*ours.values()) <= 3.0 * math.hypot(*theirs.values()) + 2**-6 * whole

@@ -42,7 +42,7 @@ def made(name, variant, change, before):
 
 def logits(model, inputs):
     with torch.no_grad():
-        return model.eval()(**{name: value for name, value in inputs.items()}).logits
+        return model.eval()(**inputs).logits
 
 
 def compare_logits(name, variant, change, before):
@@ -91,15 +91,12 @@ def test_accelerate(name, variant, change, before):
 
 @pytest.mark.parametrize("change", [offloaded, dispatched])
 @every_model
-def test_unpatch_of_an_offloaded_model_does_not_do_nothing_silently(name, change):
+def test_unpatch_of_an_offloaded_model(name, change):
+    """Not one patch is left under the hooks of accelerate."""
     hooks = pytest.importorskip("accelerate.hooks")
     model = change(made(name, VARIANTS["patched"], lambda model: model, True))
     for technique in PATCHES:
-        try:
-            technique.unpatch(model)
-        except (TypeError, ValueError, RuntimeError) as error:
-            assert "forward" in str(error)
-            return
+        technique.unpatch(model)
     hooks.remove_hook_from_module(model, recurse=True)
     assert not {owner_of(module) for module in model.modules()} - {None}
 

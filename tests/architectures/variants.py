@@ -7,8 +7,9 @@ here: the CPU backend of level "cuda" where a function has it, and native throug
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import torch
@@ -72,16 +73,20 @@ def ours() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for technique in PATCHES:
             ladder = technique.ladder()
-            stack.enter_context(mock.patch.object(ladder, "is_native", lambda function, x: False))
+            stack.enter_context(mock.patch.object(ladder, "is_native", _never))
             stack.enter_context(mock.patch.object(ladder, "default", _highest_of(ladder)))
             ladder.forget()
             stack.callback(ladder.forget)
-        stack.enter_context(mock.patch.object(head, "_is_faster_rounded", lambda layer: False))
+        stack.enter_context(mock.patch.object(head, "_is_faster_rounded", _never))
         yield
 
 
-def _highest_of(ladder):
-    def default(function: str, device: torch.device, dtype: torch.dtype, traced: bool = False) -> str:
+def _never(*arguments: object) -> bool:
+    return False
+
+
+def _highest_of(ladder: Any) -> Callable[..., str]:
+    def default(function: str, device: torch.device, dtype: torch.dtype, *others: object) -> str:
         absent = "cuda" not in ladder.levels(function) or ladder.unavailable("cuda", device, dtype) is not None
         return "native" if absent else "cuda"
 
