@@ -28,7 +28,7 @@ def trained(model: Model, inputs: dict[str, Any], call: Callable[..., Any] | Non
         inputs: a batch.
         call: what is called in the model's place, such as what was compiled.
     """
-    output = (call or model)(**inputs)
+    output = (model if call is None else call)(**inputs)
     loss = output[0] if isinstance(output, tuple) else output.loss
     loss.backward()
     return loss.detach().float(), gradients(model)

@@ -25,12 +25,12 @@ MAY_FALL: dict[str, str] = {}
 """By "architecture, package", the reason why fewer modules are replaced than before."""
 
 
-def cases(surroundings, variants=tuple(VARIANTS), quick=("both", "patched at default levels"), names=ARCHITECTURES):
+def cases(surroundings, variants=tuple(VARIANTS), quick=True, names=ARCHITECTURES):
     """A parameter for each architecture, surrounding and variant; those that are not quick are of the session alone."""
     return [
         pytest.param(
             name, surrounding, variant, id=f"{name}-{surrounding}-{variant}",
-            marks=() if name in QUICK and variant in quick else pytest.mark.architectures,
+            marks=() if quick and variant == QUICK.get(name) else pytest.mark.architectures,
         )
         for name, surrounding, variant in itertools.product(names, surroundings, variants)
     ]  # fmt: skip
@@ -105,7 +105,7 @@ NOT_FUSED = ("patched", "patched at default levels")
 
 
 @pytest.mark.parametrize(("name", "surrounding", "variant"), [
-    *cases(EXACT), *cases(ADAPTED, NOT_FUSED, quick=NOT_FUSED)
+    *cases(EXACT), *cases(ADAPTED, NOT_FUSED)
 ])  # fmt: skip
 def test_the_same_in(name, surrounding, variant, record_property):
     wanted = expected(name, surrounding)
@@ -122,14 +122,14 @@ COMPILING = ("patched", "both", "patched at default levels")
 
 
 @pytest.mark.parametrize(("name", "surrounding", "variant"), [
-    *cases(["compiled"], COMPILING, quick=()),
-    *cases(["compiled, inductor"], COMPILING, quick=(), names=INDUCTOR),
+    *cases(["compiled"], COMPILING, quick=False),
+    *cases(["compiled, inductor"], COMPILING, quick=False, names=INDUCTOR),
 ])  # fmt: skip
 def test_the_same_compiled(name, surrounding, variant, record_property):
     check(ours(name, COMPILED[surrounding], variant, record_property), expected(name, "training"), FLOAT32)
 
 
-@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(COMPILED_ROUNDED, COMPILING, quick=["both"]))
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(COMPILED_ROUNDED, COMPILING))
 def test_the_same_compiled_and_rounded(name, surrounding, variant, record_property):
     found = ours(name, COMPILED_ROUNDED[surrounding], variant, record_property)
     check_rounded(found, expected(name, "autocast"), expected(name, "training"))
@@ -138,7 +138,7 @@ def test_the_same_compiled_and_rounded(name, surrounding, variant, record_proper
 RANKS = ("DDP", "FSDP2", "spawned worker")
 
 
-@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(RANKS, COMPILING, quick=["both"]))
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(RANKS, COMPILING))
 def test_the_same_on_two_ranks(name, surrounding, variant, ranks, record_property):
     def run(architecture, kind):
         return run_on_ranks(ranks, architecture, kind, surrounding)

@@ -242,5 +242,8 @@ SEQ2SEQ = (
     ),
 )  # fmt: skip
 ARCHITECTURES = {each.name: each for each in (*DECODERS, *ENCODERS, *SEQ2SEQ)}
-QUICK = ("Llama", "Gemma2", "Phi3", "GPTNeoX", "Mixtral", "Bert", "Segformer", "Bart")
-"""Those of the ordinary suite: each a way in which models differ from Llama."""
+QUICK = {
+    "Llama": "both", "Gemma2": "both", "Phi3": "patched", "GPTNeoX": "patched", "Mixtral": "both", "Bert": "both",
+    "Segformer": "both", "Bart": "both",
+}  # fmt: skip
+"""Those of the ordinary suite, each a way in which models differ from Llama, and whether they can be fused too."""
