@@ -29,7 +29,7 @@ def test_a_cache(name, level):
     lengths, ones = torch.full((3,), 2, dtype=torch.int32), torch.ones(16)
     cos, sin = RotaryTable(16)(lengths[:, None])
     x, weight = torch.randn(3, 1, 32), torch.randn(128, 32)
-    with torch.no_grad(), pytest.raises(ValueError, match=f"^{name}: .*must not overlap itself"):
+    with torch.no_grad(), pytest.raises(ValueError, match=rf"^{name}: .*must not overlap itself"):
         qkv_norm_rope_cache_(
             x, weight, None, ones, ones, cos, sin, **caches, cache_seqlens=lengths, num_heads=4, level=level
         )
@@ -40,7 +40,7 @@ def test_a_cache(name, level):
 def test_what_overlaps():
     memory = torch.zeros(64)
     for size, stride in (((4, 3), (2, 1)), ((3, 4), (0, 1)), ((5, 4), (1, 1)), ((2, 3, 4), (3, 4, 1))):
-        with pytest.raises(ValueError, match="^x: "):
+        with pytest.raises(ValueError, match=r"^x: "):
             check_no_overlap("x", memory.as_strided(size, stride))
     for size, stride in (((1, 4), (0, 1)), ((4, 3), (3, 1)), ((2, 3), (3, 2)), ((3, 2), (1, 5)), ((0, 4), (0, 1))):
         check_no_overlap("x", memory.as_strided(size, stride))

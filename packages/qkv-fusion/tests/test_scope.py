@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
 from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -249,7 +249,9 @@ def test_fused_and_patched_in_any_order(first, products):
     stock, _ = pair()
 
     def find(module):
-        return Found(lambda self, x: 2.0 * patching.stock(self)(self, x), "twice") if type(module) is Attention else None
+        return (
+            Found(lambda self, x: 2.0 * patching.stock(self)(self, x), "twice") if type(module) is Attention else None
+        )
 
     x, ours = torch.randn(3, 8), copy.deepcopy(stock)
     for step in (first, {"patch": "fuse", "fuse": "patch"}[first]):
@@ -396,7 +398,10 @@ def test_a_checkpoint_lists_names_in_the_order_of_stock():
 def test_a_whole_checkpoint_into_a_sharded_model(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        for make in (lambda: fuse(Attention()), lambda: FusedSelfAttention(8, 2, 1, qk_norm=1e-6, rotary=RotaryTable(4))):
+        for make in (
+            lambda: fuse(Attention()),
+            lambda: FusedSelfAttention(8, 2, 1, qk_norm=1e-6, rotary=RotaryTable(4)),
+        ):
             model = fully_shard(make(), mesh=init_device_mesh("cpu", (1,)))
             whole = {name: torch.randn_like(value) for name, value in make().state_dict().items()}
             set_model_state_dict(model, dict(whole), options=StateDictOptions(full_state_dict=True))

@@ -29,10 +29,12 @@ def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> t
     """Make one product of the layers in `module` that read the same tensor, in place.
 
     Layers are found by their names, at any depth. Their places stay: a model's own code calls `q_proj`, `k_proj` and
-    `v_proj` as before, and finds that the first of them has computed all. The state_dict keeps its names and tensors,
-    so checkpoints of the model load and save as before. The parameters are packed: make the optimizer, freeze by name,
-    wrap in DistributedDataParallel and shard afterwards. A state_dict's tensors are views of the packed ones, which
-    `safetensors.torch.save_model` does not take; `save_pretrained` and `safetensors.torch.save_file` do.
+    `v_proj` as before, and within a call of the module that has them the first computes all. That its forward gives all
+    the same tensor is tried on inputs of its own; where it does not, as in cross-attention, layers stay as they are,
+    and `fusion_report` says why. The state_dict keeps its names and tensors, so checkpoints load and save as before.
+    The parameters are packed: make the optimizer, freeze by name, wrap in DistributedDataParallel and shard afterwards.
+    A state_dict's tensors are views of the packed ones, which `safetensors.torch.save_model` does not take;
+    `save_pretrained` and `safetensors.torch.save_file` do.
     A model whose projections are one product already (GPT-2's `c_attn`, `Wqkv`, `qkv`, `in_proj_weight`) is unchanged.
 
     Args:
@@ -127,14 +129,21 @@ def fusion_report(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GRO
     _check_module(module)
     _check_groups(groups)
     report = Patched()
+
+    def tell(where: dict[str, str], path: str, names: Sequence[str], said: str) -> None:
+        before = f"{where[path]}; " if path in where else ""
+        where[path] = f"{before}{', '.join(names)}: {said}"
+
     for path, parent in module.named_modules():
-        for names in () if (scope := _scope(parent)) is None else scope.groups:
-            reason = why_apart(parent, names)
-            kept, said = (report.replaced, "one product") if reason is None else (report.left, reason)
-            kept[path] = "; ".join([*filter(None, [kept.get(path)]), f"{', '.join(names)}: {said}"])
+        scope = _scope(parent)
+        for shared in [] if scope is None else scope.groups:
+            if (reason := why_apart(parent, shared)) is None:
+                tell(report.replaced, path, shared, "one product")
+            else:
+                tell(report.left, path, shared, f"computed one by one: {reason}")
     for path, parent, names in _found(module, groups):
-        reason = why_not(module, "", parent, names) or why_not_shared(path, parent, names) or "`fuse` was not called"
-        report.left[path] = "; ".join([*filter(None, [report.left.get(path)]), f"{', '.join(names)}: {reason}"])
+        error = why_not(module, "", parent, names)
+        tell(report.left, path, names, str(error or why_not_shared(path, parent, names) or "`fuse` was not called"))
     return report
 
 

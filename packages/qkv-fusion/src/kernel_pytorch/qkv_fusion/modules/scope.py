@@ -42,8 +42,10 @@ class Scope:
         groups: the names of the layers of each group.
 
     Attributes:
-        forward: that of a patch, where there is one; the class's otherwise.
+        forward: that of a patch, where there is one.
     """
+
+    forward: MethodType
 
     def __init__(self, module: torch.nn.Module, groups: Sequence[Sequence[str]]) -> None:
         self.module, self.groups = module, [tuple(names) for names in groups]
@@ -75,8 +77,11 @@ class Scope:
         if not parts:
             return forward(module, *args, **kwargs)
         if torch.compiler.is_compiling():  # Dynamo of torch 2.10 does not trace what is done to `__dict__`
-            view = object.__new__(self.traced)
-            for name, value in (("_view", (module, parts)), *((name, getattr(module, name)) for name in self.shadowing)):
+            view: Any = object.__new__(self.traced)
+            for name, value in (
+                ("_view", (module, parts)),
+                *((name, getattr(module, name)) for name in self.shadowing),
+            ):
                 object.__setattr__(view, name, value)
         else:
             view = object.__new__(type(module))
@@ -95,11 +100,11 @@ class Scope:
 def _traced(kind: type) -> type:
     """The class of what stands for a module where a compiler traces its forward."""
 
-    def __getattr__(self: Any, name: str) -> Any:
+    def find(self: Any, name: str) -> Any:
         module, parts = self._view
         return parts[name] if name in parts else getattr(module, name)
 
-    return type(kind.__name__, (kind,), {"__getattr__": __getattr__})
+    return type(kind.__name__, (kind,), {"__getattr__": find})
 
 
 class _Product:
