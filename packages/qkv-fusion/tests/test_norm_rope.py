@@ -78,19 +78,23 @@ def test_launches(device):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own, torch 2.15
-def test_opcheck(device):
+@pytest.mark.parametrize("name", ["qk_norm_rope", "qk_layer_norm_rope"])
+def test_opcheck(name, device):
+    operator, backward = getattr(operators, name), getattr(operators, f"{name}_backward")
     q, k, *rest = arguments(2, 5, device=device)
-    torch.library.opcheck(operators.qk_norm_rope.default, (q, k, *rest, 1e-6, False, 0.0))
+    torch.library.opcheck(operator.default, (q, k, *rest, 1e-6, False, 0.0))
     rstds = [torch.rand(x.shape[:-1], device=device) for x in (q, k)]
     for dq_out, dk_out, needs in ((q, k, [True] * 4), (q, None, [True, False, False, False])):
         given = (dq_out, dk_out, q, k, *rest, *rstds, 1e-6, True, 0.5, *needs)
-        torch.library.opcheck(operators.qk_norm_rope_backward.default, given)
+        torch.library.opcheck(backward.default, given)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_is_bitwise_eager(dynamic, device):
+@pytest.mark.parametrize(
+    ("function", "dynamic"), [(qk_norm_rope, False), (qk_norm_rope, True), (qk_layer_norm_rope, True)]
+)
+def test_compiled_is_bitwise_eager(function, dynamic, device):
     *tensors, cos, sin = arguments(6, device=device)
-    check_compiled_equals_eager(lambda *t: qk_norm_rope(*t, cos, sin, level="triton"), tensors, dynamic=dynamic)
+    check_compiled_equals_eager(lambda *t: function(*t, cos, sin, level="triton"), tensors, dynamic=dynamic)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +180,8 @@ def test_bad_input(device):
     given = [t.detach() for t in arguments(5, device=device)]
     with pytest.raises(ValueError, match=r"q_weight: shape is \(5,\); it must be \(D,\) = \(24,\)"):
         qk_norm_rope(*given[:2], given[2][:5], *given[3:])
-    with pytest.raises(ValueError, match="level: 'triton' of qk_layer_norm_rope does not exist yet"):
-        qk_layer_norm_rope(*given, level="triton")
+    with pytest.raises(ValueError, match="level: 'cuda' of qk_layer_norm_rope does not exist yet"):
+        qk_layer_norm_rope(*given, level="cuda")
     x, weight = torch.zeros(5, 8, device=device), torch.zeros(100, 8, device=device)
     with pytest.raises(ValueError, match=r"weight: shape is \(100, 8\); it must be \(128, 8\)"):
         qkv_projection(x, weight, num_heads=4, num_kv_heads=2, head_dim=16)

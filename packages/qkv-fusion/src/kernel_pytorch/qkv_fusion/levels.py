@@ -41,7 +41,7 @@ LADDER = Ladder(
         # Of the norms TorchScript saves tensors for a gradient in inference mode too, where that is an error.
         "qk_norm_rope": ("torchscript",),
         "qkv_norm_rope": ("torchscript",),
-        "qk_layer_norm_rope": ("torchscript", "triton", "cuda"),
+        "qk_layer_norm_rope": ("torchscript", "cuda"),
         "qkv_projection": ("triton", "cuda"),
     },
 )

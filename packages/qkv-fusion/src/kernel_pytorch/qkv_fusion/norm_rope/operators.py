@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kernel_pytorch.qkv_fusion._core.operator import declare
-from kernel_pytorch.qkv_fusion.rules.norm_rope import BACKWARD, NORM_ROPE_CACHE, QK_NORM_ROPE
+from kernel_pytorch.qkv_fusion.rules.norm_rope import (
+    BACKWARD,
+    LAYER_BACKWARD,
+    NORM_ROPE_CACHE,
+    QK_LAYER_NORM_ROPE,
+    QK_NORM_ROPE,
+)
 
 
 def launch() -> Callable[..., Any]:
@@ -23,6 +29,20 @@ def launch_backward() -> Callable[..., Any]:
     return backward.qk_norm_rope_backward
 
 
+def launch_layer() -> Callable[..., Any]:
+    """The launcher of LayerNorm and the rotation."""
+    from .kernels import forward
+
+    return forward.qk_layer_norm_rope
+
+
+def launch_layer_backward() -> Callable[..., Any]:
+    """The launcher of their gradients."""
+    from .kernels import backward
+
+    return backward.qk_layer_norm_rope_backward
+
+
 def launch_cache() -> Callable[..., Any]:
     """The launcher that writes keys and values into a cache."""
     from .kernels import cache
@@ -32,4 +52,6 @@ def launch_cache() -> Callable[..., Any]:
 
 qk_norm_rope_backward = declare(**BACKWARD, launch=launch_backward)
 qk_norm_rope = declare(**QK_NORM_ROPE, launch=launch, backward=qk_norm_rope_backward)
+qk_layer_norm_rope_backward = declare(**LAYER_BACKWARD, launch=launch_layer_backward)
+qk_layer_norm_rope = declare(**QK_LAYER_NORM_ROPE, launch=launch_layer, backward=qk_layer_norm_rope_backward)
 norm_rope_cache_ = declare(**NORM_ROPE_CACHE, launch=launch_cache)

@@ -1,4 +1,4 @@
-"""`qk_norm_rope`, RMSNorm of every head of queries and keys and then their rotation, and its gradients.
+"""RMSNorm or LayerNorm of every head of queries and keys and then their rotation, and the gradients.
 
 Heads are whole: DTensor may shard batches, tokens and heads; the weights are replicated, and each rank holds its heads'
 part of their gradients.
@@ -6,6 +6,7 @@ part of their gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,16 +51,28 @@ def turned_back(dy: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tens
 
 
 def formula_of_one(
-    dy: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float, interleaved: bool, offset: float
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+    centred: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of q, or of k, in PyTorch that autograd can follow: `(dx, dweight)`."""
     wide = compute_dtype(x.dtype)
     h = x.to(wide)
+    if centred:
+        h = h - h.mean(-1, keepdim=True)
     rstd = torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     x_hat = h * rstd
     g = turned_back(dy.to(wide), cos, sin, interleaved)
     scaled = g * (offset + weight.to(wide))
     dx = rstd * (scaled - x_hat * (scaled * x_hat).mean(-1, keepdim=True))
+    if centred:
+        dx = dx - dx.mean(-1, keepdim=True)
     return dx.to(x.dtype), (g * x_hat).sum_to_size(weight.shape).to(weight.dtype)
 
 
@@ -78,12 +91,13 @@ def formula(
     interleaved: bool,
     offset: float,
     *needs: bool,
+    centred: bool = False,
 ) -> Four:
-    """The backward operator in PyTorch that autograd can follow."""
+    """The backward operator in PyTorch that autograd can follow; `centred` for LayerNorm."""
     found = [q.new_empty((0,)) for _ in needs]
     for i, (dy, x, weight) in enumerate(((dq_out, q, q_weight), (dk_out, k, k_weight))):
         if dy is not None and (needs[i] or needs[2 + i]):
-            both = formula_of_one(dy, x, weight, cos, sin, eps, interleaved, offset)
+            both = formula_of_one(dy, x, weight, cos, sin, eps, interleaved, offset, centred)
             found[i::2] = [g if needed else x.new_empty((0,)) for g, needed in zip(both, needs[i::2], strict=True)]
     return tuple(found)  # type: ignore[return-value]
 
@@ -165,6 +179,15 @@ BACKWARD: Rules = {
     "formula": formula,
     "flops": flops(14, 2),
     "sharding": sharding_backward,
+}
+QK_LAYER_NORM_ROPE: Rules = {
+    **QK_NORM_ROPE,
+    "schema": QK_NORM_ROPE["schema"].replace("qk_norm_rope(", "qk_layer_norm_rope("),
+}
+LAYER_BACKWARD: Rules = {
+    **BACKWARD,
+    "schema": BACKWARD["schema"].replace("qk_norm_rope_backward(", "qk_layer_norm_rope_backward("),
+    "formula": functools.partial(formula, centred=True),
 }
 NORM_ROPE_CACHE: Rules = {
     "schema": "norm_rope_cache_(Tensor q, Tensor k, Tensor v, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"

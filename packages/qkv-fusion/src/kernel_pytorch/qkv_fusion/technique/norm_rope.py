@@ -102,6 +102,12 @@ tests_of_layer_norm = grid(
     point("partial", shape=(7, 3, 24), k_heads=3, rotated=8, interleaved=True, reason="what passes is normed too"),
     point("Gemma", shape=(9, 4, 32), k_heads=1, offset=1.0, reason="weights around zero"),
     point("positions", shape=(3, 5, 2, 32), k_heads=1, positions=19, reason="every token at a row of the tables"),
+    point("odd head", shape=(5, 3, 7), k_heads=2, rotated=6, reason="the last column passes; nothing is aligned"),
+    point("odd half", shape=(3, 2, 70), k_heads=2, reason="the mean is of 35 columns of a block of 64"),
+    point("float32 weights", shape=(9, 4, 32), k_heads=2, weight_dtype=torch.float32, reason="master weights"),
+    point("many tokens", shape=(1031, 2, 16), k_heads=1, reason="more tokens than shares; a prime number of them"),
+    point("no tokens", shape=(0, 2, 16), k_heads=2, reason="nothing to do, weight gradients all zero"),
+    point("long head", shape=(3, 1, 1030), k_heads=1, reason="more than a tile of rows, and unaligned"),
     dtypes=SOME,
 )
 
@@ -118,6 +124,7 @@ bench = grid(
 
 bench_of_layer_norm = grid(
     point("ViT-22B, batch 1", shape=(1, 256, 48, 128), k_heads=48),
+    point("ViT-22B, batch 32", shape=(32, 256, 48, 128), k_heads=48, devices=CUDA, dtypes=BOTH),
     dtypes=BENCH,
 )
 
@@ -141,7 +148,7 @@ OPERATIONS = [
     Operation(
         name="qk_layer_norm_rope",
         **public("qk_layer_norm_rope"),
-        budgets={level: BUDGETS[level] for level in ("native", "compile")},
+        budgets={level: BUDGETS[level] for level in ("native", "compile", "triton")},
         inputs=inputs,
         cost=cost,
         test_grid=tests_of_layer_norm,

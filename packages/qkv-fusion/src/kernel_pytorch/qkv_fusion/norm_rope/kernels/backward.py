@@ -1,4 +1,4 @@
-"""The gradients of `qk_norm_rope` in Triton: a kernel for q, k and shares of their weights', and one that adds shares.
+"""The gradients of head norms and rotation in Triton: of q, k and shares of their weights', and a sum of the shares.
 
 The incoming gradient is rotated back, which is exact mathematics of the forward; what was normalised is computed again
 of the head, which has to be read anyway, and its rstd.
@@ -6,6 +6,7 @@ of the head, which has to be read anyway, and its rstd.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ from kernel_pytorch.qkv_fusion.kernels.heads import (
     tiling,
     turn,
 )
-from kernel_pytorch.qkv_fusion.norm_rope.kernels.forward import check
+from kernel_pytorch.qkv_fusion.norm_rope.kernels.forward import centre, check
 from kernel_pytorch.qkv_fusion.rules.norm_rope import compute_dtype
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
@@ -42,7 +43,7 @@ def _backward_side(
     program, programs, dy_ptr, x_ptr, weight_ptr, cos_ptr, sin_ptr, rstd_ptr, dx_ptr, shares_ptr,
     rows, heads, sequence, dy_stride_b, dy_stride_s, dy_stride_h, x_stride_b, x_stride_s, x_stride_h,
     cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s, NEED_DX: tl.constexpr, NEED_DWEIGHT: tl.constexpr,
-    OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    OFFSET: tl.constexpr, CENTRED: tl.constexpr, INTERLEAVED: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -65,15 +66,19 @@ def _backward_side(
         dy_row = dy_ptr + batch * dy_stride_b + place * dy_stride_s + head * dy_stride_h
         rstd = tl.load(rstd_ptr + row, mask=mask, other=0.0)
         x_first, x_second = load_pairs(x_row, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
-        x_first, x_second = x_first.to(wide) * rstd, x_second.to(wide) * rstd
+        x_first, x_second = x_first.to(wide), x_second.to(wide)
+        x_rest = tl.zeros([ROWS, REST_BLOCK], dtype=wide)
+        if REST > 0:
+            x_rest = load_block(x_row + 2 * PAIRS, mask, REST, REST_BLOCK, 0.0).to(wide)
+        if CENTRED:
+            x_first, x_second, x_rest = centre(x_first, x_second, x_rest, PAIRS, BLOCK, REST, REST_BLOCK)
+        x_first, x_second, x_rest = x_first * rstd, x_second * rstd, x_rest * rstd
         g_first, g_second = load_pairs(dy_row, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
         cos = load_block(cos_ptr + batch * cos_stride_b + place * cos_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
         sin = load_block(sin_ptr + batch * sin_stride_b + place * sin_stride_s, mask, PAIRS, BLOCK, 0.0).to(wide)
         g_first, g_second = turn(g_first.to(wide), g_second.to(wide), cos, sin, True)
-        x_rest = tl.zeros([ROWS, REST_BLOCK], dtype=wide)
         g_rest = tl.zeros([ROWS, REST_BLOCK], dtype=wide)
         if REST > 0:
-            x_rest = load_block(x_row + 2 * PAIRS, mask, REST, REST_BLOCK, 0.0).to(wide) * rstd
             g_rest = load_block(dy_row + 2 * PAIRS, mask, REST, REST_BLOCK, 0.0).to(wide)
         if NEED_DWEIGHT:
             share_first += g_first * x_first
@@ -86,6 +91,8 @@ def _backward_side(
             if REST > 0:
                 mean += tl.sum(g_rest * x_rest, axis=1, keep_dims=True)
             mean = mean / columns
+            if CENTRED:
+                g_first, g_second, g_rest = centre(g_first, g_second, g_rest, PAIRS, BLOCK, REST, REST_BLOCK)
             dx_row = dx_ptr + row * columns
             store_pairs(
                 dx_row, rstd * (g_first - x_first * mean), rstd * (g_second - x_second * mean), mask,
@@ -111,7 +118,8 @@ def _backward_kernel(
     q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
     cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
     HAS_Q: tl.constexpr, HAS_K: tl.constexpr, NEED_DQ: tl.constexpr, NEED_DK: tl.constexpr,
-    NEED_DQ_WEIGHT: tl.constexpr, NEED_DK_WEIGHT: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NEED_DQ_WEIGHT: tl.constexpr, NEED_DK_WEIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    CENTRED: tl.constexpr, INTERLEAVED: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +135,7 @@ def _backward_kernel(
                 program, programs, dk_out_ptr, k_ptr, k_weight_ptr, cos_ptr, sin_ptr, k_rstd_ptr, dk_ptr, k_shares_ptr,
                 k_rows, k_heads, sequence, dk_stride_b, dk_stride_s, dk_stride_h, k_stride_b, k_stride_s, k_stride_h,
                 cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s, NEED_DK, NEED_DK_WEIGHT,
-                OFFSET, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
+                OFFSET, CENTRED, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
             )  # fmt: skip
     if HAS_Q:  # noqa: SIM102
         if not HAS_K or not is_k:
@@ -135,7 +143,7 @@ def _backward_kernel(
                 program, programs, dq_out_ptr, q_ptr, q_weight_ptr, cos_ptr, sin_ptr, q_rstd_ptr, dq_ptr, q_shares_ptr,
                 q_rows, q_heads, sequence, dq_stride_b, dq_stride_s, dq_stride_h, q_stride_b, q_stride_s, q_stride_h,
                 cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s, NEED_DQ, NEED_DQ_WEIGHT,
-                OFFSET, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
+                OFFSET, CENTRED, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
             )  # fmt: skip
 
 
@@ -163,8 +171,8 @@ def _add_shares(shares_ptr, dweight_ptr, programs, columns, ROWS: tl.constexpr, 
     tl.store(dweight_ptr + column, dweight, mask=column < columns)
 
 
-@planned
-def qk_norm_rope_backward(
+def plan(
+    centred: bool,
     dq_out: Tensor | None,
     dk_out: Tensor | None,
     q: Tensor,
@@ -180,7 +188,7 @@ def qk_norm_rope_backward(
     offset: float,
     *needs: bool,
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The launcher of the operator: `(dq, dk, dq_weight, dk_weight)`, contiguous; empty where not needed."""
+    """What launches the kernels: `(dq, dk, dq_weight, dk_weight)`, contiguous, empty where not needed; as `forward`."""
     check(q, k, q_weight, k_weight, cos, sin)
     check_gradients(dq_out, dk_out, q, k, q_rstd, k_rstd, needs)
     results = [allocator(x, needed=need) for x, need in zip((q, k, q_weight, k_weight), needs, strict=True)]
@@ -190,8 +198,9 @@ def qk_norm_rope_backward(
     if not has_q and not has_k:
         return lambda *arguments: tuple(make() for make in results)
     flags: dict[str, Any] = {"HAS_Q": has_q, "HAS_K": has_k, "NEED_DQ": needs[0], "NEED_DK": needs[1]}
-    flags |= {"NEED_DQ_WEIGHT": needs[2], "NEED_DK_WEIGHT": needs[3], "OFFSET": offset, "INTERLEAVED": interleaved}
-    programs, launch = plan(dq_out if has_q else q, dk_out if has_k else k, q, k, cos, sin, flags)
+    flags |= {"NEED_DQ_WEIGHT": needs[2], "NEED_DK_WEIGHT": needs[3], "OFFSET": offset}
+    flags |= {"CENTRED": centred, "INTERLEAVED": interleaved}
+    programs, launch = plan_kernel(dq_out if has_q else q, dk_out if has_k else k, q, k, cos, sin, flags)
     columns, device = q.shape[-1], q.device
     add = bind(
         _add_shares_kernel, (cdiv(columns, 16),), programs, columns,
@@ -219,7 +228,11 @@ def qk_norm_rope_backward(
     return run
 
 
-def plan(
+qk_norm_rope_backward = planned(functools.partial(plan, False))
+qk_layer_norm_rope_backward = planned(functools.partial(plan, True))
+
+
+def plan_kernel(
     dq_out: Tensor, dk_out: Tensor, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, flags: dict[str, Any]
 ) -> tuple[int, Callable[..., None]]:
     """How many programs walk q and k each, and their launch; what is not needed is given as q and k themselves."""

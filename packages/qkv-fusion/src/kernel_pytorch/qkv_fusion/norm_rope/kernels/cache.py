@@ -57,7 +57,9 @@ def _write_heads(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Normalise and rotate the heads at x_row and write them to y_row, `[ROWS, 1]` each."""
-    first, second, rest, rstd = load_heads(x_row, mask, wide, EPS, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS)
+    first, second, rest, rstd = load_heads(
+        x_row, mask, wide, EPS, False, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS
+    )
     first, second = turn_heads(
         first, second, rstd, weight_ptr, cos_ptr, sin_ptr, batch, place, mask,
         cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s, wide, OFFSET, INTERLEAVED, PAIRS, BLOCK,

@@ -1,10 +1,11 @@
-"""RMSNorm of every head of q and k and then their rotation, in one launch of Triton. Kernel, then launcher.
+"""RMSNorm or LayerNorm of heads of q and k and then their rotation, in one launch of Triton. Kernel, then launcher.
 
 Programs are numbered through the tiles of q and then those of k. A tile holds whole heads, read and written once.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import triton
@@ -33,17 +34,37 @@ from kernel_pytorch.qkv_fusion.rules.norm_rope import compute_dtype
 
 
 @triton.jit
+def centre(first, second, rest, PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr):
+    """Subtract the mean of each head. What lies beyond its columns stays zero."""
+    total = tl.sum(first + second, axis=1, keep_dims=True)
+    if REST > 0:
+        total += tl.sum(rest, axis=1, keep_dims=True)
+        mean = total / (2 * PAIRS + REST)
+        rest = tl.where(tl.arange(0, REST_BLOCK)[None, :] < REST, rest - mean, 0.0)
+    else:
+        mean = total / (2 * PAIRS)
+    inside = tl.arange(0, BLOCK)[None, :] < PAIRS
+    return tl.where(inside, first - mean, 0.0), tl.where(inside, second - mean, 0.0), rest
+
+
+@triton.jit
 def load_heads(
-    x_row, mask, wide: tl.constexpr, EPS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    x_row, mask, wide: tl.constexpr, EPS: tl.constexpr, CENTRED: tl.constexpr, INTERLEAVED: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Both members of the pairs of ROWS heads, the rest of their columns, and rstd. x_row, mask: `[ROWS, 1]`."""
+    """Both members of the pairs of ROWS heads, the rest of their columns, and rstd; less the mean where CENTRED.
+
+    x_row, mask: `[ROWS, 1]`.
+    """
     first, second = load_pairs(x_row, mask, INTERLEAVED, PAIRS, BLOCK, ROWS)
     first, second = first.to(wide), second.to(wide)
-    squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
     rest = tl.zeros([ROWS, REST_BLOCK], dtype=wide)
     if REST > 0:
         rest = load_block(x_row + 2 * PAIRS, mask, REST, REST_BLOCK, 0.0).to(wide)
+    if CENTRED:
+        first, second, rest = centre(first, second, rest, PAIRS, BLOCK, REST, REST_BLOCK)
+    squares = tl.sum(first * first + second * second, axis=1, keep_dims=True)
+    if REST > 0:
         squares += tl.sum(rest * rest, axis=1, keep_dims=True)
     return first, second, rest, tl.rsqrt(squares / (2 * PAIRS + REST) + EPS)
 
@@ -83,7 +104,7 @@ def store_heads(
 def _norm_rope_tile(
     tile, x_ptr, weight_ptr, cos_ptr, sin_ptr, y_ptr, rstd_ptr, rows, heads, sequence,
     x_stride_b, x_stride_s, x_stride_h, cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
-    EPS: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    EPS: tl.constexpr, OFFSET: tl.constexpr, CENTRED: tl.constexpr, INTERLEAVED: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -91,7 +112,9 @@ def _norm_rope_tile(
     mask = row < rows
     wide: tl.constexpr = rstd_ptr.dtype.element_ty
     x_row = x_ptr + batch * x_stride_b + place * x_stride_s + head * x_stride_h
-    first, second, rest, rstd = load_heads(x_row, mask, wide, EPS, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS)
+    first, second, rest, rstd = load_heads(
+        x_row, mask, wide, EPS, CENTRED, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS
+    )
     tl.store(rstd_ptr + row, rstd, mask=mask)
     first, second = turn_heads(
         first, second, rstd, weight_ptr, cos_ptr, sin_ptr, batch, place, mask,
@@ -109,7 +132,7 @@ def _norm_rope_kernel(
     q_tiles, q_rows, k_rows, q_heads, k_heads, sequence,
     q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
     cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
-    EPS: tl.constexpr, OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    EPS: tl.constexpr, OFFSET: tl.constexpr, CENTRED: tl.constexpr, INTERLEAVED: tl.constexpr,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
@@ -122,18 +145,18 @@ def _norm_rope_kernel(
         _norm_rope_tile(
             tile, q_ptr, q_weight_ptr, cos_ptr, sin_ptr, q_out_ptr, q_rstd_ptr, q_rows, q_heads, sequence,
             q_stride_b, q_stride_s, q_stride_h, cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
-            EPS, OFFSET, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
+            EPS, OFFSET, CENTRED, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
         )  # fmt: skip
     else:
         _norm_rope_tile(
             tile - q_tiles, k_ptr, k_weight_ptr, cos_ptr, sin_ptr, k_out_ptr, k_rstd_ptr, k_rows, k_heads, sequence,
             k_stride_b, k_stride_s, k_stride_h, cos_stride_b, cos_stride_s, sin_stride_b, sin_stride_s,
-            EPS, OFFSET, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
+            EPS, OFFSET, CENTRED, INTERLEAVED, PAIRS, BLOCK, REST, REST_BLOCK, ROWS, LONG_OFFSETS,
         )  # fmt: skip
 
 
-@planned
-def qk_norm_rope(
+def plan(
+    centred: bool,
     q: Tensor,
     k: Tensor,
     q_weight: Tensor,
@@ -144,7 +167,7 @@ def qk_norm_rope(
     interleaved: bool,
     offset: float,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """The launcher of the operator: `(q_out, k_out, q_rstd, k_rstd)`, contiguous."""
+    """What launches the operators' kernel: `(q_out, k_out, q_rstd, k_rstd)`, contiguous; `centred` is LayerNorm."""
     check(q, k, q_weight, k_weight, cos, sin)
     wide = compute_dtype(q.dtype)
     results = [allocator(x) for x in (q, k)] + [allocator(x, x.shape[:-1], wide) for x in (q, k)]
@@ -158,7 +181,7 @@ def qk_norm_rope(
         _norm_rope_kernel, (sum(tiles),),
         tiles[0], *rows, q.shape[-2], k.shape[-2], q.shape[-3],
         *strides(views[0]), *strides(views[1]), *strides(tables[0]), *strides(tables[1]),
-        EPS=eps, OFFSET=offset, INTERLEAVED=interleaved,
+        EPS=eps, OFFSET=offset, CENTRED=centred, INTERLEAVED=interleaved,
         LONG_OFFSETS=exceeds_int32(*views, *tables, unmade(q.shape, q.dtype), unmade(k.shape, k.dtype)), **constants,
     )  # fmt: skip
     read_q, read_k = reader(q, as_heads), reader(k, as_heads)
@@ -175,6 +198,10 @@ def qk_norm_rope(
         return q_out, k_out, q_rstd, k_rstd
 
     return run
+
+
+qk_norm_rope = planned(functools.partial(plan, False))
+qk_layer_norm_rope = planned(functools.partial(plan, True))
 
 
 def check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> None:

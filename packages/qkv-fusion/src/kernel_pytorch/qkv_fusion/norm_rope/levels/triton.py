@@ -24,3 +24,22 @@ def qk_norm_rope(
         cos, sin = cos[position_ids], sin[position_ids]
     q_out, k_out, _, _ = operators.qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
     return q_out, k_out
+
+
+def qk_layer_norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    eps: float,
+    interleaved: bool,
+    offset: float,
+) -> tuple[Tensor, Tensor]:
+    """`qk_layer_norm_rope` of `reference.py`; same arguments and result dtypes."""
+    if position_ids is not None:
+        cos, sin = cos[position_ids], sin[position_ids]
+    q_out, k_out, _, _ = operators.qk_layer_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
+    return q_out, k_out
