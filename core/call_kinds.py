@@ -49,11 +49,6 @@ def has_plain_memory(tensor: Tensor) -> bool:
     )
 
 
-def is_autocast_enabled(device: str) -> bool:
-    """Whether autocast is on for a type of device; "meta" has none, and PyTorch raises for it."""
-    return device != "meta" and torch.is_autocast_enabled(device)
-
-
 def is_transformed() -> bool:
     """Whether a transform of torch.func is at work, vmap for example, or forward-mode differentiation.
 

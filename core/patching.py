@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes as _without_modes  # a private name of PyTorch
 
-from .call_kinds import is_autocast_enabled
 from .records import why_not_measured
 from .stock import BELOW, HOOKS, OWNER, has_foreign_forward, holder_of, owner_of
 
@@ -204,6 +203,11 @@ def is_compiled_inference() -> bool:
 def is_autocast(x: Tensor) -> bool:
     """Whether autocast is at work, which computes in float32 what these functions compute in 16 bits."""
     return x.dtype != torch.float32 and is_autocast_enabled(x.device.type)
+
+
+def is_autocast_enabled(device: str) -> bool:
+    """Whether autocast is on for a type of device; "meta" has none, and PyTorch raises for it."""
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _put(module: torch.nn.Module, package: str, found: Found) -> Found | str:

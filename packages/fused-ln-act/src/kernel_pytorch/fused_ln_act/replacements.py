@@ -30,7 +30,7 @@ ACTIVATIONS_OF = ("act_fn", "act")
 """Names of the activation of one."""
 PLAIN = (str, bool, int, float, FunctionType, BuiltinFunctionType)
 """Types of the attributes of an activation that are looked at again in each call."""
-FEED_FORWARD = re.compile("MLP|Mlp|FeedForward|FFN|GLU|Glu|Expert|MoE|Moe|DenseAct")
+FEED_FORWARD = re.compile("MLP|Mlp|FeedForward|FFN|GLU|Glu|GELU|Expert|MoE|Moe|DenseAct")
 """Of names of classes of feed-forwards."""
 ACT = re.compile(r"(^|_)act(ivation)?s?\d*(_|$)")
 """Of names of attributes that are an activation."""
@@ -248,7 +248,9 @@ def _look_alike(module: torch.nn.Module) -> str | None:
     if type(module).__module__.startswith("kernel_pytorch."):
         return None
     if isinstance(module, torch.nn.LayerNorm) or ("LayerNorm" in name and module._parameters):
-        return f"its class is {name}, not torch.nn.LayerNorm: it may compute something else"
+        return (
+            f"its class is {type(module).__module__}.{name}, which may compute something else than torch.nn.LayerNorm"
+        )
     named = FEED_FORWARD.search(name)
     if named and any(p is not None and p.dim() == 3 for p in module._parameters.values()):
         return "it holds the weights of several experts in one tensor, which no function of this package takes"

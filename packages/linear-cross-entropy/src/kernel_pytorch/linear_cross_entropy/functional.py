@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_flag, check_tensor
-from ._core.call_kinds import is_autocast_enabled, is_plain
+from ._core.call_kinds import is_plain
 from ._core.direct_calls import check_memory
 from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_words
 from .levels import LADDER
@@ -163,7 +163,8 @@ def is_checked(target: Tensor) -> bool:
 def _as_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What autocast makes of the operands of a product: float64 stays as it is."""
     device = hidden.device.type
-    if hidden.dtype == torch.float64 or not is_autocast_enabled(device):
+    # What has no autocast, "meta" for example, must not be asked whether it is on.
+    if device == "meta" or hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ._core import patching
-from ._core.call_kinds import is_autocast_enabled
 from ._core.patching import Found, Patched
 from ._core.stock import why_not_plain
 from .functional import linear_cross_entropy
@@ -123,7 +122,7 @@ def _masked(module: torch.nn.Module) -> patching.Forward:
         head = self.cls.predictions
         hidden = head.transform(outputs.last_hidden_state)
         loss = _loss(self, hidden, head.decoder, kwargs["labels"], {})
-        return output(outputs, loss if is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype))
+        return output(outputs, loss if patching.is_autocast_enabled(hidden.device.type) else loss.to(hidden.dtype))
 
     return forward
 

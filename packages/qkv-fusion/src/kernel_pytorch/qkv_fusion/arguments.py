@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_device, check_filled, check_flag, check_floats, check_integer, check_tensor, shape_of
-from ._core.call_kinds import is_autocast_enabled, is_plain, is_watched
+from ._core.call_kinds import is_plain, is_watched
 
 
 def check_heads(q: Tensor, k: Tensor) -> None:
@@ -185,7 +185,7 @@ def check_projection(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int, 
         if tensor.shape != wanted:
             raise ValueError(f"{name}: shape is {shape_of(tensor)}; it must be {wanted}: {of} rows")
         check_device(name, tensor, x)
-        if tensor.dtype != x.dtype and not is_autocast_enabled(x.device.type):
+        if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(f"{name}: dtype is {tensor.dtype}; it must be that of x, {x.dtype}")
 
 

@@ -24,7 +24,7 @@ def find_rotation(module: torch.nn.Module) -> Found | str | None:
     inner = inspect.unwrap(stock)
     names = inner.__code__.co_names if isinstance(inner, FunctionType) else ()
     if ROTATION not in names:
-        other = next((name for name in names if name.startswith(("apply_rotary", "rotate_"))), None)
+        other = next((name for name in names if name.startswith("apply_rot")), None)
         return None if other is None else f"its rotation is {other}, which is not known; {ROTATION} is"
     own = inner.__globals__.get(ROTATION)
     if own is None or not _is_the_same(own):

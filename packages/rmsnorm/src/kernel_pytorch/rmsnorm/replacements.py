@@ -74,6 +74,7 @@ def _known(module: torch.nn.Module) -> Formula | str | None:
         return None
     named = "rmsnorm" in type(module).__name__.lower()
     if list(module.children()) or list(module._parameters) != ["weight"]:
+        named = named and bool(module._parameters)  # without any it holds a norm
         return "it must have one parameter, weight (N,), and no children" if named else None
     name = next((name for name in EPS if isinstance(getattr(module, name, None), float)), None)
     if weight is None or weight.dim() != 1 or name is None or module._buffers:

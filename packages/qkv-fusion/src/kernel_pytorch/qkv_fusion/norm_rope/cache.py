@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.call_kinds import is_autocast_enabled, wants_graph
+from kernel_pytorch.qkv_fusion._core.call_kinds import wants_graph
 from kernel_pytorch.qkv_fusion.arguments import check_cache, check_no_overlap
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.projection.project import project
@@ -75,7 +75,7 @@ def qkv_norm_rope_cache_(
     columns = head_size(x, q_weight, k_weight)
     if x.dim() != 3:
         raise ValueError(f"x: shape is {tuple(x.shape)}; it must be (B, S, C)")
-    cast = is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
     dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
     check_cache(k_cache, v_cache, cache_seqlens, block_table, x, columns, dtype)
     _check_room(k_cache, v_cache, block_table)
