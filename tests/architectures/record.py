@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from replaced import count, reasons
+from replaced import count, left_in
 from zoo import ARCHITECTURES
 
 FILE = Path(__file__).with_suffix(".json")
@@ -56,7 +56,7 @@ def main(file: Path) -> int:
     """Write the record; 1 if a test failed."""
     found = outcomes(file)
     rows = {
-        name: {"replaced": count(each), "same": found.get(name, {}), "refused": reasons(each)}
+        name: {"replaced": count(each), "same": found.get(name, {}), "left": left_in(each)}
         for name, each in ARCHITECTURES.items()
     }
     of = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}

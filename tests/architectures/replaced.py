@@ -42,19 +42,21 @@ def count(architecture: Any) -> dict[str, int]:
     return {name: number for name, number in counts.items() if number}
 
 
-def reasons(architecture: Any) -> dict[str, dict[str, str]]:
-    """By package, and under "fuse", the modules that are left alone: names of those that are alike, and the reason."""
+def left_in(architecture: Any) -> dict[str, list[str]]:
+    """By package, and under "fuse", the names of the modules that are left alone, once for all layers."""
+    left = {}
     model = architecture.build()
-    left = {technique.name: technique.patch(model).left for technique in PATCHES}
-    report = getattr(replacements, "fusion_report", None)
-    if report is not None:
-        left["fuse"] = report(architecture.build()).left
-    return {package: _without_layers(found) for package, found in left.items() if found}
+    for technique in PATCHES:
+        left[technique.name] = technique.patch(model).left
+    model = architecture.build()
+    if fused_in(model):
+        left["fuse"] = replacements.fusion_report(model).left
+    return {package: sorted(set(map(_name_of, found))) for package, found in left.items() if found}
 
 
-def _without_layers(left: dict[str, str]) -> dict[str, str]:
-    """One of the modules that have the same name, whatever the layer."""
-    return {path.rpartition(".")[2] or "the model": reason for path, reason in sorted(left.items())}
+def _name_of(path: str) -> str:
+    """The last name of a path that is no number of a layer."""
+    return next((name for name in reversed(path.split(".")) if name and not name.isdigit()), "the model")
 
 
 if __name__ == "__main__":
