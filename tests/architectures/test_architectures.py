@@ -26,15 +26,20 @@ MAY_FALL = {**{(name, "fuse"): 4 for name in CROSSING}, ("Segformer", "fuse"): 1
 """Of cross-attention, keys and values are of another tensor than queries: that is no longer one product."""
 
 
-def cases(surroundings, variants=tuple(VARIANTS), quick=True, names=ARCHITECTURES):
+def cases(surroundings, variants=tuple(VARIANTS), quick=(), names=ARCHITECTURES):
     """A parameter for each architecture, surrounding and variant; those that are not quick are of the session alone."""
     return [
         pytest.param(
             name, surrounding, variant, id=f"{name}-{surrounding}-{variant}",
-            marks=() if quick and variant == QUICK.get(name) else pytest.mark.architectures,
+            marks=() if is_quick(name, variant, quick) else pytest.mark.architectures,
         )
         for name, surrounding, variant in itertools.product(names, surroundings, variants)
     ]  # fmt: skip
+
+
+def is_quick(name, variant, quick):
+    """Whether the ordinary suite has it: of eight architectures one variant, or those that are given."""
+    return quick is not None and name in QUICK and variant in (quick or (QUICK[name],))
 
 
 @functools.cache
@@ -104,7 +109,7 @@ def test_as_many_modules_are_replaced_as_before(name):
 
 
 @pytest.mark.parametrize(("name", "surrounding", "variant"), [
-    *cases(EXACT), *cases(ADAPTED, NOT_FUSED)
+    *cases(EXACT), *cases(ADAPTED, ("patched", "patched at default levels"), quick=("patched",))
 ])  # fmt: skip
 def test_the_same_in(name, surrounding, variant, record_property):
     wanted = expected(name, surrounding)
@@ -121,8 +126,8 @@ COMPILING = ("patched", "both", "patched at default levels")
 
 
 @pytest.mark.parametrize(("name", "surrounding", "variant"), [
-    *cases(["compiled"], COMPILING, quick=False),
-    *cases(["compiled, inductor"], COMPILING, quick=False, names=INDUCTOR),
+    *cases(["compiled"], COMPILING, quick=None),
+    *cases(["compiled, inductor"], COMPILING, quick=None, names=INDUCTOR),
 ])  # fmt: skip
 def test_the_same_compiled(name, surrounding, variant, record_property):
     check(ours(name, COMPILED[surrounding], variant, record_property), expected(name, "training"), FLOAT32)
