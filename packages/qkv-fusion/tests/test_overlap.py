@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernel_pytorch.qkv_fusion import RotaryTable, qkv_norm_rope_cache_, rotary_embedding, rotary_embedding_
-from kernel_pytorch.qkv_fusion.arguments import check_no_overlap
+from kernel_pytorch.qkv_fusion.overlap import check_no_overlap
 
 LEVELS = (None, "reference", "native", "torchscript", "compile", "triton", "cuda")
 COS, SIN = RotaryTable(16)(torch.arange(5))

@@ -115,40 +115,6 @@ def check_apart(q: Tensor, k: Tensor) -> None:
         raise ValueError("k: it begins at the address of q; they must not share memory: both are overwritten")
 
 
-def check_no_overlap(name: str, tensor: Tensor) -> None:
-    """Raise ValueError, naming the argument, if elements of a tensor that is overwritten share memory.
-
-    What torch.compile and torch.export trace is checked for repeated dimensions alone: other strides may be symbolic.
-    """
-    tracing = torch.compiler.is_compiling()
-    if not tracing and tensor.is_contiguous():
-        return
-    repeated = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if repeated or (not tracing and _overlaps(tensor)):
-        raise ValueError(
-            f"{name}: shape is {shape_of(tensor)} and stride {tensor.stride()}, so that elements share memory; it is"
-            f" overwritten and must not overlap itself: give {name}.contiguous()"
-        )
-
-
-def _overlaps(tensor: Tensor) -> bool:
-    """Whether two elements of a strided tensor are at the same place."""
-    dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
-    end = 0  # the last place that the dimensions so far reach
-    for stride, size in dimensions:
-        if stride <= end:
-            break
-        end += stride * (size - 1)
-    else:
-        return False
-    if tensor.numel() == 0:
-        return False
-    places = torch.zeros(1, dtype=torch.int64, device="cpu")
-    for stride, size in dimensions:  # they interleave
-        places = (places.unsqueeze(1) + stride * torch.arange(size, device="cpu")).flatten()
-    return places.unique().numel() < places.numel()
-
-
 def _are_of(shape: Sequence[int], tokens: Sequence[int]) -> bool:
     """Whether this is the shape of all tokens, or of those of one sequence."""
     # Lengths first: of shapes of other lengths torch.export would compare the sizes, and forbid some for ever.

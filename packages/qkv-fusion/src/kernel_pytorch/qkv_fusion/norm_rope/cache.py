@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.call_kinds import wants_graph
-from kernel_pytorch.qkv_fusion.arguments import check_cache, check_no_overlap
+from kernel_pytorch.qkv_fusion.arguments import check_cache
 from kernel_pytorch.qkv_fusion.levels import LADDER
+from kernel_pytorch.qkv_fusion.overlap import check_no_overlap
 from kernel_pytorch.qkv_fusion.projection.project import project
 
 from .functional import check_projected, head_size

@@ -7,14 +7,9 @@ from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_flag
 from kernel_pytorch.qkv_fusion._core.call_kinds import wants_graph
-from kernel_pytorch.qkv_fusion.arguments import (
-    check_angles,
-    check_apart,
-    check_heads,
-    check_no_overlap,
-    check_position_values,
-)
+from kernel_pytorch.qkv_fusion.arguments import check_angles, check_apart, check_heads, check_position_values
 from kernel_pytorch.qkv_fusion.levels import LADDER
+from kernel_pytorch.qkv_fusion.overlap import check_no_overlap
 from kernel_pytorch.qkv_fusion.rotary.operators import rotary_qk_
 
 
