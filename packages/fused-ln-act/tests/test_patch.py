@@ -132,6 +132,47 @@ def test_a_norm_of_another_class_behind_a_block_is_left_alone():
     assert not patch(Behind(TwiceNorm)).replaced
 
 
+class GEGLU(torch.nn.Module):
+    """As diffusers has it: one layer makes both halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        x, gate = self.proj(x).chunk(2, -1)
+        return x * F.gelu(gate)
+
+
+class Mlp(torch.nn.Module):
+    """As timm has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.act, self.fc2 = torch.nn.Linear(8, 12), torch.nn.GELU(), torch.nn.Linear(12, 8)
+
+    def forward(self, x):
+        return self.fc2(self.act(self.fc1(x)))
+
+
+class Experts(torch.nn.Module):
+    """As transformers has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj, self.down_proj = (torch.nn.Parameter(torch.zeros(2, 8, 8)) for _ in range(2))
+
+
+def test_what_looks_alike_is_named_with_the_reason():
+    model = torch.nn.Sequential(GEGLU(), Mlp(), Experts(), TwiceNorm(8), torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    report = patch(model)
+    assert not report.replaced
+    assert list(report.left) == ["0", "1", "2", "3"]
+    assert "gate_proj, up_proj, down_proj" in report.left["0"] == report.left["1"]
+    assert "several experts" in report.left["2"]
+    assert "TwiceNorm" in report.left["3"]
+
+
 def test_activations():
     model = torch.nn.Sequential(NewGELUActivation(), ClippedGELUActivation(), torch.nn.GELU())
     report = patch(model)
