@@ -1,16 +1,26 @@
-"""How exact the gradients of level "triton" are: in float32, where the rounding of lse was the largest error, and of
-tokens that are much alike, beside PyTorch's.
+"""How exact gradients are: of large scores, beside which the logarithm of a sum is lost; those of level "triton" in
+float32, where the rounding of lse was the largest error, and of tokens that are much alike, beside PyTorch's.
 """
 
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from kernel_pytorch.flash_attn_triton import flash_attention, flash_attention_varlen, flash_attention_with_lse
+from kernel_pytorch.flash_attn_triton import (
+    flash_attention,
+    flash_attention_masked,
+    flash_attention_varlen,
+    flash_attention_with_lse,
+)
+from kernel_pytorch.flash_attn_triton.levels import LADDER
 from kernel_pytorch.flash_attn_triton.technique.inputs import flash_attention_real
 from kernel_pytorch.harness.real_input import imitated_activations
 
 pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated"),
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),  # beyond the last key
+]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMIT = 6 * 2.0**-23  # exponentials and logarithms of a GPU are approximations
 
@@ -22,6 +32,53 @@ def alike(score, keys):
     generator = torch.Generator().manual_seed(0)
     v, do = (torch.randn(shape, generator=generator) for shape in (k.shape, q.shape))
     return [t.to(DEVICE) for t in (q, k, v, do)]
+
+
+LEVELS = [None, "reference", "native", "torchscript", pytest.param("compile", marks=pytest.mark.slow), "triton"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("masked", [-1e9, 3e7, -3.0e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_of_rows_that_a_mask_makes_large(level, masked, dtype):
+    """As padding of a tokenizer does of a whole row: weights of a query sum to one in the backward too."""
+    if level == "triton" and masked < -2e38:
+        pytest.skip("it counts as -inf there, as the page says")
+    q, k, v = (torch.randn(1, 2, n, 16).to(DEVICE, dtype).requires_grad_() for n in (2, 64, 64))
+    mask = torch.zeros(1, 1, 2, 64, device=DEVICE)
+    mask[:, :, 0] = masked
+    o = flash_attention_masked(q, k, v, mask.requires_grad_(), level=level)
+    dq, dk, dv, dmask = torch.autograd.grad(o.float().sum(), (q, k, v, mask))
+    torch.testing.assert_close(dv.float().sum(2), torch.full((1, 2, 16), 2.0, device=DEVICE), rtol=4e-3, atol=0.0)
+    assert dmask.float().sum(-1).abs().max() < 4e-2
+    assert max(g.float().abs().max() for g in (dq, dk, dmask)) < 10.0
+
+
+@pytest.mark.parametrize("level", ["reference", "torchscript", "cuda", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_of_scores_that_are_all_large(level, dtype):
+    """One large channel, as models without a norm of queries and keys grow it; PyTorch's backward multiplies by 32."""
+    if reason := LADDER.unavailable(level, torch.device(DEVICE), dtype):
+        pytest.skip(reason)
+    q, k, v = (torch.randn(1, 2, n, 16).to(DEVICE, dtype) for n in (4, 32, 32))
+    q[..., 0], k[..., 0] = 3e4, -3e4
+    v.requires_grad_()
+    flash_attention(q, k, v, level=level).float().sum().backward()
+    torch.testing.assert_close(v.grad.float().sum(2), torch.full((1, 2, 16), 4.0, device=DEVICE), rtol=2e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("score", [1e5, -1e9])
+def test_gradients_of_sinks_and_lse_beside_large_scores(score):
+    """Of equal scores: the sink takes a share like a key's where it is as large, and all or nothing elsewhere."""
+    q, k, v, do = alike(score, 8)
+    sinks = torch.tensor([float(score)], device=DEVICE).requires_grad_()
+    k.requires_grad_()
+    for level in ("reference", "triton"):
+        o, lse = flash_attention_with_lse(q, k, v, scale=1.0, sinks=sinks, level=level)
+        found = torch.autograd.grad((o, lse), (sinks, k), (do, torch.ones_like(lse)))
+        torch.testing.assert_close(found[1][..., 1:], torch.zeros_like(found[1][..., 1:]))
+        expected = 1.0 / 9.0 - (o.detach() * do).sum() / 9.0
+        torch.testing.assert_close(found[0], expected[None], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("score", [50.0, 63.0, 80.0])

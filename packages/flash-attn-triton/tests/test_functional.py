@@ -6,7 +6,12 @@ import sys
 import pytest
 import torch
 
-from kernel_pytorch.flash_attn_triton import flash_attention, flash_attention_masked, flash_attention_with_lse
+from kernel_pytorch.flash_attn_triton import (
+    flash_attention,
+    flash_attention_masked,
+    flash_attention_varlen,
+    flash_attention_with_lse,
+)
 from kernel_pytorch.flash_attn_triton._core import cuda_level
 from kernel_pytorch.flash_attn_triton.levels import LADDER
 
@@ -126,6 +131,10 @@ LACKING = {
         {"dropout_p": 0.5, "level": "native"},
         "cannot run here: dropout_p: .* draws a mask",
     ),
+    "torchscript, deterministic": (
+        {"deterministic": True, "level": "torchscript"},
+        "'torchscript' of flash_attention cannot run here: deterministic=True: TorchScript optimises",
+    ),
     "cuda, window": ({"window": (3, 0), "level": "cuda"}, "'cuda' of flash_attention cannot run here: window:"),
 }
 
@@ -135,6 +144,24 @@ def test_what_a_level_lacks_is_named(name):
     keywords, message = LACKING[name]
     with pytest.raises(RuntimeError, match=message):
         flash_attention(*make(1, 4, 5, 8), **keywords)
+
+
+@pytest.mark.parametrize("level", ["reference", "native", COMPILE, "triton"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_deterministic_gradients_are_the_same_bits_each_time(level, threads):
+    skip_unless_available(level)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        q, k, v = (torch.randn(5, heads, 16).requires_grad_() for heads in (4, 2, 2))
+        starts, found = torch.tensor([0, 2, 2, 5], dtype=torch.int32), []
+        for _ in range(4):
+            y = flash_attention_varlen(q, k, v, starts, starts, 3, 3, causal=True, deterministic=True, level=level)
+            found.append([y, *torch.autograd.grad(y.square().sum(), (q, k, v))])
+        for other in found[1:]:
+            assert all(map(torch.equal, found[0], other))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_triton_lacks_is_named():

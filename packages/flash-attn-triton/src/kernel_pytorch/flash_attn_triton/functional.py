@@ -22,7 +22,7 @@ from .arguments import (
     slopes_of,
     window_of,
 )
-from .levels import CAUSAL_MASK, LADDER, gradient_is_unordered
+from .levels import CAUSAL_MASK, LADDER, SAME_BITS, gradient_is_unordered
 from .masks import always
 
 _ZERO = torch.zeros((), dtype=torch.int64)
@@ -79,7 +79,8 @@ def flash_attention(
         seed: int64 of shape `()` on the device of q, or an integer: the same seed drops the same weights at every
             level. None draws one. No use without dropout.
         deterministic: whether gradients must be the same bits each time. Level "native" cannot promise it on a GPU,
-            unless `torch.use_deterministic_algorithms(True)` is set; the other levels always do.
+            unless `torch.use_deterministic_algorithms(True)` is set, and level "torchscript" nowhere; the other levels
+            always do.
         level: None for the default (see the page of this package), or "reference", "native", "torchscript", "compile",
             "triton", "cuda".
 
@@ -91,8 +92,8 @@ def flash_attention(
         ValueError: shapes, devices or values do not fit; the message names the argument.
         RuntimeError: the level asked for lacks a feature, or cannot run on this device or dtype.
 
-    Saved for the backward at level "triton": q, k, v, the output, of 16 bits what rounding took off it too, and one
-    float32 for each query and head, of float32 two.
+    Saved for the backward at level "triton": q, k, v, the output, of 16 bits what rounding took off it too, and two
+    float32 for each query and head: the maximum of its scores, and the sum of exponentials.
 
     Source: Dao et al., "FlashAttention", 2022, https://arxiv.org/abs/2205.14135; "FlashAttention-2", 2023,
     https://arxiv.org/abs/2307.08691.
@@ -378,6 +379,7 @@ def _features(
         "sinks": sinks is not None,
         "dropout_p": dropout_p > 0.0,
         "deterministic": deterministic and gradient_is_unordered(q.device),
+        SAME_BITS: deterministic,
         "float64": q.dtype == torch.float64,
         "head size": q.shape[-1] > 256,
     }

@@ -28,7 +28,7 @@ from kernel_pytorch.flash_attn_triton.arguments import check_cache, check_sinks,
 
 from .configurations import DECODE, configuration
 from .geometry import Geometry, check_supported
-from .tiles import LOG2E, finite, scores_of, with_sink
+from .tiles import LOG2E, factor_of, finite, scores_of, with_sink
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 KEYS_PER_SPLIT = 128
@@ -90,8 +90,8 @@ def _attend(
         if LONG_OFFSETS:
             place = place.to(tl.int64)
         k = _load_keys(k_tile, place, k_stride_n, seen, d, depth, WHOLE_HEAD)
-        s, _ = scores_of(
-            tl.dot(q, k.T, input_precision="ieee"), 0.0, query[:, None] + (length - queries - first),
+        x, _ = scores_of(
+            tl.dot(q, k.T, input_precision="ieee"), query[:, None] + (length - queries - first),
             tl.arange(0, COLUMNS)[None, :], query[:, None], column[None, :], queries, length, slope, k_base, 0, 0,
             SCALE, SOFTCAP, ALIBI, "none",
         )  # fmt: skip
@@ -101,7 +101,7 @@ def _attend(
             sees = sees & (behind >= -left)
         if HAS_RIGHT:
             sees = sees & (behind <= right)
-        s = tl.where(sees, s, float("-inf"))
+        s = tl.where(sees, x * factor_of(SCALE, SOFTCAP, ALIBI, "none"), float("-inf"))
         new_top = tl.maximum(top, tl.max(s, axis=1))
         base = finite(new_top)
         p = tl.exp2(s - base[:, None])

@@ -28,16 +28,17 @@ from .geometry import Geometry
 from .tiles import (
     LN2,
     LOG2E,
+    factor_of,
     finite,
     first_row_of,
     kept,
     keys_seen,
     limits,
     load_rows,
-    rest_of,
     scores_of,
     sequence,
     visible,
+    weights_of,
     with_sink,
 )
 
@@ -57,15 +58,16 @@ def _attend(
         if LONG_OFFSETS:
             column = column.to(tl.int64)
         k = load_rows(k_base, column, k_stride, columns, d, depth, MASKED, WHOLE_HEAD)
-        s, _ = scores_of(
-            tl.dot(q, k.T, input_precision="ieee"), 0.0, (place - first)[:, None], key[None, :],
+        x, _ = scores_of(
+            tl.dot(q, k.T, input_precision="ieee"), (place - first)[:, None], key[None, :],
             row[:, None], column[None, :], rows, columns, slope, bias_base, bias_stride_m, bias_stride_n,
             SCALE, SOFTCAP, ALIBI, BIAS,
         )  # fmt: skip
-        s = visible(s, key[None, :], (first_key - first)[:, None], (last_key - first)[:, None], FIRST, LAST)
-        new_top = tl.maximum(top, tl.max(s, axis=1))
+        x = visible(x, key[None, :], (first_key - first)[:, None], (last_key - first)[:, None], FIRST, LAST)
+        factor: tl.constexpr = factor_of(SCALE, SOFTCAP, ALIBI, BIAS)
+        new_top = tl.maximum(top, tl.max(x, axis=1) * factor)
         base = finite(new_top)
-        p = tl.exp2(s - base[:, None])
+        p = weights_of(x, base[:, None], factor)
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(p, axis=1)
         if DROPOUT_P > 0.0:
@@ -82,9 +84,13 @@ NOTHING = float("-inf")
 
 @triton.jit
 def _store(
-    acc, top, total, o_ptr, lse_ptr, rest_ptr, target, exists, lse_target, row_exists, KEEP_REST: tl.constexpr
+    acc, top, total, o_ptr, lse_ptr, normalizer_ptr, rest_ptr, target, exists, lse_target, row_exists,
+    KEEP_REST: tl.constexpr,
 ):  # fmt: skip
-    """Divide by the sums, and store: the output, lse, and what rounding took off one of them."""
+    """Divide by the sums, and store: the output, lse, and for a backward maxima, sums, and what rounding took off."""
+    if KEEP_REST:
+        tl.store(normalizer_ptr + 2 * lse_target, top, mask=row_exists)
+        tl.store(normalizer_ptr + 2 * lse_target + 1, total, mask=row_exists)
     nothing = total == 0.0
     total = tl.where(nothing, 1.0, total)
     lse = tl.where(nothing, float("-inf"), (top + tl.log2(total)) * LN2)
@@ -92,17 +98,14 @@ def _store(
     acc /= total[:, None]
     o = acc.to(o_ptr.dtype.element_ty)
     tl.store(o_ptr + target, o, mask=exists)
-    if KEEP_REST:
-        if o_ptr.dtype.element_ty == tl.float32:
-            tl.store(rest_ptr + lse_target, rest_of(lse, top, total), mask=row_exists)
-        else:
-            tl.store(rest_ptr + target, (acc - o.to(tl.float32)).to(o_ptr.dtype.element_ty), mask=exists)
+    if KEEP_REST and o_ptr.dtype.element_ty != tl.float32:
+        tl.store(rest_ptr + target, (acc - o.to(tl.float32)).to(o_ptr.dtype.element_ty), mask=exists)
 
 
 @triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, sinks_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, o_ptr, lse_ptr, rest_ptr,
-    heads, group, rows, columns, depth, left, right, lse_rows, all_columns,
+    q_ptr, k_ptr, v_ptr, bias_ptr, slopes_ptr, sinks_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, o_ptr, lse_ptr,
+    normalizer_ptr, rest_ptr, heads, group, rows, columns, depth, left, right, lse_rows, all_columns,
     q_stride_b, q_stride_h, q_stride_m, k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n,
     o_stride_b, o_stride_h, o_stride_m, bias_stride_b, bias_stride_h, bias_stride_m, bias_stride_n,
     slopes_stride_b, slopes_stride_h,
@@ -114,8 +117,9 @@ def _forward_kernel(
 ):  # fmt: skip
     """This program attends for ROWS queries of one head.
 
-    q, o: (B, H, Sq, D). k, v: (B, Hkv, Sk, D). Unit stride in D. lse: (B, H, Sq), contiguous. bias: (B, H, Sq, Sk), any
-    strides. slopes: (B, H). With VARLEN sequence b has the rows from cu_q[b] to cu_q[b + 1], and strides of b are 0.
+    q, o: (B, H, Sq, D). k, v: (B, Hkv, Sk, D). Unit stride in D. lse: (B, H, Sq), contiguous, and normalizer
+    (B, H, Sq, 2): maximum and sum. bias: (B, H, Sq, Sk), any strides. slopes: (B, H). With VARLEN
+    sequence b has the rows from cu_q[b] to cu_q[b + 1], and strides of b are 0.
     """
     tiles = tl.cdiv(rows, ROWS)
     tile = tl.program_id(0) % tiles
@@ -169,7 +173,10 @@ def _forward_kernel(
     first_row = first_row_of(head_of_batch, head, start_q, lse_rows, VARLEN)
     target = batch * o_stride_b + head * o_stride_h + start_q * o_stride_m + row[:, None] * o_stride_m + d[None, :]
     exists = (row[:, None] < rows) & (d[None, :] < depth)
-    _store(acc, top, total, o_ptr, lse_ptr, rest_ptr, target, exists, first_row + row, row < rows, KEEP_REST)
+    _store(
+        acc, top, total, o_ptr, lse_ptr, normalizer_ptr, rest_ptr, target, exists, first_row + row, row < rows,
+        KEEP_REST,
+    )  # fmt: skip
 
 
 def _plan(
@@ -177,14 +184,14 @@ def _plan(
     seed: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
     cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
     keep_rest: bool,
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """The launcher of the operator: `(o, lse, rest)`."""
+) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
+    """The launcher of the operator: `(o, lse, normalizer, rest)`."""
     g = Geometry(
         q, k, v, bias, alibi_slopes, sinks, seed, scale, left, right, softcap, dropout_p,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
     if g.is_empty:
-        return lambda *_: (g.new_o().zero_(), g.new_lse(NOTHING), g.new_rest(keep_rest).zero_())
+        return lambda *_: (g.new_o().zero_(), g.new_lse(NOTHING), *(t.zero_() for t in g.new_saved(keep_rest)))
     hopper = gluon_launch.chosen(g, q, k, v, sinks, g.right)
     if hopper is not None:
         return gluon_launch.plan(g, q, k, v, scale, keep_rest, hopper)
@@ -199,12 +206,12 @@ def _plan(
     def run(
         q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
         seed: Tensor | None, *rest: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        o, lse, kept = g.new_o(), g.new_lse(NOTHING), g.new_rest(keep_rest)
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        o, lse, (normalizer, kept) = g.new_o(), g.new_lse(NOTHING), g.new_saved(keep_rest)
         cu_q, cu_k = rest[5:7]
         launch(g.unit_depth(q), g.unit_depth(k), g.unit_depth(v), g.bias_data(bias), alibi_slopes, g.dense(sinks),
-               seed, g.dense(cu_q), g.dense(cu_k), o, lse, kept)  # fmt: skip
-        return o, lse, kept
+               seed, g.dense(cu_q), g.dense(cu_k), o, lse, normalizer, kept)  # fmt: skip
+        return o, lse, normalizer, kept
 
     return run
 

@@ -121,11 +121,17 @@ class Geometry:
         """Memory for the output, or the gradient of q."""
         return self.q_like.new()
 
-    def new_rest(self, keep: bool) -> Tensor:
-        """Memory for what rounding takes off the output, in float32 off lse; empty where nobody keeps it."""
-        if keep and self.itemsize == 4:
-            return self.new_lse()
-        return self.q_like.new(zeros=False) if keep else self.q_like.meta.new_empty((0,), device=self.device)
+    def new_saved(self, keep: bool) -> tuple[Tensor, Tensor]:
+        """Memory for maxima and sums, and for what rounding takes off the output of 16 bits; empty if not kept.
+
+        Tokens in no packed sequence have a sum of zero.
+        """
+        nothing = self.q_like.meta.new_empty((0,), device=self.device)
+        if not keep:
+            return torch.empty((0,), dtype=torch.float32, device=self.device), nothing
+        make = torch.zeros if self.varlen else torch.empty
+        normalizer = make((*self.q_like.meta.shape[:-1], 2), dtype=torch.float32, device=self.device)
+        return normalizer, nothing if self.itemsize == 4 else self.q_like.new(zeros=False)
 
     def new_kv(self) -> Tensor:
         """Memory for the gradient of k or v."""

@@ -208,7 +208,7 @@ def _steps(
 
 @gluon.jit
 def _consume(
-    o_desc, rest_desc, lse_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers, work,
+    o_desc, rest_desc, lse_ptr, normalizer_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers, work,
     CONSUMER: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, KEEP_REST: gl.constexpr,
     TOGETHER: gl.constexpr, CONSUMERS: gl.constexpr, COLUMNS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
     HELD: gl.constexpr,
@@ -262,10 +262,14 @@ def _consume(
         mbarrier.wait(v_full.index(slot), ((read - 1) // STAGES) & 1)
         product = warpgroup_mma(weights, _matrix(v_tiles, slot), acc, is_async=True)
         total = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, SCORES))
+        statistics = head_of_batch.to(gl.int64) * rows + row
+        if KEEP_REST:
+            gl.store(normalizer_ptr + 2 * statistics, top, mask=row < rows)
+            gl.store(normalizer_ptr + 2 * statistics + 1, total, mask=row < rows)
         saw_nothing = total == 0.0
         total = gl.where(saw_nothing, 1.0, total)
         lse = gl.where(saw_nothing, float("-inf"), (top + gl.log2(total)) * LN2)
-        gl.store(lse_ptr + head_of_batch.to(gl.int64) * rows + row, lse, mask=row < rows)
+        gl.store(lse_ptr + statistics, lse, mask=row < rows)
         inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, OUTPUT))
         acc = warpgroup_mma_wait(0, deps=(product,))
         mbarrier.arrive(v_empty.index(slot), count=1)
@@ -285,7 +289,8 @@ def _consume(
 
 @gluon.jit
 def hopper_forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, rest_desc, lse_ptr, heads, group, rows, columns, heads_of_batches, items,
+    q_desc, k_desc, v_desc, o_desc, rest_desc, lse_ptr, normalizer_ptr,
+    heads, group, rows, columns, heads_of_batches, items,
     SCALE: gl.constexpr, CAUSAL: gl.constexpr, KEEP_REST: gl.constexpr, TOGETHER: gl.constexpr,
     CONSUMERS: gl.constexpr, COLUMNS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
     HELD: gl.constexpr, REGISTERS: gl.constexpr,
@@ -293,7 +298,7 @@ def hopper_forward_kernel(
     """This program attends for items; see the top of this file.
 
     q, o, rest: (B, H, Sq, DEPTH) in tiles of (1, 1, ROWS, DEPTH). k, v: (B, Hkv, Sk, DEPTH) in tiles of
-    (1, 1, COLUMNS, DEPTH). lse: (B, H, Sq), contiguous. SCALE is positive.
+    (1, 1, COLUMNS, DEPTH). lse: (B, H, Sq), and normalizer (B, H, Sq, 2), contiguous. SCALE is positive.
     """
     q_tiles = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, 1, ROWS, DEPTH], q_desc.layout)
     o_tiles = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS, 1, 1, ROWS, DEPTH], q_desc.layout)
@@ -318,10 +323,10 @@ def hopper_forward_kernel(
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consume, (o_desc, rest_desc, lse_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers, work,
-                 0, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
-                (_consume, (o_desc, rest_desc, lse_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers, work,
-                 1, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
+                (_consume, (o_desc, rest_desc, lse_ptr, normalizer_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers,
+                 work, 0, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
+                (_consume, (o_desc, rest_desc, lse_ptr, normalizer_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers,
+                 work, 1, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
                 (_produce, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, barriers, work,
                  CAUSAL, TOGETHER, CONSUMERS, COLUMNS, STAGES)),
             ],
@@ -331,12 +336,12 @@ def hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_consume, (o_desc, rest_desc, lse_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers, work,
-                 0, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
-                (_consume, (o_desc, rest_desc, lse_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers, work,
-                 1, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
-                (_consume, (o_desc, rest_desc, lse_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers, work,
-                 2, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
+                (_consume, (o_desc, rest_desc, lse_ptr, normalizer_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers,
+                 work, 0, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
+                (_consume, (o_desc, rest_desc, lse_ptr, normalizer_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers,
+                 work, 1, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
+                (_consume, (o_desc, rest_desc, lse_ptr, normalizer_ptr, q_tiles, k_tiles, v_tiles, o_tiles, barriers,
+                 work, 2, SCALE, CAUSAL, KEEP_REST, TOGETHER, CONSUMERS, COLUMNS, DEPTH, STAGES, HELD)),
                 (_produce, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, barriers, work,
                  CAUSAL, TOGETHER, CONSUMERS, COLUMNS, STAGES)),
             ],

@@ -140,8 +140,8 @@ def _is_describable(x: Tensor) -> bool:
 
 def plan(
     g: Geometry, q: Tensor, k: Tensor, v: Tensor, scale: float, keep_rest: bool, chosen: Configuration
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """What runs the forward of this geometry: `(o, lse, rest)`, as the other kernel's."""
+) -> Callable[..., tuple[Tensor, ...]]:
+    """What runs the forward of this geometry: `(o, lse, normalizer, rest)`, as the other kernel's."""
     from triton.experimental.gluon import language as gl
 
     from .gluon_forward import hopper_forward_kernel
@@ -158,14 +158,14 @@ def plan(
         (g.heads, g.group, g.rows, g.columns, g.batch * g.heads, items, scale, g.constants["HAS_RIGHT"], keep_rest,
          min(together, g.batch * g.heads), consumers, columns, g.depth, stages, held, registers),
         {"num_warps": 4},
-        (*seen, None),
+        (*seen, None, None),
         layouts,
     )  # fmt: skip
 
-    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        o, lse, kept = g.new_o(), g.new_lse(), g.new_rest(keep_rest)
-        launch(q, k, v, o, kept if keep_rest else o, lse)
-        return o, lse, kept
+    def run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        o, lse, (normalizer, kept) = g.new_o(), g.new_lse(), g.new_saved(keep_rest)
+        launch(q, k, v, o, kept if keep_rest else o, lse, normalizer)
+        return o, lse, normalizer, kept
 
     return run
 

@@ -31,7 +31,7 @@ def _add_queries(
             tl.dot(k, q.T, input_precision="ieee"), tl.dot(v, do.T, input_precision="ieee"),
             base[None, :], delta[None, :], place, key, place - left, place + right, row[None, :], column[:, None],
             rows, columns, slope, bias_base, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, FIRST, LAST, q.dtype == tl.float32,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, FIRST, LAST,
         )  # fmt: skip
         dv = tl.dot(weights.to(do.dtype), do, dv, input_precision="ieee")
         dk = tl.dot((ds * slope_of_cap).to(q.dtype), q, dk, input_precision="ieee")

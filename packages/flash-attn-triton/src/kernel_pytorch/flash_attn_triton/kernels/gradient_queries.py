@@ -26,7 +26,7 @@ def _add_keys(
             base[:, None], delta[:, None], (place - first)[:, None], tl.arange(0, COLUMNS)[None, :],
             (first_key - first)[:, None], (last_key - first)[:, None], row[:, None], column[None, :],
             rows, columns, slope, bias_base, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, FIRST, LAST, q.dtype == tl.float32,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, FIRST, LAST,
         )  # fmt: skip
         dq = tl.dot((ds * slope_of_cap).to(k.dtype), k, dq, input_precision="ieee")
     return dq
@@ -147,7 +147,7 @@ def dbias_kernel(
             base[:, None], delta[:, None], place[:, None], column[None, :], first_key[:, None], last_key[:, None],
             row[:, None], column[None, :], rows, columns, 0.0,
             bias_ptr + batch * bias_stride_b + head * bias_stride_h, bias_stride_m, bias_stride_n, seed, matrix,
-            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT, True, q.dtype == tl.float32,
+            SCALE, SOFTCAP, DROPOUT_P, ALIBI, BIAS, HAS_LEFT, True,
         )  # fmt: skip
         total += ds
     exists = (row[:, None] < rows) & (column[None, :] < columns)

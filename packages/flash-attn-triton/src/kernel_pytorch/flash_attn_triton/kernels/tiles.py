@@ -1,7 +1,11 @@
 """What the forward and the backward do with a tile of scores: Triton functions.
 
-Scores are in units of `log2`: `s * log2(e)`, so that exponentials are one instruction. `row` and `column` are indices
-of queries and keys that broadcast to the shape of the tile, whichever of them runs along which axis.
+Scores are in units of `log2`: `s * log2(e)`, so that exponentials are one instruction. They are kept as `x`, which
+`factor_of` times is the score, and a weight is `exp2(fma(x, factor, -base))`. The forward and the backward compute it
+with the same roundings: scores of 1e9 are 128 apart, and another rounding would be another weight.
+
+`row` and `column` are indices of queries and keys that broadcast to the shape of the tile, whichever of them runs along
+which axis.
 """
 
 import triton
@@ -11,7 +15,16 @@ from kernel_pytorch.flash_attn_triton._core.philox import threshold
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+LEAST_FACTOR = 2.0**-64
+"""Below, -inf times a factor could become NaN."""
 threshold_of = triton.constexpr_function(threshold)
+
+
+@triton.constexpr_function
+def factor_of(scale, softcap, alibi, bias):
+    """What `scores_of` leaves to be multiplied by: 1.0 where something is added to the scores; it is positive."""
+    factor = (softcap if softcap > 0.0 else scale) * LOG2E.value
+    return 1.0 if alibi != "none" or bias == "float" or factor < LEAST_FACTOR else factor
 
 
 @triton.jit
@@ -64,10 +77,10 @@ def first_row_of(head_of_batch, head, start, lse_rows, VARLEN: tl.constexpr):
 
 @triton.jit
 def scores_of(
-    products, base, place, key, row, column, rows, columns, slope, bias_base, bias_stride_m, bias_stride_n,
+    products, place, key, row, column, rows, columns, slope, bias_base, bias_stride_m, bias_stride_n,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile minus `base`, and the derivative of the soft cap; `visible` masks them.
+    """Scores of a tile over `factor_of`, and the derivative of the soft cap; `visible` masks them.
 
     products: of queries and keys, float32. place: of each query among the keys, and key: of each key, from any common
     origin in the tile, so that the difference is exact in float32. slope: of ALiBi. ALIBI: "none", "past" if no query
@@ -75,26 +88,30 @@ def scores_of(
     """
     slope_of_cap = 1.0
     slope *= LOG2E
-    if ALIBI == "past":  # a number for each query, and one for each key
-        base += slope * place.to(tl.float32)
+    x = products
     if SOFTCAP > 0.0:
-        t = tanh(products * (SCALE / SOFTCAP))
-        s = t * (SOFTCAP * LOG2E) - base
-        slope_of_cap = 1.0 - t * t
-    else:
-        s = products * (SCALE * LOG2E) - base
-    if ALIBI == "past":
-        s += slope * key.to(tl.float32)
+        x = tanh(products * (SCALE / SOFTCAP))
+        slope_of_cap = 1.0 - x * x
+    if factor_of(SCALE, SOFTCAP, ALIBI, BIAS) == 1.0:
+        x *= (SOFTCAP if SOFTCAP > 0.0 else SCALE) * LOG2E
+    if ALIBI == "past":  # a number for each query, and one for each key
+        x = x - slope * place.to(tl.float32) + slope * key.to(tl.float32)
     elif ALIBI == "both":
-        s -= slope * tl.abs(place.to(tl.float32) - key.to(tl.float32))
+        x -= slope * tl.abs(place.to(tl.float32) - key.to(tl.float32))
     if BIAS != "none":
         exists = (row < rows) & (column < columns)
         bias = tl.load(bias_base + row * bias_stride_m + column * bias_stride_n, mask=exists, other=0)
         if BIAS == "bool":
-            s = tl.where(bias != 0, s, float("-inf"))
+            x = tl.where(bias != 0, x, float("-inf"))
         else:
-            s += bias.to(tl.float32) * LOG2E
-    return s, slope_of_cap
+            x = tl.fma(bias.to(tl.float32), LOG2E, x)
+    return x, slope_of_cap
+
+
+@triton.jit
+def weights_of(x, base, FACTOR: tl.constexpr):
+    """`exp2` of scores minus `base`."""
+    return tl.exp2(tl.fma(x, tl.full((), FACTOR, tl.float32), -base))
 
 
 @triton.jit
@@ -106,13 +123,13 @@ def limits(row, rows, columns, left, right, HAS_RIGHT: tl.constexpr):
 
 
 @triton.jit
-def visible(s, key, first_key, last_key, FIRST: tl.constexpr, LAST: tl.constexpr):
+def visible(x, key, first_key, last_key, FIRST: tl.constexpr, LAST: tl.constexpr):
     """Scores, -inf for keys that a query does not see. FIRST, LAST: whether the tile has keys beyond that limit."""
     if LAST:
-        s = tl.where(key <= last_key, s, float("-inf"))
+        x = tl.where(key <= last_key, x, float("-inf"))
     if FIRST:
-        s = tl.where(key >= first_key, s, float("-inf"))
-    return s
+        x = tl.where(key >= first_key, x, float("-inf"))
+    return x
 
 
 @triton.jit
@@ -131,10 +148,20 @@ def with_sink(acc, top, total, sink):
 
 
 @triton.jit
-def rest_of(lse, top, total):
-    """What weights `exp2(fma(lse, -LOG2E, s))` are multiplied by to be those of the sum that lse was rounded from."""
-    rest = tl.fma(finite(lse), -LOG2E, top) + tl.log2(total)
-    return tl.where(tl.abs(rest) < 1.0, tl.exp2(-rest), 1.0)  # not where there is nothing to sum, or no finite sum
+def normalizer_of(top, total):
+    """What is subtracted from scores, and what `exp2` of that is multiplied by to be a weight.
+
+    That is lse, and what rounding took off it. Where that is too much, as of scores beyond 1e5, it is the maximum, and
+    one over the sum: the logarithm of the sum is nothing beside a maximum of 1e9.
+    """
+    top = finite(top)
+    total = tl.where(total == 0.0, 1.0, total)
+    log = tl.log2(total)
+    base = top + log
+    back = base - top
+    rest = (top - (base - back)) + (log - back)
+    fits = tl.abs(rest) < 0.002  # half of the last place of bfloat16
+    return tl.where(fits, base, top), tl.where(fits, tl.exp2(-rest), 1.0 / total)
 
 
 @triton.jit
@@ -157,20 +184,18 @@ def gradient_of_scores(
     products, dp, base, delta, place, key, first_key, last_key, row, column, rows, columns, slope,
     bias_base, bias_stride_m, bias_stride_n, seed, matrix,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT_P: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr, FLOAT32: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Weights of a tile with dropout, gradients of its scores behind the soft cap, and the derivative of that.
 
-    base: finite lse, in units of `log2` unless FLOAT32. FLOAT32: whether all tensors are; then weights lack the factor
-    of `rest_of`, which do, delta and so dp have.
+    Weights lack the factor of `normalizer_of`, which do, delta and so dp have.
     """
-    s, slope_of_cap = scores_of(
-        products, 0.0 if FLOAT32 else base, place, key, row, column, rows, columns, slope,
-        bias_base, bias_stride_m, bias_stride_n, SCALE, SOFTCAP, ALIBI, BIAS,
+    x, slope_of_cap = scores_of(
+        products, place, key, row, column, rows, columns, slope, bias_base, bias_stride_m, bias_stride_n,
+        SCALE, SOFTCAP, ALIBI, BIAS,
     )  # fmt: skip
-    if FLOAT32:
-        s = tl.fma(base, -LOG2E, s)  # one rounding, which `rest_of` knows too
-    p = tl.exp2(visible(s, key, first_key, last_key, FIRST, LAST))
+    x = visible(x, key, first_key, last_key, FIRST, LAST)
+    p = weights_of(x, base, factor_of(SCALE, SOFTCAP, ALIBI, BIAS))
     weights = p
     if DROPOUT_P > 0.0:
         factor = kept(seed, matrix, row, column, rows, columns, DROPOUT_P)

@@ -13,6 +13,9 @@ CAUSAL_MASK = "causal mask tensor"
 """The feature of a causal call for which PyTorch's attention takes a mask tensor: it has another number of keys than of
 queries, or a mask beside it."""
 
+SAME_BITS = "deterministic=True"
+"""The feature of a call that asks for the same bits each time, on any device."""
+
 NO_FEATURE = "PyTorch's scaled_dot_product_attention has none"
 NO_KERNEL = "the C++ kernel has none"
 LACKS: dict[str, dict[str, str]] = {
@@ -24,6 +27,9 @@ LACKS: dict[str, dict[str, str]] = {
         "lse": "PyTorch's scaled_dot_product_attention does not return it",
         "deterministic": "PyTorch's backward adds in any order on a GPU unless torch.use_deterministic_algorithms(True)"
         " is set",
+    },
+    "torchscript": {
+        SAME_BITS: "TorchScript optimises the gradients after the first calls, and rounds them in another way then"
     },
     "cuda": dict.fromkeys(("window", "softcap", "alibi_slopes", "sinks", "dropout_p", "lse"), NO_KERNEL),
     "triton": {

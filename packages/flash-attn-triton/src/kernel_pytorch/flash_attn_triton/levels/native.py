@@ -3,7 +3,8 @@
 PyTorch chooses its backend (on a GPU cuDNN, FlashAttention-2, memory-efficient or the formula itself) by device, dtype
 and mask; `torch.nn.attention.sdpa_kernel` restricts the choice. A window, and a causal mask over another number of keys
 than of queries, become a matrix of bools `(Sq, Sk)`, which not every backend takes. Soft cap, ALiBi, sinks and the seed
-of a dropout mask are not in PyTorch.
+of a dropout mask are not in PyTorch. Its gradients are wrong where the products of queries and keys alone make all
+scores of a row larger than about 1e6: it keeps lse, in which the logarithm of the sum is lost then.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernel_pytorch.flash_attn_triton._core.call_kinds import wants_graph
 from kernel_pytorch.flash_attn_triton.alignment import aligned
 from kernel_pytorch.flash_attn_triton.masks import always, cached, gathered, limits, packed, visible
 
 NOT_SEEN = float("-inf")
+LARGE = 1000.0
+"""Of a score: beyond, lse in float32 has fewer than four digits behind the point."""
 
 
 class _PlainGradient(torch.autograd.Function):
@@ -112,6 +116,16 @@ def _beside(mask: Tensor, sees: Tensor | None) -> Tensor:
     return mask & sees if mask.dtype == torch.bool else mask.masked_fill(~sees, NOT_SEEN)
 
 
+def _near_zero(bias: Tensor) -> Tensor:
+    """The bias, of which rows have their maximum subtracted if it is large: weights are the same.
+
+    PyTorch's backward makes weights of scores and lse. Beside a maximum of -1e9 the logarithm of the sum is lost, and
+    gradients were multiplied by the number of keys. In 16 bits all rows as they are keep the most digits.
+    """
+    top = bias.detach().amax(-1, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
+    return bias - F.hardshrink(top, LARGE)
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, left: int, right: int) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     if keys == 0:  # zeros that still depend on all of them
@@ -125,7 +139,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
     causal = left < 0 and right == 0 and bias is None and always(queries == keys)
     limited = (left >= 0 or right >= 0) and not causal
     sees = visible(queries, keys, left, right, q.device) if limited else None
-    mask = sees if bias is None else _beside(bias if bias.dtype == torch.bool else _added(bias, q), sees)
+    if bias is not None and bias.dtype != torch.bool:
+        bias = _near_zero(_added(bias, q)) if wants_graph(q, k, v, bias) else _added(bias, q)
+    mask = sees if bias is None else _beside(bias, sees)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, **grouped)
     if mask is None or (bias is None and always(queries <= keys)):
         return y.to(q.dtype)  # which autocast changes

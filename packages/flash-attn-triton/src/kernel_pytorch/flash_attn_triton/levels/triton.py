@@ -12,7 +12,7 @@ NOT_PACKED = (None, None, 0, 0)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max
 
 
 def keeps_rest(q: Tensor, *others: Tensor | None) -> bool:
-    """Whether a backward will need what rounding took off the output, or in float32 off lse."""
+    """Whether a backward will need maxima, sums and what rounding took off the output."""
     return wants_graph(q, *others)
 
 
@@ -22,7 +22,7 @@ def flash_attention_with_lse(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`flash_attention_with_lse` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
-    o, lse, _ = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)
+    o, lse, *_ = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)
     return o, lse
 
 

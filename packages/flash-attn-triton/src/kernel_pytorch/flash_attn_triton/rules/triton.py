@@ -27,27 +27,37 @@ def fake(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
     seed: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
     cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, keep_rest: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What it allocates: the output, lse, and the rest that rounding took off them, empty where nobody keeps it."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What it allocates: the output, lse, and what a backward needs, empty if not kept.
+
+    That is the maximum of the scores and the sum of exponentials relative to it, and of 16 bits the rest that rounding
+    took off the output.
+    """
     packed = cu_seqlens_q is not None
-    rest = q.new_empty((0,))
-    if keep_rest:
-        rest = empty_like(q, packed) if q.dtype != torch.float32 else q.new_empty(q.shape[:-1])
-    return empty_like(q, packed), q.new_empty(q.shape[:-1], dtype=torch.float32), rest
+    rest = empty_like(q, packed) if keep_rest and q.dtype != torch.float32 else q.new_empty((0,))
+    normalizer = q.new_empty((*q.shape[:-1], 2) if keep_rest else (0,), dtype=torch.float32)
+    return empty_like(q, packed), q.new_empty(q.shape[:-1], dtype=torch.float32), normalizer, rest
+
+
+def save(
+    q: Tensor, lse: Tensor, normalizer: Tensor, rest: Tensor, keep_rest: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Maxima and sums, and the rest of 16 bits; lse, which has fewer digits, where they were not kept."""
+    return (normalizer, rest if q.dtype != torch.float32 else None) if keep_rest else (lse, None)
 
 
 def gradient(
     backward: Callable[..., Any], do: Tensor | None, dlse: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
-    seed: Tensor | None, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, o: Tensor, lse: Tensor, rest: Tensor,
+    seed: Tensor | None, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, o: Tensor,
     scale: float, left: int, right: int, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
-    keep_rest: bool, needs: Sequence[bool],
+    saved: Sequence[Tensor | None], needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Of q, k, v, the bias and the sinks; the output, lse and what rounding took off one of them are saved too."""
+    """Of q, k, v, the bias and the sinks; the output and what `save` returns are saved too."""
     need_dbias = needs[3] and bias is not None and bias.is_floating_point()
     dq, dk, dv, dbias, dsinks = backward(
-        torch.zeros_like(o) if do is None else do, dlse, q, k, v, bias, alibi_slopes, sinks, seed, o, lse,
-        rest if keep_rest else None, scale, left, right, softcap, dropout_p,
+        torch.zeros_like(o) if do is None else do, dlse, q, k, v, bias, alibi_slopes, sinks, seed, o, *saved,
+        scale, left, right, softcap, dropout_p,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         needs[0], needs[1], needs[2], need_dbias, needs[5],
     )  # fmt: skip
@@ -56,7 +66,7 @@ def gradient(
 
 def fake_backward(
     do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-    alibi_slopes: Tensor | None, sinks: Tensor | None, seed: Tensor | None, o: Tensor, lse: Tensor,
+    alibi_slopes: Tensor | None, sinks: Tensor | None, seed: Tensor | None, o: Tensor, normalizer: Tensor,
     rest: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
     cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
     need_dq: bool, need_dk: bool, need_dv: bool, need_dbias: bool, need_dsinks: bool,
@@ -110,17 +120,19 @@ def sharding(
     scale: float, left: int, right: int, softcap: float, dropout_p: float, cu_seqlens_q: Any, cu_seqlens_k: Any,
     max_seqlen_q: int, max_seqlen_k: int, keep_rest: bool,
 ) -> Shardings:  # fmt: skip
-    """Where o, lse, the rest and what goes in may lie."""
+    """Where o, lse, what is saved and what goes in may lie."""
     packed = cu_seqlens_q is not None
     for own, of_bias, of_slopes, of_sinks, _, _ in _placed(placements, bias, alibi_slopes, sinks, dropout_p, packed):
         inputs = _present((bias, of_bias), (alibi_slopes, of_slopes), (sinks, of_sinks), (seed, placements.Replicate()))
-        results = [own, own, own if keep_rest else placements.Replicate()]
+        whole = placements.Replicate()
+        has_rest = keep_rest and q.dtype != torch.float32
+        results = [own, own, own if keep_rest else whole, own if has_rest else whole]
         yield results, [own, own, own, *inputs, *[placements.Replicate() if packed else None] * 2]
 
 
 def sharding_backward(
     placements: Any, do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, alibi_slopes: Any, sinks: Any, seed: Any,
-    o: Any, lse: Any, rest: Any, scale: float, left: int, right: int, softcap: float, dropout_p: float,
+    o: Any, normalizer: Any, rest: Any, scale: float, left: int, right: int, softcap: float, dropout_p: float,
     cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, *needs: bool,
 ) -> Shardings:  # fmt: skip
     """Where the gradients and what goes in may lie."""
@@ -144,15 +156,16 @@ FLASH_ATTENTION: Rules = {
     "schema": "flash_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks,"
     " Tensor? seed, float scale, SymInt left, SymInt right, float softcap, float dropout_p, Tensor? cu_seqlens_q,"
     " Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool keep_rest)"
-    " -> (Tensor o, Tensor lse, Tensor rest)",
+    " -> (Tensor o, Tensor lse, Tensor normalizer, Tensor rest)",
     "fake": fake,
     "gradient": gradient,
+    "save": save,
     "flops": flops,
     "sharding": sharding,
 }
 BACKWARD: Rules = {
     "schema": "flash_attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias,"
-    " Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, Tensor o, Tensor lse, Tensor? rest, float scale,"
+    " Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, Tensor o, Tensor normalizer, Tensor? rest, float scale,"
     " SymInt left, SymInt right, float softcap, float dropout_p, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,"
     " SymInt max_seqlen_q, SymInt max_seqlen_k, bool need_dq, bool need_dk, bool need_dv, bool need_dbias,"
     " bool need_dsinks)"
