@@ -128,7 +128,7 @@ def flash_attention_backward(
         dq = g.new_o() if need_dq else nothing((0,))
         dk, dv = (g.new_kv() if need else nothing((0,)) for need in (need_dk, need_dv))
         q, k, v, do, o = (g.unit_depth(t) for t in (q, k, v, do, o))
-        scaled, delta, base = g.q_like.new(zeros=False), g.new_lse(), g.new_lse()
+        scaled, delta, base = g.q_like.new(zeros=launch_delta is None), g.new_lse(), g.new_lse()
         if launch_delta is not None:
             launch_delta(do, o, _like(rest, o), dlse, normalizer.contiguous(), scaled, delta, base)
         shared = q, k, v, g.bias_data(bias), alibi_slopes, seed, g.dense(cu_q), g.dense(cu_k), scaled, base, delta

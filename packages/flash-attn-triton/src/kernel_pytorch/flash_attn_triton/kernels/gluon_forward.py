@@ -262,14 +262,11 @@ def _consume(
         mbarrier.wait(v_full.index(slot), ((read - 1) // STAGES) & 1)
         product = warpgroup_mma(weights, _matrix(v_tiles, slot), acc, is_async=True)
         total = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, SCORES))
-        statistics = head_of_batch.to(gl.int64) * rows + row
-        if KEEP_REST:
-            gl.store(normalizer_ptr + 2 * statistics, top, mask=row < rows)
-            gl.store(normalizer_ptr + 2 * statistics + 1, total, mask=row < rows)
         saw_nothing = total == 0.0
         total = gl.where(saw_nothing, 1.0, total)
         lse = gl.where(saw_nothing, float("-inf"), (top + gl.log2(total)) * LN2)
-        gl.store(lse_ptr + statistics, lse, mask=row < rows)
+        first_of_head = head_of_batch.to(gl.int64) * rows
+        gl.store(lse_ptr + first_of_head + row, lse, mask=row < rows)
         inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, OUTPUT))
         acc = warpgroup_mma_wait(0, deps=(product,))
         mbarrier.arrive(v_empty.index(slot), count=1)
@@ -284,6 +281,8 @@ def _consume(
             _matrix(o_tiles, CONSUMER).store((acc - o.to(gl.float32)).to(q.dtype))
             fence_async_shared()
             _write(rest_desc, [batch, head, first, 0], o_tiles.index(CONSUMER))
+            gl.store(normalizer_ptr + 2 * first_of_head + 2 * row, top, mask=row < rows)
+            gl.store(normalizer_ptr + 2 * first_of_head + 2 * row + 1, total, mask=row < rows)
     tma.store_wait(0)
 
 
