@@ -121,7 +121,11 @@ def _replaced_layers(model, make):
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            if type(layer) is torch.nn.Linear and layer is not head and layer.in_features % 64 == 0:
+            if (
+                type(layer) is torch.nn.Linear
+                and layer is not head
+                and layer.in_features % 64 == layer.out_features % 32 == 0
+            ):
                 setattr(module, name, make(layer))
     return model
 
