@@ -42,10 +42,12 @@ class Found:
     Attributes:
         forward: what computes it from now on.
         by: the public function that does, for the report.
+        gpu_bound: whether that saves time of the GPU and takes more of the host, as where PyTorch has a kernel for it.
     """
 
     forward: Forward
     by: str
+    gpu_bound: bool = False
 
 
 @dataclass
@@ -69,13 +71,21 @@ class Patched:
         return "\n".join([*self.unmeasured, *replaced, *left])
 
 
-def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder]) -> Patched:
+HOST_TIME = (
+    "PyTorch has a kernel for it, and a replacement takes more time of the host; patch(model, gpu_bound=True) replaces"
+    " it, which pays where the GPU is the limit, as with large batches"
+)
+"""Why a module is left alone that only pays where the GPU is the limit."""
+
+
+def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder], *, gpu_bound: bool = False) -> Patched:
     """Give every module that a finder knows the forward that it names.
 
     Args:
         model: whose modules are patched, itself among them.
         package: whose patch it is; `unpatch` takes off what has this name.
         finders: asked in this order; the first that knows a module decides.
+        gpu_bound: whether modules are patched too that only pays where the GPU is the limit.
 
     Raises:
         TypeError: `model` is no module, or is compiled or scripted already: patch it before.
@@ -91,7 +101,7 @@ def patch(model: torch.nn.Module, package: str, finders: Sequence[Finder]) -> Pa
                 continue
             found = next((found for find in finders if (found := find(module)) is not None), None)
             if isinstance(found, Found):
-                found = _put(module, package, found)
+                found = _put(module, package, found) if gpu_bound or not found.gpu_bound else HOST_TIME
             if isinstance(found, str):
                 report.left[path] = found
             elif found is not None:

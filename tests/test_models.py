@@ -57,7 +57,7 @@ def small(name):
 def patched(model, order=PATCHES):
     model = copy.deepcopy(model)
     for technique in order:
-        technique.patch(model)
+        technique.patch(model, gpu_bound=True)
     return model
 
 
@@ -79,7 +79,7 @@ def test_the_same_loss_gradients_and_logits(name):
     model, inputs = small(name)
     ours, replaced = copy.deepcopy(model), {}
     for technique in PATCHES:
-        if count := len(technique.patch(ours).replaced):
+        if count := len(technique.patch(ours, gpu_bound=True).replaced):
             replaced[technique.name] = count
     assert replaced == REPLACED[name]
     (loss, gradients), (expected, others) = loss_and_gradients(ours, inputs), loss_and_gradients(model, inputs)
@@ -298,7 +298,7 @@ def test_what_is_not_known_is_left_alone_with_the_reason():
         pass
 
     model.__class__ = OtherForCausalLM
-    reports = {t.name: t.patch(model) for t in PATCHES}
+    reports = {t.name: t.patch(model, gpu_bound=True) for t in PATCHES}
     assert reports["linear-cross-entropy"].left == {"": "it is not known what the head of OtherForCausalLM computes"}
 
 

@@ -48,7 +48,7 @@ def tiny(name, **more):
 
 def patched(model):
     model = copy.deepcopy(model)
-    replaced = [len(technique.patch(model).replaced) for technique in PATCHES]
+    replaced = [len(technique.patch(model, gpu_bound=True).replaced) for technique in PATCHES]
     assert any(replaced)
     return model
 
@@ -74,9 +74,9 @@ def loss_of(model, **more):
 @pytest.mark.parametrize("technique", PATCHES, ids=lambda t: t.name)
 def test_a_default_device_changes_nothing(technique, kind):
     model = tiny(kind)
-    expected = technique.patch(copy.deepcopy(model))
+    expected = technique.patch(copy.deepcopy(model), gpu_bound=True)
     with torch.device("meta"):
-        found = technique.patch(model)
+        found = technique.patch(model, gpu_bound=True)
     assert (found.replaced, found.left) == (expected.replaced, expected.left)
 
 
@@ -252,7 +252,7 @@ def test_patch_calls_no_hook():
     handles.append(torch.nn.modules.module.register_module_forward_pre_hook(seen))
     try:
         for technique in PATCHES:
-            technique.patch(model)
+            technique.patch(model, gpu_bound=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -293,7 +293,7 @@ LEFT = {
 def test_the_report_names_what_is_left_alone(kind):
     model = tiny(kind)
     for name, paths in LEFT[kind].items():
-        report = BY_NAME[name].patch(model)
+        report = BY_NAME[name].patch(model, gpu_bound=True)
         assert not [path for path in paths if not report.left.get(path)]
         assert not report.left.keys() & report.replaced.keys()
 

@@ -30,15 +30,16 @@ def command(*arguments):
 
 def test_a_table_and_a_record(tmp_path):
     file = tmp_path / "models.json"
-    found = command("vit", "--device", "cpu", "--variant", "ours", "--rounds", "8", "--json", str(file))
+    variants = ("--variant", "ours", "--variant", "ours-gpu-bound")
+    found = command("vit", "--device", "cpu", *variants, "--rounds", "8", "--json", str(file))
     assert found.exit_code == 0, found.output
     assert "ViT-B/16: training step" in found.output
     assert all(len(line) <= 80 for line in found.output.splitlines() if "│" in line)
     rows = load(file).runs["vit/training"].rows
-    assert [row.variant for row in rows] == ["stock", "ours"]
-    assert rows[1].cost.replaced > 0
-    assert rows[1].cost.losses
-    assert rows[1].cost.difference < 0.01
+    assert [row.variant for row in rows] == ["stock", "ours", "ours-gpu-bound"]
+    assert rows[2].cost.replaced > rows[1].cost.replaced  # its norms
+    assert rows[2].cost.losses
+    assert rows[2].cost.difference < 0.01
     command("bert", "--device", "cpu", "--variant", "ours", "--rounds", "8", "--json", str(file))
     assert set(load(file).runs) == {"vit/training", "bert/training"}
 
@@ -82,7 +83,7 @@ def test_no_record(tmp_path):
 class Planted(Technique):
     """A technique whose patch makes the model wrong."""
 
-    def patch(self, model):
+    def patch(self, model, *, gpu_bound=False):
         model.classifier.forward = lambda x: 1.5 * torch.nn.functional.linear(x, model.classifier.weight)
         return type("Patched", (), {"replaced": {"classifier": "planted"}})()
 
@@ -100,7 +101,7 @@ def test_a_wrong_patch_is_seen():
 class Emptied(Technique):
     """A technique whose patch leaves out every feed-forward: at random weights the loss hardly shows it."""
 
-    def patch(self, model):
+    def patch(self, model, *, gpu_bound=False):
         for layer in model.vit.layers:
             layer.layernorm_after.forward = torch.zeros_like
         return type("Patched", (), {"replaced": {"mlp": "planted"}})()
@@ -168,7 +169,7 @@ def test_real_sizes_are_those_that_were_published(spec):
 class Slower(Technique):
     """A technique whose patch scales the gradient of one layer of the classifier: the first loss is that of stock."""
 
-    def patch(self, model):
+    def patch(self, model, *, gpu_bound=False):
         weight = model.classifier.weight
         weight.register_hook(lambda gradient: torch.where(gradient.abs() > gradient.abs().median(), gradient, 0.0))
         return type("Patched", (), {"replaced": {"classifier": "planted"}})()

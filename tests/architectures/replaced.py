@@ -24,7 +24,7 @@ FILE = Path(__file__).with_suffix(".json")
 
 def replaced_in(model: torch.nn.Module) -> dict[str, int]:
     """By package, how many modules of a model are patched; the model is changed."""
-    return {technique.name: len(technique.patch(model).replaced) for technique in PATCHES}
+    return {technique.name: len(technique.patch(model, gpu_bound=True).replaced) for technique in PATCHES}
 
 
 def fused_in(model: torch.nn.Module) -> int:
@@ -47,7 +47,7 @@ def left_in(architecture: Any) -> dict[str, list[str]]:
     left = {}
     model = architecture.build()
     for technique in PATCHES:
-        left[technique.name] = technique.patch(model).left
+        left[technique.name] = technique.patch(model, gpu_bound=True).left
     model = architecture.build()
     if fused_in(model):
         left["fuse"] = replacements.fusion_report(model).left

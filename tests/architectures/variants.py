@@ -50,7 +50,7 @@ class Variant:
                 raise RefusedError("fuse: nothing is fused")
         if self.patched:
             for technique in PATCHES:
-                technique.patch(model)
+                technique.patch(model, gpu_bound=True)
         return model
 
     def levels(self) -> contextlib.AbstractContextManager[None]:

@@ -258,7 +258,7 @@ def test_where_the_layer_is_called_itself(what, triton_is_default, monkeypatch):
     def refuse(*given):
         raise AssertionError("the layer was not called")
 
-    monkeypatch.setattr("kernel_pytorch.fused_ln_act.replacements.gated_linear", refuse)
+    monkeypatch.setattr("kernel_pytorch.fused_ln_act.gated.operators.gated_linear", refuse)
     assert report.replaced
     with torch.set_grad_enabled(what != "no gradient"):
         if what == "other dtype":
@@ -279,7 +279,7 @@ def test_a_plain_layer_is_not_called(triton_is_default, monkeypatch):
     seen = []
     real = operators.gated_linear
     monkeypatch.setattr(
-        "kernel_pytorch.fused_ln_act.replacements.gated_linear", lambda *given: (seen.append(1), real(*given))[1]
+        "kernel_pytorch.fused_ln_act.gated.operators.gated_linear", lambda *given: (seen.append(1), real(*given))[1]
     )
     gate, up = model.gate_proj(x), model.up_proj(x)
     torch.testing.assert_close(model(x), model.down_proj(swiglu(gate, up, level="reference")))

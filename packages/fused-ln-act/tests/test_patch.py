@@ -1,11 +1,16 @@
 """`patch`: feed-forwards, norms and activations are found by what they compute, and what differs is left alone."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from kernel_pytorch.fused_ln_act import patch, unpatch
+from kernel_pytorch import fused_ln_act
+from kernel_pytorch.fused_ln_act import unpatch
 from kernel_pytorch.fused_ln_act.levels import LADDER
+
+patch = functools.partial(fused_ln_act.patch, gpu_bound=True)
 
 
 class Gated(torch.nn.Module):
@@ -207,3 +212,11 @@ def test_where_the_default_is_pytorchs_own_the_class_computes(default, monkeypat
         torch.testing.assert_close(found[name], expected[name])
     scripted = {event.key for event in profiler.key_averages()} & {"aten::native_layer_norm", "aten::silu"}
     assert scripted == ({"aten::native_layer_norm", "aten::silu"} if default == "native" else set())
+
+
+def test_norms_are_left_to_pytorch_unless_the_gpu_is_the_limit():
+    model = torch.nn.Sequential(Gated(), torch.nn.LayerNorm(8), Behind())
+    report = fused_ln_act.patch(model)
+    assert report.replaced == {"0": "swiglu"}
+    assert all("patch(model, gpu_bound=True)" in report.left[path] for path in ("1", "2", "2.LayerNorm"))
+    assert set(patch(model).replaced) == {"0", "1", "2", "2.LayerNorm"}

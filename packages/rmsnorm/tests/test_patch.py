@@ -1,10 +1,15 @@
 """`patch`: norms are found by what they compute, and what computes something else is left alone."""
 
+import functools
+
 import pytest
 import torch
 
-from kernel_pytorch.rmsnorm import RMSNorm, patch, unpatch
+from kernel_pytorch import rmsnorm
+from kernel_pytorch.rmsnorm import RMSNorm, unpatch
 from kernel_pytorch.rmsnorm.levels import LADDER
+
+patch = functools.partial(rmsnorm.patch, gpu_bound=True)
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +222,11 @@ def test_compiled_inference_is_the_class_own(training, monkeypatch):
         found = torch.compile(model, fullgraph=True, backend=backend)(x)
     torch.testing.assert_close(found, Llama.forward(model[0], x))
     assert any("rms_norm" in node for node in nodes) == training
+
+
+def test_a_norm_with_a_kernel_of_pytorch_is_left_alone_unless_the_gpu_is_the_limit():
+    model = torch.nn.Sequential(torch.nn.RMSNorm(16, eps=1e-6), Llama())
+    report = rmsnorm.patch(model)
+    assert list(report.replaced) == ["1"]
+    assert "patch(model, gpu_bound=True)" in report.left["0"]
+    assert list(patch(model).replaced) == ["0", "1"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -308,9 +309,18 @@ class Technique:
         """Import what says which level runs where."""
         return imported(self.levels) if ":" in self.levels else importlib.import_module(self.levels)
 
-    def patch(self, model: torch.nn.Module) -> Any:
-        """Put the functions into a model, in place; what was done, as the package reports it."""
-        return importlib.import_module(self.replacements).patch(model) if self.replacements else None
+    def patch(self, model: torch.nn.Module, *, gpu_bound: bool = False) -> Any:
+        """Put the functions into a model, in place; what was done, as the package reports it.
+
+        Args:
+            model: whose modules are patched.
+            gpu_bound: whether parts are replaced too that only pay where the GPU is the limit, if there are such.
+        """
+        if not self.replacements:
+            return None
+        replace = importlib.import_module(self.replacements).patch
+        options = {"gpu_bound": True} if gpu_bound and "gpu_bound" in inspect.signature(replace).parameters else {}
+        return replace(model, **options)
 
     def unpatch(self, model: torch.nn.Module) -> None:
         """Undo `patch`."""

@@ -28,6 +28,7 @@ class Variant:
         causal: whether attention keeps its causal flag, where transformers makes a mask of it under torch.compile.
         ours: whether the techniques that are installed are patched in, by the lines that docs/models.md shows and no
             others.
+        gpu_bound: whether parts are replaced too that only pay where the GPU is the limit.
         liger: whether Liger-Kernel is.
         graph: whether the step is captured as a CUDA graph.
     """
@@ -37,6 +38,7 @@ class Variant:
     compiled: str | None = None
     causal: bool = False
     ours: bool = False
+    gpu_bound: bool = False
     liger: bool = False
     graph: bool = False
 
@@ -50,6 +52,8 @@ class Variant:
             return "Liger-Kernel needs a GPU"
         if self.causal and not keeps_flag(spec, work):
             return "attention needs more than a causal flag"
+        if self.gpu_bound and spec.family not in ("gpt2", "bert", "vit"):
+            return "nothing more is replaced: its norms are not those of PyTorch"
         if (self.graph or self.compiled == "reduce-overhead") and (work.training or device.type != "cuda"):
             return "CUDA graphs of inference alone"
         if self.graph and work.name == "prefill":
@@ -68,7 +72,8 @@ class Variant:
             _apply_liger_kernel_to_instance(model=model)
         if self.ours:
             for technique in techniques:
-                replaced += [f"{path}: {by}" for path, by in technique.patch(model).replaced.items()]
+                report = technique.patch(model, gpu_bound=self.gpu_bound)
+                replaced += [f"{path}: {by}" for path, by in report.replaced.items()]
         if self.compiled is None:
             return model, replaced
         mode = None if self.compiled == "default" else self.compiled
@@ -82,6 +87,7 @@ VARIANTS = (
     Variant("best", "torch.compile, causal flag kept", compiled="default", causal=True),
     Variant("graphs", "torch.compile, reduce-overhead", compiled="reduce-overhead"),
     Variant("ours", "ours", ours=True),
+    Variant("ours-gpu-bound", "ours, gpu_bound", ours=True, gpu_bound=True),
     Variant("ours-compiled", "ours, torch.compile", compiled="default", ours=True),
     Variant("ours-best", "ours, torch.compile, causal flag kept", compiled="default", causal=True, ours=True),
     Variant("ours-graph", "ours, CUDA graph", ours=True, graph=True),

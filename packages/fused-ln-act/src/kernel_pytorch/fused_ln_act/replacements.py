@@ -38,21 +38,23 @@ AFTER = ("dense", "dropout", "LayerNorm")
 """Names of what stands behind a block in BERT: a layer, dropout, and the norm of the sum with the residual stream."""
 
 
-def patch(model: torch.nn.Module) -> Patched:
+def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patched:
     """Let the functions of this package compute parts of a model, in place.
 
     - Gated feed-forwards, `down(act(gate(x)) * up(x))`: the activation and the product are one `swiglu`, `geglu` or
       `reglu`. The three layers are called as before, so adapters in their places (LoRA) go on working. In training at
       level "triton" what a plain `down` without bias reads is not saved: the backward makes it once more.
-    - `torch.nn.LayerNorm` over one dimension: `layer_norm`.
-    - What stands behind a block in BERT and its kin, `norm(dropout(dense(x)) + residual)`: dropout, sum and norm are
-      one `add_layer_norm`. Its dropout draws other elements than PyTorch's.
     - Activations written out as several operations (transformers' NewGELUActivation): one operation.
+    - With gpu_bound, `torch.nn.LayerNorm` over one dimension: `layer_norm`.
+    - With gpu_bound, the end of a block in BERT and its kin, `norm(dropout(dense(x)) + residual)`: dropout, sum and
+      norm are one `add_layer_norm`. Its dropout draws other elements than PyTorch's.
 
     A part is known by what its forward computes, tried on small inputs. Parameters, names and classes stay.
 
     Args:
         model: a model, or a part of one, before it is compiled.
+        gpu_bound: whether norms are replaced too. PyTorch has a kernel for LayerNorm; ours take less time of the GPU
+            and more of the host, so a model gets faster where the GPU is the limit, and slower elsewhere.
 
     Returns:
         What was replaced, and why the rest was not.
@@ -60,7 +62,8 @@ def patch(model: torch.nn.Module) -> Patched:
     Raises:
         TypeError: `model` is no module, or is compiled or scripted.
     """
-    return patching.patch(model, PACKAGE, [_gated, _after_block, _layer_norm, _activation, _look_alike])
+    finders = [_gated, _after_block, _layer_norm, _activation, _look_alike]
+    return patching.patch(model, PACKAGE, finders, gpu_bound=gpu_bound)
 
 
 def unpatch(model: torch.nn.Module) -> None:
@@ -169,7 +172,7 @@ def _after_block(module: torch.nn.Module) -> Found | str | None:
     ours = add_layer_norm(x, residual, weight, bias, eps=norm.eps, level="reference")[0]
     if not patching.agree(ours, patching.tried(module, x, residual, children=children), 1e-9):
         return "it computes something else than LayerNorm(dropout(dense(x)) + residual)"
-    return Found(_after_block_forward(module), "add_layer_norm")
+    return Found(_after_block_forward(module), "add_layer_norm", gpu_bound=True)
 
 
 def _after_block_forward(module: torch.nn.Module) -> patching.Forward:
@@ -196,7 +199,7 @@ def _layer_norm(module: torch.nn.Module) -> Found | str | None:
     """PyTorch's own LayerNorm, of which it is known what it computes; not its subclasses."""
     if type(module) is not torch.nn.LayerNorm:
         return None
-    return _why_not_norm(module) or Found(_layer_norm_forward, "layer_norm")
+    return _why_not_norm(module) or Found(_layer_norm_forward, "layer_norm", gpu_bound=True)
 
 
 def _layer_norm_forward(self: Any, input: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ ALIKE = 0.99
 """Share of the elements of a result in 16 bits that must be the very same: another place of rounding changes more."""
 
 
-def patch(model: torch.nn.Module) -> Patched:
+def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patched:
     """Let `rms_norm` compute every RMSNorm of a model, in place.
 
     A norm is known by what its forward computes, not by its class: a module with one parameter `weight` `(N,)` and an
@@ -32,6 +32,8 @@ def patch(model: torch.nn.Module) -> Patched:
 
     Args:
         model: a model, or a part of one, before it is compiled.
+        gpu_bound: whether `torch.nn.RMSNorm` is replaced too. PyTorch has a kernel for it; ours takes less time of the
+            GPU and more of the host, so a model gets faster where the GPU is the limit, and slower elsewhere.
 
     Returns:
         What was replaced, and why the rest was not.
@@ -39,7 +41,7 @@ def patch(model: torch.nn.Module) -> Patched:
     Raises:
         TypeError: `model` is no module, or is compiled or scripted.
     """
-    return patching.patch(model, PACKAGE, [_find_layer, _find])
+    return patching.patch(model, PACKAGE, [_find_layer, _find], gpu_bound=gpu_bound)
 
 
 def unpatch(model: torch.nn.Module) -> None:
@@ -64,7 +66,8 @@ def _find(module: torch.nn.Module) -> Found | str | None:
     formula = _known(module)
     if not isinstance(formula, Formula):
         return formula
-    return Found(_forward(module, formula), f"rms_norm, offset {formula.offset:g}, casting {formula.casting!r}")
+    by = f"rms_norm, offset {formula.offset:g}, casting {formula.casting!r}"
+    return Found(_forward(module, formula), by, gpu_bound=type(module) is torch.nn.RMSNorm)
 
 
 def _known(module: torch.nn.Module) -> Formula | str | None:
