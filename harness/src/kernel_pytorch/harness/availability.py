@@ -95,8 +95,10 @@ def _unmeasured(ladder: Any, operation: Operation, implementation: Implementatio
     return any(
         row.record is None
         and row.level == implementation.name
-        and any(ladder.deciding(operation.name, device, dtype, features=row.features or ()) is row for dtype in DTYPES)
+        and ladder.deciding(operation.name, device, dtype, features=features) is row
         for row in getattr(ladder, "defaults", ())
+        for features in ([[feature] for feature in row.features] if row.features else [[]])
+        for dtype in DTYPES
     )
 
 

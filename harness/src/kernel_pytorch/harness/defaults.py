@@ -1,16 +1,16 @@
 """Check by a record that the default level is the fastest of those measured.
 
 `level=None` promises the level with which a call is fastest. Native, triton and cuda compete, forward alone and forward
-with backward, for each function, dtype and set of static features; `compile` is shown beside them. Over the cases of a record the
-default may take at most `MEAN` times as long as the best level, in geometric mean, and in no case more than `CASE`
-times, unless the technique lists that case with its reason.
+with backward, for each function, dtype and set of static features; `compile` is shown beside them. Over the cases of a
+record the default may take at most `MEAN` times as long as the best level, in geometric mean, and in no case more than
+`CASE` times, unless the technique lists that case with its reason.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -62,32 +62,37 @@ class Group:
 
     def ratio(self, level: str) -> float | None:
         """Geometric mean of the times of a level over those of the default; None unless all cases have both."""
-        if not all({level, self.default} <= times.keys() for times in self.cases.values()):
-            return None
-        return statistics.geometric_mean(times[level] / times[self.default] for times in self.cases.values())
+        return _ratio(self.cases.values(), level, self.default)
 
     def misses(self, listed: Mapping[str, str]) -> list[str]:
         """Return what breaks the promise, a line each.
 
         Args:
-            listed: reasons for cases that may be slower, by "operation: label of the case".
+            listed: reasons for cases that may be slower, and are left out of the mean, by "operation: case".
         """
-        ratios = {level: ratio for level in CANDIDATES if (ratio := self.ratio(level)) is not None}
-        best = min(ratios, key=lambda level: ratios[level], default=self.default)
+        cases = {name: times for name, times in self.cases.items() if f"{self.operation}: {name}" not in listed}
+        ratios = {level: _ratio(cases.values(), level, self.default) for level in CANDIDATES}
+        best, least = min(
+            ((k, v) for k, v in ratios.items() if v is not None), key=lambda pair: pair[1], default=("", 1)
+        )
         found = []
-        if ratios and 1 > ratios[best] * MEAN:
-            found.append(f"{self.label}: {self.default} takes {1 / ratios[best]:.2f}x the time of {best}")
-        for label, times in self.cases.items() if len(self.cases) > 1 or not found else ():
-            if f"{self.operation}: {label}" in listed:
-                continue
+        if least * MEAN < 1:
+            found.append(f"{self.label}: {self.default} takes {1 / least:.2f}x the time of {best}")
+        for name, times in cases.items() if len(cases) > 1 or not found else ():
             if self.default not in times:
-                found.append(f"{self.label}, {label}: {self.default} was not measured")
+                found.append(f"{self.label}, {name}: {self.default} was not measured")
                 continue
             fastest = min((level for level in CANDIDATES if level in times), key=lambda level: times[level])
             if times[self.default] > CASE * times[fastest]:
                 slower = times[self.default] / times[fastest]
-                found.append(f"{self.label}, {label}: {self.default} takes {slower:.2f}x the time of {fastest}")
+                found.append(f"{self.label}, {name}: {self.default} takes {slower:.2f}x the time of {fastest}")
         return found
+
+
+def _ratio(cases: Collection[Times], level: str, default: str) -> float | None:
+    if not cases or not all({level, default} <= times.keys() for times in cases):
+        return None
+    return statistics.geometric_mean(times[level] / times[default] for times in cases)
 
 
 def groups(results: Results, technique: Technique) -> list[Group]:
@@ -125,8 +130,8 @@ def default_level(technique: Technique, operation: Operation, case: Case, enviro
 
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
-        mock.patch.object(levels, "compute_capability", lambda device: capability),
-        mock.patch.object(ladder, "unavailable", lambda *asked: None),
+        mock.patch.object(levels, "compute_capability", return_value=capability),
+        mock.patch.object(ladder, "unavailable", return_value=None),
         mock.patch.object(ladder, "chosen", chosen),
     ):
         made: dict[int, Tensor] = {}

@@ -41,8 +41,16 @@ HEADLINES = 5
 
 
 def headline(devices: Sequence[Results]) -> str:
-    """The table of a package's README: the best PyTorch beside the best of ours, on the first GPU or else device."""
-    results = min(devices, key=lambda results: results.machine.environment.device_type != "cuda")
+    """The table of a package's README: the best PyTorch beside the best of ours.
+
+    The device is a GPU, if there is one, and of several the first with the most operations.
+    """
+
+    def place(results: Results) -> tuple[bool, int]:
+        operations = {m.operation for m in results.measurements}
+        return results.machine.environment.device_type != "cuda", -len(operations)
+
+    results = min(devices, key=place)
     e = results.machine.environment
     where = f"{e.device_name}, torch {e.torch}{f', triton {e.triton}' if e.triton else ''}, {results.created[:10]}"
     rows = [_headline_row(group) for group in _headline_cases(results)]

@@ -157,9 +157,13 @@ def _digest(implementation: Implementation, device_type: str, files: Callable[[I
 
 def _compiled(implementation: Implementation, device_type: str) -> str:
     """What `compiled_digest` says of the compiled functions that a level is, or calls."""
+    return "".join(compiled_digest(name, device_type) for name in compiled_modules(implementation))
+
+
+def compiled_modules(implementation: Implementation) -> list[str]:
+    """The modules that a level "cuda" calls of a package with a compiled library; of another level its own."""
     module = level_module(implementation)
-    names = _compiled_beside(module) if implementation.level is Level.CUDA else []
-    return "".join(compiled_digest(name, device_type) for name in names or [module])
+    return (_compiled_beside(module) if implementation.level is Level.CUDA else []) or [module]
 
 
 def compiled_digest(module: str, device_type: str) -> str:

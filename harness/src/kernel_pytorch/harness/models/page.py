@@ -9,7 +9,7 @@ from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
 from kernel_pytorch.harness.models.works import WORKS, Work
 from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model
 
-HEADLINE = ("compiled", "best", "liger", "ours", "ours-compiled")
+HEADLINE = ("compiled", "best", "liger", "ours", "ours-gpu-bound", "ours-compiled", "ours-best")
 EVERY = (*MODELS, *SMALL)
 NOTHING = "-"
 KERNELS = 8
@@ -20,13 +20,14 @@ def headline(record: Record) -> str:
     titles = {each.name: each.title for each in (*VARIANTS, LIGER)}
     legend = "The median time of stock, and how many times as fast the others were in the same rounds."
     training = [run for name, run in record.runs.items() if name.partition("/")[2] == WORKS[0].name]
+    models = {model.title: rows for model in EVERY if (rows := _rows(record, model, WORKS[0]))}
+    shown = [name for name in HEADLINE if any(_ratio(rows.get(name)) != NOTHING for rows in models.values())]
     lines = [f"{_provenance(training)} {legend}", ""]
     lines += _table(
-        ["training step", "stock, ms", *(titles[name] for name in HEADLINE)],
+        ["training step", "stock, ms", *(titles[name] for name in shown)],
         [
-            [model.title, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(name)) for name in HEADLINE)]
-            for model in EVERY
-            if (rows := _rows(record, model, WORKS[0]))
+            [title, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(name)) for name in shown)]
+            for title, rows in models.items()
         ],
     )
     return "\n".join(lines) + "\n"

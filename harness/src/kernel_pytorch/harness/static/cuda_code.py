@@ -6,6 +6,7 @@ shared memory is what the code itself declares.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
 from kernel_pytorch.harness.static.entries import Entry, entries
 from kernel_pytorch.harness.static.inspection import Findings, Request
-from kernel_pytorch.harness.static.instructions import count_instructions
+from kernel_pytorch.harness.static.instructions import code_digest, count_instructions
 from kernel_pytorch.harness.static.kernel_sources import cuda_units
 from kernel_pytorch.harness.static.limits import ARCHITECTURES, Limits
 from kernel_pytorch.harness.static.nvcc import MISSING, CompileError, Nvcc, find_nvcc
 from kernel_pytorch.harness.static.resources import AssemblerLog
 from kernel_pytorch.harness.technique import Technique
+
+UNNAMED = re.compile(r"[\w$]*_GLOBAL__N_[\w$]*")
+"""Symbols in unnamed namespaces, which nvcc names after the contents of the whole file."""
 
 
 def find_cuda(technique: Technique, request: Request) -> Findings:
@@ -86,6 +90,7 @@ def _read(entry: Entry, log: str | CompileError, about: Compiled) -> Compiled:
         "arguments": entry.types,
         "warps": entry.warps,
         "dynamic_shared": entry.dynamic_shared,
+        "code": code_digest(UNNAMED.sub("unnamed", entry.code)),
     }
     if isinstance(log, CompileError):
         return about.model_copy(update=facts | {"error": one_line(log)})

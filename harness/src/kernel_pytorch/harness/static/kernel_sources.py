@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernel_pytorch.harness.contracts import CudaUnit
-from kernel_pytorch.harness.sources import digest, kernel_files
+from kernel_pytorch.harness.sources import compiled_digest, digest, kernel_files
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 HEADERS = {".h", ".hpp", ".hh", ".cuh", ".inl", ".inc"}
@@ -53,6 +53,17 @@ def kernel_digest(technique: Technique) -> str:
     of_triton = digest(sorted(files)) if files else ""
     of_cuda = units_digest(cuda_units(technique))
     return hashlib.sha256(f"{of_triton}\0{of_cuda}".encode()).hexdigest() if of_cuda else of_triton
+
+
+def units_digests(technique: Technique) -> dict[str, str]:
+    """The digest of kernels that results carry of what was compiled from each CUDA unit, by `folder/cuda`.
+
+    A unit that no library here was compiled from has none.
+    """
+    package = technique.cuda_units.partition(".technique")[0] if technique.cuda_units else ""
+    names = {unit.source.absolute().parent.name for unit in cuda_units(technique)}
+    compiled = {name: compiled_digest(f"{package}.{name}", "cuda") for name in sorted(names)}
+    return {f"{name}/{Level.CUDA.value}": digest([], found) for name, found in compiled.items() if found}
 
 
 def units_digest(units: Iterable[CudaUnit]) -> str:

@@ -14,7 +14,7 @@ from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.gate import Violation, violations
 from kernel_pytorch.harness.static.inspection import Inspection
-from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level
+from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level, units_digests
 from kernel_pytorch.harness.technique import Level
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -27,7 +27,8 @@ class StaticRecord(BaseModel):
 
     Attributes:
         sources: digest of the sources of its kernels.
-        kernels: of each operation's Triton level the digest that results carry too, by `operation/implementation`.
+        kernels: of each operation's Triton level the digest that results carry too, by `operation/implementation`; of
+            each CUDA unit that of the levels that it was compiled into, by the name of its folder and "cuda".
         triton: version of the compiler of its Triton kernels; empty if it has none.
         nvcc: version of the compiler of its CUDA kernels; empty if none was compiled.
         broken: broken contracts, and cases whose launches could not be recorded.
@@ -78,7 +79,8 @@ def summarize(inspections: Sequence[Inspection]) -> StaticRecord:
             label: found
             for label, found in technique_digests(technique, "cuda", kernels_digest).items()
             if label.endswith(f"/{Level.TRITON.value}")
-        },
+        }
+        | units_digests(technique),
         triton=importlib.metadata.version("triton") if triton_level(technique) else "",
         nvcc=max(i.findings.nvcc for i in inspections),
         broken=tuple(dict.fromkeys([*problems, *violations(technique, compiled, complete=complete)])),

@@ -19,6 +19,7 @@ GROUPS = {"norm": NORM, "gated": GATED, "bias": BIAS, "softmax": SOFTMAX, "linea
 
 HALF = (torch.float16, torch.bfloat16)
 HOPPER = [(9, 0)]
+ON_CPU = (torch.bfloat16, torch.float32)
 
 LADDER = Ladder(
     {function: f"{__package__}.{group}.levels" for group, functions in GROUPS.items() for function in functions},
@@ -28,12 +29,8 @@ LADDER = Ladder(
         # Products of float32 and float64 are no work for tensor cores. bfloat16 was measured; float16 is as many bytes
         # and the same instructions.
         Default("triton", "nvidia-h200", functions=LINEAR, capabilities=HOPPER, dtypes=HALF),
-        # Where the CPU backend of the CUDA kernels was measured to be faster than native. LayerNorm alone is not.
-        Default("cuda", "amd-epyc-2-threads", "cpu", functions=NORM_ACT, dtypes=[torch.float32]),
-        Default("cuda", "amd-epyc-2-threads", "cpu", functions=GATED, dtypes=[torch.bfloat16]),
-        Default("cuda", "amd-epyc-2-threads", "cpu", functions=["bias_act"], dtypes=[torch.bfloat16, torch.float32]),
-        Default("cuda", "amd-epyc-2-threads", "cpu", functions=["bias_dropout_add"], dtypes=[torch.bfloat16]),
-        Default("cuda", "amd-epyc-2-threads", "cpu", functions=SOFTMAX, dtypes=[torch.bfloat16, torch.float32]),
+        # The CPU backend of the CUDA kernels, which has no advantage in LayerNorm alone.
+        Default("cuda", "amd-epyc-2-threads", "cpu", functions=(*NORM_ACT, *GATED, *BIAS, *SOFTMAX), dtypes=ON_CPU),
     ],
     cuda_level,
     absent=dict.fromkeys(LINEAR, ("cuda",)),

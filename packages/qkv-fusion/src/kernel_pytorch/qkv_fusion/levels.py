@@ -26,6 +26,9 @@ LADDER = Ladder(
         Default(
             "triton", "nvidia-h200", functions=["rotary_embedding", *WITH_NORM], capabilities=[(9, 0)], traced=False
         ),
+        Default(
+            "triton", "nvidia-h100-80gb-hbm3", functions=["qk_layer_norm_rope"], capabilities=[(9, 0)], traced=False
+        ),
         # The CPU backend of the CUDA kernels.
         Default(
             "cuda",

@@ -94,10 +94,9 @@ def scores_of(
         slope_of_cap = 1.0 - x * x
     if factor_of(SCALE, SOFTCAP, ALIBI, BIAS) == 1.0:
         x *= (SOFTCAP if SOFTCAP > 0.0 else SCALE) * LOG2E
-    if ALIBI == "past":  # a number for each query, and one for each key
-        x = x - slope * place.to(tl.float32) + slope * key.to(tl.float32)
-    elif ALIBI == "both":
-        x -= slope * tl.abs(place.to(tl.float32) - key.to(tl.float32))
+    if ALIBI != "none":  # the distance is exact, so nothing far away is rounded
+        distance = place.to(tl.float32) - key.to(tl.float32)
+        x = tl.fma(tl.abs(distance) if ALIBI == "both" else distance, -slope, x)
     if BIAS != "none":
         exists = (row < rows) & (column < columns)
         bias = tl.load(bias_base + row * bias_stride_m + column * bias_stride_n, mask=exists, other=0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kernel_pytorch.flash_attn_triton._core import cuda_level
 from kernel_pytorch.flash_attn_triton._core.levels import Default, Ladder
 
 HALF = (torch.float16, torch.bfloat16)
+FLOATS = (*HALF, torch.float32)
+H100 = "nvidia-h100-80gb-hbm3"
 
 CAUSAL_MASK = "causal mask tensor"
 """The feature of a causal call for which PyTorch's attention takes a mask tensor: it has another number of keys than of
@@ -39,20 +43,32 @@ LACKS: dict[str, dict[str, str]] = {
 }
 """By level, the features that it lacks, and why."""
 
-WITHOUT_MASK = ("window", CAUSAL_MASK, "softcap", "alibi_slopes", "sinks", "dropout_p", "deterministic")
-"""What native computes with a mask tensor that it makes first, or not at all."""
+MASKED_FIRST = ("window", "softcap", "alibi_slopes", "sinks", "dropout_p", "deterministic")
+"""What native computes with a mask tensor that it makes first, or not at all, whatever else it is given."""
+WITHOUT_MASK = (CAUSAL_MASK, *MASKED_FIRST)
+"""The same without a mask of the user's; with one, native adds the causal mask to it, which costs little beside it."""
 ALWAYS = ("flash_attention_with_lse", "flash_attention_varlen", "flash_decode")
 """Functions that native computes with a mask tensor that it makes first, or not at all, whatever they are given."""
-BY_FEATURE = ("flash_attention", "flash_attention_masked")
+
+
+def _on_h100(
+    level: str, dtypes: Sequence[torch.dtype], functions: Sequence[str], features: Sequence[str] | None = None
+) -> Default:
+    return Default(level, H100, functions=functions, features=features, capabilities=[(9, 0)], dtypes=dtypes)
+
 
 LADDER = Ladder(
-    dict.fromkeys((*BY_FEATURE, *ALWAYS), __name__),
+    dict.fromkeys(("flash_attention", "flash_attention_masked", *ALWAYS), __name__),
     # Where no row is about a call, it is native: attention without features, or beside a mask that the user made.
     [
-        Default("triton", "nvidia-h200", functions=["flash_decode"], capabilities=[(9, 0)], dtypes=HALF),
-        Default("triton", "nvidia-h200", functions=["flash_attention_with_lse"], capabilities=[(9, 0)], dtypes=HALF),
+        _on_h100("triton", FLOATS, ["flash_attention_varlen", "flash_decode"]),
+        _on_h100("triton", HALF, ["flash_attention_with_lse"]),
+        _on_h100("triton", [torch.float32], ["flash_attention"], ["window"]),
+        _on_h100("triton", HALF, ["flash_attention"], [CAUSAL_MASK]),
+        _on_h100("native", [torch.float32], ["flash_attention"], [CAUSAL_MASK]),  # its products of float32 are faster
         Default("triton", None, functions=ALWAYS),
-        Default("triton", None, functions=BY_FEATURE, features=WITHOUT_MASK),
+        Default("triton", None, functions=["flash_attention"], features=WITHOUT_MASK),
+        Default("triton", None, functions=["flash_attention_masked"], features=MASKED_FIRST),
     ],
     cuda_level,
     absent={

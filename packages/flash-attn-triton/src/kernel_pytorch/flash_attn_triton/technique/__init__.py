@@ -247,6 +247,18 @@ def _with_gluon(function: str, levels: Sequence[str]) -> list[str | PublicLevel]
     return [*levels, GluonForward("triton (Gluon)", Level.TRITON, f"{HERE}:{function}", *REMADE)]
 
 
+LENGTH = "kernels of ours are faster at this length and slower at others, and no default depends on the length"
+ONE_QUERY = "flash_decode is for one query"
+SLOW_DEFAULTS = {
+    "flash_attention: Llama 3.1 8B, prefill 4096 1x32x4096x128 kv_heads=8 causal=True float16": LENGTH,
+    "flash_attention_masked: T5 base, 8 x 128 8x12x128x64 mask=[1, 12, 128, 128] bfloat16": LENGTH,
+    "flash_attention_masked: T5 large, 8 x 512 8x16x512x64 mask=[1, 16, 512, 512] bfloat16": LENGTH,
+    "flash_attention_masked: BERT padded, 16 x 128 16x12x128x64 mask=[16, 1, 1, 128] boolean=True bfloat16": LENGTH,
+    # On a CPU.
+    "flash_attention: Llama 3.1 8B, prefill 512 1x32x512x128 kv_heads=8 causal=True bfloat16": LENGTH,
+    "flash_attention: Llama 3.1 8B, decode at 4096 1x32x1x128 kv_heads=8 keys=4096 causal=True bfloat16": ONE_QUERY,
+}
+
 BUDGETS = {"native": REMADE, "compile": COMPILED, "triton": REMADE, "cuda": GROUPED}
 
 technique = Technique(
@@ -325,4 +337,5 @@ technique = Technique(
         **decode.CONTRACTS,
     },
     replacements=f"{HERE}.replacements",
+    slow_defaults=SLOW_DEFAULTS,
 )

@@ -13,7 +13,9 @@ LADDER = Ladder(
     [
         Default("triton", record="nvidia-h200", functions=LOGITS, capabilities=[(9, 0)]),
         Default("triton", record="nvidia-h200", functions=["linear_cross_entropy"], capabilities=[(9, 0)], dtypes=HALF),
-        Default("cuda", record="amd-epyc-2-threads", device="cpu", functions=LOGITS, dtypes=[torch.bfloat16]),
+        Default(
+            "cuda", record="amd-epyc-2-threads", device="cpu", functions=LOGITS, dtypes=[torch.bfloat16, torch.float32]
+        ),
     ],
     cuda_level,
     absent={"linear_cross_entropy": ("cuda",)},

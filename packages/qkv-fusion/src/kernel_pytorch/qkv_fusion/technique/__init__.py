@@ -13,4 +13,11 @@ technique = Technique(
     levels=f"{PACKAGE}.levels:LADDER",
     replacements=f"{PACKAGE}.replacements",
     contracts={**rotary.CONTRACTS, **norm_rope.CONTRACTS},
+    slow_defaults=dict.fromkeys(
+        (
+            "qk_norm_rope: Qwen3 0.6B, decode 1x1x16x128 k_heads=8 start=4095 bfloat16",
+            "qk_norm_rope: Qwen3 8B, decode 64 64x1x32x128 k_heads=8 batched=True bfloat16",
+        ),
+        "level cuda is as fast forward, and nobody trains on one token",
+    ),
 )

@@ -9,7 +9,7 @@ LADDER = Ladder(
     dict.fromkeys(("rms_norm", "add_rms_norm", "head_rms_norm"), __name__),
     [
         Default("triton", record="nvidia-h200", capabilities=[(9, 0)], traced=False),
-        Default("cuda", record="amd-epyc-2-threads", device="cpu", dtypes=[torch.bfloat16]),
+        Default("cuda", record="amd-epyc-2-threads", device="cpu", dtypes=[torch.bfloat16, torch.float32]),
     ],
     cuda_level,
 )
