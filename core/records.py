@@ -42,7 +42,7 @@ def _is_of(row: Default, device: torch.device) -> bool:
     if row.device_name is not None:
         return bool(device_name(device) == row.device_name)
     if device.type == "cpu":
-        return bool(row.record.startswith(f"{_slug(device_name(device))}-"))
+        return (row.record or "").startswith(f"{_slug(device_name(device))}-")
     return row.capabilities is None or compute_capability(device) in row.capabilities
 
 

@@ -7,7 +7,7 @@ here: the CPU backend of level "cuda" where a function has it, and native throug
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -86,9 +86,14 @@ def _never(*arguments: object) -> bool:
 
 
 def _highest_of(ladder: Any) -> Callable[..., str]:
-    def default(function: str, device: torch.device, dtype: torch.dtype, *others: object) -> str:
-        absent = "cuda" not in ladder.levels(function) or ladder.unavailable("cuda", device, dtype) is not None
-        return "native" if absent else "cuda"
+    def default(
+        function: str, device: torch.device, dtype: torch.dtype, traced: bool = False, features: Collection[str] = ()
+    ) -> str:
+        for level in ("cuda", "native"):
+            able = level in ladder.levels(function) and ladder.why_lacking(level, features) is None
+            if able and ladder.unavailable(level, device, dtype) is None:
+                return level
+        return "reference"
 
     return default
 

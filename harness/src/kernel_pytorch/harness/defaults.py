@@ -97,7 +97,8 @@ def _ratio(cases: Collection[Times], level: str, default: str) -> float | None:
 
 def groups(results: Results, technique: Technique) -> list[Group]:
     """Sort the times of a record by what their default depends on; cases that are no longer declared are left out."""
-    environment, found = results.machine.environment, {}
+    environment = results.machine.environment
+    found: dict[tuple[str, ...], Group] = {}
     seconds = _seconds(results)
     for operation in technique.operations:
         for case in operation.bench_grid.cases(environment.device_type):

@@ -249,6 +249,7 @@ class Recorder:
 
     def _remember(self, technique: str) -> None:
         """Read what was recorded of a technique, once. A folder also holds records of other kinds, as of models."""
+        assert self._replay is not None
         in_folder = self._replay.is_dir()
         path = self._replay / f"{technique}.json" if in_folder else self._replay
         if path in self._read or (in_folder and not path.is_file()):
