@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
@@ -60,10 +61,13 @@ def units_digests(technique: Technique) -> dict[str, str]:
 
     A unit that no library here was compiled from has none.
     """
-    package = technique.cuda_units.partition(".technique")[0] if technique.cuda_units else ""
-    names = {unit.source.absolute().parent.name for unit in cuda_units(technique)}
-    compiled = {name: compiled_digest(f"{package}.{name}", "cuda") for name in sorted(names)}
-    return {f"{name}/{Level.CUDA.value}": digest([], found) for name, found in compiled.items() if found}
+    package = (technique.cuda_units or "").partition(".technique")[0]
+    found = {}
+    for unit in cuda_units(technique):
+        name = unit.source.absolute().parent.name
+        with contextlib.suppress(ModuleNotFoundError):  # a unit in no package has no library
+            found[f"{name}/{Level.CUDA.value}"] = compiled_digest(f"{package}.{name}", "cuda")
+    return {name: digest([], compiled) for name, compiled in found.items() if compiled}
 
 
 def units_digest(units: Iterable[CudaUnit]) -> str:
