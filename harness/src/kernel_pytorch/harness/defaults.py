@@ -100,21 +100,24 @@ def groups(results: Results, technique: Technique) -> list[Group]:
     environment = results.machine.environment
     found: dict[tuple[str, ...], Group] = {}
     seconds = _seconds(results)
+    able = {m.implementation for m in results.measurements if m.status == "measured"}
     for operation in technique.operations:
         for case in operation.bench_grid.cases(environment.device_type):
             label = CaseRecord.of(case).label
             work = _work(seconds.get((operation.name, label), {}))
             if not work:
                 continue
-            default, features = default_level(technique, operation, case, environment)
+            default, features = default_level(technique, operation, case, environment, able)
             for name, times in work.items():
                 key = operation.name, case.dtype_name, features, name, default
                 found.setdefault(key, Group(*key)).cases[label] = times
     return list(found.values())
 
 
-def default_level(technique: Technique, operation: Operation, case: Case, environment: Environment) -> tuple[str, str]:
-    """Return the level of a user's call and its features, on the device of an environment with every level installed.
+def default_level(
+    technique: Technique, operation: Operation, case: Case, environment: Environment, able: Collection[str]
+) -> tuple[str, str]:
+    """Return the level of a user's call and its features, on the device of an environment where these levels can run.
 
     The public function is called, on tensors that have no memory, until it reaches a level.
     """
@@ -132,7 +135,7 @@ def default_level(technique: Technique, operation: Operation, case: Case, enviro
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         mock.patch.object(levels, "compute_capability", return_value=capability),
-        mock.patch.object(ladder, "unavailable", return_value=None),
+        mock.patch.object(ladder, "unavailable", lambda level, *_: None if level in able else "it was not measured"),
         mock.patch.object(ladder, "chosen", chosen),
     ):
         made: dict[int, Tensor] = {}

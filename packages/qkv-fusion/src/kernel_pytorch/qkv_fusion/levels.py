@@ -23,11 +23,13 @@ LADDER = Ladder(
     [
         Default("cuda", "nvidia-h200", functions=WITH_NORM, capabilities=[(9, 0)], traced=False),
         # Where cuda-ops is not installed, of all; the rotation was measured in models too (models.json).
+        Default("triton", "nvidia-h200", functions=["rotary_embedding"], capabilities=[(9, 0)], traced=False),
         Default(
-            "triton", "nvidia-h200", functions=["rotary_embedding", *WITH_NORM], capabilities=[(9, 0)], traced=False
-        ),
-        Default(
-            "triton", "nvidia-h100-80gb-hbm3", functions=["qk_layer_norm_rope"], capabilities=[(9, 0)], traced=False
+            "triton",
+            "nvidia-h100-80gb-hbm3",
+            functions=[*WITH_NORM, "qk_layer_norm_rope"],
+            capabilities=[(9, 0)],
+            traced=False,
         ),
         # The CPU backend of the CUDA kernels.
         Default(
