@@ -125,7 +125,7 @@ def sharding(
     for own, of_bias, of_slopes, of_sinks, _, _ in _placed(placements, bias, alibi_slopes, sinks, dropout_p, packed):
         inputs = _present((bias, of_bias), (alibi_slopes, of_slopes), (sinks, of_sinks), (seed, placements.Replicate()))
         whole = placements.Replicate()
-        has_rest = keep_rest and q.dtype != torch.float32
+        has_rest = keep_rest and q.tensor_meta.dtype != torch.float32
         results = [own, own, own if keep_rest else whole, own if has_rest else whole]
         yield results, [own, own, own, *inputs, *[placements.Replicate() if packed else None] * 2]
 

@@ -186,7 +186,7 @@ UNSUPPORTED: dict[str, dict[str, str | None]] = {
     "cuda": BATCHED,
 }
 
-WITH_MASK: dict[str, str | None] = {"FLOP counter on cpu": None, "double backward on cpu": None}
+WITH_MASK: dict[str, str | None] = dict.fromkeys(ON_CPU)
 """PyTorch computes attention by the formula where a bias needs its gradient."""
 
 PACKED: dict[str, str | None] = {
