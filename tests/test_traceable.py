@@ -70,7 +70,8 @@ CALLS = {
     "CrossEntropyLoss": (lambda m, logits, target: m(logits, target), (X, TARGET), ()),
     "LinearCrossEntropy": (lambda m, x, target: m(x, target), (X, TARGET), (16, 16)),
 }
-OF_MODELS = {"fuse", "fusion_report", "patch", "unfuse", "unpatch"}  # what changes models: nothing that is traced
+# What reads or changes models: nothing that is traced.
+OF_MODELS = {"assert_ready", "fuse", "fusion_report", "optimize", "patch", "unfuse", "unpatch"}
 CONSTANT = {"cos", "sin", "new_q", "k_cache", "v_cache"}  # of the arguments above: those without a gradient
 
 

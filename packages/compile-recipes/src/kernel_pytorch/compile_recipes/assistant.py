@@ -1,0 +1,249 @@
+"""Read a user's model and say what to change: the order of the parts of an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.discovery import discover
+
+from . import memory
+from .efficiency import efficiency, gpu_of, launches
+from .finders import find
+from .fusion import fusion_findings
+from .readiness import Readiness, readiness
+from .recorder import MEMORY_LIMIT, Graph, record
+from .records import ALL, BY_HAND, Finding, Part, Report, mib
+from .state import Loss, call, device_of, innermost_line, loss_of, preserved
+from .suggestions import advice, suggestions
+
+MOST_SHAPES = 4
+MOST_LINES = 10
+Stage = Callable[[str], None]
+
+
+class CompilerOptimizationAssistant:
+    """Reads a model, says what to change, changes it and proves it.
+
+    ```python
+    import torch
+    from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant
+
+    model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+    report = CompilerOptimizationAssistant().analyze_component(model, torch.randn(2, 16, 64))
+    print(report["fusion_opportunities"].findings)
+    ```
+    """
+
+    def analyze_component(
+        self,
+        module: torch.nn.Module,
+        *inputs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        loss: Loss | None = None,
+        shapes: Sequence[Sequence[Any]] = (),
+        gpu: str | None = None,
+        count_launches: bool = False,
+        memory_limit: int = MEMORY_LIMIT,
+        on_stage: Stage | None = None,
+    ) -> Report:
+        """Run a module a few times and say what to change.
+
+        Parameters, buffers, attributes, gradients, hooks, mode and random state are as before when it returns; what was
+        compiled before is compiled again at its next call. Training or evaluation follows `module.training`.
+
+        Args:
+            module: not compiled, on one device.
+            *inputs: of a call; small ones are enough.
+            kwargs: named inputs of the call, such as a batch of Hugging Face.
+            loss: function of the output, whose gradients are computed; default `output.loss`, else the mean square.
+            shapes: further inputs, at most 4, each a tuple, or a dictionary of named inputs: what recompiles?
+            gpu: "h100", "h200" or "a100" for the least times there, "here" to measure this machine; default the GPU
+                that is here, else an H100.
+            count_launches: compile with Inductor too, and count what it launches.
+            memory_limit: bytes of values that are kept; operators beyond it are counted, but not searched for patterns.
+            on_stage: called with the name of each stage before it begins.
+
+        Returns:
+            A report with the parts "compilation_readiness", "fusion_opportunities", "memory_bottlenecks",
+            "kernel_efficiency" and "optimization_suggestions". If the module raises, the exception is its only finding,
+            with the user's line.
+
+        Raises:
+            TypeError: `module` is no module, or is compiled or scripted already.
+            ValueError: there are more than 4 shapes, or the GPU is not known.
+        """
+        _check(module, shapes)
+        stage = on_stage or (lambda name: None)
+        name, ceilings = gpu_of(gpu)
+        report = Report(type(module).__name__, _facts(module, inputs, kwargs))
+        calls = [(inputs, kwargs), *((((), s) if isinstance(s, Mapping) else (s, kwargs)) for s in shapes)]
+        with preserved(module):
+            stage("recording one forward")
+            try:
+                graph = _record(module, inputs, kwargs, memory_limit)
+            except Exception as error:  # the user's own
+                report["compilation_readiness"].findings.append(_of_error(error))
+                report.parts["optimization_suggestions"].findings = suggestions(report.findings)
+                return report
+        if graph.dropped:
+            report.facts["beyond the memory limit"] = f"{graph.dropped} operators, not searched for patterns"
+        stage("finding patterns")
+        with torch.no_grad():
+            found = find(graph)
+        installed = [t.name for t in discover().techniques.values()]
+        report["fusion_opportunities"].findings = fusion_findings(found, installed, ceilings)
+        report["fusion_opportunities"].facts["rerun"] = graph.rerun
+        report.parts["kernel_efficiency"] = efficiency(graph, name, ceilings)
+        del graph, found
+        with preserved(module):
+            stage("saved activations")
+            report.parts["memory_bottlenecks"] = memory_part(module, inputs, kwargs, loss)
+        with preserved(module):
+            stage("graph breaks and recompilations")
+            ready = readiness(module, calls, export=True)
+        report.parts["compilation_readiness"] = readiness_part(ready)
+        if count_launches:
+            stage("launches, by Inductor")
+            with preserved(module):
+                total, distinct = launches(module, inputs, kwargs)
+            report["kernel_efficiency"].facts |= {"launches": total, "kernels": distinct}
+        report.parts["optimization_suggestions"].findings = suggestions(report.findings)
+        return report
+
+
+def _record(
+    module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, memory_limit: int
+) -> Graph:
+    return record(module, inputs, kwargs, memory_limit)
+
+
+def readiness_part(ready: Readiness) -> Part:
+    """Breaks and recompilations as findings."""
+    part = Part(
+        {
+            "graphs": ready.graphs,
+            "breaks": len(ready.breaks),
+            "recompiles": len(ready.recompiles),
+            "export": ready.export,
+        }
+    )
+    for b in ready.breaks:
+        how = "the whole function runs in eager" if b.eager else "graph break"
+        cause = f"{how}: {b.cause}" + (f" ({b.gb})" if b.gb else "")
+        evidence = {"gb": b.gb, "cause": b.cause, "whole_function": b.eager}
+        part.findings.append(
+            Finding("graph-break", cause, b.line, recipe=b.recipe, change=advice(b.recipe), evidence=evidence)
+        )
+    for where, why in ready.recompiles:
+        place, _, function = where.rpartition(" ")
+        guard = why.partition("  #")[0]
+        part.findings.append(
+            Finding(
+                "recompile", f"{function} is compiled again: {guard}", place, recipe=_recipe_of_guard(why),
+                change=_change_of_guard(why), evidence={"guard": why},
+            )
+        )  # fmt: skip
+    if ready.error:
+        part.findings.append(
+            Finding("error", f"compilation fails where eager runs: {ready.error}", change="see the error")
+        )
+    if ready.export:
+        part.findings.append(Finding("export", f"torch.export refuses it: {ready.export}"))
+    return part
+
+
+def _recipe_of_guard(why: str) -> str:
+    if "size mismatch" in why:
+        return "dynamic_shape"
+    return "module_counter" if "nn.Module" in why or "self." in why else "python_scalar"
+
+
+def _change_of_guard(why: str) -> str:
+    return {
+        "dynamic_shape": "torch._dynamo.mark_dynamic(x, dimension), or torch.compile(..., dynamic=True)",
+        "module_counter": "keep the number in a buffer: a tensor, not an int",
+        "python_scalar": "pass a tensor: torch.tensor(value)",
+    }[_recipe_of_guard(why)]
+
+
+def memory_part(
+    module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Loss | None
+) -> Part:
+    """Saved activations by line, what checkpointing saves, and the share of padding."""
+    kept = memory.saved(module, inputs, kwargs)
+    parameters = sum(p.numel() * p.itemsize for p in module.parameters())
+    total = sum(k.bytes for k in kept)
+    part = Part({"saved": total, "tensors": len(kept), "parameters": parameters})
+    part.facts["peak"] = _peak(module, inputs, kwargs, loss)
+    training = module.training
+    for line, group in [*memory.by_line(kept).items()][:MOST_LINES]:
+        size = sum(k.bytes for k in group)
+        shapes = ", ".join(dict.fromkeys("x".join(map(str, k.shape)) for k in group[:4]))
+        paths = tuple(dict.fromkeys(k.path for k in group))
+        what = f"{mib(size)} kept for the backward in {len(group)} tensors ({shapes})"
+        part.findings.append(Finding("saved", what, line, paths, evidence={"bytes": size, "tensors": len(group)}))
+    for c in memory.checkpointing(module, kept)[:1] if training else []:
+        part.findings.append(
+            Finding(
+                "checkpointing",
+                f"checkpointing the {c.blocks} blocks of {c.path or 'the model'} keeps {mib(c.then)} of {mib(c.now)}",
+                paths=(c.path,), recipe="checkpointing", gain_bytes=c.now - c.then, applies=ALL,
+                change="x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # one more forward",
+                evidence={"now": c.now, "then": c.then, "blocks": c.blocks},
+            )
+        )  # fmt: skip
+    share = memory.padding_share(inputs, kwargs)
+    part.facts["padding"] = share
+    if share > 0.1:
+        what = f"{share:.0%} of the positions are padding"
+        change = "optimize(model, ..., apply='all') packs the encoder, or sort the batches by length"
+        part.findings.append(Finding("padding", what, recipe="padding", change=change, gain_bytes=int(share * total)))
+    return part
+
+
+def _peak(
+    module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Loss | None
+) -> int | None:
+    """Most bytes of a step beyond parameters: forward, and backward where the module trains."""
+    from kernel_pytorch.harness.memory import peak
+
+    def step() -> None:
+        output = call(module, inputs, kwargs)
+        wanted = [p for p in module.parameters() if p.requires_grad]
+        if module.training and wanted:
+            torch.autograd.grad(loss_of(output, loss), wanted, allow_unused=True)
+
+    try:
+        with torch.set_grad_enabled(module.training):
+            return peak(step, device_of(module, (inputs, kwargs)))
+    except (RuntimeError, TypeError):  # an output without gradients, or memory that does not suffice
+        return None
+
+
+def _facts(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "mode": "training" if module.training else "evaluation",
+        "device": str(device_of(module, (inputs, kwargs))),
+        "torch": torch.__version__,
+    }
+
+
+def _of_error(error: Exception) -> Finding:
+    first = str(error).strip().partition("\n")[0]
+    return Finding(
+        "error", f"the module raises {type(error).__name__}: {first}", innermost_line(error), applies=BY_HAND,
+        change="make one eager call work first",
+    )  # fmt: skip
+
+
+def _check(module: Any, shapes: Sequence[Any]) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        raise TypeError(f"module: given {type(module).__name__}; analyze the model before it is compiled or scripted")
+    if len(shapes) > MOST_SHAPES:
+        raise ValueError(f"shapes: given {len(shapes)}; at most {MOST_SHAPES} are tried")

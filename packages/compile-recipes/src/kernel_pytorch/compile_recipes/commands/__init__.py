@@ -1,0 +1,1 @@
+"""Commands of `kernel-pytorch` that this package adds."""

@@ -1,0 +1,109 @@
+"""Fusion opportunities, found by what values are and not by how the code spells them.
+
+Anchors are few: sums over the last dimension, and products of matrices. Whether y is a norm, an activation, a rotation
+or attention of x is decided by the definition: the part of the graph between the two runs again on values in which
+nothing holds by chance, and the result is compared with the definition's.
+"""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernel_pytorch.compile_recipes.recorder import Graph, Node, chain
+
+from .attention import Attention, find_attention
+from .loss import find_losses
+from .norms import Norm, find_norms, residual_of
+from .products import find_activations, find_gated, linears, shared_inputs
+from .rotary import find_rotary
+
+__all__ = ["Found", "find"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A pattern.
+
+    Attributes:
+        kind: "rms_norm", "layer_norm", "residual_norm", "shared_linear", "attention", "attention_math", "gated_mlp",
+            "bias_act", "rotary" or "loss".
+        what: what was proven, in words.
+        node: the operator that ends it.
+        moved: bytes that one eager forward would not read or write if this were one operator, at least.
+    """
+
+    kind: str
+    what: str
+    node: Node
+    moved: int = 0
+
+    @property
+    def line(self) -> str:
+        """`file:line` of the user's code."""
+        return self.node.line
+
+    @property
+    def path(self) -> str:
+        """Name of the module that it is in."""
+        return self.node.path
+
+
+def find(g: Graph) -> list[Found]:
+    """Every pattern of a graph, each once per module."""
+    lin = linears(g)
+    found: list[Found] = []
+    for norm in find_norms(g):
+        found += _of_norm(norm)
+    for group in shared_inputs(lin):
+        names = ", ".join(dict.fromkeys(n.path or n.line for n in group))
+        moved = (len(group) - 1) * size(lin[group[0]])  # the input is read once
+        found.append(Found("shared_linear", f"{len(group)} products of one input: {names}", group[0], moved))
+    found += [_of_attention(attention) for attention in find_attention(g, lin)]
+    # An activation, its product and a bias each write what the next one reads.
+    found += [Found("gated_mlp", f"{act}(gate) * up", m, 2 * size(m)) for m, act in find_gated(g, lin)]
+    found += [Found("bias_act", f"bias and {act}", y, 2 * size(y)) for y, act in find_activations(g, lin)]
+    found += [Found("rotary", f"pairs in {style}", y, _saving(y, x)) for x, y, style in find_rotary(g)]
+    for n in find_losses(g, lin):
+        what = f"cross entropy of {_shape(n)} logits, {size(n) / 2**20:.1f} MiB"
+        found.append(Found("loss", what, n, 2 * size(n)))
+    return list({(f.kind, f.line, f.path, f.what): f for f in found}.values())
+
+
+def _of_norm(norm: Norm) -> list[Found]:
+    found = []
+    if norm.by_hand:
+        offset = f", offset {norm.offset:g}" if norm.offset else ""
+        weight = f", weight {norm.weight}" if norm.weight else ""
+        moved = _saving(norm.y, norm.x)
+        found.append(Found(norm.kind, f"by hand{weight}{offset}, eps {norm.eps:.0e}", norm.y, moved))
+    if residual_of(norm) is not None:
+        found.append(Found("residual_norm", f"sum and {norm.kind}", norm.y, size(norm.x)))
+    return found
+
+
+def _of_attention(attention: Attention) -> Found:
+    file, _, line = attention.second.line.rpartition(":")
+    fused = "scaled_dot_product" in linecache.getline(file, int(line or 0))
+    kind = "attention_math" if fused else "attention"
+    what = (
+        f"equal to {attention.call}" if attention.call else "not proven equal to one call: a cap, dropout or grouping"
+    )
+    return Found(kind, what, attention.second, _saving(attention.second, *attention.first.inputs))
+
+
+def size(n: Node) -> int:
+    """Bytes of the tensor of a node."""
+    return n.value.numel() * n.value.itemsize if isinstance(n.value, Tensor) else 0
+
+
+def _saving(y: Node, *x: Node) -> int:
+    """Bytes that the operators between move, beyond one reading of x and one writing of y."""
+    inside = set().union(*(chain(n, y) for n in x))
+    return max(sum(n.cost.bytes for n in inside) - sum(map(size, x)) - size(y), 0)
+
+
+def _shape(n: Node) -> str:
+    return "x".join(map(str, n.value.shape))

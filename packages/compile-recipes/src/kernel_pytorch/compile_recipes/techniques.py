@@ -1,0 +1,94 @@
+"""`patch` and `unpatch` of every installed technique at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.technique import Technique
+
+
+@dataclass
+class Patches:
+    """What `patch` did, by package.
+
+    Attributes:
+        done: by name of the package, its own report: `replaced` and `left`, each by the path of a module.
+        broken: by name of a package that could not be loaded or raised, why.
+    """
+
+    done: dict[str, Any] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def replaced(self) -> dict[str, str]:
+        """By `package path`, what computes the module now."""
+        return {f"{name} {path}": by for name, found in self.done.items() for path, by in found.replaced.items()}
+
+    @property
+    def left(self) -> dict[str, str]:
+        """By `package path`, why a module that looked like one of its own was left alone."""
+        return {f"{name} {path}": why for name, found in self.done.items() for path, why in found.left.items()}
+
+    def __str__(self) -> str:
+        """A line for each package with what it replaced, and one for each module that was left alone."""
+        lines = []
+        for name, found in self.done.items():
+            counts: dict[str, int] = {}
+            for by in found.replaced.values():
+                counts[by] = counts.get(by, 0) + 1
+            lines += [f"{name}: {count} x {by}" for by, count in counts.items()]
+        lines += [f"{where or 'the model'}: left alone, {why}" for where, why in self.left.items()]
+        lines += [f"{name}: not applied, {why}" for name, why in self.broken.items()]
+        return "\n".join(lines) or "nothing was replaced"
+
+
+def able() -> dict[str, Technique]:
+    """The installed techniques that can be patched into a model, by name."""
+    return {t.name: t for t in discover().techniques.values() if t.replacements}
+
+
+def patch(model: torch.nn.Module) -> Patches:
+    """Let every installed technique compute what it can of a model, in place.
+
+    Each package decides for itself, by what a module computes: see its own `patch`. Parameters, names, hooks and
+    classes stay; `unpatch` takes all of it off again.
+
+    Args:
+        model: a model, or a part of one, before it is compiled.
+
+    Returns:
+        What each package replaced, and why it left the rest alone.
+
+    Raises:
+        TypeError: `model` is no module, or is compiled or scripted.
+    """
+    _check(model)
+    patches = Patches()
+    for name, technique in able().items():
+        try:
+            patches.done[name] = technique.patch(model)
+        except TypeError as error:
+            patches.broken[name] = str(error)
+    return patches
+
+
+def unpatch(model: torch.nn.Module) -> None:
+    """Undo `patch`: every module has the forward of its class again.
+
+    Raises:
+        TypeError: `model` is no module, or is compiled or scripted.
+    """
+    _check(model)
+    for technique in able().values():
+        technique.unpatch(model)
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: given {type(model).__name__}; it must be a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+        raise TypeError(f"model: given {type(model).__name__}; patch the model before it is compiled or scripted")

@@ -1,0 +1,62 @@
+"""Patterns are found in any spelling, and look-alikes and mutants are left alone."""
+
+import pytest
+import spellings
+import torch
+
+from kernel_pytorch.compile_recipes.finders import find
+from kernel_pytorch.compile_recipes.recorder import record
+
+SPELLED = [(kind, name) for kind, cases in spellings.VARIANTS.items() for name in cases]
+
+
+def found_in(make, seed=0):
+    torch.manual_seed(seed)
+    module, inputs = make()
+    return find(record(module, inputs))
+
+
+@pytest.mark.parametrize(("kind", "name"), SPELLED, ids=[f"{kind}-{name}" for kind, name in SPELLED])
+def test_a_pattern_is_found_in_any_spelling(kind, name):
+    hits = [f for f in found_in(spellings.VARIANTS[kind][name]) if f.kind == kind]
+    assert hits
+    assert hits[0].line.startswith(spellings.__file__)
+
+
+@pytest.mark.parametrize("name", spellings.LOOKALIKES)
+def test_what_looks_alike_is_left_alone(name):
+    assert [f.kind for f in found_in(spellings.LOOKALIKES[name]) if f.kind != "bias_act"] == []
+
+
+@pytest.mark.parametrize("name", spellings.MUTANTS)
+def test_a_mutant_is_not_taken_for_the_pattern(name):
+    kinds = [f.kind for f in found_in(spellings.MUTANTS[name]) if "not proven" not in f.what]
+    assert not {"rms_norm", "layer_norm", "attention", "rotary", "gated_mlp"} & {*kinds}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("att_plain", "is_causal=False, scale=0.25"),
+        ("att_masked_fill", "is_causal=True, scale=0.25"),
+        ("att_additive", "is_causal=True, scale=1"),
+        ("att_transposed", "is_causal=False, scale=0.25"),
+        ("att_bias", "attn_mask=mask, is_causal=False, scale=0.25"),
+    ],
+)
+def test_attention_is_proven_equal_to_one_call(name, call):
+    (hit,) = [f for f in found_in(spellings.VARIANTS["attention"][name]) if f.kind == "attention"]
+    assert hit.what == f"equal to scaled_dot_product_attention(q, k, v, {call})"
+
+
+def test_a_norm_names_its_weight_its_offset_and_its_eps():
+    (plain,) = [f for f in found_in(spellings.VARIANTS["rms_norm"]["rms_helper"]) if f.kind == "rms_norm"]
+    assert plain.what == "by hand, weight w, eps 1e-06"
+    (gemma,) = [f for f in found_in(spellings.VARIANTS["rms_norm"]["rms_offset"]) if f.kind == "rms_norm"]
+    assert "weight w, offset 1" in gemma.what
+
+
+def test_what_a_fusion_saves_is_counted():
+    (hit,) = [f for f in found_in(spellings.VARIANTS["rms_norm"]["rms_helper"]) if f.kind == "rms_norm"]
+    x = spellings.B * spellings.T * spellings.D * 4
+    assert 4 * x <= hit.moved <= 6 * x  # square, product, product: each writes what the next one reads

@@ -1,0 +1,119 @@
+"""The report: five parts, 80 columns, JSON, a page by itself; and the model as it was."""
+
+import copy
+import json
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+
+from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant
+
+
+class Model(nn.Module):
+    """With everything that an analysis could leave changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(32), nn.Dropout(0.3)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.calls, self.last = 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        for layer in self.layers:
+            x = x + self.drop(layer(self.norm(x)))
+        self.last = x
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+@pytest.fixture(scope="module")
+def report():
+    torch.manual_seed(0)
+    return CompilerOptimizationAssistant().analyze_component(Model(), torch.randn(8, 32), gpu="h200")
+
+
+def test_it_has_five_parts_and_says_which(report):
+    assert [f.kind for f in report["fusion_opportunities"]] == ["rms_norm", "residual_norm"]
+    assert report["kernel_efficiency"]["gpu"] == "h200"
+    assert report["memory_bottlenecks"]["saved"] > 0
+    assert report["compilation_readiness"]["breaks"] == 0
+    assert report["optimization_suggestions"][0].gain_bytes > 0
+    with pytest.raises(KeyError, match="there are: compilation_readiness"):
+        report["nothing"]
+
+
+def test_it_fits_80_columns_and_its_first_ten_lines_say_most(report):
+    lines = str(report).splitlines()
+    assert max(map(len, lines)) <= 80
+    first = lines[: lines.index("")]
+    assert len(first) <= 10
+    assert any(line.startswith("1. RMSNorm") for line in first)
+
+
+def test_the_json_has_file_line_recipe_and_change(report, tmp_path):
+    found = json.loads(report.save(tmp_path / "report.json").read_text())
+    norm, _ = found["parts"]["fusion_opportunities"]["findings"]
+    assert norm["line"].startswith(__file__)
+    assert norm["source"].startswith("return x * torch.rsqrt")
+    assert norm["change"].startswith("y = rms_norm(")
+    assert norm["recipe"] == "norm_by_hand"
+
+
+def test_the_page_needs_no_other_file(report, tmp_path):
+    seen = []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            seen.append((tag, dict(attrs)))
+
+    Parser().feed(report.save(tmp_path / "report.html").read_text())
+    assert not {tag for tag, _ in seen} & {"script", "link", "img", "iframe"}
+    assert not any("src" in attrs or "href" in attrs for _, attrs in seen)
+    with pytest.raises(ValueError, match=r"must end in \.json or \.html"):
+        report.save(tmp_path / "report.txt")
+
+
+def test_the_model_is_as_it_was():
+    model, x = Model(), torch.randn(8, 32)
+    model.layers[0].weight.grad = torch.ones(32, 32)
+    hook = model.layers[0].register_forward_hook(lambda *_: None)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    CompilerOptimizationAssistant().analyze_component(model, x)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model.calls, model.last, model.training) == (0, None, True)
+    assert torch.equal(model.layers[0].weight.grad, torch.ones(32, 32))
+    assert model.layers[1].weight.grad is None
+    assert list(model.layers[0]._forward_hooks) == [hook.id]
+
+
+def test_an_exception_of_the_model_is_told_with_its_line():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return x @ torch.ones(5, 5)
+
+    report = CompilerOptimizationAssistant().analyze_component(Broken(), torch.ones(2, 3))
+    (finding,) = report["compilation_readiness"]
+    assert finding.kind == "error"
+    assert finding.source == "return x @ torch.ones(5, 5)"
+    assert "RuntimeError" in str(report)
+
+
+def test_what_cannot_be_analyzed_is_refused():
+    assistant = CompilerOptimizationAssistant()
+    with pytest.raises(TypeError, match=r"it must be a torch\.nn\.Module"):
+        assistant.analyze_component("model")
+    with pytest.raises(TypeError, match="before it is compiled"):
+        assistant.analyze_component(torch.compile(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="at most 4"):
+        assistant.analyze_component(nn.Linear(2, 2), torch.ones(2), shapes=[(torch.ones(2),)] * 5)
+    with pytest.raises(ValueError, match="gpu is 'b9'"):
+        assistant.analyze_component(nn.Linear(2, 2), torch.ones(2), gpu="b9")
+
+
+def test_launches_are_counted_on_request():
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU()).eval()
+    report = CompilerOptimizationAssistant().analyze_component(model, torch.randn(4, 16), count_launches=True)
+    assert report["kernel_efficiency"]["launches"] == 1
