@@ -9,13 +9,15 @@ import torch
 
 from kernel_pytorch.harness.discovery import discover
 
-from . import memory
+from . import kernels_lost, memory
 from .efficiency import efficiency, gpu_of, launches
 from .finders import find
 from .fusion import fusion_findings
+from .kernels_lost import Lost, fused_operators
 from .readiness import Readiness, readiness
 from .recorder import MEMORY_LIMIT, Graph, record
 from .records import ALL, BY_HAND, Finding, Part, Report, mib
+from .settings import setting_findings
 from .state import Loss, call, device_of, innermost_line, loss_of, preserved
 from .suggestions import advice, suggestions
 
@@ -97,14 +99,22 @@ class CompilerOptimizationAssistant:
         report["fusion_opportunities"].findings = fusion_findings(found, installed, ceilings)
         report["fusion_opportunities"].facts["rerun"] = graph.rerun
         report.parts["kernel_efficiency"] = efficiency(graph, name, ceilings)
-        del graph, found
         with preserved(module):
             stage("saved activations")
             report.parts["memory_bottlenecks"] = memory_part(module, inputs, kwargs, loss)
         with preserved(module):
+            stage("settings")
+            kept = report["memory_bottlenecks"]["saved"]
+            settings = setting_findings(module, inputs, kwargs, graph, kept)
+        fused = fused_operators([n.name for n in graph.nodes])
+        del graph, found
+        with preserved(module):
             stage("graph breaks and recompilations")
             ready = readiness(module, calls, export=True)
-        report.parts["compilation_readiness"] = readiness_part(ready)
+        with preserved(module):
+            stage("attention under torch.compile")
+            lost = kernels_lost.attention_lost(module, inputs, kwargs, fused)
+        report.parts["compilation_readiness"] = readiness_part(ready, lost, settings)
         if count_launches:
             stage("launches, by Inductor")
             with preserved(module):
@@ -120,8 +130,8 @@ def _record(
     return record(module, inputs, kwargs, memory_limit)
 
 
-def readiness_part(ready: Readiness) -> Part:
-    """Breaks and recompilations as findings."""
+def readiness_part(ready: Readiness, lost: Lost, settings: Sequence[Finding]) -> Part:
+    """Lost attention, breaks, recompilations and settings as findings."""
     part = Part(
         {
             "graphs": ready.graphs,
@@ -130,6 +140,10 @@ def readiness_part(ready: Readiness) -> Part:
             "export": ready.export,
         }
     )
+    if lost.eager and not lost.error:
+        lines = "kept under torch.compile" if not lost.count else f"{lost.count} of them lost under torch.compile"
+        part.facts |= {"attention_lost": lost.count, "attention": f"{lost.eager} fused in eager, {lines}"}
+    part.findings += kernels_lost.findings(lost)
     for b in ready.breaks:
         how = "the whole function runs in eager" if b.eager else "graph break"
         cause = f"{how}: {b.cause}" + (f" ({b.gb})" if b.gb else "")
@@ -152,6 +166,7 @@ def readiness_part(ready: Readiness) -> Part:
         )
     if ready.export:
         part.findings.append(Finding("export", f"torch.export refuses it: {ready.export}"))
+    part.findings += settings
     return part
 
 

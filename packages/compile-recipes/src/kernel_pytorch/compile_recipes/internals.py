@@ -91,17 +91,16 @@ def break_registry() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def forward_graphs(compile_and_run: Callable[[Any], object], backward: bool) -> list[torch.fx.GraphModule]:
-    """The forward graphs that AOTAutograd hands to a compiler, of everything that is compiled in the call.
+def lowering_backend(
+    on_captured: Callable[[torch.fx.GraphModule], object], on_forward: Callable[[torch.fx.GraphModule], object]
+) -> Callable[..., Any]:
+    """A backend that runs eagerly, and shows each graph as Dynamo captured it and as AOTAutograd lowered its forward.
 
-    Args:
-        compile_and_run: is given the backend, and calls what it compiled with it.
-        backward: whether gradients will be computed: then the graphs are those of Inductor's partitioner.
+    The lowered graph is what Inductor would get, after its decompositions and its partitioner.
     """
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
-
-    found: list[torch.fx.GraphModule] = []
+    from torch._inductor.decomposition import select_decomp_table
 
     def boxed(gm: torch.fx.GraphModule, example: Sequence[Any] | None = None) -> Any:
         def run(args: list[Any]) -> Any:
@@ -111,21 +110,22 @@ def forward_graphs(compile_and_run: Callable[[Any], object], backward: bool) -> 
         return run
 
     def forward(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Any:
-        found.append(gm)
+        on_forward(gm)
         return boxed(gm)
 
-    options = {"partition_fn": min_cut_rematerialization_partition} if backward else {}
-    backend = aot_autograd(
-        fw_compiler=forward, bw_compiler=boxed, inference_compiler=forward, decompositions=_decompositions(), **options
+    lower = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=boxed,
+        inference_compiler=forward,
+        decompositions=select_decomp_table(),
+        partition_fn=min_cut_rematerialization_partition,
     )
-    compile_and_run(backend)
-    return found
 
+    def backend(gm: torch.fx.GraphModule, example: Sequence[Any]) -> Any:
+        on_captured(gm)
+        return lower(gm, example)
 
-def _decompositions() -> Any:
-    from torch._inductor.decomposition import select_decomp_table
-
-    return select_decomp_table()
+    return backend
 
 
 def inductor_code(call: Callable[[], object]) -> list[str]:

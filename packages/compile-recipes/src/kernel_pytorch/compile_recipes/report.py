@@ -38,8 +38,8 @@ def summary(report: Report) -> list[str]:
     fusions = report["fusion_opportunities"]
     if fusions.findings:
         lines.append(f"fusion: {plural(sum(f.evidence['count'] for f in fusions), 'pattern')} found and proven")
-    if settings := [f for f in ready if f.kind == "setting"]:
-        lines.append(f"settings that cost: {plural(len(settings), 'finding')}")
+    if settings := [f.what for f in ready if f.kind == "setting"]:
+        lines.append(_short(f"settings that cost: {'; '.join(settings)}", ""))
     for number, suggestion in enumerate(report["optimization_suggestions"].findings[:TOP], 1):
         lines.append(_short(f"{number}. {suggestion.what}", suggestion.place))
     return lines

@@ -10,12 +10,11 @@ from .registry import ADVICE
 
 FIRST = {"error": 0, "attention-lost": 1, "graph-break": 2, "recompile": 3, "setting": 4}
 """What comes before anything that is ranked by its gain: it decides whether the rest takes effect."""
-SHOWN_KINDS_WITHOUT_GAIN = frozenset(FIRST)
 
 
 def suggestions(findings: Sequence[Finding]) -> list[Finding]:
     """The findings that name a change, the most urgent first; what gains nothing that can be counted is left out."""
-    wanted = [f for f in findings if f.change and (f.kind in FIRST or f.gain_bytes > 0)]
+    wanted = [f for f in findings if f.change and f.kind != "note" and (f.kind in FIRST or f.gain_bytes > 0)]
     wanted.sort(key=lambda f: (FIRST.get(f.kind, len(FIRST)), -f.gain_seconds, -f.gain_bytes))
     return [replace(f, what=f.what + gain(f)) for f in wanted]
 
