@@ -118,7 +118,7 @@ class Vision(nn.Module):
         y = x - x.mean(-1, keepdim=True)
         y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()  # PLANT layer_norm
         h = self.mlp(y)
-        h = 0.5 * h * (1 + torch.erf(h * 0.7071067811865476))  # PLANT bias_act
+        h = 0.5 * h * (1 + torch.erf(h * 0.7071067811865476))  # PLANT activation
         if (h > 100).any():  # PLANT branch_on_data
             h = h.clamp(max=100)
         print(h.shape, end="")  # PLANT printing  # noqa: T201

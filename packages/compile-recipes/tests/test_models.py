@@ -22,7 +22,7 @@ EXPECTED = {
     "Gemma2": ("Gemma2ForCausalLM", LLAMA, {"rms_norm": 9, "shared_linear": 4, "attention": 2, "gated_mlp": 2,
                "rotary": 4, "loss": 1}),
     "GPT2": ("GPT2LMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4} | WORDS,
-             {"residual_norm": 4, "attention": 2, "bias_act": 2, "loss": 1}),
+             {"residual_norm": 4, "attention": 2, "activation": 2, "loss": 1}),
     "Bert": ("BertForMaskedLM", WIDTH | WORDS, {"residual_norm": 4, "shared_linear": 2, "attention": 2, "bias_act": 3,
              "loss": 1}),
     "ViT": ("ViTModel", WIDTH | IMAGE, {"residual_norm": 4, "shared_linear": 2, "attention": 2, "bias_act": 3}),

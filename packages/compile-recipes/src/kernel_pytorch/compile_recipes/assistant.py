@@ -10,16 +10,18 @@ import torch
 from kernel_pytorch.harness.discovery import discover
 
 from . import kernels_lost, memory
+from .apply import Optimized, optimize
 from .efficiency import efficiency, gpu_of, launches
 from .finders import find
 from .fusion import fusion_findings
 from .kernels_lost import Lost, fused_operators
 from .readiness import Readiness, readiness
-from .recorder import MEMORY_LIMIT, Graph, record
+from .recorder import MEMORY_LIMIT, record
 from .records import ALL, BY_HAND, Finding, Part, Report, mib
 from .settings import setting_findings
 from .state import Loss, call, device_of, innermost_line, loss_of, preserved
 from .suggestions import advice, suggestions
+from .validation import ROUNDS, Verdict, validate
 
 MOST_SHAPES = 4
 MOST_LINES = 10
@@ -77,7 +79,9 @@ class CompilerOptimizationAssistant:
             TypeError: `module` is no module, or is compiled or scripted already.
             ValueError: there are more than 4 shapes, or the GPU is not known.
         """
-        _check(module, shapes)
+        check_module(module)
+        if len(shapes) > MOST_SHAPES:
+            raise ValueError(f"shapes: given {len(shapes)}; at most {MOST_SHAPES} are tried")
         stage = on_stage or (lambda name: None)
         name, ceilings = gpu_of(gpu)
         report = Report(type(module).__name__, _facts(module, inputs, kwargs))
@@ -85,7 +89,7 @@ class CompilerOptimizationAssistant:
         with preserved(module):
             stage("recording one forward")
             try:
-                graph = _record(module, inputs, kwargs, memory_limit)
+                graph = record(module, inputs, kwargs, memory_limit)
             except Exception as error:  # the user's own
                 report["compilation_readiness"].findings.append(_of_error(error))
                 report.parts["optimization_suggestions"].findings = suggestions(report.findings)
@@ -104,7 +108,7 @@ class CompilerOptimizationAssistant:
             report.parts["memory_bottlenecks"] = memory_part(module, inputs, kwargs, loss)
         with preserved(module):
             stage("settings")
-            kept = report["memory_bottlenecks"]["saved"]
+            kept = report["memory_bottlenecks"].facts.get("saved", 0)
             settings = setting_findings(module, inputs, kwargs, graph, kept)
         fused = fused_operators([n.name for n in graph.nodes])
         del graph, found
@@ -123,11 +127,42 @@ class CompilerOptimizationAssistant:
         report.parts["optimization_suggestions"].findings = suggestions(report.findings)
         return report
 
+    def optimize(self, module: torch.nn.Module, *inputs: Any, **options: Any) -> Optimized:
+        """Make what can be made, and keep what is right and not slower; see `optimize`."""
+        return optimize(module, *inputs, **options)
 
-def _record(
-    module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, memory_limit: int
-) -> Graph:
-    return record(module, inputs, kwargs, memory_limit)
+    def validate_optimization(
+        self,
+        original: torch.nn.Module,
+        optimized: torch.nn.Module,
+        *inputs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        loss: Loss | None = None,
+        rounds: int = ROUNDS,
+    ) -> Verdict:
+        """Say whether a changed module computes what the original does, and whether that pays.
+
+        Args:
+            original: the definition.
+            optimized: another module that computes the same; its parameters may have other names.
+            *inputs: of a call.
+            kwargs: named inputs of the call.
+            loss: function of the output; default `output.loss`, else the mean square.
+            rounds: of the paired clock, at least 8; 0 to time nothing.
+
+        Returns:
+            A verdict with "correctness_check": outputs and gradients against the original in float64, in training and
+            evaluation, on these inputs and on others, each off by at most twice what the original is off;
+            "performance_improvement": the paired ratio with its interval; "memory_efficiency" and
+            "compilation_success", each before and after.
+
+        Raises:
+            TypeError: one of them is no module, or is scripted.
+        """
+        for module in (original, optimized):
+            if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
+                raise TypeError(f"given {type(module).__name__}; it must be a torch.nn.Module")
+        return validate(original, optimized, inputs, kwargs, loss, rounds=rounds)
 
 
 def readiness_part(ready: Readiness, lost: Lost, settings: Sequence[Finding]) -> Part:
@@ -188,7 +223,12 @@ def memory_part(
     module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Loss | None
 ) -> Part:
     """Saved activations by line, what checkpointing saves, and the share of padding."""
-    kept = memory.saved(module, inputs, kwargs)
+    try:
+        kept = memory.saved(module, inputs, kwargs)
+    except RuntimeError as error:  # torch.func inside of a forward switches off what they are counted with
+        if "saved tensor hooks" not in str(error):
+            raise
+        return Part({"unknown": "the module uses torch.func, which hides what is saved"})
     parameters = sum(p.numel() * p.itemsize for p in module.parameters())
     total = sum(k.bytes for k in kept)
     part = Part({"saved": total, "tensors": len(kept), "parameters": parameters})
@@ -255,10 +295,9 @@ def _of_error(error: Exception) -> Finding:
     )  # fmt: skip
 
 
-def _check(module: Any, shapes: Sequence[Any]) -> None:
+def check_module(module: Any) -> None:
+    """Raise TypeError unless this is a module that is neither compiled nor scripted."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
-        raise TypeError(f"module: given {type(module).__name__}; analyze the model before it is compiled or scripted")
-    if len(shapes) > MOST_SHAPES:
-        raise ValueError(f"shapes: given {len(shapes)}; at most {MOST_SHAPES} are tried")
+        raise TypeError(f"module: given {type(module).__name__}; give the model before it is compiled or scripted")

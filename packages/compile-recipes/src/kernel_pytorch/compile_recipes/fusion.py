@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .costs import Gpu
@@ -15,37 +15,65 @@ class Technique:
     """Who computes a pattern.
 
     Attributes:
-        package: that has it.
+        title: of the pattern.
         call: what to write.
+        package: of this project that has it; "" for PyTorch's own.
         applies: whether `optimize` can make the change.
         recipe: of the catalogue.
     """
 
-    package: str
+    title: str
     call: str
+    package: str = ""
     applies: str = BY_HAND
     recipe: str = ""
 
 
 TECHNIQUES = {
-    "rms_norm": Technique("rmsnorm", "y = rms_norm(x, weight, eps=eps)", SAFE, "norm_by_hand"),
-    "layer_norm": Technique("fused-ln-act", "y = layer_norm(x, weight, bias, eps=eps)", BY_HAND, "norm_by_hand"),
-    "residual_norm": Technique("rmsnorm", "y, residual = add_rms_norm(x, residual, weight)", SAFE, ""),
-    "shared_linear": Technique("qkv-fusion", "fuse(model)  # one product for the layers of one input", ALL, "qkv"),
+    "rms_norm": Technique("RMSNorm", "y = rms_norm(x, weight, eps=eps)", "rmsnorm", SAFE, "norm_by_hand"),
+    "layer_norm": Technique(
+        "LayerNorm", "y = layer_norm(x, weight, bias, eps=eps)", "fused-ln-act", recipe="norm_by_hand"
+    ),
+    "residual_norm": Technique(
+        "residual sum before a norm", "y, residual = add_rms_norm(x, residual, weight)", "rmsnorm", SAFE
+    ),
+    "shared_linear": Technique("linear layers of one input", "fuse(model)", "qkv-fusion", ALL, "projections"),
     "attention": Technique(
-        "flash-attn-triton", "y = F.scaled_dot_product_attention(q, k, v, is_causal=..., scale=...)", SAFE,
+        "attention by hand", "y = F.scaled_dot_product_attention(q, k, v, is_causal=..., scale=...)", "", SAFE,
         "attention_by_hand",
     ),
     "attention_math": Technique(
-        "flash-attn-triton", "y = flash_attention(q, k, v)  # PyTorch took its math path here", BY_HAND, ""
+        "attention on PyTorch's math path", "y = flash_attention(q, k, v)", "flash-attn-triton"
     ),
-    "gated_mlp": Technique("fused-ln-act", "h = swiglu(gate, up)", SAFE, "gated"),
-    "bias_act": Technique("fused-ln-act", "y = linear_act(x, weight, bias, activation)", BY_HAND, "activation_by_hand"),
-    "rotary": Technique("qkv-fusion", "q, k = rotary_qk(q, k, cos, sin)", BY_HAND, "rotary_table"),
+    "gated_mlp": Technique("gated unit", "h = swiglu(gate, up)", "fused-ln-act", SAFE),
+    "bias_act": Technique("bias and activation", "y = linear_act(x, weight, bias, activation)", "fused-ln-act"),
+    "activation": Technique("activation by hand", 'y = F.gelu(x, approximate="tanh")', recipe="activation_by_hand"),
+    "rotary": Technique("rotary embedding", "q, k = rotary_qk(q, k, cos, sin)", "qkv-fusion"),
     "loss": Technique(
-        "linear-cross-entropy", "loss = linear_cross_entropy(hidden, head.weight, labels)", SAFE, "loss_over_logits"
+        "loss over all logits", "loss = linear_cross_entropy(hidden, head.weight, labels)", "linear-cross-entropy",
+        SAFE, "loss_over_logits",
     ),
+    "loop": Technique("a loop over parts of a tensor", "one call on the whole tensor", recipe="loop_over_rows"),
+    "small_products": Technique("small products in a loop", "y = torch.bmm(x, weights)", recipe="small_products"),
+    "computed_again": Technique(
+        "the same values again", "compute it once, and hand it on", recipe="computed_again"
+    ),
+    "repeated_heads": Technique(
+        "repeated heads", "y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)", recipe="repeated_heads"
+    ),
+    "causal_mask": Technique(
+        "causal mask", "y = F.scaled_dot_product_attention(q, k, v, is_causal=True)", recipe="causal_mask"
+    ),
+    "conv_norm": Technique(
+        "convolution and batch norm", "torch.nn.utils.fuse_conv_bn_eval(conv, norm)", recipe="conv_norm"
+    ),
+    "channels_last": Technique(
+        "layout of a convolution", "model.to(memory_format=torch.channels_last)", "", ALL, "channels_last"
+    ),
+    "cast_weights": Technique("autocast over wide weights", "model.bfloat16()", recipe="cast_weights"),
+    "float32_logits": Technique("float32 logits", "loss = F.cross_entropy(logits, labels)", recipe="float32_logits"),
 }  # fmt: skip
+"""By kind of pattern."""
 
 
 def fusion_findings(found: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> list[Finding]:
@@ -65,34 +93,20 @@ def fusion_findings(found: Sequence[Found], installed: Sequence[str], gpu: Gpu) 
 def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> Finding:
     first = group[0]
     technique = TECHNIQUES[first.kind]
-    here = technique.package in installed
+    here = not technique.package or technique.package in installed
     moved = sum(f.moved for f in group)
     times = f" ({len(group)} times)" if len(group) > 1 else ""
     package = f"kernel_pytorch.{technique.package.replace('-', '_')}"
-    where = f"# {package}" if here else f"# pip install kernel-pytorch-{technique.package}"
+    where = f"  # {package}" if here else f"  # pip install kernel-pytorch-{technique.package}"
     return Finding(
         kind=first.kind,
-        what=f"{TITLES[first.kind]}{times}: {first.what}",
+        what=f"{technique.title}{times}: {first.what}",
         line=first.line,
         paths=tuple(dict.fromkeys(f.path for f in group)),
         recipe=technique.recipe,
-        change=f"{technique.call}  {where}" if "#" not in technique.call else f"{technique.call}, {package}",
+        change=technique.call + (where if technique.package else ""),
         gain_bytes=moved,
-        gain_seconds=moved / gpu.bytes_per_second,
-        applies=technique.applies if here or first.kind == "attention" else BY_HAND,
+        gain_seconds=max(moved / gpu.bytes_per_second, sum(f.launches for f in group) * gpu.launch_seconds),
+        applies=technique.applies if here else BY_HAND,
         evidence={"count": len(group), "package": technique.package, "installed": here, "moved": moved},
     )
-
-
-TITLES: Mapping[str, str] = {
-    "rms_norm": "RMSNorm",
-    "layer_norm": "LayerNorm",
-    "residual_norm": "residual sum before a norm",
-    "shared_linear": "linear layers of one input",
-    "attention": "attention by hand",
-    "attention_math": "attention on PyTorch's math path",
-    "gated_mlp": "gated unit",
-    "bias_act": "bias and activation",
-    "rotary": "rotary embedding",
-    "loss": "loss over all logits",
-}

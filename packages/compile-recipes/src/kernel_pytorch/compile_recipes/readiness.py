@@ -128,7 +128,9 @@ def parse(text: str) -> Break | None:
     line, source = (f"{mine[-1][0]}:{mine[-1][1]}", linecache.getline(*mine[-1]).strip()) if mine else ("", "")
     number = f"GB{gb[-1]}" if gb else ""
     eager = "Skipping the function" in head
-    return Break(line, source, cause, number, eager, recipe_of(number, cause, source, explanation))
+    in_context = eager and "WithExitFunctionVariable" in head  # it cannot be resumed inside a context
+    recipe = "context_manager" if in_context else recipe_of(number, cause, source, explanation)
+    return Break(line, source, cause, number, eager, recipe)
 
 
 def why_not_exported(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str:

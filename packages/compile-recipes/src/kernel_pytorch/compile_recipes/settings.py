@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .recorder import Graph
+from .recorder import Graph, Node
 from .records import Finding
 from .state import call, device_of
 
@@ -57,12 +57,18 @@ def _dropout(module: torch.nn.Module, graph: Graph) -> list[Finding]:
         return []
     lines: dict[str, str] = {}
     for n in graph.nodes:
-        if n.name in RANDOM:
+        if drops(n):
             lines.setdefault(n.line, n.path)
-    return [
-        _setting("dropout is active in evaluation", "F.dropout(x, p, training=self.training)", line=line, paths=(path,))
-        for line, path in lines.items()
-    ]
+    what, change = "dropout is active in evaluation", "F.dropout(x, p, training=self.training)"
+    return [_setting(what, change, line, (path,), "dropout_in_evaluation") for line, path in lines.items()]
+
+
+def drops(n: Node) -> bool:
+    """Whether an operator drops values at random, with a probability above 0."""
+    if n.name not in RANDOM:
+        return False
+    p = next((a for a in n.args if isinstance(a, float | int) and not isinstance(a, bool)), 0.5)
+    return p < 1 if n.name == "bernoulli" else p > 0
 
 
 def _transformers(module: torch.nn.Module) -> list[Finding]:
@@ -103,5 +109,5 @@ def _host(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, A
     return [_setting("the host takes longer to launch a forward than the device to run it", change)]
 
 
-def _setting(what: str, change: str, gain_bytes: int = 0, line: str = "", paths: tuple[str, ...] = ()) -> Finding:
-    return Finding("setting", what, line, paths, change=change, gain_bytes=gain_bytes)
+def _setting(what: str, change: str, line: str = "", paths: tuple[str, ...] = (), recipe: str = "") -> Finding:
+    return Finding("setting", what, line, paths, recipe, change)

@@ -14,7 +14,9 @@ FIRST = {"error": 0, "attention-lost": 1, "graph-break": 2, "recompile": 3, "set
 
 def suggestions(findings: Sequence[Finding]) -> list[Finding]:
     """The findings that name a change, the most urgent first; what gains nothing that can be counted is left out."""
-    wanted = [f for f in findings if f.change and f.kind != "note" and (f.kind in FIRST or f.gain_bytes > 0)]
+    wanted = [
+        f for f in findings if f.change and f.kind != "note" and (f.kind in FIRST or f.gain_bytes or f.gain_seconds)
+    ]
     wanted.sort(key=lambda f: (FIRST.get(f.kind, len(FIRST)), -f.gain_seconds, -f.gain_bytes))
     return [replace(f, what=f.what + gain(f)) for f in wanted]
 
@@ -22,7 +24,7 @@ def suggestions(findings: Sequence[Finding]) -> list[Finding]:
 def gain(finding: Finding) -> str:
     """What a change gains, in words."""
     if finding.gain_seconds:
-        return f"; saves at least {mib(finding.gain_bytes)}, {microseconds(finding.gain_seconds)} a forward"
+        return f"; saves at least {mib(finding.gain_bytes)}, {microseconds(finding.gain_seconds)} an eager forward"
     if finding.gain_bytes:
         return f"; saves at least {mib(finding.gain_bytes)}"
     return ""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from kernel_pytorch.compile_recipes.recorder import Graph, Node, chain
 
 from .attention import Attention, find_attention
@@ -19,6 +17,7 @@ from .loss import find_losses
 from .norms import Norm, find_norms, residual_of
 from .products import find_activations, find_gated, linears, shared_inputs
 from .rotary import find_rotary
+from .waste import find_waste, size
 
 __all__ = ["Found", "find"]
 
@@ -29,16 +28,18 @@ class Found:
 
     Attributes:
         kind: "rms_norm", "layer_norm", "residual_norm", "shared_linear", "attention", "attention_math", "gated_mlp",
-            "bias_act", "rotary" or "loss".
+            "bias_act", "activation", "rotary", "loss", or what `waste` names.
         what: what was proven, in words.
         node: the operator that ends it.
         moved: bytes that one eager forward would not read or write if this were one operator, at least.
+        launches: how many launches it would save, where that is what counts.
     """
 
     kind: str
     what: str
     node: Node
     moved: int = 0
+    launches: int = 0
 
     @property
     def line(self) -> str:
@@ -64,11 +65,18 @@ def find(g: Graph) -> list[Found]:
     found += [_of_attention(attention) for attention in find_attention(g, lin)]
     # An activation, its product and a bias each write what the next one reads.
     found += [Found("gated_mlp", f"{act}(gate) * up", m, 2 * size(m)) for m, act in find_gated(g, lin)]
-    found += [Found("bias_act", f"bias and {act}", y, 2 * size(y)) for y, act in find_activations(g, lin)]
+    for base, y, act in find_activations(g, lin):
+        by_hand = sum(n.cost.launches for n in chain(base, y)) > 1
+        found.append(
+            Found("activation", f"{act} by hand, of a linear layer with a bias", y, _saving(y, base))
+            if by_hand
+            else Found("bias_act", f"bias and {act}", y, 2 * size(y))
+        )
     found += [Found("rotary", f"pairs in {style}", y, _saving(y, x)) for x, y, style in find_rotary(g)]
     for n in find_losses(g, lin):
         what = f"cross entropy of {_shape(n)} logits, {size(n) / 2**20:.1f} MiB"
         found.append(Found("loss", what, n, 2 * size(n)))
+    found += [Found(*waste) for waste in find_waste(g, lin)]
     return list({(f.kind, f.line, f.path, f.what): f for f in found}.values())
 
 
@@ -92,11 +100,6 @@ def _of_attention(attention: Attention) -> Found:
         f"equal to {attention.call}" if attention.call else "not proven equal to one call: a cap, dropout or grouping"
     )
     return Found(kind, what, attention.second, _saving(attention.second, *attention.first.inputs))
-
-
-def size(n: Node) -> int:
-    """Bytes of the tensor of a node."""
-    return n.value.numel() * n.value.itemsize if isinstance(n.value, Tensor) else 0
 
 
 def _saving(y: Node, *x: Node) -> int:

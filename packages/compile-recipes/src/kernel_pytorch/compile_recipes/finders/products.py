@@ -102,8 +102,8 @@ def _gate(g: Graph, p: Node, q: Node, lin: Linears) -> str:
     return ""
 
 
-def find_activations(g: Graph, lin: Linears) -> list[tuple[Node, str]]:
-    """(activation, its name) of every linear layer with a bias."""
+def find_activations(g: Graph, lin: Linears) -> list[tuple[Node, Node, str]]:
+    """(its input, activation, its name) of every linear layer with a bias."""
     found = []
     for n in lin:
         views = [n, *(d for d in down(n, 3, lambda d: d in lin) if is_float(d) and of_linear(d, lin) is n)]
@@ -111,7 +111,7 @@ def find_activations(g: Graph, lin: Linears) -> list[tuple[Node, str]]:
             if n.name != "addmm" and not any(v.name == "add" for v in views if v.index <= base.index):
                 continue
             below = down(base, 9, lambda d: d.name in WALLS)
-            hit = next(((y, act) for y in below if (act := activation(g, base, y))), None)
+            hit = next(((base, y, act) for y in below if (act := activation(g, base, y))), None)
             if hit:
                 found.append(hit)
                 break

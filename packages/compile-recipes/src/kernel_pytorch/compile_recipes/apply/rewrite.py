@@ -1,0 +1,190 @@
+"""Attention by hand inside a forward, made one call: the forward of one instance, rewritten as Dynamo captures it.
+
+The new forward is the class's own, compiled by Dynamo with a backend that rewrites the graph and runs it eagerly. So
+guards, modes, side effects and graph breaks are Dynamo's business, autograd derives the new operator, and undoing is to
+delete the forward. Under an outer `torch.compile` the inner one is inlined, and the class's own code is compiled.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from kernel_pytorch.compile_recipes._core.patching import Forward, stock
+from kernel_pytorch.compile_recipes.finders.attention import Attention, find_attention
+from kernel_pytorch.compile_recipes.internals import break_messages, no_dispatch_modes
+from kernel_pytorch.compile_recipes.recorder import Graph, Node, Recorder, chain
+from kernel_pytorch.compile_recipes.settings import drops
+from kernel_pytorch.compile_recipes.state import preserved
+
+from .changes import Context, Done, put
+
+PRODUCTS = {
+    operator.matmul,
+    torch.matmul,
+    torch.bmm,
+    torch.Tensor.matmul,
+    torch.Tensor.bmm,
+    "matmul",
+    "bmm",
+    "__matmul__",
+}
+Rewritten = list[int]
+
+
+class Owners(fx.Interpreter):
+    """Runs a graph under the recorder, and notes by which node of it each recorded operator was called."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.recorder = Recorder(gm)
+        self.owner: dict[Node, fx.Node] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        start = len(self.recorder.graph.nodes)
+        out = super().run_node(n)
+        for node in self.recorder.graph.nodes[start:]:
+            self.owner[node] = n
+        return out
+
+    def record(self, inputs: Sequence[Any]) -> Graph:
+        """Run the graph."""
+        with torch.no_grad(), self.recorder:
+            self.run(*inputs)
+        return self.recorder.graph
+
+
+def rewrite(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    """Put `scaled_dot_product_attention` where two products with a softmax between are proven to be it.
+
+    Args:
+        gm: as Dynamo captured it.
+        inputs: real or fake ones; values are made for them.
+
+    Returns:
+        How many were rewritten.
+    """
+    with no_dispatch_modes():
+        owners = Owners(gm)
+        graph = owners.record([_like(t) for t in inputs])
+        found = [a for a in find_attention(graph, {}) if _can_be_rewritten(a)]
+    count = sum(_replace(gm, a, owners.owner[a.first], owners.owner[a.second]) for a in found)
+    if count:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return count
+
+
+def _can_be_rewritten(a: Attention) -> bool:
+    """Not what drops weights at random, nor what needs a mask, nor queries on the right."""
+    random = any(drops(n) for n in chain(a.first, a.second))
+    return bool(a.call) and a.mask is None and a.keys_turned and not random
+
+
+def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> bool:
+    if one.target not in PRODUCTS or two.target not in PRODUCTS:
+        return False
+    q, keys, v = one.args[0], one.args[1], two.args[1]
+    if not all(isinstance(n, fx.Node) for n in (q, keys, v)) or two.args[0] is v:
+        return False
+    if a.is_causal and _length(q, -2) != _length(keys, -1):  # the same number may be two symbols
+        return False
+    with gm.graph.inserting_before(two):
+        k = gm.graph.call_method("transpose", (keys, -1, -2))
+        options = {"is_causal": a.is_causal, "scale": a.scale}
+        new = gm.graph.call_function(F.scaled_dot_product_attention, (q, k, v), options)
+    new.meta = dict(two.meta)
+    two.replace_all_uses_with(new)
+    return True
+
+
+def _length(n: Any, dimension: int) -> str:
+    value = n.meta.get("example_value")
+    return str(value.shape[dimension]) if isinstance(value, Tensor) else f"unknown {n}"
+
+
+def _like(t: Any) -> Any:
+    """A value of the shape and dtype of an input of a graph."""
+    if isinstance(t, torch.SymInt):
+        return int(t)
+    if not isinstance(t, Tensor):
+        return t
+    g, shape = torch.Generator().manual_seed(0), tuple(int(n) for n in t.shape)
+    if not t.is_floating_point():
+        return torch.zeros(shape, dtype=t.dtype, device=t.device)
+    # A scale or a table of one element stays what it is only if it is real.
+    return torch.randn(shape, generator=g).to(t.dtype).to(t.device)
+
+
+def rewriting_backend(
+    counts: Rewritten, lower: Callable[[fx.GraphModule, Sequence[Any]], Any] | None = None
+) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+    """A backend for `torch.compile` that rewrites a graph and then runs it eagerly, or hands it on."""
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        try:
+            counts.append(rewrite(gm, inputs))
+        except Exception:  # values of a user's own kind: the graph stays as it is
+            counts.append(0)
+        return gm.forward if lower is None else lower(gm, inputs)
+
+    return backend
+
+
+def rewrite_attention(model: torch.nn.Module, context: Context) -> Done | str:
+    """Rewrite the forward of each module in which attention by hand was proven."""
+    paths = {p.path for p in context.patterns if p.kind == "attention" and p.what.startswith("equal to")}
+    modules = {id(m) for name, m in model.named_modules() if name in paths}
+    if not modules:
+        return "no attention by hand was proven to be one call"
+    counts: Rewritten = []
+    compiled: dict[type, Any] = {}
+
+    def make(module: torch.nn.Module) -> Forward:
+        return _forward(module, counts, compiled)
+
+    done = put(model, "rewriting", dict.fromkeys(modules, make), "forwards rewritten")
+    if isinstance(done, str):
+        return done
+    with torch.no_grad(), break_messages(), preserved(model):
+        for _ in range(2):
+            seen = len(counts)
+            model(*context.inputs, **context.kwargs)
+    if not sum(counts):
+        done.undo()
+        return "it cannot be rewritten: its products are not matmul, or a mask or dropout stands between"
+    if len(counts) > seen:
+        done.undo()
+        return "its forward would be compiled again in each call"
+    return Done(f"attention as one call, {done.what}", done.undo)
+
+
+def _copied(function: Any) -> Any:
+    """The same function with code of its own: Dynamo counts recompilations by code."""
+    if not isinstance(function, FunctionType):
+        return function
+    parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    copied = FunctionType(function.__code__.replace(), *parts)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _forward(module: torch.nn.Module, counts: Rewritten, compiled: dict[type, Any]) -> Forward:
+    own = stock(module)
+    if type(module) not in compiled:
+        compiled[type(module)] = torch.compile(_copied(own), backend=rewriting_backend(counts))
+    rewritten = compiled[type(module)]
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return own(self, *args, **kwargs)
+        return rewritten(self, *args, **kwargs)
+
+    return forward

@@ -1,0 +1,289 @@
+"""Changes are made in place, proven, and taken off again bit for bit; what is wrong or slower is taken back."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant, apply, optimize, techniques
+from kernel_pytorch.compile_recipes.apply.changes import Change, Done
+
+# Dynamo, of a compiled part whose input is no leaf.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+class Attention(nn.Module):
+    """Attention by hand, as a part of a forward that does more."""
+
+    def __init__(self, p=0.0, causal=False):
+        super().__init__()
+        self.qkv, self.out, self.drop = nn.Linear(32, 96), nn.Linear(32, 32), nn.Dropout(p)
+        self.causal = causal
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) * 8**-0.5
+        if self.causal:
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        return x + self.out((self.drop(scores.softmax(-1)) @ v).transpose(1, 2).flatten(-2))
+
+
+def gradients(model, x):
+    loss = model(x).square().sum()
+    return torch.autograd.grad(loss, [*model.parameters()])
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Without the techniques that happen to be installed."""
+    monkeypatch.setattr(apply, "technique_changes", list)
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Optimise with one change alone."""
+
+    def run(make, model, *inputs, **options):
+        monkeypatch.setattr(apply, "changes", lambda: [Change("the change", "safe", make)])
+        return optimize(model, *inputs, **options)
+
+    return run
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_by_hand_becomes_one_call_and_comes_back(alone, causal):
+    model, x = nn.Sequential(Attention(causal=causal), Attention(causal=causal)), torch.randn(2, 12, 32)
+    names, before, grads = list(model.state_dict()), model(x), gradients(model, x)
+    parameters, seen = [*model.parameters()], []
+    model[0].out.register_forward_hook(lambda *_: seen.append(1))
+    result = optimize(model, x, rounds=0)
+    assert list(result.applied) == ["rewrite attention"]
+    assert result.module is model
+    torch.testing.assert_close(model(x), before)
+    torch.testing.assert_close(gradients(model, x), grads)
+    assert list(model.state_dict()) == names
+    seen.clear()
+    calls = int(model[0].calls)
+    model(x)
+    assert (len(seen), int(model[0].calls)) == (1, calls + 1)
+    y = torch.randn(3, 7, 32)  # another shape
+    changed = model(y)
+    result.revert()
+    torch.testing.assert_close(changed, model(y))
+    assert torch.equal(model(x), before)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(model, x), grads, strict=True))
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+def test_the_rewritten_forward_runs_the_fused_operator(alone):
+    model, x = Attention().eval(), torch.randn(2, 12, 32)
+
+    def operators():
+        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            model(x)
+        return {event.key for event in profile.key_averages()}
+
+    assert "aten::_softmax" in operators()
+    optimize(model, x, rounds=0)
+    model(x)
+    assert "aten::_softmax" not in operators()
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in operators()
+
+
+def test_dropout_on_the_weights_is_left_alone_in_training(alone):
+    model, x = Attention(p=0.5), torch.randn(2, 12, 32)
+    result = optimize(model, x, rounds=0)
+    assert "cannot be rewritten" in result.rejected["rewrite attention"]
+    assert "forward" not in model.__dict__
+
+
+def test_a_forward_that_is_compiled_again_in_each_call_is_left_alone(alone):
+    class Counting(Attention):
+        def forward(self, x):
+            self.number = getattr(self, "number", 0) + 1
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            return ((q @ k.transpose(-1, -2)).softmax(-1) @ v).mean() * self.number
+
+    result = optimize(Counting().eval(), torch.randn(2, 12, 32), rounds=0)
+    assert result.rejected["rewrite attention"] == "its forward would be compiled again in each call"
+
+
+def test_copies_pickles_and_compilation_of_a_changed_model(alone):
+    model, x = nn.Sequential(Attention()).eval(), torch.randn(2, 12, 32)
+    before = model(x)
+    optimize(model, x, rounds=0)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[0].qkv.weight.zero_()
+    assert not torch.equal(twin(x), model(x))
+    loaded = pickle.loads(pickle.dumps(model))
+    assert torch.equal(loaded(x), before), "a pickled model comes back unchanged"
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), before)
+    stream = io.BytesIO()
+    torch.save(model.state_dict(), stream)
+
+
+def test_a_wrong_change_is_taken_back(tried):
+    def double(model, context):
+        model.forward = lambda x: 2 * type(model).forward(model, x)
+        return Done("doubled", lambda: model.__dict__.pop("forward"))
+
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    before = model(x)
+    result = tried(double, model, x, rounds=0)
+    assert "taken back, it is wrong: " in result.rejected["the change"]
+    assert torch.equal(model(x), before)
+
+
+def test_a_change_that_is_wrong_on_other_inputs_alone_is_taken_back(tried):
+    x = torch.randn(4, 8)
+
+    def cached(model, context):
+        kept = {True: type(model).forward(model, x).detach()}
+        model.forward = lambda y: kept[True] if y.shape == x.shape else type(model).forward(model, y)
+        return Done("cached", lambda: model.__dict__.pop("forward"))
+
+    result = tried(cached, nn.Linear(8, 8).requires_grad_(False).eval(), x, rounds=0)
+    assert "other inputs" in result.rejected["the change"]
+
+
+def test_a_change_with_wrong_gradients_is_taken_back(tried):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x @ weight.T
+
+        @staticmethod
+        def backward(ctx, g):
+            x, weight = ctx.saved_tensors
+            return g @ weight, 1.01 * g.T @ x
+
+    def wrong(model, context):
+        model.forward = lambda x: Wrong.apply(x, model.weight)
+        return Done("wrong", lambda: model.__dict__.pop("forward"))
+
+    result = tried(wrong, nn.Linear(8, 8, bias=False), torch.randn(4, 8), rounds=0)
+    assert "gradient of weight" in result.rejected["the change"]
+
+
+def test_a_slower_change_is_taken_back(tried):
+    def slow(model, context):
+        def forward(x):
+            for _ in range(300):
+                x.sin()
+            return type(model).forward(model, x)
+
+        model.forward = forward
+        return Done("slowed", lambda: model.__dict__.pop("forward"))
+
+    result = tried(slow, nn.Linear(64, 64).eval(), torch.randn(64, 64), rounds=8)
+    assert "taken back, it is slower" in result.rejected["the change"]
+
+
+def test_an_exception_leaves_the_model_as_it_was(tried):
+    def interrupted(model, context):
+        raise KeyboardInterrupt
+
+    model, x = Attention(), torch.randn(2, 12, 32)
+    before = model(x)
+    with pytest.raises(KeyboardInterrupt):
+        tried(interrupted, model, x)
+    assert torch.equal(model(x), before)
+
+
+def test_projections_are_packed_and_come_back_as_they_were():
+    pytest.importorskip("kernel_pytorch.qkv_fusion")
+    if "qkv-fusion" not in techniques.able():
+        pytest.skip("qkv-fusion is not installed")
+
+    class Projected(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x):
+            return self.q_proj(x) + self.k_proj(x) * self.v_proj(x)
+
+    model, x = nn.Sequential(Projected()), torch.randn(4, 32)
+    parameters, before = dict(model.named_parameters()), model(x)
+    result = optimize(model, x, apply=["fuse"], rounds=0)
+    assert list(result.applied) == ["fuse"]
+    result.revert()
+    assert torch.equal(model(x), before)
+    assert all(parameters[name] is p for name, p in model.named_parameters())
+
+
+def test_layout_blocks_and_checkpoints_by_name():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3, padding=1)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3))
+
+        def forward(self, x):
+            x = self.conv(x).mean((2, 3))
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    model, x = Net(), torch.randn(2, 3, 8, 8)
+    before, state = model(x), copy.deepcopy(model.state_dict())
+    result = optimize(model, x, apply=["channels_last", "checkpointing"], rounds=0)
+    assert list(result.applied) == ["channels_last", "checkpointing"]
+    verdict = result.applied["checkpointing"][1]
+    kept = verdict["memory_efficiency"]["saved"]
+    assert kept[1] < kept[0]
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    result.revert()
+    assert torch.equal(model(x), before)
+    assert model.conv.weight.is_contiguous()
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    with pytest.raises(ValueError, match="no change 'luck'; there are: safe, all"):
+        optimize(model, x, apply="luck")
+
+
+def test_a_verdict_has_four_parts():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x):
+            h = self.layer(x)
+            return 0.5 * h * (1 + torch.erf(h * 2**-0.5))
+
+    class Fused(Plain):
+        def forward(self, x):
+            return F.gelu(self.layer(x))
+
+    original, optimized, x = Plain(), Fused(), torch.randn(64, 16)
+    optimized.load_state_dict(original.state_dict())
+    verdict = CompilerOptimizationAssistant().validate_optimization(original, optimized, x)
+    assert verdict.passed
+    assert verdict["correctness_check"]["compared"] > 8
+    assert verdict["performance_improvement"]["rounds"] == 8
+    before, after = verdict["memory_efficiency"]["saved"]
+    assert after < before
+    assert verdict["compilation_success"]["breaks"] == (0, 0)
+    assert str(verdict).startswith("correctness: passed")
+    with pytest.raises(KeyError, match="there are: correctness_check"):
+        verdict["luck"]
+
+
+def test_everything_is_as_before_a_validation():
+    model, x = Attention(p=0.3), torch.randn(2, 8, 32)
+    twin = copy.deepcopy(model)
+    state = torch.get_rng_state()
+    CompilerOptimizationAssistant().validate_optimization(model, twin, x, rounds=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (int(model.calls), model.training, model.drop.p) == (0, True, 0.3)
+    assert all(p.grad is None for p in model.parameters())
