@@ -2,6 +2,7 @@
 
 - `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
   one page per module of the harness.
+- The page of patterns in the guide has every recipe.
 - The page about whole models has their tables, and that of the architectures that are tested.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
@@ -20,6 +21,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from recipes_page import PAGE as RECIPES
+from recipes_page import page as recipes_page
 from technique_pages import packages  # beside this file, where mkdocs looks while it loads a hook
 
 from kernel_pytorch.harness.models.page import losses as models_losses
@@ -45,18 +48,21 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "reference/": [f"reference/{name}.md" for name in modules()],
     }
     config.nav = [
-        {title: contents.get(target, target) for title, target in entry.items()} if isinstance(entry, dict) else entry
+        {title: contents.get(target, target) if isinstance(target, str) else target for title, target in entry.items()}
+        if isinstance(entry, dict)
+        else entry
         for entry in config.nav
     ]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add one page per module of the harness."""
+    """Add one page per module of the harness, and that of all recipes."""
     options = "{show_root_heading: false, show_root_toc_entry: false, heading_level: 2}"
     for name in modules():
         page = f"# {name}\n\n::: kernel_pytorch.harness.{name}\n    options: {options}\n"
         files.append(File.generated(config, f"reference/{name}.md", content=page))
+    files.append(File.generated(config, RECIPES, content=recipes_page()))
     return files
 
 

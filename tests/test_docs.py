@@ -182,3 +182,26 @@ def test_a_public_module_is_asked_for_by_itself(pages, tmp_path):
     package = tmp_path / "packages" / "soft-cap" / SOURCE / "__init__.py"
     package.write_text('from . import levels\nfrom .soft_cap import soft_cap\n\n__all__ = ["levels", "soft_cap"]\n')
     assert pages.api("soft-cap", "").endswith("members: [levels, soft_cap]}\n\n::: kernel_pytorch.soft_cap.levels")
+
+
+# The guide.
+
+GUIDE = sorted(ROOT.glob("docs/guide/*.md"))
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
+def test_a_page_of_the_guide_is_short_and_says_first_what_it_is_for(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.split("\n\n")[1].startswith("After this page you can ")
+    assert len(text.split()) <= 1200
+
+
+def test_the_guide_has_every_recipe():
+    spec = importlib.util.spec_from_file_location("recipes_page", ROOT / "docs" / "recipes_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.page()
+    for name, recipe in module.catalogue().items():
+        assert f"## {recipe.title} {{#{name}}}\n" in text
+        assert f"| [`{name}`](#{name}) |" in text
+    assert text.count("``` {.python}\nclass After(Same)") == len(module.catalogue())
