@@ -107,7 +107,7 @@ def find_activations(g: Graph, lin: Linears) -> list[tuple[Node, Node, str]]:
     found = []
     for n in lin:
         views = [n, *(d for d in down(n, 3, lambda d: d in lin) if is_float(d) and of_linear(d, lin) is n)]
-        for base in views:
+        for base in sorted(views, key=lambda d: -d.index):  # of a product and its view, what is read next
             if n.name != "addmm" and not any(v.name == "add" for v in views if v.index <= base.index):
                 continue
             below = down(base, 9, lambda d: d.name in WALLS)
