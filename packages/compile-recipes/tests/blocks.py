@@ -29,8 +29,10 @@ WORDS = SIZES | {
 GROUPED = WORDS | {"num_key_value_heads": 2}
 HEADED = GROUPED | {"head_dim": 16}
 IMAGE = SIZES | {"image_size": 32, "patch_size": 8}
-BART = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 1000, "max_position_embeddings": 64}  # fmt: skip
+BART = {
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 1000, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 def llama_like(prefix="model.layers.1", **changes):

@@ -152,7 +152,8 @@ def correctness(
                 except Exception as error:
                     failures.append(f"{where}: raises {type(error).__name__}: {error}".partition("\n")[0])
                     continue
-                found = differences(expected, stock, ours, partial)
+                summands = max((t.numel() for t in tree_leaves(arguments) if isinstance(t, Tensor)), default=1)
+                found = differences(expected, stock, ours, partial, summands)
                 failures += [f"{where}: {problem}" for problem in found]
                 compared += len(expected)
     return {"passed": not failures and compared > 0, "failures": failures, "compared": compared, "skipped": skipped}
@@ -238,9 +239,21 @@ def repeatable(module: torch.nn.Module, arguments: Inputs, loss: Loss | None, be
 
 
 def differences(
-    truth: Mapping[str, Tensor], stock: Mapping[str, Tensor], ours: Mapping[str, Tensor], partial: bool = False
+    truth: Mapping[str, Tensor],
+    stock: Mapping[str, Tensor],
+    ours: Mapping[str, Tensor],
+    partial: bool = False,
+    summands: int = 1,
 ) -> Iterator[str]:
-    """A line for each result that is off by more than its budget, or missing; parameters may have other names."""
+    """A line for each result that is off by more than its budget, or missing; parameters may have other names.
+
+    Args:
+        truth: in float64.
+        stock: of the original.
+        ours: of the optimized module.
+        partial: whether a result that has a loss may lack others.
+        summands: of which the gradient of a parameter is a sum: its rounding grows with their square root.
+    """
     outputs = [name for name in truth if not name.startswith("gradient of")]
     gradients = [float(t.abs().amax()) for name, t in truth.items() if name not in outputs and t.numel()]
     largest = max(gradients, default=0.0)
@@ -259,7 +272,8 @@ def differences(
         # A gradient that cancels to nothing, as that of a key's bias, is rounding of the large ones.
         scale = max(float(expected.abs().amax()), LEAST_SHARE * largest if name.startswith("gradient of") else 0.0)
         rounding = torch.finfo(stock[name].dtype).eps * scale
-        allowed = BUDGET * float(own.amax()) + 4 * rounding
+        growth = max(4.0, summands**0.5) if name.startswith("gradient of") else 4.0
+        allowed = BUDGET * float(own.amax()) + growth * rounding
         if not bool((error <= allowed).all()):
             yield f"{name}: off by {float(error.amax()):.1e}, allowed {allowed:.1e}"
 
