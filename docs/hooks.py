@@ -2,7 +2,7 @@
 
 - `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
   one page per module of the harness.
-- The page of patterns in the guide has every recipe.
+- The page of patterns in the guide has every recipe, and that about debugging a run of `kernel-pytorch doctor`.
 - The page about whole models has their tables, and that of the architectures that are tested.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
@@ -21,6 +21,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from recipes_page import DOCTOR, REPORT, diagnosed, with_doctor
 from recipes_page import PAGE as RECIPES
 from recipes_page import page as recipes_page
 from technique_pages import packages  # beside this file, where mkdocs looks while it loads a hook
@@ -63,11 +64,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = f"# {name}\n\n::: kernel_pytorch.harness.{name}\n    options: {options}\n"
         files.append(File.generated(config, f"reference/{name}.md", content=page))
     files.append(File.generated(config, RECIPES, content=recipes_page()))
+    model = (ROOT / "docs" / DOCTOR).read_text(encoding="utf-8")
+    files.append(File.generated(config, REPORT, content=diagnosed(model)[1]))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Put what was measured of whole models where the page about them asks for it."""
+    """Put what was measured of whole models, and a run of `doctor`, where pages ask for it."""
+    if page.file.src_uri == DOCTOR:
+        return with_doctor(markdown)
     if page.file.src_uri != "models.md":
         return markdown
     markdown = markdown.replace("<!-- architectures -->", architectures_table())

@@ -196,12 +196,27 @@ def test_a_page_of_the_guide_is_short_and_says_first_what_it_is_for(page):
     assert len(text.split()) <= 1200
 
 
-def test_the_guide_has_every_recipe():
+@pytest.fixture(scope="module")
+def recipes_page():
+    """docs/recipes_page.py."""
     spec = importlib.util.spec_from_file_location("recipes_page", ROOT / "docs" / "recipes_page.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = module.page()
-    for name, recipe in module.catalogue().items():
+    return module
+
+
+def test_the_guide_shows_a_run_of_doctor(recipes_page):
+    page = (ROOT / "docs" / recipes_page.DOCTOR).read_text(encoding="utf-8")
+    shown = recipes_page.with_doctor(page)
+    assert "1. models.py:13  graph break: Data-dependent branching" in shown
+    assert recipes_page.with_doctor("no marker") == "no marker"
+    assert "models.py:13" in recipes_page.diagnosed(page)[1]
+    assert "/tmp" not in recipes_page.diagnosed(page)[1]
+
+
+def test_the_guide_has_every_recipe(recipes_page):
+    text = recipes_page.page()
+    for name, recipe in recipes_page.catalogue().items():
         assert f"## {recipe.title} {{#{name}}}\n" in text
         assert f"| [`{name}`](#{name}) |" in text
-    assert text.count("``` {.python}\nclass After(Same)") == len(module.catalogue())
+    assert text.count("``` {.python}\nclass After(Same)") == len(recipes_page.catalogue())

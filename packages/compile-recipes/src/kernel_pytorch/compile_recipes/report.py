@@ -41,7 +41,8 @@ def summary(report: Report) -> list[str]:
     if settings := [f.what for f in ready if f.kind == "setting"]:
         lines.append(_short(f"settings that cost: {'; '.join(settings)}", ""))
     for number, suggestion in enumerate(report["optimization_suggestions"].findings[:TOP], 1):
-        lines.append(_short(f"{number}. {suggestion.what}", suggestion.place))
+        place = f"{suggestion.place}  " if suggestion.place else ""
+        lines.append(_short(f"{number}. {place}{suggestion.what}", ""))
     return lines
 
 
