@@ -628,6 +628,14 @@ def eps_of_a_tenth():
 
 
 @mutant
+def eps_of_a_tenth_in_16_bits():  # where rounding hides it in rows of an ordinary size
+    def f(s, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1)
+
+    return Fn(f), (torch.randn(B, T, D).bfloat16(),)
+
+
+@mutant
 def layer_norm_with_a_large_eps():
     def f(s, x):
         x = x - x.mean(-1, keepdim=True)
