@@ -3,14 +3,16 @@
 import copy
 import io
 import pickle
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant, apply, optimize, techniques
+from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant, Verdict, apply, optimize, techniques
 from kernel_pytorch.compile_recipes.apply.changes import Change, Done
+from kernel_pytorch.compile_recipes.apply.rewrite import rewrite_attention
 
 # Dynamo, of a compiled part whose input is no leaf.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -287,3 +289,20 @@ def test_everything_is_as_before_a_validation():
     assert torch.equal(torch.get_rng_state(), state)
     assert (int(model.calls), model.training, model.drop.p) == (0, True, 0.3)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_does_not_fit_twice_is_proven_block_by_block(alone, monkeypatch, tried):
+    monkeypatch.setattr(sys.modules[Verdict.__module__], "fits", lambda module: False)
+    model, x = nn.Sequential(Attention(), Attention()), torch.randn(2, 12, 32)
+    result = tried(rewrite_attention, model, x, rounds=0)
+    verdict = result.applied["the change"][1]
+    assert verdict["correctness_check"]["by_blocks"]
+    assert "of the changed modules alone" in str(verdict)
+    result.revert()
+
+    def double_the_second(model, context):
+        model[1].forward = lambda x: 2 * type(model[1]).forward(model[1], x)
+        return Done("doubled", lambda: model[1].__dict__.pop("forward"))
+
+    result = tried(double_the_second, model, x, rounds=0)
+    assert "taken back, it is wrong: 1: " in result.rejected["the change"]

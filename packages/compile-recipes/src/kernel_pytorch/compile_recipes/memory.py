@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .recorder import following, memory, user_line
+from .recorder import Paths, memory, user_line
 from .state import call, leaves_of
 
 MASKS = ("attention_mask", "mask", "padding_mask")
@@ -35,7 +35,7 @@ def saved(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, A
     given = tree_leaves((inputs, dict(kwargs or {})))
     known = {memory(t) for t in (*module.parameters(), *module.buffers(), *given) if isinstance(t, Tensor)}
     kept: dict[int, Kept] = {}
-    with following(module) as paths, torch.enable_grad():
+    with Paths(module) as paths, torch.enable_grad():
 
         def note(t: Tensor) -> Tensor:
             if t.layout is torch.strided and memory(t) not in known and memory(t) not in kept:

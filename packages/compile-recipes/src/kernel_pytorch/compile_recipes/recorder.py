@@ -6,12 +6,11 @@ whole. A write in place becomes a node of its own, and what shares its memory is
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import sysconfig
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -362,10 +361,3 @@ def _renewed(tensor: Tensor, node: Node, missed: Sequence[tuple[Node, Tensor]]) 
 
     written = [n for n, _ in missed]
     return Node("renewed", renewed, (node, *written), {}, tensor, written[-1].line, written[-1].path)
-
-
-@contextlib.contextmanager
-def following(module: torch.nn.Module) -> Iterator[Paths]:
-    """Follow which module runs, without recording operators."""
-    with Paths(module) as paths:
-        yield paths

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_pytorch.harness.clock import Subject, compare_paired, measure
+from kernel_pytorch.harness.environment import memory_bytes
 from kernel_pytorch.harness.memory import peak
 
 from .memory import MASKS, saved
@@ -39,7 +40,8 @@ class Verdict:
     """What `validate_optimization` found; its four parts can be indexed by name.
 
     Attributes:
-        correctness_check: "passed", "failures" (a line each), and what was "compared".
+        correctness_check: "passed", "failures" (a line each), how much was "compared", and whether "by_blocks": the
+            changed modules alone, because a float64 copy of the whole does not fit into memory.
         performance_improvement: "speedup", "low", "high", "verdict"; empty if nothing was timed.
         memory_efficiency: "peak" and "saved" bytes, each (before, after).
         compilation_success: "breaks", "graphs", "recompiles", each (before, after), and "error".
@@ -64,7 +66,8 @@ class Verdict:
     def __str__(self) -> str:
         """A line for each part."""
         c, p, m = self.correctness_check, self.performance_improvement, self.memory_efficiency
-        lines = [f"correctness: {'passed' if self.passed else 'FAILED'}, {c.get('compared', 0)} comparisons"]
+        how = ", of the changed modules alone" if c.get("by_blocks") else ""
+        lines = [f"correctness: {'passed' if self.passed else 'FAILED'}, {c.get('compared', 0)} comparisons{how}"]
         lines += [f"  {failure}" for failure in c.get("failures", ())]
         if p:
             lines.append(f"time: {p['speedup']:.2f}x [{p['low']:.2f}, {p['high']:.2f}], {p['verdict']}")
@@ -101,7 +104,10 @@ def validate(
     given: Inputs = (tuple(inputs), dict(kwargs or {}))
     verdict = Verdict()
     with preserved(original), preserved(optimized):
-        verdict.correctness_check = correctness(original, optimized, given, loss, masked, partial)
+        whole = fits(original)
+        check = correctness if whole else by_blocks
+        verdict.correctness_check = check(original, optimized, given, loss, masked, partial)
+        verdict.correctness_check["by_blocks"] = not whole
     with preserved(original), preserved(optimized):
         if rounds:
             verdict.performance_improvement = performance(original, optimized, given, loss, rounds)
@@ -157,6 +163,48 @@ def correctness(
                 failures += [f"{where}: {problem}" for problem in found]
                 compared += len(expected)
     return {"passed": not failures and compared > 0, "failures": failures, "compared": compared, "skipped": skipped}
+
+
+def fits(module: torch.nn.Module) -> bool:
+    """Whether a copy in float64 fits into half of the memory."""
+    needed = sum(8 * t.numel() for t in (*module.parameters(), *module.buffers()))
+    return needed < memory_bytes(device_of(module)) // 2
+
+
+def by_blocks(
+    original: torch.nn.Module,
+    optimized: torch.nn.Module,
+    given: Inputs,
+    loss: Loss | None,
+    masked: bool = False,
+    partial: bool = False,
+) -> dict[str, Any]:
+    """Each changed module by itself, on the inputs that it gets: for models whose float64 copy does not fit."""
+    stock = dict(original.named_modules())
+    changed: dict[str, torch.nn.Module] = {}
+    for path, m in optimized.named_modules():
+        differs = path not in stock or type(m) is not type(stock[path]) or "forward" in m.__dict__
+        if path and differs and not any(path.startswith(f"{outer}.") for outer in changed):
+            changed[path] = m
+    seen: dict[str, Inputs] = {}
+    hooks = [
+        stock[path].register_forward_pre_hook(
+            lambda m, args, kwargs, path=path: seen.setdefault(path, (args, kwargs)) and None, with_kwargs=True
+        )
+        for path in changed
+        if path in stock
+    ]
+    try:
+        with torch.no_grad():
+            call(original, *given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {path: correctness(stock[path], changed[path], arguments, None) for path, arguments in seen.items()}
+    failures = [f"{path}: {failure}" for path, check in found.items() for failure in check["failures"]]
+    failures += [f"{path}: it was not called, so it is not proven" for path in changed.keys() - seen.keys()]
+    compared = sum(check["compared"] for check in found.values())
+    return {"passed": not failures and compared > 0, "failures": failures, "compared": compared, "skipped": 0}
 
 
 @contextlib.contextmanager
