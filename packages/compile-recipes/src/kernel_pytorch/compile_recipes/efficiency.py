@@ -15,7 +15,6 @@ from .records import Finding, Part, mib, microseconds
 from .state import call
 
 DEFAULT_GPU = "h100"
-SHOWN = 8
 
 
 def gpu_of(name: str | None) -> tuple[str, Gpu]:

@@ -77,13 +77,7 @@ TECHNIQUES = {
 
 
 def fusion_findings(found: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> list[Finding]:
-    """One finding for each kind and line, with all modules that have it.
-
-    Args:
-        found: by the finders.
-        installed: names of the packages that are installed.
-        gpu: whose bandwidth turns bytes into a least gain of time.
-    """
+    """One finding for each kind and line, with all modules that have it; a GPU's rates give the least gain of time."""
     groups: dict[tuple[str, str], list[Found]] = {}
     for f in found:
         groups.setdefault((f.kind, f.line), []).append(f)

@@ -20,15 +20,7 @@ HOST_SHARE = 0.9
 def setting_findings(
     module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, graph: Graph, saved_bytes: int
 ) -> list[Finding]:
-    """What is set in a way that costs.
-
-    Args:
-        module: as it will run.
-        inputs: of a call.
-        kwargs: named inputs of the call.
-        graph: one recorded forward.
-        saved_bytes: that a forward with gradients keeps.
-    """
+    """What is set in a way that costs, by the module's modes, one recorded forward, and what a forward keeps."""
     found = [*_modes(module, saved_bytes), *_dropout(module, graph), *_transformers(module)]
     if device_of(module, (inputs, kwargs)).type == "cuda":
         found += [*_precision(module), *_host(module, inputs, kwargs)]

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernel_pytorch.harness.clock import Subject, compare_paired, measure
 from kernel_pytorch.harness.environment import memory_bytes
-from kernel_pytorch.harness.memory import peak
 
-from .memory import MASKS, saved
+from .measuring import ROUNDS, Inputs, memory_use, performance
+from .memory import MASKS
 from .readiness import readiness
 from .state import Loss, call, device_of, leaves_of, loss_of, preserved
 
@@ -30,9 +28,7 @@ BUDGET = 2.0
 """Times the error of the original."""
 LEAST_SHARE = 0.1
 """Of the largest gradient: the scale of rounding in the small ones."""
-ROUNDS = 8
 SEED = 20
-Inputs = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 @dataclass
@@ -358,50 +354,3 @@ def doubled(arguments: Inputs) -> Inputs:
         return t.double() if isinstance(t, Tensor) and t.is_floating_point() else t
 
     return tree_map(double, arguments)  # type: ignore[no-any-return]
-
-
-def performance(
-    original: torch.nn.Module, optimized: torch.nn.Module, given: Inputs, loss: Loss | None, rounds: int
-) -> dict[str, Any]:
-    """The paired clock of the harness: a forward, and its backward where the module trains."""
-    device = device_of(original, given)
-    size = sum(p.numel() * p.itemsize for p in original.parameters())
-    steps = {"original": step(original, given, loss), "optimized": step(optimized, given, loss)}
-    subjects = [Subject(name, partial(_run, run), 1, size) for name, run in steps.items()]
-    timings = measure(subjects, device, rounds=max(rounds, ROUNDS))
-    found = compare_paired(timings["original"].samples, timings["optimized"].samples)
-    return {
-        "speedup": found.speedup.median,
-        "low": found.speedup.low,
-        "high": found.speedup.high,
-        "verdict": found.verdict.value,
-        "rounds": max(rounds, ROUNDS),
-    }
-
-
-def _run(step: Callable[[], None], index: int) -> None:
-    step()
-
-
-def step(module: torch.nn.Module, given: Inputs, loss: Loss | None) -> Any:
-    """A forward in evaluation; a forward and backward in training, without touching `.grad`."""
-    wanted = [p for p in module.parameters() if p.requires_grad]
-
-    def train() -> None:
-        torch.autograd.grad(loss_of(call(module, *given), loss), wanted, allow_unused=True)
-
-    def infer() -> None:
-        with torch.no_grad():
-            call(module, *given)
-
-    return train if module.training and wanted else infer
-
-
-def memory_use(
-    original: torch.nn.Module, optimized: torch.nn.Module, given: Inputs, loss: Loss | None
-) -> dict[str, Any]:
-    """Peak of a step, and bytes kept for the backward, each before and after."""
-    device = device_of(original, given)
-    peaks = tuple(peak(step(m, given, loss), device) for m in (original, optimized))
-    kept = tuple(sum(k.bytes for k in saved(m, *given)) for m in (original, optimized))
-    return {"peak": peaks, "saved": kept}
