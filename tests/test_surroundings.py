@@ -267,7 +267,8 @@ def test_an_activation_that_was_changed_is_the_class_s():
     x = 50.0 * torch.randn(50, 16)
     for act in (torch.nn.GELU("tanh"), torch.nn.GELU(), torch.nn.Sequential(torch.nn.Tanh())):
         mlp.act_fn = act
-        torch.testing.assert_close(mlp(x), type(mlp).forward(mlp, x), rtol=0.0, atol=1e-7)
+        # The kinds of GELU are 5e-4 apart; level cuda, the default of float32 on a CPU, rounds in another way.
+        torch.testing.assert_close(mlp(x), type(mlp).forward(mlp, x), rtol=1e-5, atol=2e-6)
 
 
 LEFT = {

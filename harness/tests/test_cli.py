@@ -377,9 +377,9 @@ def test_a_level_of_pytorch_over_its_budget_is_shown_and_fails_nothing(toy_alone
 
 
 def test_foreign_commands_appear_and_broken_ones_are_left_out(toy_alone, command_line):
-    names = {"doctor": "foreign:doctor", "absent": "foreign:nobody", "number": "foreign:number", "lost": "no_such:f"}
+    names = {"examine": "foreign:doctor", "absent": "foreign:nobody", "number": "foreign:number", "lost": "no_such:f"}
     toy_alone.install("foreign", {"kernel_pytorch.commands": names}, foreign=FOREIGN)
-    printed = command_line("doctor", "--model", "bert")
+    printed = command_line("examine", "--model", "bert")
     assert printed.code == 0
     assert printed.out == "examined bert\n"
     lines = printed.err.splitlines()

@@ -59,6 +59,39 @@ def tried(monkeypatch):
     return run
 
 
+class Masked(Attention):
+    """Attention by hand that masks what it is told to, by an argument or a buffer."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.ones(1, 1, 12, 12))
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) * 8**-0.5
+        if self.how == "buffer":
+            scores = scores.masked_fill(self.seen == 0, float("-inf"))
+        elif mask is not None and self.how == "masked_fill":
+            scores = scores.masked_fill(mask[:, None, None, :], float("-inf"))
+        elif mask is not None:
+            scores = torch.where(mask[:, None, None, :], -1e9, scores)
+        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.parametrize("how", ["masked_fill", "where", "buffer"])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_mask_that_hides_nothing_in_the_proof_is_kept(how, given, alone):
+    model, x = Masked(how).eval(), torch.randn(2, 12, 32)
+    nothing = torch.zeros(2, 12, dtype=torch.bool)
+    padding = nothing.clone()
+    padding[:, 8:] = True
+    optimize(model, x, *([nothing] if given else []), rounds=0)
+    if how == "buffer":
+        model.seen.tril_()
+    torch.testing.assert_close(model(x, padding), type(model).forward(model, x, padding))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_by_hand_becomes_one_call_and_comes_back(alone, causal):
     model, x = nn.Sequential(Attention(causal=causal), Attention(causal=causal)), torch.randn(2, 12, 32)

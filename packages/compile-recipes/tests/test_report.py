@@ -117,3 +117,10 @@ def test_launches_are_counted_on_request():
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU()).eval()
     report = CompilerOptimizationAssistant().analyze_component(model, torch.randn(4, 16), count_launches=True)
     assert report["kernel_efficiency"]["launches"] == 1
+
+
+def test_further_inputs_that_are_no_tuple_are_refused():
+    with pytest.raises(TypeError, match=r"shapes: each is a tuple of inputs, such as \(x,\)"):
+        CompilerOptimizationAssistant().analyze_component(
+            torch.nn.Linear(4, 4), torch.ones(2, 4), shapes=[torch.ones(3, 4)]
+        )

@@ -80,6 +80,8 @@ class CompilerOptimizationAssistant:
             ValueError: there are more than 4 shapes, or the GPU is not known.
         """
         check_module(module)
+        if any(isinstance(s, torch.Tensor) or not isinstance(s, (Sequence, Mapping)) for s in shapes):
+            raise TypeError("shapes: each is a tuple of inputs, such as (x,), or a dictionary of named ones")
         if len(shapes) > MOST_SHAPES:
             raise ValueError(f"shapes: given {len(shapes)}; at most {MOST_SHAPES} are tried")
         stage = on_stage or (lambda name: None)

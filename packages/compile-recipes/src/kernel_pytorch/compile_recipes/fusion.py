@@ -37,6 +37,9 @@ TECHNIQUES = {
     "residual_norm": Technique(
         "residual sum before a norm", "y, residual = add_rms_norm(x, residual, weight)", "rmsnorm", SAFE
     ),
+    "residual_layer_norm": Technique(
+        "residual sum before a norm", "y, residual = add_layer_norm(x, residual, weight, bias)", "fused-ln-act"
+    ),
     "shared_linear": Technique("linear layers of one input", "fuse(model)", "qkv-fusion", ALL, "projections"),
     "attention": Technique(
         "attention by hand", "y = F.scaled_dot_product_attention(q, k, v, is_causal=..., scale=...)", "", SAFE,
@@ -51,7 +54,7 @@ TECHNIQUES = {
     "rotary": Technique("rotary embedding", "q, k = rotary_qk(q, k, cos, sin)", "qkv-fusion"),
     "loss": Technique(
         "loss over all logits", "loss = linear_cross_entropy(hidden, head.weight, labels)", "linear-cross-entropy",
-        SAFE, "loss_over_logits",
+        ALL, "loss_over_logits",
     ),
     "loop": Technique("a loop over parts of a tensor", "one call on the whole tensor", recipe="loop_over_rows"),
     "small_products": Technique("small products in a loop", "y = torch.bmm(x, weights)", recipe="small_products"),
@@ -86,12 +89,13 @@ def fusion_findings(found: Sequence[Found], installed: Sequence[str], gpu: Gpu) 
 
 def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> Finding:
     first = group[0]
-    technique = TECHNIQUES[first.kind]
+    of_layer_norm = first.kind == "residual_norm" and "layer_norm" in first.what
+    technique = TECHNIQUES["residual_layer_norm" if of_layer_norm else first.kind]
     here = not technique.package or technique.package in installed
     moved = sum(f.moved for f in group)
     times = f" ({len(group)} times)" if len(group) > 1 else ""
     package = f"kernel_pytorch.{technique.package.replace('-', '_')}"
-    where = f"  # {package}" if here else f"  # pip install kernel-pytorch-{technique.package}"
+    where = f"  # {package}" if here else f"  # pip install ./packages/{technique.package}"
     return Finding(
         kind=first.kind,
         what=f"{technique.title}{times}: {first.what}",

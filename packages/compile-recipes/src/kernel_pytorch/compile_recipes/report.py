@@ -77,7 +77,7 @@ def _finding(f: Finding) -> list[str]:
             ", ".join(named[:2]) + (f" and {len(named) - 2} more" if len(named) > 2 else ""), "  in ", "  "
         )
     if f.change:
-        how = {"safe": "optimize() does it: ", "all": "optimize(apply='all') does it: "}.get(f.applies, "")
+        how = {"safe": "optimize() tries it: ", "all": "optimize(apply='all') tries it: "}.get(f.applies, "")
         lines += wrapped(how + f.change, "  > ", "    ")
     if f.recipe:
         lines.append(f"  recipe: {f.recipe}")

@@ -51,7 +51,7 @@ def able() -> dict[str, Technique]:
     return {t.name: t for t in discover().techniques.values() if t.replacements}
 
 
-def patch(model: torch.nn.Module) -> Patches:
+def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patches:
     """Let every installed technique compute what it can of a model, in place.
 
     Each package decides for itself, by what a module computes: see its own `patch`. Parameters, names, hooks and
@@ -59,6 +59,7 @@ def patch(model: torch.nn.Module) -> Patches:
 
     Args:
         model: a model, or a part of one, before it is compiled.
+        gpu_bound: whether norms are replaced too that PyTorch has kernels for: see `patch` of rmsnorm and fused-ln-act.
 
     Returns:
         What each package replaced, and why it left the rest alone.
@@ -70,7 +71,7 @@ def patch(model: torch.nn.Module) -> Patches:
     patches = Patches()
     for name, technique in able().items():
         try:
-            patches.done[name] = technique.patch(model)
+            patches.done[name] = technique.patch(model, gpu_bound=gpu_bound)
         except TypeError as error:
             patches.broken[name] = str(error)
     return patches

@@ -8,7 +8,7 @@ delete the forward. Under an outer `torch.compile` the inner one is inlined, and
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -94,6 +94,8 @@ def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> bo
     q, keys, v = one.args[0], one.args[1], two.args[1]
     if not all(isinstance(n, fx.Node) for n in (q, keys, v)) or two.args[0] is v:
         return False
+    if _given_between(one, two):
+        return False
     if a.is_causal and _length(q, -2) != _length(keys, -1):  # the same number may be two symbols
         return False
     with gm.graph.inserting_before(two):
@@ -103,6 +105,29 @@ def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> bo
     new.meta = dict(two.meta)
     two.replace_all_uses_with(new)
     return True
+
+
+def _given_between(one: fx.Node, two: fx.Node) -> bool:
+    """Whether a tensor that the graph is given, as a mask is, joins what stands between two products.
+
+    The values of inputs were made up for the proof, so a mask that hides nothing there proves nothing. Sizes of inputs
+    are no values.
+    """
+    below = _reached([one], lambda n: n.users)
+    between = [n for n in _reached([two], lambda n: n.all_input_nodes) if n in below and n not in (one, two)]
+    beside = [n for node in (*between, two) for n in node.all_input_nodes if n not in below and n is not two.args[1]]
+    above = _reached(beside, lambda n: () if n.target in ("size", "dim", getattr) else n.all_input_nodes)
+    return any(n.op in ("placeholder", "get_attr") and isinstance(n.meta.get("example_value"), Tensor) for n in above)
+
+
+def _reached(start: Sequence[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    pending = list(start)
+    while pending:
+        if (n := pending.pop()) not in found:
+            found.add(n)
+            pending += following(n)
+    return found
 
 
 def _length(n: Any, dimension: int) -> str:

@@ -65,7 +65,7 @@ def doctor_command(
             report = CompilerOptimizationAssistant().analyze_component(
                 made.module, *made.inputs, kwargs=made.kwargs, gpu=gpu, count_launches=launches, on_stage=steps
             )
-    except (FactoryError, ValueError, TypeError) as error:
+    except (FactoryError, ValueError, TypeError, RuntimeError) as error:  # as NotImplementedError, of `meta`
         _stop(str(error))
     except KeyboardInterrupt:
         messages.print("stopped; the model is as it was", **PLAIN)
@@ -73,7 +73,7 @@ def doctor_command(
     show(report, short)
     for file in out or []:
         report.save(file)
-    if any(f.kind == "error" and f.line for f in report["compilation_readiness"]):
+    if any(f.kind == "error" for f in report["compilation_readiness"]):
         raise typer.Exit(2)
     problems = [] if budget is None else over_budget(report, budget)
     if problems:
@@ -106,7 +106,7 @@ def made_of(target: str) -> Made:
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the file does when it is imported
         raise FactoryError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
