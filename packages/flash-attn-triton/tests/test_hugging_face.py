@@ -222,3 +222,48 @@ def test_what_transformers_would_compute_otherwise(way):
     assert not report.replaced
     assert way in report.left[""]
     assert model.config._attn_implementation == "eager"
+
+
+def sdpa_models():
+    """By name: a model of transformers whose attention is PyTorch's, its inputs, and whether a flag says its mask."""
+    causal, words = {k: v for k, v in SIZES.items() if k != "head_dim"}, {"input_ids": batch()["input_ids"]}
+    encoder = {k: v for k, v in causal.items() if k != "num_key_value_heads"}
+    packed = torch.cat((torch.arange(9), torch.arange(11))).expand(2, -1)
+    llama = transformers.LlamaForCausalLM, transformers.LlamaConfig(**causal)
+    yield "llama", *llama, words, True
+    yield "padding", *llama, batch("right"), False
+    yield "packed", *llama, {**words, "position_ids": packed, "use_cache": False}, False
+    mistral = transformers.MistralForCausalLM, transformers.MistralConfig
+    yield "long window", mistral[0], mistral[1](**causal, sliding_window=64), words, True
+    yield "short window", mistral[0], mistral[1](**causal, sliding_window=WINDOW), words, False
+    yield "bert", transformers.BertModel, transformers.BertConfig(**encoder), words, True
+
+
+@pytest.mark.parametrize("case", list(sdpa_models()), ids=lambda case: case[0])
+def test_flags_stay_flags_under_compile(case, monkeypatch):
+    """With torch before 2.14, which lets transformers think that everything that Dynamo traces is exported."""
+    _, build, config, inputs, is_flag = case
+    model = build(config).eval()
+    expected = model(**inputs)[0]
+    patch(model)
+    monkeypatch.setattr("transformers.masking_utils.is_torchdynamo_exporting", lambda: True, raising=False)
+    masks = []
+
+    def look(graph, example_inputs):
+        found = [node for node in graph.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
+        masks.extend(node.kwargs.get("attn_mask") for node in found)
+        return graph
+
+    other = copy.deepcopy(model)  # has a configuration of its own, which was not patched
+    for each, has_flags in (model, is_flag), (other, False):
+        torch._dynamo.reset()
+        masks.clear()
+        torch.testing.assert_close(torch.compile(each, backend=look)(**inputs)[0], expected)
+        assert [mask is None for mask in masks] == [has_flags, has_flags]
+    unpatch(model)
+    assert id(model.config) not in hugging_face.KEPT
+
+
+def test_a_configuration_that_was_patched_builds_another_model():
+    model = patched(gemma())
+    assert type(model)(model.config).config._attn_implementation == NAME

@@ -108,7 +108,7 @@ def import_transformers() -> Any:
 
 
 def _decoder(**options: Any) -> dict[str, Any]:
-    return {"pad_token_id": 0, "attention_dropout": 0.0, "use_cache": False, **options}
+    return {"pad_token_id": 0, "attention_dropout": 0.0, **options}
 
 
 SUFFIX = "-small"
@@ -147,7 +147,7 @@ MODELS = (
     ),
     Model(
         "gpt2", "GPT-2 small", "openai-community/gpt2", "causal", "GPT2Config", "GPT2LMHeadModel",
-        {"use_cache": False},
+        {},
         {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 203}, Shape(16, 1024),
     ),
     Model(

@@ -1,13 +1,15 @@
-"""Attention of Gemma 2, as Hugging Face's transformers has it: registered there by name, chosen in a configuration.
+"""Attention of Hugging Face's transformers: Gemma 2's computed here, and the masks of the others under torch.compile.
 
 Gemma 2 caps its scores, which PyTorch's attention cannot do. transformers computes the cap with `eager`, by matrices of
 all scores; `sdpa`, which its older versions choose by themselves, leaves it out. Models that need no more than a mask
-or a window are not touched: PyTorch has all that they need.
+or a window keep PyTorch's attention. Under torch.compile transformers gives it a matrix of bools where a flag says the
+same, with which PyTorch takes two to four times as long: `flag_or_mask` keeps the flag.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import torch
@@ -18,18 +20,25 @@ from .functional import flash_attention, flash_attention_masked
 from .levels import LADDER
 from .masks import visible
 
-NAME = "kernel_pytorch_flash_attention"
-"""What `_attn_implementation` of a patched model's configuration is; before, and afterwards, it is "eager"."""
+NAME = "kernel_pytorch_attention"
+"""What `_attn_implementation` of a patched Gemma 2's configuration is; before, and afterwards, it is "eager".
+
+By "flash" in a name transformers knows FlashAttention's own implementations.
+"""
+KEPT: set[int] = set()
+"""Identities of the configurations whose models keep their flags; an attribute would be saved by transformers."""
 GEMMA2 = "transformers.models.gemma2.modeling_gemma2"
 
 
 def patch(model: torch.nn.Module, report: Patched) -> None:
-    """Choose `flash_attention` in the configuration of every Gemma 2 whose attention is `eager`.
+    """Choose `flash_attention` in the configuration of every Gemma 2 whose attention is `eager`; keep flags of `sdpa`.
 
     Args:
         model: whose modules are looked through, itself among them.
         report: takes what was replaced, by the path of an attention, and why the rest was not.
     """
+    for config in _sdpa_configs(model):
+        _keep_flags(config)
     for path, owner in _owners(model).items():
         config = owner.config
         if config.attn_logit_softcapping is None:
@@ -63,6 +72,7 @@ def unpatch(model: torch.nn.Module) -> None:
     for owner in _owners(model).values():
         if owner.config._attn_implementation == NAME:
             owner.config._attn_implementation = "eager"
+    KEPT.difference_update(id(config) for config in _sdpa_configs(model))
 
 
 def _owners(model: torch.nn.Module) -> dict[str, Any]:
@@ -83,15 +93,56 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
-def mask(**given: Any) -> Tensor | None:
-    """What transformers' `sdpa_mask` gives, a tensor of bools; None where causal and the window say it all."""
+def _sdpa_configs(model: torch.nn.Module) -> list[Any]:
+    """The configurations in a model of transformers that choose PyTorch's attention."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    return [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
+
+
+def _keep_flags(config: Any) -> None:
+    """Let transformers ask `flag_or_mask` for the masks of models with this configuration."""
+    from transformers import AttentionMaskInterface
+
+    AttentionMaskInterface.register("sdpa", flag_or_mask)
+    if id(config) not in KEPT:
+        KEPT.add(id(config))
+        weakref.finalize(config, KEPT.discard, id(config))
+
+
+def flag_or_mask(*args: Any, **given: Any) -> Tensor | None:
+    """What transformers' `sdpa_mask` gives; for patched models None wherever a flag says the same."""
     from transformers.masking_utils import sdpa_mask
 
+    if not args and "config" in given and id(given["config"]) in KEPT:
+        return _flag_or_mask(given)
+    found: Tensor | None = sdpa_mask(*args, **given)
+    return found
+
+
+def mask(**given: Any) -> Tensor | None:
+    """What transformers' `sdpa_mask` gives, a tensor of bools; None where causal and the window say it all."""
     bidirectional = given.pop("allow_is_bidirectional_skip", False)
     # There the window alone is a reason for a mask. As many keys as queries: nothing is in a cache.
     if given.get("q_length") == given["kv_length"] and not bidirectional:
         given["local_size"] = None
-    found: Tensor | None = sdpa_mask(**given)  # without that argument it is never None but for what is causal
+    return _flag_or_mask(given)  # without that argument it is never None but for what is causal
+
+
+def _flag_or_mask(given: dict[str, Any]) -> Tensor | None:
+    """None under torch.compile too where `sdpa_mask` gives it eagerly, and a flag says all of the mask.
+
+    transformers 5.24 does so by itself with torch 2.13; before, it makes a mask of every flag while Dynamo traces. It
+    stays a mask where padding or packed sequences may be given, whose values Dynamo cannot read, where a cache has
+    tokens or room, and where the window is shorter than the sequence.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    if torch.compiler.is_dynamo_compiling() and given.get("attention_mask") is None:
+        keys, window = given["kv_length"], given.get("local_size")
+        skips = given.get("allow_is_causal_skip", True) or given.get("allow_is_bidirectional_skip", False)
+        if skips and given.get("q_length") == keys and (window is None or keys < window):
+            return None
+    found: Tensor | None = sdpa_mask(**given)
     return found
 
 

@@ -28,8 +28,11 @@ def patch(model: torch.nn.Module) -> Patched:
     replaced: that would be another function. `model.set_attn_implementation("eager")` before this takes the cap back.
     Padding that sees no key gives zeros. Where the Triton kernels do not run, for one query at a time, for dropout and
     for weights that are wanted, `eager` computes. The model's configuration names the attention, so a copy is patched
-    too, and one that was pickled has to be patched again. Every other model is left to PyTorch's attention, which has
-    all that it needs.
+    too, and one that was pickled has to be patched again.
+
+    Every other model of transformers is left to PyTorch's attention, which has all that it needs. Under torch.compile
+    those whose attention is `sdpa` keep their causal flag, of which transformers makes a mask there, with which PyTorch
+    takes two to four times as long; deep copies have to be patched for that too.
 
     Args:
         model: a model, or a part of one, before it is compiled.
