@@ -42,6 +42,14 @@ def gradients(model, x):
     return torch.autograd.grad(loss, [*model.parameters()])
 
 
+def operators(model, x):
+    with torch.no_grad():
+        model(x)  # compiles it, and proves it
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            model(x)
+    return {event.key for event in profile.key_averages()}
+
+
 @pytest.fixture
 def alone(monkeypatch):
     """Without the techniques that happen to be installed."""
@@ -121,16 +129,37 @@ def test_attention_by_hand_becomes_one_call_and_comes_back(alone, causal):
 def test_the_rewritten_forward_runs_the_fused_operator(alone):
     model, x = Attention().eval(), torch.randn(2, 12, 32)
 
-    def operators():
-        with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            model(x)
-        return {event.key for event in profile.key_averages()}
-
-    assert "aten::_softmax" in operators()
+    assert "aten::_softmax" in operators(model, x)
     optimize(model, x, rounds=0)
-    model(x)
-    assert "aten::_softmax" not in operators()
-    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in operators()
+    assert "aten::_softmax" not in operators(model, x)
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in operators(model, x)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_rewrite_lasts_beyond_the_recompile_limit(alone, causal):
+    model = Attention(causal=causal).eval()
+    optimize(model, torch.randn(2, 12, 32), rounds=0)
+    torch._dynamo.utils.counters.clear()
+    for length in range(5, 29, 2):
+        x = torch.randn(2, length, 32)
+        torch.testing.assert_close(model(x), type(model).forward(model, x))
+        assert "aten::_softmax" not in operators(model, x), length
+    assert torch._dynamo.utils.counters["frames"]["ok"] <= 4  # one length and any length, with gradients and without
+
+
+def test_a_window_that_hides_nothing_in_the_first_length_is_kept(alone):
+    class Local(Attention):
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril().triu(-15)
+            scores = (q @ k.transpose(-1, -2) * 8**-0.5).masked_fill(~seen, float("-inf"))
+            return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+    model = Local().eval()
+    assert "rewrite attention" in optimize(model, torch.randn(2, 12, 32), rounds=0).applied
+    for length in (12, 14, 20, 16, 24):
+        x = torch.randn(2, length, 32)
+        torch.testing.assert_close(model(x), type(model).forward(model, x))
 
 
 def test_dropout_on_the_weights_is_left_alone_in_training(alone):

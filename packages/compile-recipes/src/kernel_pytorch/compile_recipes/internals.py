@@ -135,11 +135,6 @@ def inductor_code(call: Callable[[], object]) -> list[str]:
     return list(run_and_get_code(call)[1])
 
 
-def inductor(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """PyTorch's default backend."""
-    return torch._dynamo.lookup_backend("inductor")(gm, inputs)
-
-
 @contextlib.contextmanager
 def no_dispatch_modes() -> Iterator[None]:
     """Without the modes that are active, such as FakeTensorMode in a backend."""

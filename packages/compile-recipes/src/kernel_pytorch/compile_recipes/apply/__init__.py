@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from kernel_pytorch.compile_recipes.finders import find
+from kernel_pytorch.compile_recipes.internals import fresh_dynamo
+from kernel_pytorch.compile_recipes.readiness import LIMIT
 from kernel_pytorch.compile_recipes.recorder import record
 from kernel_pytorch.compile_recipes.records import ALL, SAFE
 from kernel_pytorch.compile_recipes.state import Loss, preserved
@@ -83,7 +85,7 @@ def optimize(
 
     Each change is compared with a copy of the original: outputs and gradients, in training and evaluation, on the given
     inputs and on others, against float64; then timed in turns with it. `revert` puts back parameters and behaviour
-    bit for bit. An exception or Ctrl-C leaves the module as it was.
+    bit for bit. An exception or Ctrl-C leaves the module as it was. What was compiled before is compiled again.
 
     Args:
         module: not compiled, in the mode in which it will run.
@@ -117,9 +119,10 @@ def optimize(
     original = copy.deepcopy(module)
     result = Optimized(module)
     try:
-        for change in wanted:
-            stage(change.name)
-            _try(change, original, result, context, loss, rounds)
+        with fresh_dynamo(LIMIT):  # what validation compiles does not count against the user's recompile limit
+            for change in wanted:
+                stage(change.name)
+                _try(change, original, result, context, loss, rounds)
     except BaseException:
         result.revert()
         raise

@@ -7,8 +7,10 @@ delete the forward. Under an outer `torch.compile` the inner one is inlined, and
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -35,7 +37,8 @@ PRODUCTS = {
     "bmm",
     "__matmul__",
 }
-Rewritten = list[int]
+MOST_SHAPES = 256
+"""Whose rewritten graphs are kept."""
 
 
 class Owners(fx.Interpreter):
@@ -66,14 +69,15 @@ def rewrite(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
 
     Args:
         gm: as Dynamo captured it.
-        inputs: real or fake ones; values are made for them.
+        inputs: values for it.
 
     Returns:
         How many were rewritten.
     """
-    with no_dispatch_modes():
+    devices = {t.device for t in inputs if isinstance(t, Tensor) and t.is_cuda}
+    with no_dispatch_modes(), torch.random.fork_rng(devices):
         owners = Owners(gm)
-        graph = owners.record([_like(t) for t in inputs])
+        graph = owners.record(inputs)
         found = [a for a in find_attention(graph, {}) if _can_be_rewritten(a)]
     count = sum(_replace(gm, a, owners.owner[a.first], owners.owner[a.second]) for a in found)
     if count:
@@ -95,8 +99,6 @@ def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> bo
     if not all(isinstance(n, fx.Node) for n in (q, keys, v)) or two.args[0] is v:
         return False
     if _given_between(one, two):
-        return False
-    if a.is_causal and _length(q, -2) != _length(keys, -1):  # the same number may be two symbols
         return False
     with gm.graph.inserting_before(two):
         k = gm.graph.call_method("transpose", (keys, -1, -2))
@@ -130,35 +132,33 @@ def _reached(start: Sequence[fx.Node], following: Callable[[fx.Node], Iterable[f
     return found
 
 
-def _length(n: Any, dimension: int) -> str:
-    value = n.meta.get("example_value")
-    return str(value.shape[dimension]) if isinstance(value, Tensor) else f"unknown {n}"
-
-
-def _like(t: Any) -> Any:
-    """A value of the shape and dtype of an input of a graph."""
-    if isinstance(t, torch.SymInt):
-        return int(t)
+def _value(t: Any, shape: Any) -> Any:
+    """A value like an input of a graph, in this shape; of what is no tensor, the value itself."""
     if not isinstance(t, Tensor):
-        return t
-    g, shape = torch.Generator().manual_seed(0), tuple(int(n) for n in t.shape)
+        return shape
     if not t.is_floating_point():
         return torch.zeros(shape, dtype=t.dtype, device=t.device)
     # A scale or a table of one element stays what it is only if it is real.
-    return torch.randn(shape, generator=g).to(t.dtype).to(t.device)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(t.dtype).to(t.device)
 
 
-def rewriting_backend(
-    counts: Rewritten, lower: Callable[[fx.GraphModule, Sequence[Any]], Any] | None = None
-) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
-    """A backend for `torch.compile` that rewrites a graph and then runs it eagerly, or hands it on."""
+def rewriting_backend(counts: list[int]) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+    """A backend for `torch.compile` that runs a graph eagerly, rewritten for each shape in which that is proven.
 
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        try:
-            counts.append(rewrite(gm, inputs))
-        except Exception:  # values of a user's own kind: the graph stays as it is
-            counts.append(0)
-        return gm.forward if lower is None else lower(gm, inputs)
+    One graph serves many shapes, but a proof holds in its own alone: a window is no causal mask in longer sequences.
+    """
+
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
+        @lru_cache(MOST_SHAPES)
+        def forward_in(*shapes: Any) -> Callable[..., Any]:
+            rewritten = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+            try:
+                counts.append(rewrite(rewritten, [*map(_value, examples, shapes)]))
+            except Exception:  # values of a user's own kind: the graph stays as it is
+                counts.append(0)
+            return rewritten.forward if counts[-1] else gm.forward
+
+        return lambda *args: forward_in(*(a.shape if isinstance(a, Tensor) else a for a in args))(*args)
 
     return backend
 
@@ -169,7 +169,7 @@ def rewrite_attention(model: torch.nn.Module, context: Context) -> Done | str:
     modules = {id(m) for name, m in model.named_modules() if name in paths}
     if not modules:
         return "no attention by hand was proven to be one call"
-    counts: Rewritten = []
+    counts: list[int] = []
     compiled: dict[type, Any] = {}
 
     def make(module: torch.nn.Module) -> Forward:
@@ -201,7 +201,7 @@ def _copied(function: Any) -> Any:
     return copied
 
 
-def _forward(module: torch.nn.Module, counts: Rewritten, compiled: dict[type, Any]) -> Forward:
+def _forward(module: torch.nn.Module, counts: list[int], compiled: dict[type, Any]) -> Forward:
     own = stock(module)
     if type(module) not in compiled:
         compiled[type(module)] = torch.compile(_copied(own), backend=rewriting_backend(counts))
