@@ -1,6 +1,7 @@
 """`kernel-pytorch doctor`, as it is typed."""
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
@@ -33,6 +34,10 @@ def make():
 
 def broken():
     return Broken(), torch.randn(4, 16)
+
+
+def stock():
+    return torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.ReLU()), torch.randn(4, 16)
 
 
 def nothing():
@@ -89,6 +94,13 @@ def test_what_cannot_be_done_ends_with_one_line(doctor, arguments, message):
     done = doctor(*arguments)
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_stock_modules_have_their_path_for_a_line(doctor):
+    done = doctor("model_of_mine:stock", "--out", "a.json")
+    assert "1. 2  bias and activation" in done.stdout
+    parts = json.loads(Path("a.json").read_text())["parts"].values()
+    assert {f["line"] for part in parts for f in part["findings"]} == {""}
 
 
 def test_a_model_that_raises_ends_with_2_and_its_line(doctor):

@@ -236,12 +236,12 @@ def memory_part(
     part = Part({"saved": total, "tensors": len(kept), "parameters": parameters})
     part.facts["peak"] = _peak(module, inputs, kwargs, loss)
     training = module.training
-    for line, group in [*memory.by_line(kept).items()][:MOST_LINES]:
+    for group in [*memory.by_line(kept).values()][:MOST_LINES]:
         size = sum(k.bytes for k in group)
         shapes = ", ".join(dict.fromkeys("x".join(map(str, k.shape)) for k in group[:4]))
         paths = tuple(dict.fromkeys(k.path for k in group))
         what = f"{mib(size)} kept for the backward in {len(group)} tensors ({shapes})"
-        part.findings.append(Finding("saved", what, line, paths, evidence={"bytes": size, "tensors": len(group)}))
+        part.findings.append(Finding("saved", what, group[0].line, paths, evidence={"bytes": size, "tensors": len(group)}))
     for c in memory.checkpointing(module, kept)[:1] if training else []:
         part.findings.append(
             Finding(

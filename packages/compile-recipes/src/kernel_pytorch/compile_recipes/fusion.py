@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .costs import Gpu
 from .finders import Found
+from .recorder import place_of
 from .records import ALL, BY_HAND, SAFE, Finding
 
 
@@ -83,7 +84,7 @@ def fusion_findings(found: Sequence[Found], installed: Sequence[str], gpu: Gpu) 
     """One finding for each kind and line, with all modules that have it; a GPU's rates give the least gain of time."""
     groups: dict[tuple[str, str], list[Found]] = {}
     for f in found:
-        groups.setdefault((f.kind, f.line), []).append(f)
+        groups.setdefault((f.kind, place_of(f.line, f.path)), []).append(f)
     return [_finding(group, installed, gpu) for group in groups.values()]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .recorder import Paths, memory, user_line
+from .recorder import Paths, memory, place_of, user_line
 from .state import call, leaves_of
 
 MASKS = ("attention_mask", "mask", "padding_mask")
@@ -51,10 +51,10 @@ def saved(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, A
 
 
 def by_line(kept: Sequence[Kept]) -> dict[str, list[Kept]]:
-    """Grouped by the user's line, the largest first."""
+    """Grouped by the user's line, or by the path of a module without one, the largest first."""
     groups: dict[str, list[Kept]] = {}
     for k in kept:
-        groups.setdefault(k.line, []).append(k)
+        groups.setdefault(place_of(k.line, k.path), []).append(k)
     return dict(sorted(groups.items(), key=lambda item: -sum(k.bytes for k in item[1])))
 
 

@@ -6,6 +6,7 @@ whole. A write in place becomes a node of its own, and what shares its memory is
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 import weakref
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .costs import NO_COST, Cost, cost_of
+from .state import call
 
 FOREIGN = (torch.__path__[0], sysconfig.get_path("stdlib") + "/contextlib", "<")
 """Where a line is not the user's."""
@@ -276,7 +278,7 @@ def record(
 ) -> Graph:
     """Record one forward without gradients."""
     with torch.no_grad(), Recorder(module, memory_limit) as recorder:
-        output = module(*inputs, **(kwargs or {}))
+        output = call(module, inputs, kwargs)
         for t in tree_leaves(output):  # what was written and not read since
             if isinstance(t, Tensor):
                 recorder.node_of(t)
@@ -291,11 +293,16 @@ def memory(t: Tensor) -> int:
 
 
 def user_line() -> str:
-    """`file:line` of the innermost frame that is neither PyTorch's nor this package's; "" if there is none."""
+    """`file:line` of the innermost frame of the user below this package's call of the module; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back
+        frame = frame.f_back if frame.f_code is not call.__code__ else None
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+
+def place_of(line: str, path: str) -> str:
+    """The user's line, else the path of the module, the same in each layer."""
+    return line or re.sub(r"\d+", "#", path)
 
 
 OURS = __file__.rpartition("recorder.py")[0]

@@ -55,8 +55,8 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Name of the file and the line, for people."""
-        return self.line.rpartition("/")[2]
+        """Name of the file and the line, for people; without a line the path of a module."""
+        return self.line.rpartition("/")[2] or next(iter(self.paths), "")
 
 
 @dataclass

@@ -87,7 +87,7 @@ def _finding(f: Finding) -> list[str]:
 def _suggestion(number: int, f: Finding) -> list[str]:
     """What was said above is not said again."""
     lines = wrapped(f.what, f"{number}. ", "   ")
-    return [*lines, _short(f"   {f.place}", f.source)] if f.line else lines
+    return [*lines, _short(f"   {f.place}", f.source)] if f.place else lines
 
 
 def _table(part: Part) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernel_pytorch.compile_recipes.recorder import Graph, Node
+from kernel_pytorch.compile_recipes.recorder import Graph, Node, place_of
 
 from .loss import LEAST
 from .numbers import PARTS, PRODUCTS, WHOLE, is_float, strip
@@ -87,7 +87,7 @@ def computed_again(g: Graph) -> Iterator[Waste]:
         if not n.cost.launches or not n.inputs or NEVER_AGAIN.search(n.name):
             first.setdefault(of[n], n)
         elif of[n] in first:
-            again[n.line].append(n)
+            again[place_of(n.line, n.path)].append(n)
         else:
             first[of[n]] = n
     for nodes in again.values():
