@@ -117,6 +117,7 @@ def test_launches_are_counted_on_request():
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU()).eval()
     report = CompilerOptimizationAssistant().analyze_component(model, torch.randn(4, 16), count_launches=True)
     assert report["kernel_efficiency"]["launches"] == 1
+    assert "compiled by Inductor it launches 1, of 1 kernels" in " ".join(str(report).split())
 
 
 def test_further_inputs_that_are_no_tuple_are_refused():

@@ -125,7 +125,9 @@ class CompilerOptimizationAssistant:
             stage("launches, by Inductor")
             with preserved(module):
                 total, distinct = launches(module, inputs, kwargs)
-            report["kernel_efficiency"].facts |= {"launches": total, "kernels": distinct}
+            facts = report["kernel_efficiency"].facts
+            facts |= {"launches": total, "kernels": distinct}
+            facts["summary"] += f"; compiled by Inductor it launches {total}, of {distinct} kernels"
         report.parts["optimization_suggestions"].findings = suggestions(report.findings)
         return report
 
@@ -241,7 +243,8 @@ def memory_part(
         shapes = ", ".join(dict.fromkeys("x".join(map(str, k.shape)) for k in group[:4]))
         paths = tuple(dict.fromkeys(k.path for k in group))
         what = f"{mib(size)} kept for the backward in {len(group)} tensors ({shapes})"
-        part.findings.append(Finding("saved", what, group[0].line, paths, evidence={"bytes": size, "tensors": len(group)}))
+        evidence = {"bytes": size, "tensors": len(group)}
+        part.findings.append(Finding("saved", what, group[0].line, paths, evidence=evidence))
     for c in memory.checkpointing(module, kept)[:1] if training else []:
         part.findings.append(
             Finding(
