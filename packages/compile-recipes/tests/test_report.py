@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant
+from kernel_pytorch.compile_recipes.costs import GPUS
+from kernel_pytorch.compile_recipes.records import Finding
+from kernel_pytorch.compile_recipes.suggestions import suggestions
 
 
 class Model(nn.Module):
@@ -42,6 +45,26 @@ def test_it_has_five_parts_and_says_which(report):
     assert report["optimization_suggestions"][0].gain_bytes > 0
     with pytest.raises(KeyError, match="there are: compilation_readiness"):
         report["nothing"]
+
+
+def test_a_change_gains_the_launches_that_it_saves(report):
+    norm, _ = report["fusion_opportunities"]
+    assert norm.evidence["launches"] == 4  # pow, mean, add, rsqrt and mul become one
+    assert norm.gain_seconds == pytest.approx(4 * GPUS["h200"].launch_seconds)
+
+
+def test_the_users_own_code_comes_first_where_changes_gain_as_much():
+    def finding(what, line, gain_bytes, gain_seconds):
+        return Finding("rms_norm", what, line, change="it", gain_bytes=gain_bytes, gain_seconds=gain_seconds)
+
+    found = suggestions([
+        finding("library", "/venv/lib/python3.11/site-packages/transformers/models/llama.py:70", 64, 1e-6),
+        finding("no line", "", 64, 1e-6),
+        finding("small", "/home/me/model.py:2", 64, 1e-7),
+        finding("mine", "/home/me/model.py:1", 64, 1e-6),
+        finding("large", "/venv/lib/python3.11/site-packages/transformers/models/llama.py:71", 128, 2e-6),
+    ])  # fmt: skip
+    assert [f.what.partition(";")[0] for f in found] == ["large", "mine", "library", "no line", "small"]
 
 
 def test_it_fits_80_columns_and_its_first_ten_lines_say_most(report):

@@ -93,7 +93,8 @@ def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> Find
     of_layer_norm = first.kind == "residual_norm" and "layer_norm" in first.what
     technique = TECHNIQUES["residual_layer_norm" if of_layer_norm else first.kind]
     here = not technique.package or technique.package in installed
-    moved = sum(f.moved for f in group)
+    moved, launches = sum(f.moved for f in group), sum(f.launches for f in group)
+    evidence = {"count": len(group), "package": technique.package, "installed": here}
     times = f" ({len(group)} times)" if len(group) > 1 else ""
     package = f"kernel_pytorch.{technique.package.replace('-', '_')}"
     where = f"  # {package}" if here else f"  # pip install ./packages/{technique.package}"
@@ -105,7 +106,7 @@ def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> Find
         recipe=technique.recipe,
         change=technique.call + (where if technique.package else ""),
         gain_bytes=moved,
-        gain_seconds=max(moved / gpu.bytes_per_second, sum(f.launches for f in group) * gpu.launch_seconds),
+        gain_seconds=max(moved / gpu.bytes_per_second, launches * gpu.launch_seconds),
         applies=technique.applies if here else BY_HAND,
-        evidence={"count": len(group), "package": technique.package, "installed": here, "moved": moved},
+        evidence=evidence | {"moved": moved, "launches": launches},
     )

@@ -32,7 +32,7 @@ class Found:
         what: what was proven, in words.
         node: the operator that ends it.
         moved: bytes that one eager forward would not read or write if this were one operator, at least.
-        launches: how many launches it would save, where that is what counts.
+        launches: how many launches it would save.
     """
 
     kind: str
@@ -59,20 +59,20 @@ def find(g: Graph) -> list[Found]:
     for norm in find_norms(g):
         found += _of_norm(norm)
     for group in shared_inputs(lin):
-        names = ", ".join(dict.fromkeys(n.path or n.line for n in group))
-        moved = (len(group) - 1) * size(lin[group[0]])  # the input is read once
-        found.append(Found("shared_linear", f"{len(group)} products of one input: {names}", group[0], moved))
+        names, more = ", ".join(dict.fromkeys(n.path or n.line for n in group)), len(group) - 1
+        what = f"{len(group)} products of one input: {names}"
+        found.append(Found("shared_linear", what, group[0], more * size(lin[group[0]]), more))  # it is read once
     found += [_of_attention(attention) for attention in find_attention(g, lin)]
     # An activation, its product and a bias each write what the next one reads.
-    found += [Found("gated_mlp", f"{act}(gate) * up", m, 2 * size(m)) for m, act in find_gated(g, lin)]
+    found += [Found("gated_mlp", f"{act}(gate) * up", m, 2 * size(m), 1) for m, act in find_gated(g, lin)]
     for base, y, act in find_activations(g, lin):
         by_hand = sum(n.cost.launches for n in chain(base, y)) > 1
         found.append(
-            Found("activation", f"{act} by hand, of a linear layer with a bias", y, _saving(y, base))
+            Found("activation", f"{act} by hand, of a linear layer with a bias", y, *_saving(y, base))
             if by_hand
-            else Found("bias_act", f"bias and {act}", y, 2 * size(y))
+            else Found("bias_act", f"bias and {act}", y, 2 * size(y), 1)
         )
-    found += [Found("rotary", f"pairs in {style}", y, _saving(y, x)) for x, y, style in find_rotary(g)]
+    found += [Found("rotary", f"pairs in {style}", y, *_saving(y, x)) for x, y, style in find_rotary(g)]
     for n in find_losses(g, lin):
         what = f"cross entropy of {_shape(n)} logits, {size(n) / 2**20:.1f} MiB"
         found.append(Found("loss", what, n, 2 * size(n)))
@@ -85,10 +85,9 @@ def _of_norm(norm: Norm) -> list[Found]:
     if norm.by_hand:
         offset = f", offset {norm.offset:g}" if norm.offset else ""
         weight = f", weight {norm.weight}" if norm.weight else ""
-        moved = _saving(norm.y, norm.x)
-        found.append(Found(norm.kind, f"by hand{weight}{offset}, eps {norm.eps:.0e}", norm.y, moved))
+        found.append(Found(norm.kind, f"by hand{weight}{offset}, eps {norm.eps:.0e}", norm.y, *_saving(norm.y, norm.x)))
     if residual_of(norm) is not None:
-        found.append(Found("residual_norm", f"sum and {norm.kind}", norm.y, size(norm.x)))
+        found.append(Found("residual_norm", f"sum and {norm.kind}", norm.y, size(norm.x), 1))
     return found
 
 
@@ -99,13 +98,14 @@ def _of_attention(attention: Attention) -> Found:
     what = (
         f"equal to {attention.call}" if attention.call else "not proven equal to one call: a cap, dropout or grouping"
     )
-    return Found(kind, what, attention.second, _saving(attention.second, *attention.first.inputs))
+    return Found(kind, what, attention.second, *_saving(attention.second, *attention.first.inputs))
 
 
-def _saving(y: Node, *x: Node) -> int:
-    """Bytes that the operators between move, beyond one reading of x and one writing of y."""
+def _saving(y: Node, *x: Node) -> tuple[int, int]:
+    """Bytes that the operators between move, beyond one reading of x and one writing of y, and all launches but one."""
     inside = set().union(*(chain(n, y) for n in x))
-    return max(sum(n.cost.bytes for n in inside) - sum(map(size, x)) - size(y), 0)
+    moved = sum(n.cost.bytes for n in inside) - sum(map(size, x)) - size(y)
+    return max(moved, 0), max(sum(n.cost.launches for n in inside) - 1, 0)
 
 
 def _shape(n: Node) -> str:
