@@ -57,6 +57,21 @@ def test_a_norm_names_its_weight_its_offset_and_its_eps():
     assert "weight w, offset 1" in gemma.what
 
 
+@pytest.mark.parametrize(
+    ("norm", "eps"),
+    [
+        (lambda x: x * torch.rsqrt(x.square().mean(-1, True) + 1.5e-6), ", eps 1.5e-06"),
+        (lambda x: x / (x.square().mean(-1, True) + 1e-12) ** 0.5, ", eps 1e-12"),
+        (lambda x: x / (x.square().mean(-1, True).sqrt() + 1e-8), ""),
+        (lambda x: x / (x.square().mean(-1, True) ** 0.5 + 1e-8), ""),
+        (lambda x: torch.nn.functional.normalize(x, dim=-1) * 32**0.5, ""),
+    ],
+)
+def test_an_eps_is_named_as_it_stands_inside_the_root(norm, eps):
+    (hit,) = found_in(lambda: (spellings.Fn(lambda s, x: norm(x)), (torch.randn(2, 6, 32),)))
+    assert hit.what == f"by hand{eps}"
+
+
 def test_what_a_fusion_saves_is_counted():
     (hit,) = [f for f in found_in(spellings.VARIANTS["rms_norm"]["rms_helper"]) if f.kind == "rms_norm"]
     x = spellings.B * spellings.T * spellings.D * 4

@@ -85,7 +85,8 @@ def _of_norm(norm: Norm) -> list[Found]:
     if norm.by_hand:
         offset = f", offset {norm.offset:g}" if norm.offset else ""
         weight = f", weight {norm.weight}" if norm.weight else ""
-        found.append(Found(norm.kind, f"by hand{weight}{offset}, eps {norm.eps:.0e}", norm.y, *_saving(norm.y, norm.x)))
+        eps = f", eps {norm.eps!r}" if norm.eps else ""
+        found.append(Found(norm.kind, f"by hand{weight}{offset}{eps}", norm.y, *_saving(norm.y, norm.x)))
     if residual_of(norm) is not None:
         found.append(Found("residual_norm", f"sum and {norm.kind}", norm.y, size(norm.x), 1))
     return found

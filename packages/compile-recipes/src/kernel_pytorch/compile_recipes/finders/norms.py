@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_pytorch.compile_recipes.recorder import Graph, Node, between, down, up
+from kernel_pytorch.compile_recipes.recorder import Graph, Node, between, chain, down, up
 
 from .numbers import NORMS, WHOLE, fresh, is_float, is_wall, rows, strip, tight
 
@@ -26,7 +26,7 @@ class Norm:
         kind: "rms_norm" or "layer_norm".
         weight: name of the parameter; "" if there is none.
         offset: what is added to the weight: 0 or 1.
-        eps: what is added to the mean square, about.
+        eps: what is added to the mean square; 0 where nothing is, or where it is added to the root.
         by_hand: whether it is made of several operators.
     """
 
@@ -114,8 +114,8 @@ def _norm(g: Graph, x: Node, y: Node, vectors: Sequence[Node], bare: bool = True
                 rest = b - h * (w + offset)
                 rest = rest - rest.mean(0) if kind == "layer_norm" else rest  # whatever the bias is
                 if float(rest.abs().amax()) <= tolerance * float(b.abs().amax()):
-                    eps = _eps(g, x, y, kind, w + offset)
-                    return Norm(kind, x, y, name, offset, eps) if eps <= LARGEST_EPS else None
+                    damped = _eps(g, x, y, kind, w + offset) > LARGEST_EPS
+                    return None if damped else Norm(kind, x, y, name, offset, _eps_in_root(x, y))
     return None
 
 
@@ -125,6 +125,16 @@ def _weights(a: Tensor, vectors: Sequence[Node], bare: bool) -> Iterator[tuple[s
     for n in vectors:
         if len(n.value) == a.shape[-1]:
             yield n.path, n.value.detach().double()
+
+
+def _eps_in_root(x: Node, y: Node) -> float:
+    """The number that is added before a root is taken; 0 if there is none."""
+    for n in chain(x, y):
+        if re.search(r"sqrt|norm|std", n.name) or (n.name == "pow" and n.args[1] == 0.5):
+            return 0.0
+        if n.name == "add" and isinstance(n.args[1], float) and 0 < n.args[1] <= LARGEST_EPS:
+            return n.args[1]
+    return 0.0
 
 
 def _eps(g: Graph, x: Node, y: Node, kind: str, w: Tensor) -> float:
