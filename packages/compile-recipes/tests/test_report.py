@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant
+from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant, techniques
 from kernel_pytorch.compile_recipes.costs import GPUS
 from kernel_pytorch.compile_recipes.records import Finding
 from kernel_pytorch.compile_recipes.suggestions import suggestions
@@ -110,6 +110,43 @@ def test_the_model_is_as_it_was():
     assert torch.equal(model.layers[0].weight.grad, torch.ones(32, 32))
     assert model.layers[1].weight.grad is None
     assert list(model.layers[0]._forward_hooks) == [hook.id]
+
+
+class MyRMSNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.rand(32)), 1e-6
+
+    def forward(self, x):
+        y = x.to(torch.float32)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+def test_optimize_is_named_where_the_package_would_replace_the_module(report):
+    if "rmsnorm" not in techniques.able():
+        pytest.skip("rmsnorm is not installed")
+    model = nn.Sequential(nn.Linear(32, 32), MyRMSNorm())
+    found = CompilerOptimizationAssistant().analyze_component(model, torch.randn(8, 32))
+    assert {f.kind: f.applies for f in found["fusion_opportunities"]} == {"rms_norm": "safe"}
+    assert "forward" not in model[1].__dict__
+    assert {f.kind: f.applies for f in report["fusion_opportunities"]} == {
+        "rms_norm": "by hand", "residual_norm": "by hand"  # no module computes them alone
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm(32), lambda x: nn.functional.rms_norm(x, (32,))])
+def test_the_norm_of_pytorch_is_not_by_hand(norm):
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x):
+            return self.norm(x)
+
+    report = CompilerOptimizationAssistant().analyze_component(Normed(), torch.randn(8, 32))
+    assert report["fusion_opportunities"].findings == []
 
 
 def test_an_exception_of_the_model_is_told_with_its_line():

@@ -19,8 +19,9 @@ from .readiness import Readiness, readiness
 from .recorder import MEMORY_LIMIT, record
 from .records import ALL, BY_HAND, Finding, Part, Report, mib
 from .settings import setting_findings
-from .state import Loss, call, device_of, innermost_line, loss_of, preserved
+from .state import Loss, call, check_module, device_of, innermost_line, loss_of, preserved
 from .suggestions import advice, suggestions
+from .techniques import replaceable
 from .validation import ROUNDS, Verdict, validate
 
 MOST_SHAPES = 4
@@ -102,7 +103,7 @@ class CompilerOptimizationAssistant:
         with torch.no_grad():
             found = find(graph)
         installed = [t.name for t in discover().techniques.values()]
-        report["fusion_opportunities"].findings = fusion_findings(found, installed, ceilings)
+        report["fusion_opportunities"].findings = fusion_findings(found, installed, ceilings, replaceable(module))
         report["fusion_opportunities"].facts["rerun"] = graph.rerun
         report.parts["kernel_efficiency"] = efficiency(graph, name, ceilings)
         with preserved(module):
@@ -192,13 +193,10 @@ def readiness_part(ready: Readiness, lost: Lost, settings: Sequence[Finding]) ->
         )
     for where, why in ready.recompiles:
         place, _, function = where.rpartition(" ")
-        guard = why.partition("  #")[0]
+        what, recipe = f"{function} is compiled again: {why.partition('  #')[0]}", _recipe_of_guard(why)
         part.findings.append(
-            Finding(
-                "recompile", f"{function} is compiled again: {guard}", place, recipe=_recipe_of_guard(why),
-                change=_change_of_guard(why), evidence={"guard": why},
-            )
-        )  # fmt: skip
+            Finding("recompile", what, place, recipe=recipe, change=advice(recipe), evidence={"guard": why})
+        )
     if ready.error:
         part.findings.append(
             Finding("error", f"compilation fails where eager runs: {ready.error}", change="see the error")
@@ -213,14 +211,6 @@ def _recipe_of_guard(why: str) -> str:
     if "size mismatch" in why:
         return "dynamic_shape"
     return "module_counter" if "nn.Module" in why or "self." in why else "python_scalar"
-
-
-def _change_of_guard(why: str) -> str:
-    return {
-        "dynamic_shape": "torch._dynamo.mark_dynamic(x, dimension), or torch.compile(..., dynamic=True)",
-        "module_counter": "keep the number in a buffer: a tensor, not an int",
-        "python_scalar": "pass a tensor: torch.tensor(value)",
-    }[_recipe_of_guard(why)]
 
 
 def memory_part(
@@ -298,11 +288,3 @@ def _of_error(error: Exception) -> Finding:
         "error", f"the module raises {type(error).__name__}: {first}", innermost_line(error), applies=BY_HAND,
         change="make one eager call work first",
     )  # fmt: skip
-
-
-def check_module(module: Any) -> None:
-    """Raise TypeError unless this is a module that is neither compiled nor scripted."""
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
-    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
-        raise TypeError(f"module: given {type(module).__name__}; give the model before it is compiled or scripted")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .costs import Gpu
 from .finders import Found
@@ -19,7 +20,7 @@ class Technique:
         title: of the pattern.
         call: what to write.
         package: of this project that has it; "" for PyTorch's own.
-        applies: whether `optimize` can make the change.
+        applies: whether `optimize` makes the change; of what a package replaces, it is asked by a trial.
         recipe: of the catalogue.
     """
 
@@ -31,12 +32,12 @@ class Technique:
 
 
 TECHNIQUES = {
-    "rms_norm": Technique("RMSNorm", "y = rms_norm(x, weight, eps=eps)", "rmsnorm", SAFE, "norm_by_hand"),
+    "rms_norm": Technique("RMSNorm", "y = rms_norm(x, weight, eps=eps)", "rmsnorm", recipe="norm_by_hand"),
     "layer_norm": Technique(
         "LayerNorm", "y = layer_norm(x, weight, bias, eps=eps)", "fused-ln-act", recipe="norm_by_hand"
     ),
     "residual_norm": Technique(
-        "residual sum before a norm", "y, residual = add_rms_norm(x, residual, weight)", "rmsnorm", SAFE
+        "residual sum before a norm", "y, residual = add_rms_norm(x, residual, weight)", "rmsnorm"
     ),
     "residual_layer_norm": Technique(
         "residual sum before a norm", "y, residual = add_layer_norm(x, residual, weight, bias)", "fused-ln-act"
@@ -49,7 +50,7 @@ TECHNIQUES = {
     "attention_math": Technique(
         "attention on PyTorch's math path", "y = flash_attention(q, k, v)", "flash-attn-triton"
     ),
-    "gated_mlp": Technique("gated unit", "h = swiglu(gate, up)", "fused-ln-act", SAFE),
+    "gated_mlp": Technique("gated unit", "h = swiglu(gate, up)", "fused-ln-act"),
     "bias_act": Technique("bias and activation", "y = linear_act(x, weight, bias, activation)", "fused-ln-act"),
     "activation": Technique("activation by hand", 'y = F.gelu(x, approximate="tanh")', recipe="activation_by_hand"),
     "rotary": Technique("rotary embedding", "q, k = rotary_qk(q, k, cos, sin)", "qkv-fusion"),
@@ -80,21 +81,32 @@ TECHNIQUES = {
 """By kind of pattern."""
 
 
-def fusion_findings(found: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> list[Finding]:
-    """One finding for each kind and line, with all modules that have it; a GPU's rates give the least gain of time."""
+def fusion_findings(
+    found: Sequence[Found], installed: Sequence[str], gpu: Gpu, replaced: Mapping[str, Mapping[str, str]]
+) -> list[Finding]:
+    """One finding for each kind and line, with all modules that have it; a GPU's rates give the least gain of time.
+
+    `replaced` says what each package would replace: see `replaceable`.
+    """
     groups: dict[tuple[str, str], list[Found]] = {}
     for f in found:
         groups.setdefault((f.kind, place_of(f.line, f.path)), []).append(f)
-    return [_finding(group, installed, gpu) for group in groups.values()]
+    return [_finding(group, installed, gpu, replaced) for group in groups.values()]
 
 
-def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> Finding:
+def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu, replaced: Any) -> Finding:
     first = group[0]
     of_layer_norm = first.kind == "residual_norm" and "layer_norm" in first.what
     technique = TECHNIQUES["residual_layer_norm" if of_layer_norm else first.kind]
     here = not technique.package or technique.package in installed
+    proven = first.kind != "attention" or first.what.startswith("equal to")
+    applies = technique.applies if here and proven else BY_HAND
+    if any(
+        f"{f.path}.".startswith(path and f"{path}.") and ("add_" in by) == ("residual" in f.kind)
+        for path, by in replaced.get(technique.package, {}).items() for f in group if applies == BY_HAND
+    ):  # fmt: skip
+        applies = SAFE
     moved, launches = sum(f.moved for f in group), sum(f.launches for f in group)
-    evidence = {"count": len(group), "package": technique.package, "installed": here}
     times = f" ({len(group)} times)" if len(group) > 1 else ""
     package = f"kernel_pytorch.{technique.package.replace('-', '_')}"
     where = f"  # {package}" if here else f"  # pip install ./packages/{technique.package}"
@@ -107,6 +119,8 @@ def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu) -> Find
         change=technique.call + (where if technique.package else ""),
         gain_bytes=moved,
         gain_seconds=max(moved / gpu.bytes_per_second, launches * gpu.launch_seconds),
-        applies=technique.applies if here else BY_HAND,
-        evidence=evidence | {"moved": moved, "launches": launches},
-    )
+        applies=applies,
+        evidence={
+            "count": len(group), "package": technique.package, "installed": here, "moved": moved, "launches": launches
+        },
+    )  # fmt: skip

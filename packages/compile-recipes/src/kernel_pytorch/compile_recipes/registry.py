@@ -75,6 +75,9 @@ ADVICE = {
     "data_ptr": "compare shapes or pass a flag: addresses are unknown while tracing",
     "files": "read and write files outside the forward",
     "numpy": "the torch function of the same name",
+    "dynamic_shape": "torch._dynamo.mark_dynamic(x, dimension), or torch.compile(..., dynamic=True)",
+    "module_counter": "keep the number in a buffer: a tensor, not an int",
+    "python_scalar": "pass a tensor: torch.tensor(value)",
 }
 """What to do, by recipe, in one line."""
 

@@ -88,3 +88,11 @@ def innermost_line(error: BaseException) -> str:
             found = f"{file}:{frame.tb_lineno}"
         frame = frame.tb_next
     return found
+
+
+def check_module(module: Any) -> None:
+    """Raise TypeError unless this is a module that is neither compiled nor scripted."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
+        raise TypeError(f"module: given {type(module).__name__}; give the model before it is compiled or scripted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.technique import Technique
+
+from .state import check_module
 
 
 @dataclass
@@ -67,7 +70,7 @@ def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patches:
     Raises:
         TypeError: `model` is no module, or is compiled or scripted.
     """
-    _check(model)
+    check_module(model)
     patches = Patches()
     for name, technique in able().items():
         try:
@@ -77,19 +80,24 @@ def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patches:
     return patches
 
 
+def replaceable(model: torch.nn.Module) -> dict[str, dict[str, str]]:
+    """By name of a package, what its `patch` would replace, by path: asked of copies that share all tensors."""
+    found: dict[str, dict[str, str]] = {}
+    for name, technique in able().items():
+        try:
+            twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+            found[name] = technique.patch(twin).replaced
+        except Exception:  # of many kinds: what cannot be copied, or is refused
+            found[name] = {}
+    return found
+
+
 def unpatch(model: torch.nn.Module) -> None:
     """Undo `patch`: every module has the forward of its class again.
 
     Raises:
         TypeError: `model` is no module, or is compiled or scripted.
     """
-    _check(model)
+    check_module(model)
     for technique in able().values():
         technique.unpatch(model)
-
-
-def _check(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model: given {type(model).__name__}; it must be a torch.nn.Module")
-    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
-        raise TypeError(f"model: given {type(model).__name__}; patch the model before it is compiled or scripted")

@@ -14,7 +14,7 @@ from kernel_pytorch.compile_recipes.internals import fresh_dynamo
 from kernel_pytorch.compile_recipes.readiness import LIMIT
 from kernel_pytorch.compile_recipes.recorder import record
 from kernel_pytorch.compile_recipes.records import ALL, SAFE
-from kernel_pytorch.compile_recipes.state import Loss, preserved
+from kernel_pytorch.compile_recipes.state import Loss, check_module, preserved
 from kernel_pytorch.compile_recipes.validation import ROUNDS, Verdict, validate
 
 from .attention import keep_flag, use_sdpa
@@ -106,8 +106,6 @@ def optimize(
         TypeError: `module` is no module, or is compiled or scripted already.
         ValueError: `apply` names no change.
     """
-    from kernel_pytorch.compile_recipes.assistant import check_module
-
     check_module(module)
     wanted = _wanted(apply)
     stage = on_stage or (lambda name: None)

@@ -57,7 +57,7 @@ def find(g: Graph) -> list[Found]:
     lin = linears(g)
     found: list[Found] = []
     for norm in find_norms(g):
-        found += _of_norm(norm)
+        found += _of_norm(norm, g)
     for group in shared_inputs(lin):
         names, more = ", ".join(dict.fromkeys(n.path or n.line for n in group)), len(group) - 1
         what = f"{len(group)} products of one input: {names}"
@@ -80,9 +80,10 @@ def find(g: Graph) -> list[Found]:
     return list({(f.kind, f.line, f.path, f.what): f for f in found}.values())
 
 
-def _of_norm(norm: Norm) -> list[Found]:
+def _of_norm(norm: Norm, g: Graph) -> list[Found]:
     found = []
-    if norm.by_hand:
+    stock = norm.y.path in g.stock_norms or ".rms_norm(" in _source(norm.y)
+    if norm.by_hand and not stock:
         offset = f", offset {norm.offset:g}" if norm.offset else ""
         weight = f", weight {norm.weight}" if norm.weight else ""
         eps = f", eps {norm.eps!r}" if norm.eps else ""
@@ -93,13 +94,17 @@ def _of_norm(norm: Norm) -> list[Found]:
 
 
 def _of_attention(attention: Attention) -> Found:
-    file, _, line = attention.second.line.rpartition(":")
-    fused = "scaled_dot_product" in linecache.getline(file, int(line or 0))
+    fused = "scaled_dot_product" in _source(attention.second)
     kind = "attention_math" if fused else "attention"
     what = (
         f"equal to {attention.call}" if attention.call else "not proven equal to one call: a cap, dropout or grouping"
     )
     return Found(kind, what, attention.second, *_saving(attention.second, *attention.first.inputs))
+
+
+def _source(n: Node) -> str:
+    file, _, line = n.line.rpartition(":")
+    return linecache.getline(file, int(line or 0))
 
 
 def _saving(y: Node, *x: Node) -> tuple[int, int]:
