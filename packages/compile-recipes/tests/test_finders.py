@@ -50,6 +50,16 @@ def test_attention_is_proven_equal_to_one_call(name, call):
     assert hit.what == f"equal to scaled_dot_product_attention(q, k, v, {call})"
 
 
+def test_a_mask_that_depends_on_inputs_is_said_to_be_kept():
+    def attend(s, x, mask):
+        return (x @ x.mT * 0.25).masked_fill(mask, float("-inf")).softmax(-1) @ x
+
+    inputs = torch.randn(2, 6, 16), torch.zeros(2, 1, 6, dtype=torch.bool)
+    (hit,) = [f for f in found_in(lambda: (spellings.Fn(attend), inputs)) if f.kind == "attention"]
+    call = "scaled_dot_product_attention(q, k, v, is_causal=False, scale=0.25)"
+    assert hit.what == f"equal to {call} here; a mask depends on inputs, and is kept as it is"
+
+
 def test_a_norm_names_its_weight_its_offset_and_its_eps():
     (plain,) = [f for f in found_in(spellings.VARIANTS["rms_norm"]["rms_helper"]) if f.kind == "rms_norm"]
     assert plain.what == "by hand, weight w, eps 1e-06"

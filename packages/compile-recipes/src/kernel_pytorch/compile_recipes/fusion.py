@@ -99,7 +99,7 @@ def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu, replace
     of_layer_norm = first.kind == "residual_norm" and "layer_norm" in first.what
     technique = TECHNIQUES["residual_layer_norm" if of_layer_norm else first.kind]
     here = not technique.package or technique.package in installed
-    proven = first.kind != "attention" or first.what.startswith("equal to")
+    proven = first.kind != "attention" or (first.what.startswith("equal to") and "mask" not in first.what)
     applies = technique.applies if here and proven else BY_HAND
     if any(
         f"{f.path}.".startswith(path and f"{path}.") and ("add_" in by) == ("residual" in f.kind)

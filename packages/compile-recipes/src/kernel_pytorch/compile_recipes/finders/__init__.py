@@ -10,9 +10,9 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass
 
-from kernel_pytorch.compile_recipes.recorder import Graph, Node, chain
+from kernel_pytorch.compile_recipes.recorder import Graph, Node, chain, up
 
-from .attention import Attention, find_attention
+from .attention import FAR, Attention, find_attention
 from .loss import find_losses
 from .norms import Norm, find_norms, residual_of
 from .products import find_activations, find_gated, linears, shared_inputs
@@ -99,6 +99,10 @@ def _of_attention(attention: Attention) -> Found:
     what = (
         f"equal to {attention.call}" if attention.call else "not proven equal to one call: a cap, dropout or grouping"
     )
+    inside = chain(attention.first, attention.second)
+    beside = [i for n in inside[:-1] for i in n.inputs if i not in (attention.first, *inside)]
+    if attention.call and any(n.name == "input" and size(n) for b in beside for n in (b, *up(b, FAR))):
+        what += " here; a mask depends on inputs, and is kept as it is"
     return Found(kind, what, attention.second, *_saving(attention.second, *attention.first.inputs))
 
 
