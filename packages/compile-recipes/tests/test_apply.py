@@ -343,6 +343,15 @@ def test_a_verdict_has_four_parts():
         verdict["luck"]
 
 
+@pytest.mark.parametrize("rounds", [-1, 1, 7])
+def test_too_few_rounds_are_refused(rounds):
+    message = rf"rounds is {rounds}; it must be at least 8, or 0 to time nothing"
+    with pytest.raises(ValueError, match=message):
+        optimize(nn.Linear(2, 2), torch.ones(2), rounds=rounds)
+    with pytest.raises(ValueError, match=message):
+        CompilerOptimizationAssistant().validate_optimization(nn.Linear(2, 2), nn.Linear(2, 2), rounds=rounds)
+
+
 def test_everything_is_as_before_a_validation():
     model, x = Attention(p=0.3), torch.randn(2, 8, 32)
     twin = copy.deepcopy(model)

@@ -70,6 +70,16 @@ def test_the_users_loggers_are_as_before(capfd):
     assert "raph break" not in "".join(capfd.readouterr())
 
 
+def test_a_builtin_is_named():
+    class Printing(torch.nn.Module):
+        def forward(self, x):
+            print("here", x.shape)  # noqa: T201
+            return x + 1
+
+    (found,) = readiness(Printing(), [((torch.randn(4),), None)]).breaks
+    assert (found.gb, found.cause) == ("GB0059", "Failed to trace builtin operator `print`")
+
+
 @pytest.mark.parametrize("gb", BY_ID)
 def test_an_id_means_what_it_meant(gb):
     registry = break_registry()

@@ -163,6 +163,7 @@ class CompilerOptimizationAssistant:
 
         Raises:
             TypeError: one of them is no module, or is scripted.
+            ValueError: there are fewer than 8 rounds.
         """
         for module in (original, optimized):
             if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):

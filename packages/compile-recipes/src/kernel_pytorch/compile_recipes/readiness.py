@@ -123,6 +123,7 @@ def parse(text: str) -> Break | None:
     gb = gb[:-1] if in_loop and len(gb) > 1 else gb
     if reasons:
         cause, explanation = reasons[-2 if in_loop else -1]
+        cause += "".join(re.findall(r"builtin operator( `\w+`)", explanation)[:1])
     else:
         cause, explanation = head.split("Reason:")[-1].strip().partition("\n")[0], ""
     line, source = (f"{mine[-1][0]}:{mine[-1][1]}", linecache.getline(*mine[-1]).strip()) if mine else ("", "")

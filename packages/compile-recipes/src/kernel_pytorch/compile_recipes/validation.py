@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_pytorch.harness.environment import memory_bytes
 
-from .measuring import ROUNDS, Inputs, memory_use, performance
+from .measuring import ROUNDS, Inputs, check_rounds, memory_use, performance
 from .memory import MASKS
 from .readiness import readiness
 from .state import Loss, call, device_of, leaves_of, loss_of, preserved
@@ -97,6 +97,7 @@ def validate(
         masked: whether positions that a mask among the inputs hides may differ.
         partial: whether an output that has a loss may be without its other tensors.
     """
+    check_rounds(rounds)
     given: Inputs = (tuple(inputs), dict(kwargs or {}))
     verdict = Verdict()
     with preserved(original), preserved(optimized):

@@ -11,6 +11,7 @@ import torch
 
 from kernel_pytorch.compile_recipes.finders import find
 from kernel_pytorch.compile_recipes.internals import fresh_dynamo
+from kernel_pytorch.compile_recipes.measuring import check_rounds
 from kernel_pytorch.compile_recipes.readiness import LIMIT
 from kernel_pytorch.compile_recipes.recorder import record
 from kernel_pytorch.compile_recipes.records import ALL, SAFE
@@ -104,9 +105,10 @@ def optimize(
 
     Raises:
         TypeError: `module` is no module, or is compiled or scripted already.
-        ValueError: `apply` names no change.
+        ValueError: `apply` names no change, or there are fewer than 8 rounds.
     """
     check_module(module)
+    check_rounds(rounds)
     wanted = _wanted(apply)
     stage = on_stage or (lambda name: None)
     with preserved(module):
