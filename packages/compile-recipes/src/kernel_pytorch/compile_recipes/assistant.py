@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from kernel_pytorch.harness.discovery import discover
 
 from . import kernels_lost, memory
 from .apply import Optimized, optimize
+from .costs import Gpu
 from .efficiency import efficiency, gpu_of, launches
 from .finders import find
 from .fusion import fusion_findings
 from .kernels_lost import Lost, fused_operators
 from .readiness import Readiness, readiness
-from .recorder import MEMORY_LIMIT, record
+from .recorder import MEMORY_LIMIT, Graph, record
 from .records import ALL, BY_HAND, Finding, Part, Report, mib
 from .settings import setting_findings
 from .state import Loss, call, check_module, device_of, innermost_line, loss_of, preserved
@@ -81,56 +83,9 @@ class CompilerOptimizationAssistant:
             ValueError: there are more than 4 shapes, or the GPU is not known.
         """
         check_module(module)
-        if any(isinstance(s, torch.Tensor) or not isinstance(s, (Sequence, Mapping)) for s in shapes):
-            raise TypeError("shapes: each is a tuple of inputs, such as (x,), or a dictionary of named ones")
-        if len(shapes) > MOST_SHAPES:
-            raise ValueError(f"shapes: given {len(shapes)}; at most {MOST_SHAPES} are tried")
+        calls = _calls(inputs, kwargs, shapes)
         stage = on_stage or (lambda name: None)
-        name, ceilings = gpu_of(gpu)
-        report = Report(type(module).__name__, _facts(module, inputs, kwargs))
-        calls = [(inputs, kwargs), *((((), s) if isinstance(s, Mapping) else (s, kwargs)) for s in shapes)]
-        with preserved(module):
-            stage("recording one forward")
-            try:
-                graph = record(module, inputs, kwargs, memory_limit)
-            except Exception as error:  # the user's own
-                report["compilation_readiness"].findings.append(_of_error(error))
-                report.parts["optimization_suggestions"].findings = suggestions(report.findings)
-                return report
-        if graph.dropped:
-            report.facts["beyond the memory limit"] = f"{graph.dropped} operators, not searched for patterns"
-        stage("finding patterns")
-        with torch.no_grad():
-            found = find(graph)
-        installed = [t.name for t in discover().techniques.values()]
-        report["fusion_opportunities"].findings = fusion_findings(found, installed, ceilings, replaceable(module))
-        report["fusion_opportunities"].facts["rerun"] = graph.rerun
-        report.parts["kernel_efficiency"] = efficiency(graph, name, ceilings)
-        with preserved(module):
-            stage("saved activations")
-            report.parts["memory_bottlenecks"] = memory_part(module, inputs, kwargs, loss)
-        with preserved(module):
-            stage("settings")
-            kept = report["memory_bottlenecks"].facts.get("saved", 0)
-            settings = setting_findings(module, inputs, kwargs, graph, kept)
-        fused = fused_operators([n.name for n in graph.nodes])
-        del graph, found
-        with preserved(module):
-            stage("graph breaks and recompilations")
-            ready = readiness(module, calls, export=True)
-        with preserved(module):
-            stage("attention under torch.compile")
-            lost = kernels_lost.attention_lost(module, inputs, kwargs, fused)
-        report.parts["compilation_readiness"] = readiness_part(ready, lost, settings)
-        if count_launches:
-            stage("launches, by Inductor")
-            with preserved(module):
-                total, distinct = launches(module, inputs, kwargs)
-            facts = report["kernel_efficiency"].facts
-            facts |= {"launches": total, "kernels": distinct}
-            facts["summary"] += f"; compiled by Inductor it launches {total}, of {distinct} kernels"
-        report.parts["optimization_suggestions"].findings = suggestions(report.findings)
-        return report
+        return _analyzed(module, calls, loss, gpu_of(gpu), count_launches, memory_limit, stage)
 
     def optimize(self, module: torch.nn.Module, *inputs: Any, **options: Any) -> Optimized:
         """Make what can be made, and keep what is right and not slower; see `optimize`."""
@@ -169,6 +124,77 @@ class CompilerOptimizationAssistant:
             if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
                 raise TypeError(f"given {type(module).__name__}; it must be a torch.nn.Module")
         return validate(original, optimized, inputs, kwargs, loss, rounds=rounds)
+
+
+def _calls(inputs: Any, kwargs: Any, shapes: Sequence[Any]) -> list[tuple[Sequence[Any], Mapping[str, Any] | None]]:
+    """(inputs, kwargs) of each call, the typical one first."""
+    if any(isinstance(s, torch.Tensor) or not isinstance(s, (Sequence, Mapping)) for s in shapes):
+        raise TypeError("shapes: each is a tuple of inputs, such as (x,), or a dictionary of named ones")
+    if len(shapes) > MOST_SHAPES:
+        raise ValueError(f"shapes: given {len(shapes)}; at most {MOST_SHAPES} are tried")
+    return [(inputs, kwargs), *((((), s) if isinstance(s, Mapping) else (s, kwargs)) for s in shapes)]
+
+
+def _analyzed(
+    module: torch.nn.Module,
+    calls: Sequence[Any],
+    loss: Loss | None,
+    gpu: tuple[str, Gpu],
+    count_launches: bool,
+    memory_limit: int,
+    on_stage: Stage,
+) -> Report:
+    """The report, stage by stage; the module is put back after each."""
+
+    @contextlib.contextmanager
+    def stage(name: str) -> Iterator[None]:
+        on_stage(name)
+        with preserved(module):
+            yield
+
+    given = inputs, kwargs = calls[0]
+    report = Report(type(module).__name__, _facts(module, inputs, kwargs))
+    try:
+        with stage("recording one forward"):
+            graph = record(module, inputs, kwargs, memory_limit)
+    except Exception as error:  # the user's own
+        report["compilation_readiness"].findings.append(_of_error(error))
+        report.parts["optimization_suggestions"].findings = suggestions(report.findings)
+        return report
+    if graph.dropped:
+        report.facts["beyond the memory limit"] = f"{graph.dropped} operators, not searched for patterns"
+    with stage("finding patterns"), torch.no_grad():
+        report.parts["fusion_opportunities"] = fusion_part(module, graph, gpu[1])
+        report.parts["kernel_efficiency"] = efficiency(graph, *gpu)
+    with stage("saved activations"):
+        report.parts["memory_bottlenecks"] = memory_part(module, inputs, kwargs, loss)
+    with stage("settings"):
+        kept = report["memory_bottlenecks"].facts.get("saved", 0)
+        settings = setting_findings(module, inputs, kwargs, graph, kept)
+    fused = fused_operators([n.name for n in graph.nodes])
+    del graph
+    with stage("graph breaks and recompilations"):
+        ready = readiness(module, calls, export=True)
+    with stage("attention under torch.compile"):
+        lost = kernels_lost.attention_lost(module, inputs, kwargs, fused)
+    report.parts["compilation_readiness"] = readiness_part(ready, lost, settings)
+    if count_launches:
+        with stage("launches, by Inductor"):
+            add_launches(report["kernel_efficiency"], *launches(module, *given))
+    report.parts["optimization_suggestions"].findings = suggestions(report.findings)
+    return report
+
+
+def fusion_part(module: torch.nn.Module, graph: Graph, gpu: Gpu) -> Part:
+    """Patterns of a recorded graph as findings."""
+    found, installed = find(graph), [t.name for t in discover().techniques.values()]
+    return Part({"rerun": graph.rerun}, fusion_findings(found, installed, gpu, replaceable(module)))
+
+
+def add_launches(part: Part, total: int, distinct: int) -> None:
+    """What Inductor launches, as figures and in the summary."""
+    part.facts |= {"launches": total, "kernels": distinct}
+    part.facts["summary"] += f"; compiled by Inductor it launches {total}, of {distinct} kernels"
 
 
 def readiness_part(ready: Readiness, lost: Lost, settings: Sequence[Finding]) -> Part:

@@ -72,6 +72,18 @@ class Verdict:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two modules that are compared, on which inputs and how: see `validate`."""
+
+    original: torch.nn.Module
+    optimized: torch.nn.Module
+    given: Inputs
+    loss: Loss | None = None
+    masked: bool = False
+    partial: bool = False
+
+
 def validate(
     original: torch.nn.Module,
     optimized: torch.nn.Module,
@@ -84,18 +96,10 @@ def validate(
     masked: bool = False,
     partial: bool = False,
 ) -> Verdict:
-    """Compare two modules; both are left as they were.
+    """Compare two modules, as `validate_optimization` says; both are left as they were.
 
-    Args:
-        original: the definition.
-        optimized: another module that computes the same, whose parameters may have other names.
-        inputs: of a call.
-        kwargs: named inputs of the call.
-        loss: function of the output; default `output.loss`, else the mean square.
-        rounds: of the paired clock, at least 8; 0 to time nothing.
-        compile: whether to compare what Dynamo makes of both.
-        masked: whether positions that a mask among the inputs hides may differ.
-        partial: whether an output that has a loss may be without its other tensors.
+    `compile`: whether to compare what Dynamo makes of both. `masked`: whether positions that a mask among the inputs
+    hides may differ. `partial`: whether an output that has a loss may be without its other tensors.
     """
     check_rounds(rounds)
     given: Inputs = (tuple(inputs), dict(kwargs or {}))
@@ -103,7 +107,7 @@ def validate(
     with preserved(original), preserved(optimized):
         whole = fits(original)
         check = correctness if whole else by_blocks
-        verdict.correctness_check = check(original, optimized, given, loss, masked, partial)
+        verdict.correctness_check = check(Pair(original, optimized, given, loss, masked, partial))
         verdict.correctness_check["by_blocks"] = not whole
     with preserved(original), preserved(optimized):
         if rounds:
@@ -124,20 +128,14 @@ def validate(
     return verdict
 
 
-def correctness(
-    original: torch.nn.Module,
-    optimized: torch.nn.Module,
-    given: Inputs,
-    loss: Loss | None,
-    masked: bool = False,
-    partial: bool = False,
-) -> dict[str, Any]:
+def correctness(pair: Pair) -> dict[str, Any]:
     """Outputs and gradients of both against the original in float64; see `validate`."""
     failures: list[str] = []
     compared = skipped = 0
+    original, loss, masked = pair.original, pair.loss, pair.masked
     with precise(original) as truth:
         for mode in (False, True):
-            for name, arguments in variations(given).items():
+            for name, arguments in variations(pair.given).items():
                 where = f"{'training' if mode else 'evaluation'}, {name} inputs"
                 try:
                     expected = results(truth, doubled(arguments), loss, mode, masked=masked)
@@ -151,12 +149,12 @@ def correctness(
                     skipped += 1  # random in training beyond dropout
                     continue
                 try:
-                    ours = results(optimized, arguments, loss, mode, masked=masked)
+                    ours = results(pair.optimized, arguments, loss, mode, masked=masked)
                 except Exception as error:
                     failures.append(f"{where}: raises {type(error).__name__}: {error}".partition("\n")[0])
                     continue
                 summands = max((t.numel() for t in tree_leaves(arguments) if isinstance(t, Tensor)), default=1)
-                found = differences(expected, stock, ours, partial, summands)
+                found = differences(expected, stock, ours, pair.partial, summands)
                 failures += [f"{where}: {problem}" for problem in found]
                 compared += len(expected)
     return {"passed": not failures and compared > 0, "failures": failures, "compared": compared, "skipped": skipped}
@@ -168,18 +166,11 @@ def fits(module: torch.nn.Module) -> bool:
     return needed < memory_bytes(device_of(module)) // 2
 
 
-def by_blocks(
-    original: torch.nn.Module,
-    optimized: torch.nn.Module,
-    given: Inputs,
-    loss: Loss | None,
-    masked: bool = False,
-    partial: bool = False,
-) -> dict[str, Any]:
+def by_blocks(pair: Pair) -> dict[str, Any]:
     """Each changed module by itself, on the inputs that it gets: for models whose float64 copy does not fit."""
-    stock = dict(original.named_modules())
+    stock = dict(pair.original.named_modules())
     changed: dict[str, torch.nn.Module] = {}
-    for path, m in optimized.named_modules():
+    for path, m in pair.optimized.named_modules():
         differs = path not in stock or type(m) is not type(stock[path]) or "forward" in m.__dict__
         if path and differs and not any(path.startswith(f"{outer}.") for outer in changed):
             changed[path] = m
@@ -193,11 +184,11 @@ def by_blocks(
     ]
     try:
         with torch.no_grad():
-            call(original, *given)
+            call(pair.original, *pair.given)
     finally:
         for hook in hooks:
             hook.remove()
-    found = {path: correctness(stock[path], changed[path], arguments, None) for path, arguments in seen.items()}
+    found = {path: correctness(Pair(stock[path], changed[path], arguments)) for path, arguments in seen.items()}
     failures = [f"{path}: {failure}" for path, check in found.items() for failure in check["failures"]]
     failures += [f"{path}: it was not called, so it is not proven" for path in changed.keys() - seen.keys()]
     compared = sum(check["compared"] for check in found.values())
