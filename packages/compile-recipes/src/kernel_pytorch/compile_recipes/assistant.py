@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.discovery import discover
-
 from . import kernels_lost, memory
 from .apply import Optimized, optimize
 from .costs import Gpu
@@ -18,12 +16,11 @@ from .finders import find
 from .fusion import fusion_findings
 from .kernels_lost import Lost, fused_operators
 from .readiness import Readiness, readiness
-from .recorder import MEMORY_LIMIT, Graph, record
+from .recorder import MEMORY_LIMIT, record
 from .records import ALL, BY_HAND, Finding, Part, Report, mib
 from .settings import setting_findings
 from .state import Loss, call, check_module, device_of, innermost_line, loss_of, preserved
 from .suggestions import advice, suggestions
-from .techniques import replaceable
 from .validation import ROUNDS, Verdict, validate
 
 MOST_SHAPES = 4
@@ -152,7 +149,7 @@ def _analyzed(
         with preserved(module):
             yield
 
-    given = inputs, kwargs = calls[0]
+    inputs, kwargs = calls[0]
     report = Report(type(module).__name__, _facts(module, inputs, kwargs))
     try:
         with stage("recording one forward"):
@@ -164,7 +161,8 @@ def _analyzed(
     if graph.dropped:
         report.facts["beyond the memory limit"] = f"{graph.dropped} operators, not searched for patterns"
     with stage("finding patterns"), torch.no_grad():
-        report.parts["fusion_opportunities"] = fusion_part(module, graph, gpu[1])
+        findings = fusion_findings(module, find(graph), gpu[1])
+        report.parts["fusion_opportunities"] = Part({"rerun": graph.rerun}, findings)
         report.parts["kernel_efficiency"] = efficiency(graph, *gpu)
     with stage("saved activations"):
         report.parts["memory_bottlenecks"] = memory_part(module, inputs, kwargs, loss)
@@ -180,21 +178,12 @@ def _analyzed(
     report.parts["compilation_readiness"] = readiness_part(ready, lost, settings)
     if count_launches:
         with stage("launches, by Inductor"):
-            add_launches(report["kernel_efficiency"], *launches(module, *given))
+            total, distinct = launches(module, inputs, kwargs)
+        facts = report["kernel_efficiency"].facts
+        facts |= {"launches": total, "kernels": distinct}
+        facts["summary"] += f"; compiled by Inductor it launches {total}, of {distinct} kernels"
     report.parts["optimization_suggestions"].findings = suggestions(report.findings)
     return report
-
-
-def fusion_part(module: torch.nn.Module, graph: Graph, gpu: Gpu) -> Part:
-    """Patterns of a recorded graph as findings."""
-    found, installed = find(graph), [t.name for t in discover().techniques.values()]
-    return Part({"rerun": graph.rerun}, fusion_findings(found, installed, gpu, replaceable(module)))
-
-
-def add_launches(part: Part, total: int, distinct: int) -> None:
-    """What Inductor launches, as figures and in the summary."""
-    part.facts |= {"launches": total, "kernels": distinct}
-    part.facts["summary"] += f"; compiled by Inductor it launches {total}, of {distinct} kernels"
 
 
 def readiness_part(ready: Readiness, lost: Lost, settings: Sequence[Finding]) -> Part:

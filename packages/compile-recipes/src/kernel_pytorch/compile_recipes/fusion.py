@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import torch
+
+from kernel_pytorch.harness.discovery import discover
 
 from .costs import Gpu
 from .finders import Found
 from .recorder import place_of
 from .records import ALL, BY_HAND, SAFE, Finding
+from .techniques import replaceable
 
 
 @dataclass(frozen=True)
@@ -81,24 +86,19 @@ TECHNIQUES = {
 """By kind of pattern."""
 
 
-def fusion_findings(
-    found: Sequence[Found], installed: Sequence[str], gpu: Gpu, replaced: Mapping[str, Mapping[str, str]]
-) -> list[Finding]:
-    """One finding for each kind and line, with all modules that have it; a GPU's rates give the least gain of time.
-
-    `replaced` says what each package would replace: see `replaceable`.
-    """
-    groups: dict[tuple[str, str], list[Found]] = {}
+def fusion_findings(module: torch.nn.Module, found: Sequence[Found], gpu: Gpu) -> list[Finding]:
+    """One finding for each kind and line, with all modules that have it; a GPU's rates give the least gain of time."""
+    replaced, groups = replaceable(module), defaultdict(list)
     for f in found:
-        groups.setdefault((f.kind, place_of(f.line, f.path)), []).append(f)
-    return [_finding(group, installed, gpu, replaced) for group in groups.values()]
+        groups[f.kind, place_of(f.line, f.path)].append(f)
+    return [_finding(group, replaced, gpu) for group in groups.values()]
 
 
-def _finding(group: Sequence[Found], installed: Sequence[str], gpu: Gpu, replaced: Any) -> Finding:
+def _finding(group: Sequence[Found], replaced: Mapping[str, Mapping[str, str]], gpu: Gpu) -> Finding:
     first = group[0]
     of_layer_norm = first.kind == "residual_norm" and "layer_norm" in first.what
     technique = TECHNIQUES["residual_layer_norm" if of_layer_norm else first.kind]
-    here = not technique.package or technique.package in installed
+    here = not technique.package or technique.package in discover().techniques
     proven = first.kind != "attention" or (first.what.startswith("equal to") and "mask" not in first.what)
     applies = technique.applies if here and proven else BY_HAND
     if any(

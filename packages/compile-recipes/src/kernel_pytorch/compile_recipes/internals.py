@@ -12,10 +12,7 @@ from typing import Any
 
 import torch
 
-BREAK_LOGGERS = (
-    ("torch._dynamo.symbolic_convert", "graph_breaks"),
-    ("torch._dynamo.convert_frame", "graph_breaks"),
-)
+BREAK_LOGGERS = (("torch._dynamo.symbolic_convert", "graph_breaks"), ("torch._dynamo.convert_frame", "graph_breaks"))
 
 
 class _Records(logging.Handler):

@@ -178,10 +178,7 @@ class Paths:
             if len(self._stack) > 1:
                 self._stack.pop()
 
-        self._hooks = [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-        ]
+        self._hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -109,10 +109,7 @@ class Report:
     def to_json(self) -> str:
         """Facts and findings, with file, line, recipe and change of each."""
         parts = {
-            name: {
-                "facts": part.facts,
-                "findings": [asdict(f) | {"source": f.source} for f in part],
-            }
+            name: {"facts": part.facts, "findings": [asdict(f) | {"source": f.source} for f in part]}
             for name, part in self.parts.items()
         }
         return json.dumps({"title": self.title, "facts": self.facts, "parts": parts}, indent=1, default=str)

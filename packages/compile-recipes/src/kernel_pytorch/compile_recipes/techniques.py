@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,10 +41,7 @@ class Patches:
         """A line for each package with what it replaced, and one for each module that was left alone."""
         lines = []
         for name, found in self.done.items():
-            counts: dict[str, int] = {}
-            for by in found.replaced.values():
-                counts[by] = counts.get(by, 0) + 1
-            lines += [f"{name}: {count} x {by}" for by, count in counts.items()]
+            lines += [f"{name}: {count} x {by}" for by, count in Counter(found.replaced.values()).items()]
         lines += [f"{where or 'the model'}: left alone, {why}" for where, why in self.left.items()]
         lines += [f"{name}: not applied, {why}" for name, why in self.broken.items()]
         return "\n".join(lines) or "nothing was replaced"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
@@ -101,10 +102,7 @@ def technique_changes() -> list[Change]:
             done = technique.patch(model)
             if not done.replaced:
                 return next(iter(done.left.values()), "it has nothing that this package computes")
-            counts: dict[str, int] = {}
-            for by in done.replaced.values():
-                counts[by] = counts.get(by, 0) + 1
-            what = ", ".join(f"{count} x {by}" for by, count in counts.items())
+            what = ", ".join(f"{count} x {by}" for by, count in Counter(done.replaced.values()).items())
             return Done(what, lambda: technique.unpatch(model))
 
         changes.append(Change(f"patch {name}", SAFE, make))

@@ -27,16 +27,8 @@ from kernel_pytorch.compile_recipes.state import preserved
 
 from .changes import Context, Done, put
 
-PRODUCTS = {
-    operator.matmul,
-    torch.matmul,
-    torch.bmm,
-    torch.Tensor.matmul,
-    torch.Tensor.bmm,
-    "matmul",
-    "bmm",
-    "__matmul__",
-}
+METHODS = {torch.Tensor.matmul, torch.Tensor.bmm, "matmul", "bmm", "__matmul__"}
+PRODUCTS = {operator.matmul, torch.matmul, torch.bmm, *METHODS}
 MOST_SHAPES = 256
 """Whose rewritten graphs are kept."""
 
