@@ -19,14 +19,9 @@ from .techniques import replaceable
 
 @dataclass(frozen=True)
 class Technique:
-    """Who computes a pattern.
+    """Who computes a pattern: what to write, and the package of this project that has it; "" for PyTorch's own.
 
-    Attributes:
-        title: of the pattern.
-        call: what to write.
-        package: of this project that has it; "" for PyTorch's own.
-        applies: whether `optimize` makes the change; of what a package replaces, it is asked by a trial.
-        recipe: of the catalogue.
+    `applies` says whether `optimize` makes the change; a package is asked by a trial what it replaces.
     """
 
     title: str

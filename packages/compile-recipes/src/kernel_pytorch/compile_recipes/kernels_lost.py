@@ -26,13 +26,7 @@ SDPA = torch.nn.functional.scaled_dot_product_attention
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `scaled_dot_product_attention` as it was captured.
-
-    Attributes:
-        line: `file:line` of the user's code.
-        mask: shape, stride and dtype of its mask, and where that was made; "" without one.
-        suspicion: why a fused kernel refuses it, as far as that can be said.
-    """
+    """A captured call of `scaled_dot_product_attention`, its mask, and why a fused kernel refuses it, where known."""
 
     line: str
     mask: str = ""

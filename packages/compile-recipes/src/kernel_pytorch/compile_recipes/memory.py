@@ -60,14 +60,7 @@ def by_line(kept: Sequence[Kept]) -> dict[str, list[Kept]]:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """What checkpointing the blocks of a list would change.
-
-    Attributes:
-        path: name of the list.
-        blocks: how many it holds.
-        now: bytes that are kept now, over the whole module.
-        then: bytes that would be kept.
-    """
+    """What checkpointing the blocks of the list at a path would change: bytes that are kept, over the whole module."""
 
     path: str
     blocks: int

@@ -283,12 +283,7 @@ def differences(
 ) -> Iterator[str]:
     """A line for each result that is off by more than its budget, or missing; parameters may have other names.
 
-    Args:
-        truth: in float64.
-        stock: of the original.
-        ours: of the optimized module.
-        partial: whether a result that has a loss may lack others.
-        summands: of which the gradient of a parameter is a sum: its rounding grows with their square root.
+    `truth` is in float64. `summands`: of which the gradient of a parameter is a sum; rounding grows with their root.
     """
     outputs = [name for name in truth if not name.startswith("gradient of")]
     gradients = [float(t.abs().amax()) for name, t in truth.items() if name not in outputs and t.numel()]

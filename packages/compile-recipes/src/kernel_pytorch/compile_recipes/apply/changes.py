@@ -41,13 +41,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Done:
-    """A change that was made.
-
-    Attributes:
-        what: in words.
-        undo: puts everything back.
-        masked: whether positions that a mask hides may differ.
-    """
+    """A change that was made, in words; `masked`: whether positions that a mask hides may differ."""
 
     what: str
     undo: Callable[[], None]
@@ -56,13 +50,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Change:
-    """A change that `optimize` can make.
-
-    Attributes:
-        name: by which it is asked for and reported.
-        applies: "safe" or "all".
-        make: makes it in place; a string says why there is nothing to do.
-    """
+    """A change that `optimize` can make in place; what `make` returns as a string says why there is nothing to do."""
 
     name: str
     applies: str
@@ -72,11 +60,7 @@ class Change:
 def put(model: torch.nn.Module, owner: str, forwards: Mapping[int, Callable[..., Forward]], what: str) -> Done | str:
     """Give modules another forward, each as an attribute of the instance; or say why none can have it.
 
-    Args:
-        model: that has them.
-        owner: name of the change.
-        forwards: by id of a module, what makes its forward of it.
-        what: in words, in the plural.
+    `forwards` has, by id of a module, what makes its forward of it.
     """
     package = f"compile-recipes {owner}"
     left, count = "", 0

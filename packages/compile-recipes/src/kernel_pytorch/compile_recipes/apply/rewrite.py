@@ -57,15 +57,7 @@ class Owners(fx.Interpreter):
 
 
 def rewrite(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
-    """Put `scaled_dot_product_attention` where two products with a softmax between are proven to be it.
-
-    Args:
-        gm: as Dynamo captured it.
-        inputs: values for it.
-
-    Returns:
-        How many were rewritten.
-    """
+    """Put `scaled_dot_product_attention` where two products with a softmax are proven to be it; how often."""
     devices = {t.device for t in inputs if isinstance(t, Tensor) and t.is_cuda}
     with no_dispatch_modes(), torch.random.fork_rng(devices):
         owners = Owners(gm)

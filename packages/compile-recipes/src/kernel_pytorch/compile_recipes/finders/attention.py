@@ -23,13 +23,10 @@ FAR = 16
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention by hand.
+    """Attention by hand: the product of queries and keys, and that of weights and values.
 
     Attributes:
-        first: product of queries and keys.
-        second: product of weights and values.
         scale: of the scores; None if no call of `scaled_dot_product_attention` was proven equal.
-        is_causal: whether the causal flag stands for its mask.
         mask: the additive mask that it uses, if it uses one that the flag does not stand for.
         keys_turned: whether the second operand of `first` is keys transposed, as usual, or queries transposed.
     """
