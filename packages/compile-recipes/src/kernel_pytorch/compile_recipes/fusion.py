@@ -83,7 +83,8 @@ TECHNIQUES = {
 
 def fusion_findings(module: torch.nn.Module, found: Sequence[Found], gpu: Gpu) -> list[Finding]:
     """One finding for each kind and line, with all modules that have it; a GPU's rates give the least gain of time."""
-    replaced, groups = replaceable(module), defaultdict(list)
+    replaced = replaceable(module)
+    groups: dict[tuple[str, str], list[Found]] = defaultdict(list)
     for f in found:
         groups[f.kind, place_of(f.line, f.path)].append(f)
     return [_finding(group, replaced, gpu) for group in groups.values()]

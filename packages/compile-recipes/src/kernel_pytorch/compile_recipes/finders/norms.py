@@ -133,7 +133,7 @@ def _eps_in_root(x: Node, y: Node) -> float:
         if re.search(r"sqrt|norm|std", n.name) or (n.name == "pow" and n.args[1] == 0.5):
             return 0.0
         if n.name == "add" and isinstance(n.args[1], float) and 0 < n.args[1] <= LARGEST_EPS:
-            return n.args[1]
+            return float(n.args[1])
     return 0.0
 
 
