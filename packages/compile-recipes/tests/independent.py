@@ -5,6 +5,7 @@ python independent.py ranks         # two processes train a changed model, and g
 """
 
 import copy
+import datetime
 import os
 import sys
 import tempfile
@@ -89,7 +90,11 @@ def changes():
 
 def rank(index, file):
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=index, world_size=2)
+    torch.set_num_threads(1)  # the processes share the machine
+    patience = datetime.timedelta(seconds=120)  # less than that of the test, so that an error says what did not come
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=index, world_size=2, timeout=patience
+    )
     torch.manual_seed(0)
     stock = Model()
     changed = copy.deepcopy(stock)
