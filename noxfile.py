@@ -43,6 +43,7 @@ from environments import (  # noqa: E402
 )
 
 NOT_OF_KERNELS = (
+    "test_availability",
     "test_build",
     "test_index",
     "test_emulator",

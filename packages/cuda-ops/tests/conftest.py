@@ -26,7 +26,7 @@ else:
     collect_ignore = (
         []
         if (PACKAGE / "build_library.py").is_file()
-        else ["test_build.py", "test_index.py", "test_emulator.py", "test_rungs.py"]
+        else ["test_availability.py", "test_build.py", "test_index.py", "test_emulator.py", "test_rungs.py"]
     )
 
 
