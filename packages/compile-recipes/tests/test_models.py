@@ -5,6 +5,7 @@ import collections
 import pytest
 import torch
 
+from kernel_pytorch.compile_recipes import optimize
 from kernel_pytorch.compile_recipes.finders import find
 from kernel_pytorch.compile_recipes.recorder import record
 
@@ -61,3 +62,31 @@ def test_the_capped_attention_of_gemma_2_is_not_taken_for_plain_attention():
     found = [f.what for f in find(record(model, (), kwargs)) if f.kind == "attention"]
     assert found
     assert all("not proven" in what for what in found)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Bert"])
+def test_flags_of_attention_stay_under_compile_and_come_back(name, monkeypatch):
+    """With torch before 2.13, where transformers makes a mask of every flag that Dynamo traces."""
+    pytest.importorskip("kernel_pytorch.flash_attn_triton")
+    monkeypatch.setattr("transformers.masking_utils.is_torchdynamo_exporting", lambda: True)
+    cls, config, _ = EXPECTED[name]
+    cls = getattr(transformers, cls)
+    model, ids = cls(cls.config_class(**config)).eval(), torch.arange(1, 9)[None]
+
+    def masks():
+        found = []
+
+        def look(graph, example_inputs):
+            found.extend(n.kwargs.get("attn_mask") for n in graph.graph.nodes if "dot_product" in str(n.target))
+            return graph
+
+        torch._dynamo.reset()
+        torch.compile(model, backend=look)(ids)
+        return [mask is not None for mask in found]
+
+    assert masks() == [True, True]
+    result = optimize(model, ids, apply=["causal flag"], rounds=0)
+    assert "causal flag" in result.applied
+    assert masks() == [False, False]
+    result.revert()
+    assert masks() == [True, True]

@@ -37,8 +37,7 @@ def patch(model: torch.nn.Module, report: Patched) -> None:
         model: whose modules are looked through, itself among them.
         report: takes what was replaced, by the path of an attention, and why the rest was not.
     """
-    for config in _sdpa_configs(model):
-        _keep_flags(config)
+    keep_flags(model)
     for path, owner in _owners(model).items():
         config = owner.config
         if config.attn_logit_softcapping is None:
@@ -72,7 +71,7 @@ def unpatch(model: torch.nn.Module) -> None:
     for owner in _owners(model).values():
         if owner.config._attn_implementation == NAME:
             owner.config._attn_implementation = "eager"
-    KEPT.difference_update(id(config) for config in _sdpa_configs(model))
+    drop_flags(model)
 
 
 def _owners(model: torch.nn.Module) -> dict[str, Any]:
@@ -93,20 +92,33 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
+def keep_flags(model: torch.nn.Module) -> int:
+    """Let attention of transformers that is `sdpa` keep the flags of its masks under torch.compile.
+
+    Returns:
+        In how many configurations.
+    """
+    configs = _sdpa_configs(model)
+    if configs:
+        from transformers import AttentionMaskInterface
+
+        AttentionMaskInterface.register("sdpa", flag_or_mask)
+    for config in configs:
+        if id(config) not in KEPT:
+            KEPT.add(id(config))
+            weakref.finalize(config, KEPT.discard, id(config))
+    return len(configs)
+
+
+def drop_flags(model: torch.nn.Module) -> None:
+    """Undo `keep_flags`."""
+    KEPT.difference_update(id(config) for config in _sdpa_configs(model))
+
+
 def _sdpa_configs(model: torch.nn.Module) -> list[Any]:
     """The configurations in a model of transformers that choose PyTorch's attention."""
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     return [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
-
-
-def _keep_flags(config: Any) -> None:
-    """Let transformers ask `flag_or_mask` for the masks of models with this configuration."""
-    from transformers import AttentionMaskInterface
-
-    AttentionMaskInterface.register("sdpa", flag_or_mask)
-    if id(config) not in KEPT:
-        KEPT.add(id(config))
-        weakref.finalize(config, KEPT.discard, id(config))
 
 
 def flag_or_mask(*args: Any, **given: Any) -> Tensor | None:

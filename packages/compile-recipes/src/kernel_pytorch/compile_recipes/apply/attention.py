@@ -8,9 +8,6 @@ import torch
 
 from .changes import Context, Done
 
-FLAG = "kernel_pytorch_flag"
-"""Name under which attention that keeps its causal flag under `torch.compile` is registered."""
-
 
 def configs_of(model: torch.nn.Module) -> dict[int, Any]:
     """The configurations in a model that name an implementation of attention, each once."""
@@ -28,13 +25,15 @@ def use_sdpa(model: torch.nn.Module, context: Context) -> Done | str:
 
 
 def keep_flag(model: torch.nn.Module, context: Context) -> Done | str:
-    """The causal flag under `torch.compile`, where transformers would make a mask of it."""
-    if not any(c._attn_implementation == "sdpa" for c in configs_of(model).values()):
+    """The flags of masks under `torch.compile`, where transformers would make a mask of each."""
+    try:
+        from kernel_pytorch.flash_attn_triton.hugging_face import drop_flags, keep_flags
+    except ImportError:
+        return "flash-attn-triton, which keeps it, is not installed"
+    count = keep_flags(model)
+    if not count:
         return "it is no model of transformers whose attention is 'sdpa'"
-    if not any(getattr(m, "is_causal", False) for m in model.modules()):
-        return "its attention is not causal"
-    register_flag()
-    return switch(model, {"sdpa"}, FLAG)
+    return Done(f"flags of attention kept under torch.compile in {count} configurations", lambda: drop_flags(model))
 
 
 def switch(model: torch.nn.Module, old: set[str], new: str) -> Done | str:
@@ -60,24 +59,3 @@ def switch(model: torch.nn.Module, old: set[str], new: str) -> Done | str:
         undo()
         return f"it does not take {new}"
     return Done(f"{new} for {configs[0][1]} in {changed} configurations", undo)
-
-
-def register_flag() -> None:
-    """Let transformers know attention that gets no mask where the causal flag says all of it.
-
-    The flag says all where there is no padding, no packed sequence, no window, and as many keys as queries.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
-
-    def mask(*args: Any, **kwargs: Any) -> Any:
-        plain = kwargs.get("mask_function", causal_mask_function) is causal_mask_function
-        whole = kwargs.get("attention_mask") is None and kwargs.get("local_size") is None
-        lengths = kwargs.get("q_length"), kwargs.get("kv_length")
-        if not args and plain and whole and None not in lengths and lengths[0] == lengths[1]:
-            return None
-        return sdpa_mask(*args, **kwargs)
-
-    AttentionInterface.register(FLAG, sdpa_attention_forward)
-    AttentionMaskInterface.register(FLAG, mask)
