@@ -119,6 +119,26 @@ def test_right_kernels_pass_and_are_known_the_next_time(environment, tmp_path):
 
 
 @pytest.mark.slow
+def test_what_is_recorded_is_not_compiled_again_and_still_judged(environment, tmp_path):
+    file = tmp_path / "static" / "right.kernels.json"
+    recorded = ("right", "--recorded", str(tmp_path))
+    assert run(environment, "right", *ARCHS, "--json", str(tmp_path)).returncode == 0
+    assert load(file).key == ""  # two architectures are missing
+    assert "as recorded" not in run(environment, *recorded, "--arch", "sm_80").stdout
+    assert run(environment, "right", "--json", str(tmp_path)).returncode == 0
+    done = run(environment, *recorded)
+    assert done.returncode == 0
+    assert "nothing changed since" in done.stdout
+    assert "as recorded" not in run({**environment, "TRITON_DISABLE_LINE_INFO": "1"}, *recorded, *ARCHS[:2]).stdout
+    record = load(file)
+    narrow = [c.model_copy(update={"loads": c.loads.model_copy(update={"accesses": {32: 4}})}) for c in record.compiled]
+    record.model_copy(update={"compiled": tuple(narrow)}).save(tmp_path)
+    done = run(environment, *recorded)
+    assert done.returncode == 1
+    assert "width of loads" in done.stdout
+
+
+@pytest.mark.slow
 def test_all_compiles_every_specialisation(environment, tmp_path):
     counts = []
     for option in ([], ["--all"]):

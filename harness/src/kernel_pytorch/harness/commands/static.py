@@ -22,6 +22,7 @@ from kernel_pytorch.harness.discovery import UnknownNameError, discover
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
 from kernel_pytorch.harness.static.inspection import WorkerError
 from kernel_pytorch.harness.static.kernel_sources import triton_level
+from kernel_pytorch.harness.static.record import known
 from kernel_pytorch.harness.static.table import terminal_table
 
 
@@ -33,6 +34,14 @@ def static_command(
     arch: Annotated[
         list[str] | None,
         typer.Option("--arch", help=f"One of {', '.join(ARCHITECTURES)}; all if omitted. May be given several times."),
+    ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--recorded",
+            help="Compile nothing of which DIR/static holds a record of the same sources, cases and compilers.",
+            metavar="DIR",
+        ),
     ] = None,
     details: Annotated[bool, typer.Option("--details", help="One row for every configuration.")] = False,
     json: Annotated[
@@ -56,6 +65,8 @@ def static_command(
         messages.print("Triton is not installed here (pip install triton, on Linux), so nothing can be compiled.")
         raise typer.Exit(1)
     started = time.perf_counter()
+    have = {t.name: found for t in techniques if recorded is not None and (found := known(t, recorded)) is not None}
+    techniques = [t for t in techniques if t.name not in have]
     with messages.status("compiling") as status:
 
         def on_done(inspection: Inspection) -> None:
@@ -67,9 +78,11 @@ def static_command(
             messages.print(f"kernel-pytorch static: {escape(str(error))}", **PLAIN)
             raise typer.Exit(1) from None
     names = dict.fromkeys(i.technique.name for i in inspections)
-    records = [summarize([i for i in inspections if i.technique.name == name]) for name in names]
+    records = [*have.values(), *(summarize([i for i in inspections if i.technique.name == name]) for name in names)]
     for record in records:
         _show(record, details, json)
+    for name, found in have.items():
+        output.print(f"{name}: {len(found.compiled)} compilations as recorded; nothing changed since", highlight=False)
     output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
     if any(record.broken for record in records) or (technique is None and discovery.broken):
         raise typer.Exit(1)
@@ -102,6 +115,8 @@ def _summary(inspections: list[Inspection], records: list[StaticRecord], seconds
     broken = sum(len(record.broken) for record in records)
     kept = "every contract kept" + ("" if all(i.findings.complete for i in inspections) else " of what was compiled")
     verdict = f"[red]promises broken: {broken}[/red]" if broken else f"[green]{kept}[/green]"
+    if records and not inspections:
+        return f"{verdict}, as recorded"
     what = [f"{launches} distinct launches of both grids"] if launches or not instantiations else []
     what += [f"{instantiations} instantiations in CUDA C++"] if instantiations else []
     return (

@@ -28,6 +28,8 @@ from kernel_pytorch.harness.technique import Technique
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
 PROCESSES = 2  # a compiler of today takes gigabytes
 WORKER = "kernel_pytorch.harness.static.worker"
+JUDGING = ("gate.py", "record.py", "table.py")
+"""Modules here that findings do not depend on."""
 
 
 class WorkerError(RuntimeError):
@@ -156,17 +158,28 @@ def cache_folder() -> Path:
 
 
 def _key(technique: Technique, request: Request) -> str:
-    """Changes with all that can change the findings: sources, cases, compiler, its settings, and this package."""
+    """Changes with all that can change the findings of a request."""
+    return hashlib.sha256(repr([request.model_dump_json(), sys.version, inputs_key(technique)]).encode()).hexdigest()
+
+
+def inputs_key(technique: Technique) -> str:
+    """Changes with all that the findings depend on: sources, cases, compilers, their settings, and this package.
+
+    Raises:
+        UnitsError: a CUDA unit names files that are not there.
+        ToolMissingError: a compiler does not say its version.
+    """
     in_triton = triton_level(technique)
     declared = {python_inspect.getsourcefile(operation.inputs) for operation in technique.operations}
     files = {file for implementation in in_triton for file in kernel_files(implementation)}
-    files |= {Path(file) for file in declared if file} | set(Path(__file__).parent.glob("*.py"))
+    files |= {Path(file) for file in declared if file}
+    files |= {file for file in Path(__file__).parent.glob("*.py") if file.name not in JUDGING}
     cases = [case.label for o in technique.operations for g in (o.test_grid, o.bench_grid) for case in g.cases("cuda")]
     compilers = ("torch", "triton") if in_triton else ("torch",)
-    versions = [sys.version, *(importlib.metadata.version(name) for name in compilers)]
+    versions = [importlib.metadata.version(name) for name in compilers]
     prefixes = ("TRITON_", "NVCC_")
     settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(prefixes) and k not in ENVIRONMENT)
-    parts = [request.model_dump_json(), digest(sorted(files)), cases, versions, settings]
+    parts = [digest(sorted(files, key=lambda file: file.name)), cases, versions, settings]
     if units := cuda_units(technique):
         nvcc = find_nvcc()
         parts += [units_digest(units), repr([unit.options for unit in units]), nvcc.version if nvcc else ""]

@@ -13,9 +13,10 @@ from kernel_pytorch.harness.results import ResultsError, write_atomically
 from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.gate import Violation, violations
-from kernel_pytorch.harness.static.inspection import Inspection
+from kernel_pytorch.harness.static.inspection import Inspection, inputs_key
 from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level, units_digests
-from kernel_pytorch.harness.technique import Level
+from kernel_pytorch.harness.static.limits import ARCHITECTURES
+from kernel_pytorch.harness.technique import Level, Technique
 
 SCHEMA_VERSION: Literal[1] = 1
 SUFFIX = ".kernels.json"
@@ -26,6 +27,7 @@ class StaticRecord(BaseModel):
     """Everything that was found out about the kernels of one technique.
 
     Attributes:
+        key: changes with all that was found; empty where an architecture or a compiler was missing.
         sources: digest of the sources of its kernels.
         kernels: of each operation's Triton level the digest that results carry too, by `operation/implementation`; of
             each CUDA unit that of the levels that it was compiled into, by the name of its folder and "cuda".
@@ -40,6 +42,7 @@ class StaticRecord(BaseModel):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     technique: str
+    key: str = ""
     sources: str
     kernels: dict[str, str] = {}
     triton: str
@@ -72,8 +75,10 @@ def summarize(inspections: Sequence[Inspection]) -> StaticRecord:
         for problem in i.findings.problems
     ]
     complete = all(i.findings.complete for i in inspections)
+    everywhere = complete and not problems and {i.arch for i in inspections} == {*ARCHITECTURES}
     return StaticRecord(
         technique=technique.name,
+        key=inputs_key(technique) if everywhere else "",
         sources=kernel_digest(technique),
         kernels={
             label: found
@@ -99,3 +104,17 @@ def load(path: Path) -> StaticRecord:
         return StaticRecord.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise ResultsError(f"{path}: not a record of compiled kernels: {str(error).splitlines()[0]}") from error
+
+
+def known(technique: Technique, results: Path) -> StaticRecord | None:
+    """The record of what the kernels of a technique compile to now, its contracts checked again.
+
+    None where there is none, or where anything changed since that the record depends on.
+    """
+    try:
+        record = load(record_file(results, technique.name))
+    except ResultsError:
+        return None
+    if not record.key or record.key != inputs_key(technique):
+        return None
+    return record.model_copy(update={"broken": tuple(violations(technique, record.compiled, complete=True))})
