@@ -179,7 +179,8 @@ def inputs_key(technique: Technique) -> str:
     versions = [importlib.metadata.version(name) for name in compilers]
     prefixes = ("TRITON_", "NVCC_")
     settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(prefixes) and k not in ENVIRONMENT)
-    parts = [digest(sorted(files, key=lambda file: file.name)), cases, versions, settings]
+    ordered = sorted(files, key=lambda file: (file.name, file.read_bytes()))  # wherever they are installed
+    parts = [digest(ordered), cases, versions, settings]
     if units := cuda_units(technique):
         nvcc = find_nvcc()
         parts += [units_digest(units), repr([unit.options for unit in units]), nvcc.version if nvcc else ""]
