@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
 
@@ -245,7 +246,7 @@ def test_flags_stay_flags_under_compile(case, monkeypatch):
     _, build, config, inputs, is_flag = case
     model = build(config).eval()
     expected = model(**inputs)[0]
-    patch(model)
+    assert any("keeps its causal flag" in why for why in patch(model).left.values())
     monkeypatch.setattr("transformers.masking_utils.is_torchdynamo_exporting", lambda: True, raising=False)
     masks = []
 
@@ -261,7 +262,48 @@ def test_flags_stay_flags_under_compile(case, monkeypatch):
         torch.testing.assert_close(torch.compile(each, backend=look)(**inputs)[0], expected)
         assert [mask is None for mask in masks] == [has_flags, has_flags]
     unpatch(model)
-    assert id(model.config) not in hugging_face.KEPT
+    assert not hasattr(hugging_face.KEPT, hugging_face._mark(model.config))
+
+
+def bert():
+    encoder = {k: v for k, v in SIZES.items() if k not in ("head_dim", "num_key_value_heads")}
+    return transformers.BertModel(transformers.BertConfig(**encoder)).eval()
+
+
+@pytest.mark.parametrize("patches", [False, True])
+def test_patching_other_models_compiles_nothing_again(patches):
+    """And so does their end: Dynamo guards on what is said of one configuration."""
+    model, words, compiled = bert(), batch()["input_ids"], []
+    patch(bert())
+    if patches:
+        patch(model)
+    torch._dynamo.reset()
+    call = torch.compile(model, backend=lambda graph, inputs: compiled.append(1) or graph)
+    call(words)
+    others = [bert() for _ in range(3)]
+    for other in others:
+        patch(other)
+        call(words)
+    others.clear()
+    gc.collect()
+    call(words)
+    assert len(compiled) == 1
+
+
+def test_masks_of_the_users_own_stay(monkeypatch):
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+
+    calls = []
+    monkeypatch.setitem(
+        ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda **given: calls.append(1) or sdpa_mask(**given)
+    )
+    model = bert()
+    patch(model)
+    for each in (model, bert()):
+        calls.clear()
+        torch._dynamo.reset()
+        torch.compile(each, backend="eager")(batch()["input_ids"])
+        assert calls
 
 
 def test_a_configuration_that_was_patched_builds_another_model():

@@ -3,7 +3,7 @@
 Gemma 2 caps its scores, which PyTorch's attention cannot do. transformers computes the cap with `eager`, by matrices of
 all scores; `sdpa`, which its older versions choose by themselves, leaves it out. Models that need no more than a mask
 or a window keep PyTorch's attention. Under torch.compile transformers gives it a matrix of bools where a flag says the
-same, with which PyTorch takes two to four times as long: `flag_or_mask` keeps the flag.
+same, with which PyTorch takes two to four times as long: `keep_flags` keeps the flag.
 """
 
 from __future__ import annotations
@@ -25,8 +25,17 @@ NAME = "kernel_pytorch_attention"
 
 By "flash" in a name transformers knows FlashAttention's own implementations.
 """
-KEPT: set[int] = set()
-"""Identities of the configurations whose models keep their flags; an attribute would be saved by transformers."""
+
+
+class _Marks:
+    """An attribute for each configuration whose models keep their flags.
+
+    Dynamo guards on each alone, so that patching a model does not compile others again. transformers would save an
+    attribute of the configuration itself.
+    """
+
+
+KEPT = _Marks()
 GEMMA2 = "transformers.models.gemma2.modeling_gemma2"
 
 
@@ -37,7 +46,10 @@ def patch(model: torch.nn.Module, report: Patched) -> None:
         model: whose modules are looked through, itself among them.
         report: takes what was replaced, by the path of an attention, and why the rest was not.
     """
-    keep_flags(model)
+    kept = {id(config) for config in keep_flags(model)}
+    for path, module in model.named_modules():
+        if path in report.left and id(getattr(module, "config", None)) in kept:
+            report.left[path] += "; under torch.compile it keeps its causal flag"
     for path, owner in _owners(model).items():
         config = owner.config
         if config.attn_logit_softcapping is None:
@@ -92,27 +104,29 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
-def keep_flags(model: torch.nn.Module) -> int:
+def keep_flags(model: torch.nn.Module) -> list[Any]:
     """Let attention of transformers that is `sdpa` keep the flags of its masks under torch.compile.
 
     Returns:
-        In how many configurations.
+        The configurations that say so.
     """
     configs = _sdpa_configs(model)
     if configs:
-        from transformers import AttentionMaskInterface
-
-        AttentionMaskInterface.register("sdpa", flag_or_mask)
+        _register_flags()
     for config in configs:
-        if id(config) not in KEPT:
-            KEPT.add(id(config))
-            weakref.finalize(config, KEPT.discard, id(config))
-    return len(configs)
+        setattr(KEPT, _mark(config), True)
+        weakref.finalize(config, KEPT.__dict__.pop, _mark(config), None)
+    return configs
 
 
 def drop_flags(model: torch.nn.Module) -> None:
     """Undo `keep_flags`."""
-    KEPT.difference_update(id(config) for config in _sdpa_configs(model))
+    for config in _sdpa_configs(model):
+        KEPT.__dict__.pop(_mark(config), None)
+
+
+def _mark(config: Any) -> str:
+    return f"configuration_{id(config)}"
 
 
 def _sdpa_configs(model: torch.nn.Module) -> list[Any]:
@@ -121,14 +135,22 @@ def _sdpa_configs(model: torch.nn.Module) -> list[Any]:
     return [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
 
 
-def flag_or_mask(*args: Any, **given: Any) -> Tensor | None:
-    """What transformers' `sdpa_mask` gives; for patched models None wherever a flag says the same."""
-    from transformers.masking_utils import sdpa_mask
+def _register_flags() -> None:
+    """Be asked for the masks of `sdpa`, once; models that are not patched get what was registered before."""
+    from transformers import AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-    if not args and "config" in given and id(given["config"]) in KEPT:
-        return _flag_or_mask(given)
-    found: Tensor | None = sdpa_mask(*args, **given)
-    return found
+    before = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    if hasattr(before, "keeps_flags"):
+        return
+
+    def flag_or_mask(*args: Any, **given: Any) -> Any:
+        if before is sdpa_mask and not args and "config" in given and hasattr(KEPT, _mark(given["config"])):
+            return _flag_or_mask(given)
+        return before(*args, **given)
+
+    flag_or_mask.keeps_flags = True  # type: ignore[attr-defined]
+    AttentionMaskInterface.register("sdpa", flag_or_mask)
 
 
 def mask(**given: Any) -> Tensor | None:

@@ -30,7 +30,7 @@ def keep_flag(model: torch.nn.Module, context: Context) -> Done | str:
         from kernel_pytorch.flash_attn_triton.hugging_face import drop_flags, keep_flags
     except ImportError:
         return "flash-attn-triton, which keeps it, is not installed"
-    count = keep_flags(model)
+    count = len(keep_flags(model))
     if not count:
         return "it is no model of transformers whose attention is 'sdpa'"
     return Done(f"flags of attention kept under torch.compile in {count} configurations", lambda: drop_flags(model))
