@@ -47,6 +47,24 @@ def test_it_has_five_parts_and_says_which(report):
         report["nothing"]
 
 
+def test_recompiles_that_were_not_tried_are_not_counted(report):
+    assert "no graph breaks; recompiles not tried, for want of shapes" in str(report)
+    again = CompilerOptimizationAssistant().analyze_component(
+        Model(), torch.randn(8, 32), shapes=[(torch.randn(9, 32),)]
+    )
+    assert "no graph breaks; 1 recompile\n" in str(again)
+
+
+def test_advice_on_attention_keeps_its_mask():
+    class Attend(nn.Module):
+        def forward(self, x, mask):
+            return (x @ x.mT * 0.25).masked_fill(mask, float("-inf")).softmax(-1) @ x
+
+    x, mask = torch.randn(2, 6, 16), torch.zeros(2, 1, 6, dtype=torch.bool)
+    found = CompilerOptimizationAssistant().analyze_component(Attend(), x, mask)["fusion_opportunities"]
+    assert [f.change for f in found] == ["y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.25)"]
+
+
 def test_a_change_gains_the_launches_that_it_saves(report):
     norm, _ = report["fusion_opportunities"]
     assert norm.evidence["launches"] == 4  # pow, mean, add, rsqrt and mul become one

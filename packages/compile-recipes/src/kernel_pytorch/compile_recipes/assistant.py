@@ -176,6 +176,7 @@ def _analyzed(
     with stage("attention under torch.compile"):
         lost = kernels_lost.attention_lost(module, inputs, kwargs, fused)
     report.parts["compilation_readiness"] = readiness_part(ready, lost, settings)
+    report["compilation_readiness"].facts["shapes"] = len(calls) - 1
     if count_launches:
         with stage("launches, by Inductor"):
             total, distinct = launches(module, inputs, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,16 @@ def fusion_findings(module: torch.nn.Module, found: Sequence[Found], gpu: Gpu) -
     return [_finding(group, replaced, gpu) for group in groups.values()]
 
 
+def _call(technique: Technique, first: Found) -> str:
+    """What to write: of attention the call that was proven, mask and scale included."""
+    if first.kind != "attention" or not first.what.startswith("equal to "):
+        return technique.call
+    call, _, kept = first.what.removeprefix("equal to ").partition(" here; ")
+    if kept and "attn_mask" not in call:  # what the proof saw of it may be less than it hides elsewhere
+        call = re.sub(r"is_causal=\w+", "attn_mask=mask", call)
+    return f"y = F.{call}"
+
+
 def _finding(group: Sequence[Found], replaced: Mapping[str, Mapping[str, str]], gpu: Gpu) -> Finding:
     first = group[0]
     of_layer_norm = first.kind == "residual_norm" and "layer_norm" in first.what
@@ -112,7 +123,7 @@ def _finding(group: Sequence[Found], replaced: Mapping[str, Mapping[str, str]], 
         line=first.line,
         paths=tuple(dict.fromkeys(f.path for f in group)),
         recipe=technique.recipe,
-        change=technique.call + (where if technique.package else ""),
+        change=_call(technique, first) + (where if technique.package else ""),
         gain_bytes=moved,
         gain_seconds=max(moved / gpu.bytes_per_second, launches * gpu.launch_seconds),
         applies=applies,

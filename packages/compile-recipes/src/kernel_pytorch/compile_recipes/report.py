@@ -29,7 +29,9 @@ def summary(report: Report) -> list[str]:
     if breaks is not None:
         whole = sum(f.evidence.get("whole_function", False) for f in ready)
         eager = f", {whole} of them cost a whole function" if whole else ""
-        lines.append(f"compilation: {plural(breaks, 'graph break')}{eager}; {plural(recompiles or 0, 'recompile')}")
+        tried = recompiles or ready.facts.get("shapes")
+        again = plural(recompiles or 0, "recompile") if tried else "recompiles not tried, for want of shapes"
+        lines.append(f"compilation: {plural(breaks, 'graph break')}{eager}; {again}")
     if (attention := ready.facts.get("attention")) is not None:
         lines.append(f"attention: {attention}")
     if "saved" in memory.facts:

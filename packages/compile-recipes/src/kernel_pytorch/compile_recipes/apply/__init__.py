@@ -158,7 +158,8 @@ def _why_not(verdict: Verdict, done: Done) -> str:
     if not verdict.passed:
         failures = verdict.correctness_check["failures"]
         wrong = failures[0] if failures else "nothing could be compared"
-        return f"taken back, it is wrong: {wrong} ({done.what})"
+        how = "outputs differ" if wrong.endswith("is missing") else "it is wrong"
+        return f"taken back, {how}: {wrong} ({done.what})"
     time = verdict.performance_improvement
     if time.get("verdict") == "slower":
         return f"taken back, it is slower: {time['speedup']:.2f}x [{time['low']:.2f}, {time['high']:.2f}] ({done.what})"
