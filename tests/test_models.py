@@ -319,3 +319,17 @@ def test_in_16_bits_as_far_as_other_rounding_errors(monkeypatch):
     assert (found.dtype, len(found.seeds)) == ("bfloat16", 2)
     assert 0.0 < found.difference <= found.allowed < 0.01
     assert 0.0 < max(found.errors) < 0.01
+
+
+def test_only_what_looks_like_a_head_is_called_one():
+    """In T5's attention a layer and the table of relative positions may have as many rows."""
+
+    class Speaker(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.speak = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 32)
+
+    config = transformers.T5Config(d_model=32, d_ff=64, d_kv=8, num_layers=1, num_heads=4, vocab_size=61)
+    model = torch.nn.ModuleDict({"t5": transformers.T5Model(config), "own": Speaker()})
+    left = replacements.patch(model).left
+    assert [path for path, why in left.items() if "from what its" in why] == ["own"]

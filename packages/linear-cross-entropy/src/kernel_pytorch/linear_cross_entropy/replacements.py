@@ -81,9 +81,11 @@ def _look_alike(module: torch.nn.Module) -> str | None:
             head = None
         named = name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"))
         return f"it is not known what the head of {name} computes" if head is not None or named else None
-    words = {each.num_embeddings for each in module.modules() if isinstance(each, torch.nn.Embedding)}
+    words = {tuple(each.weight.shape) for each in module.modules() if isinstance(each, torch.nn.Embedding)}
     heads = [
-        n for n, each in module._modules.items() if isinstance(each, torch.nn.Linear) and each.out_features in words
+        n
+        for n, each in module._modules.items()
+        if isinstance(each, torch.nn.Linear) and tuple(each.weight.shape) in words
     ]
     if not heads:
         return None
