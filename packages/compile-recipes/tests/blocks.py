@@ -146,9 +146,14 @@ def build(library, name, config):
     torch.manual_seed(0)
     cls = getattr(library, name)
     model = cls(cls.config_class(**config, attn_implementation="eager")).eval()
-    for p in model.parameters():  # some are zeros or ones, with which too much holds by chance
-        torch.nn.init.normal_(p, 0.02 if p.dim() > 1 else 1.0, 0.1)
+    spread_parameters(model)
     if "image_size" in config:
         return model, {"pixel_values": torch.randn(2, 3, 32, 32)}
     ids = torch.randint(3, 1000, (2, 16))
     return model, {"input_ids": ids, "labels": ids}
+
+
+def spread_parameters(model):
+    """Draw all parameters: some are zeros or ones, with which too much holds by chance."""
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 0.02 if p.dim() > 1 else 1.0, 0.1)
