@@ -56,10 +56,10 @@ TIMM = {
     # models/naflexvit.py builds the blocks of models/vision_transformer.py
     "naflexvit_base_patch16_gap": ({"num_classes": 10, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4},
                                    vit_like()),
-    # models/eva.py:244-303 with layers apart, layers/pos_embed_sincos.py:465: pairs side by side
+    # models/eva.py:250-303 with layers apart, layers/pos_embed_sincos.py:467: pairs side by side
     "eva02_base_patch14_224": (VIT, vit_like(attn=TURNED, mlp=GATED, fc_norm=NONE)),
     "eva02_tiny_patch14_224": (VIT, vit_like(attn=ROPE, mlp=PACKED)),
-    # layers/pos_embed_sincos.py:460: halves; patches alone are turned, not the tokens before them
+    # layers/pos_embed_sincos.py:462: halves; patches alone are turned, not the tokens before them
     "vit_small_patch16_dinov3": (VIT, vit_like(attn=ROPE, norm=AFTER_SUM)),
     # angles that each head has learned
     "vit_small_patch16_rope_mixed_224": (VIT, vit_like(attn=ROPE)),
@@ -113,7 +113,7 @@ TIMM = {
         "stages.0.blocks.0.attn_block.attn": ATTENTION, "stages.0.blocks.0.attn_block.mlp": ACT,
         "stages.0.blocks.0.attn_grid.attn": ATTENTION, "stages.0.blocks.0.attn_grid.norm2": AFTER_SUM,
     }),
-    # models/maxxvit.py:217-251: channels first, and the values on the left; layers/mlp.py:242: convolutions
+    # models/maxxvit.py:217-251: channels first, and the values on the left; layers/mlp.py:243: convolutions
     "test_coatnet": (SIZES | {"img_size": 64}, {
         "stages.2.blocks.1.attn": ATTENTION, "stages.2.blocks.1.norm2": AFTER_SUM, "stages.2.blocks.1.mlp": NONE,
     }),
@@ -163,11 +163,11 @@ TIMM = {
     "MlpMixer, of residual blocks": (lambda timm: MIXER | {
         "mlp_ratio": 4, "block_layer": timm.models.mlp_mixer.ResBlock, "norm_layer": timm.models.mlp_mixer.Affine,
     }, {"blocks.1.norm1": NONE, "blocks.1.mlp_channels": ACT, "norm": NONE}),
-    # models/mlp_mixer.py:214-219 and 269, layers/mlp.py:204: the gate is a linear layer along the tokens
+    # models/mlp_mixer.py:214-219 and 269, layers/mlp.py:205: the gate is a linear layer along the tokens
     "MlpMixer, with a gate along tokens": (lambda timm: MIXER | {
         "mlp_ratio": 4, "block_layer": timm.models.mlp_mixer.SpatialGatingBlock, "mlp_layer": timm.layers.GatedMlp,
     }, {"blocks.1.norm": AFTER_SUM, "blocks.1.mlp_channels": ACT, "norm": AFTER_SUM}),
-    # models/convnext.py:203-219 and 266: channels last inside a block; the next stage's norm is of the block's sum
+    # models/convnext.py:203-219 and 308: channels last inside a block; the next stage's norm is of the block's sum
     "convnext_tiny": (CONVNEXT, {
         "stages.0.blocks.0.norm": NONE, "stages.0.blocks.0.mlp": ACT, "stages.1.downsample.0": AFTER_SUM,
         "stages.1.blocks.0.mlp": ACT, "head.norm": NONE,
