@@ -325,6 +325,16 @@ def window(s, q, k, v):
     return torch.where(keep, q @ k.mT * 0.25, torch.tensor(-1e9)).softmax(-1) @ v
 
 
+def values_on_the_left(s, q, k, v):
+    k, v = k[:, :, :12], v[:, :, :12]
+    return (v.mT @ (q @ k.mT * 0.25).softmax(-1).mT).mT
+
+
+def differential(s, q, k, v):
+    w = (q @ k.mT * 0.25).softmax(-1).unflatten(1, (2, -1))
+    return (w[:, 0] - 0.3 * w[:, 1]) @ v[:, : H // 2]
+
+
 def packed_heads(s, q, k, v):
     q, k, v = (t.transpose(1, 2).reshape(B, T, D) for t in (q, k, v))
     q, k, v = (t.view(B, T, H, -1).permute(0, 2, 1, 3).contiguous().view(B * H, T, -1) for t in (q, k, v))
@@ -336,6 +346,8 @@ for _name, _f in {
     "att_log": log_space,
     "att_window": window,
     "att_bmm": packed_heads,
+    "att_left": values_on_the_left,
+    "att_differential": differential,
 }.items():
     VARIANTS["attention"][_name] = lambda f=_f: (Fn(f).eval(), heads())
 
@@ -417,6 +429,8 @@ BIAS_ACT = {
     "act_where": lambda s, x: torch.where((h := s.up(x)) > 0, h, 0.01 * h),
     "act_addmm": lambda s, x: torch.addmm(s.b, x.view(-1, D), s.bare.weight.t()).tanh(),
 }
+# Written after the finders.
+BIAS_ACT["act_of_a_part"] = lambda s, x: F.gelu(s.bare(x).split([32, 64], -1)[1] + s.b[32:])
 for _name, _f in BIAS_ACT.items():
     VARIANTS["bias_act"][_name] = lambda f=_f: (Act(f), (x3(),))
 

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import rms_norm
 
 from kernel_pytorch.compile_recipes import CompilerOptimizationAssistant, techniques
 from kernel_pytorch.compile_recipes.costs import GPUS
@@ -153,7 +154,14 @@ def test_optimize_is_named_where_the_package_would_replace_the_module(report):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("norm", [nn.RMSNorm(32), lambda x: nn.functional.rms_norm(x, (32,))])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.RMSNorm(32),
+        lambda x: nn.functional.rms_norm(x, (32,)),
+        lambda x: rms_norm(x, (32,)),
+    ],
+)
 def test_the_norm_of_pytorch_is_not_by_hand(norm):
     class Normed(nn.Module):
         def __init__(self):

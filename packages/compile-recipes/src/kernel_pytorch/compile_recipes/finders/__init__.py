@@ -82,7 +82,7 @@ def find(g: Graph) -> list[Found]:
 
 def _of_norm(norm: Norm, g: Graph) -> list[Found]:
     found = []
-    stock = norm.y.path in g.stock_norms or ".rms_norm(" in _source(norm.y)
+    stock = norm.y.path in g.stock_norms or "rms_norm(" in _source(norm.y).replace("def rms_norm(", "")
     if norm.by_hand and not stock:
         offset = f", offset {norm.offset:g}" if norm.offset else ""
         weight = f", weight {norm.weight}" if norm.weight else ""

@@ -75,7 +75,7 @@ def _proven(g: Graph, first: Node, second: Node) -> Attention:
         own = _scale(g, first)
         scores = own * (fresh(q.value) @ k.value if turned else k.value @ fresh(q.value))
         largest = float(scores.abs().amax())
-        if not 0 < largest < float("inf"):
+        if not 0 < largest < float("inf") or v.shape[:-1] != keys.shape[:-1]:
             continue
         news = [fresh(q.value) * (s / largest) for s in LARGEST_SCORES]
         results = [g.again(second, q, new) for new in news]

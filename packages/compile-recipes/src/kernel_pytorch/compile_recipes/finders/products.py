@@ -106,7 +106,7 @@ def find_activations(g: Graph, lin: Linears) -> list[tuple[Node, Node, str]]:
     """(its input, activation, its name) of every linear layer with a bias."""
     found = []
     for n in lin:
-        views = [n, *(d for d in down(n, 3, lambda d: d in lin) if is_float(d) and of_linear(d, lin) is n)]
+        views = [n, *(d for d in down(n, 4, lambda d: d in lin) if is_float(d) and of_linear(d, lin) is n)]
         for base in sorted(views, key=lambda d: -d.index):  # of a product and its view, what is read next
             if n.name != "addmm" and not any(v.name == "add" for v in views if v.index <= base.index):
                 continue
