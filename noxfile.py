@@ -108,8 +108,8 @@ def architectures(session: nox.Session) -> None:
     every = ["-m", "architectures or not architectures", f"--junitxml={found}", "tests/architectures"]
     session.run("python", "-m", "pytest", *PARALLEL, *every, *arguments, success_codes=[0, 1])
     session.run("python", "tests/architectures/record.py", str(found))  # fails where a test did
-    blocks = "packages/compile-recipes/tests/test_blocks.py"  # of timm too
-    session.run("python", "-m", "pytest", *PARALLEL, blocks)
+    blocks = ROOT.glob("packages/*/tests/test_blocks.py")  # of timm too
+    session.run("python", "-m", "pytest", *PARALLEL, *map(str, blocks))
 
 
 @nox.session(default=False)
