@@ -78,7 +78,8 @@ def test_a_default_that_nothing_speaks_for_is_found():
 
 def test_a_default_of_what_was_not_measured_is_found(monkeypatch):
     """As if the last case of a group had been left out."""
-    whole = next(r for r in MEASURED if r.machine.environment.compute_capability == "9.0")
+    of_gpu = [r for r in MEASURED if r.machine.environment.compute_capability == "9.0"]
+    whole = max(of_gpu, key=lambda record: len(record.measurements))  # another has softmax alone
     last = [m for m in whole.measurements if m.operation == "reglu" and m.implementation == "triton"][-1]
     less = tuple(m for m in whole.measurements if m is not last)
     monkeypatch.setitem(why_not.__globals__, "MEASURED", [whole.model_copy(update={"measurements": less})])
