@@ -155,6 +155,12 @@ def test_a_name_that_does_not_exist_is_exit_code_2(environment, arguments):
     assert "there are: sm_80, sm_90, sm_100, sm_120" in done.stderr or "installed are:" in done.stderr
 
 
+def test_a_record_does_not_stand_for_all(environment, tmp_path):
+    done = run(environment, "right", "--all", "--recorded", str(tmp_path))
+    assert done.returncode == 2
+    assert "give one of them" in done.stderr
+
+
 def test_where_there_is_no_kernel_there_is_no_record(site, tmp_path):
     site.install_toy()
     done = site.run("static", "toy", "--json", str(tmp_path / "results"))

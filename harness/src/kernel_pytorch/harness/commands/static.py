@@ -57,6 +57,9 @@ def static_command(
     compiled here for want of a CUDA compiler is named, and breaks nothing.
     """
     archs = _check_archs(arch)
+    if everything and recorded is not None:
+        messages.print("--all and --recorded: a record holds the covering set alone; give one of them")
+        raise typer.Exit(2)
     discovery = discover()
     warn_broken(discovery)
     techniques = discovery.select(technique)

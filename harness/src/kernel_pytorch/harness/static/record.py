@@ -14,8 +14,9 @@ from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.gate import Violation, violations
 from kernel_pytorch.harness.static.inspection import Inspection, inputs_key
-from kernel_pytorch.harness.static.kernel_sources import kernel_digest, triton_level, units_digests
+from kernel_pytorch.harness.static.kernel_sources import UnitsError, kernel_digest, triton_level, units_digests
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
+from kernel_pytorch.harness.static.resources import ToolMissingError
 from kernel_pytorch.harness.technique import Level, Technique
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -113,8 +114,8 @@ def known(technique: Technique, results: Path) -> StaticRecord | None:
     """
     try:
         record = load(record_file(results, technique.name))
-    except ResultsError:
-        return None
-    if not record.key or record.key != inputs_key(technique):
+        if not record.key or record.key != inputs_key(technique):
+            return None
+    except (ResultsError, UnitsError, ToolMissingError):  # whoever compiles says what is missing
         return None
     return record.model_copy(update={"broken": tuple(violations(technique, record.compiled, complete=True))})
