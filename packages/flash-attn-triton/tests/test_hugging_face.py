@@ -306,6 +306,14 @@ def test_masks_of_the_users_own_stay(monkeypatch):
         assert calls
 
 
+@pytest.mark.parametrize("config", [torch.ones(2), {}, None])
+def test_a_config_of_another_kind_is_left_alone(config):
+    model = torch.nn.Linear(2, 2)
+    model.config = config
+    assert patch(model).left == {}
+    unpatch(model)
+
+
 def test_a_configuration_that_was_patched_builds_another_model():
     model = patched(gemma())
     assert type(model)(model.config).config._attn_implementation == NAME

@@ -131,7 +131,9 @@ def _mark(config: Any) -> str:
 
 def _sdpa_configs(model: torch.nn.Module) -> list[Any]:
     """The configurations in a model of transformers that choose PyTorch's attention."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    if "transformers" not in sys.modules:
+        return []
+    configs = {id(each): each for module in model.modules() if (each := getattr(module, "config", None)) is not None}
     return [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
 
 
