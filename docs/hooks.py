@@ -3,6 +3,7 @@
 - `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
   one page per module of the harness.
 - The page of patterns in the guide has every recipe, and that about debugging a run of `kernel-pytorch doctor`.
+- Pages of the guide have tables of what was measured.
 - The page about whole models has their tables, and that of the architectures that are tested.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import guide_tables
 from architectures import table as architectures_table
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -73,6 +75,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Put what was measured of whole models, and a run of `doctor`, where pages ask for it."""
     if page.file.src_uri == DOCTOR:
         return with_doctor(markdown)
+    if page.file.src_uri.startswith("guide/"):
+        return guide_tables.fill(markdown)
     if page.file.src_uri != "models.md":
         return markdown
     markdown = markdown.replace("<!-- architectures -->", architectures_table())
