@@ -5,15 +5,20 @@ from .cache import KeyValueCache
 from .language_model import LanguageModel
 from .sampling import sample
 from .techniques import ALL, TechniqueModule, Techniques
+from .training import Checkpoints, ShuffledBatches
+from .vision_transformer import VisionTransformer
 
 __all__ = [
     "ALL",
     "Attention",
+    "Checkpoints",
     "FeedForward",
     "KeyValueCache",
     "LanguageModel",
+    "ShuffledBatches",
     "TechniqueModule",
     "Techniques",
     "TransformerBlock",
+    "VisionTransformer",
     "sample",
 ]

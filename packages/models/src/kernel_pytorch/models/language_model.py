@@ -111,7 +111,7 @@ class LanguageModel(TechniqueModule):
         techniques: Iterable[str] | None = None,
         level: str | None = None,
     ) -> LanguageModel:
-        """Load a Llama of transformers; the logits are the same.
+        """Load a Llama of transformers; the logits are the same. Dropout, if the configuration has any, is left out.
 
         Args:
             source: a `LlamaForCausalLM`, or its configuration: a `LlamaConfig` of transformers 4 or 5, or what its
