@@ -1,0 +1,264 @@
+"""Which techniques a model uses, and the functions that blocks call: fused where the technique is in use, else plain.
+
+Every plain branch is what a competent user writes in PyTorch. No parameter depends on the choice, so a model can change
+it at any time: `model.use(techniques=(), level=None)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_pytorch import flash_attn_triton, fused_ln_act, linear_cross_entropy, qkv_fusion, rmsnorm
+
+ALL = ("flash-attn-triton", "fused-ln-act", "linear-cross-entropy", "qkv-fusion", "rmsnorm")
+"""The techniques that models can use, by the names of their packages."""
+
+LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+"""Activations of feed-forwards, as `kernel_pytorch.fused_ln_act` names them."""
+
+Model = TypeVar("Model", bound="TechniqueModule")
+
+
+@dataclass(frozen=True)
+class Techniques:
+    """The techniques that a module uses, and the level that their functions are called with.
+
+    In all methods tokens come before heads: queries `(B, S, H, D)`, keys and values `(B, S, K, D)`, or without B for
+    packed sequences. K divides H.
+
+    Attributes:
+        names: of the techniques; a subset of `ALL`.
+        level: as in the functions of the techniques; None for the default of each.
+    """
+
+    names: frozenset[str]
+    level: str | None = None
+
+    @classmethod
+    def of(cls, techniques: Iterable[str] | None, level: str | None) -> Techniques:
+        """Check and collect what a model was given.
+
+        Args:
+            techniques: names from `ALL`; None for all of them.
+            level: "reference", "native", "torchscript", "compile", "triton", "cuda", or None.
+
+        Raises:
+            TypeError: techniques is a single string.
+            ValueError: a technique or the level is unknown.
+        """
+        if isinstance(techniques, str):
+            raise TypeError(f"techniques: given the string {techniques!r}; it must be a sequence of names, or None")
+        names = frozenset(ALL if techniques is None else techniques)
+        if unknown := sorted(map(str, names.difference(ALL))):
+            raise ValueError(f"techniques: given {', '.join(unknown)}; allowed are {', '.join(ALL)}")
+        if level is not None and level not in LEVELS:
+            raise ValueError(f"level: given {level!r}; allowed are None, {', '.join(LEVELS)}")
+        return cls(names, level)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMSNorm over the last dimension."""
+        if "rmsnorm" in self.names:
+            return rmsnorm.rms_norm(x, weight, eps=eps, level=self.level)
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`(rms_norm(x + residual), x + residual)`."""
+        if "rmsnorm" in self.names:
+            return rmsnorm.add_rms_norm(x, residual, weight, eps=eps, level=self.level)
+        residual = residual + x
+        return self.rms_norm(residual, weight, eps), residual
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """LayerNorm over the last dimension."""
+        if "fused-ln-act" in self.names:
+            return fused_ln_act.layer_norm(x, weight, bias, eps=eps, level=self.level)
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`(layer_norm(x + residual), x + residual)`."""
+        if "fused-ln-act" in self.names:
+            return fused_ln_act.add_layer_norm(x, residual, weight, bias, eps=eps, level=self.level)
+        residual = residual + x
+        return self.layer_norm(residual, weight, bias, eps), residual
+
+    def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        """`activation(x @ weight.T + bias)`, with a name of `ACTIVATIONS`."""
+        if "fused-ln-act" in self.names:
+            return fused_ln_act.linear_act(x, weight, bias, activation, level=self.level)
+        return ACTIVATIONS[activation](F.linear(x, weight, bias))
+
+    def gated_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
+        """`(activation(gate(x)) * up(x)) @ down.T`; gate_up `(2I, N)` holds the rows of the gate first."""
+        if "fused-ln-act" in self.names:
+            return fused_ln_act.gated_mlp(x, gate_up, down, activation, level=self.level)
+        gate, up = F.linear(x, gate_up).chunk(2, -1)
+        return F.linear(ACTIVATIONS[activation](gate) * up, down)
+
+    def qkv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as views of one product; weight holds their rows in this order.
+
+        The product is PyTorch's at every level, so the level is not handed on.
+        """
+        if "qkv-fusion" in self.names:
+            heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+            return qkv_fusion.qkv_projection(x, weight, bias, **heads)
+        y = F.linear(x, weight, bias).unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
+        q, k, v = y.split((num_heads, num_kv_heads, num_kv_heads), -2)
+        return q, k, v
+
+    def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary embedding of halves (Llama); cos and sin `(S, D/2)`, or with the leading dimensions of q."""
+        if "qkv-fusion" in self.names:
+            return qkv_fusion.rotary_embedding(q, k, cos, sin, level=self.level)
+        cos, sin = cos.to(q.dtype).unsqueeze(-2), sin.to(q.dtype).unsqueeze(-2)
+        return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None) -> Tensor:
+        """Attention of `(B, S, heads, D)`; a query that sees no key gives zeros.
+
+        Args:
+            q: queries.
+            k: keys, as many tokens as q if causal.
+            v: values.
+            causal: whether a query sees no later key.
+            mask: bool, broadcasts to `(B, H, Sq, Sk)`, False where a key is not seen; not with causal.
+        """
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if "flash-attn-triton" in self.names:
+            if mask is None:
+                y = flash_attn_triton.flash_attention(q, k, v, causal=causal, level=self.level)
+            else:
+                y = flash_attn_triton.flash_attention_masked(q, k, v, mask, causal=causal, level=self.level)
+        else:
+            y = _plain_attention(q, k, v, mask, causal)
+        return y.transpose(1, 2)
+
+    def attention_packed(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, causal: bool
+    ) -> Tensor:
+        """Attention of packed sequences `(T, heads, D)`; each token sees its own sequence alone.
+
+        Args:
+            q: queries of all sequences, one behind the other.
+            k: keys.
+            v: values.
+            cu_seqlens: `(B + 1,)`, int32, where each sequence begins, and T.
+            max_seqlen: at least the tokens of the longest sequence.
+            causal: whether a query sees no later key of its sequence.
+        """
+        # On a CPU the lengths are at hand, and the masked product of all tokens with all would be quadratic.
+        if q.device.type == "cpu" and self.level is None and not torch.compiler.is_compiling():
+            lengths = cu_seqlens.diff().tolist()
+            parts = zip(*(t.split(lengths) for t in (q, k, v)), strict=True)
+            outputs = [self.attention(*(t[None] for t in part), causal=causal)[0] for part in parts]
+            return torch.cat(outputs) if outputs else q
+        if "flash-attn-triton" in self.names:
+            lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
+            return flash_attn_triton.flash_attention_varlen(q, k, v, *lengths, causal=causal, level=self.level)
+        places = torch.arange(q.shape[0], device=q.device)
+        sequence = torch.searchsorted(cu_seqlens, places, right=True, out_int32=True)
+        mask = sequence[:, None] == sequence
+        q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+        return _plain_attention(q, k, v, mask.tril() if causal else mask, False)[0].transpose(0, 1)
+
+    def attention_cached(self, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+        """Causal attention of the newest tokens to caches that hold their keys already. No gradients.
+
+        Args:
+            q: `(B, Sq, H, D)`; the last query of sequence b stands at position `lengths[b] - 1`.
+            keys: `(B, K, S, D)`, heads before tokens; S is at least every length.
+            values: as keys; what lies behind a length must be finite without the technique.
+            lengths: `(B,)`, int32, on the device of q.
+        """
+        q = q.transpose(1, 2)
+        if "flash-attn-triton" in self.names:
+            y = flash_attn_triton.flash_decode(q, keys, values, lengths, level=self.level)
+        else:
+            last = lengths[:, None] - q.shape[2] + torch.arange(q.shape[2], device=q.device)
+            mask = torch.arange(keys.shape[2], device=q.device) <= last[:, None, :, None]
+            y = _plain_attention(q, keys, values, mask, False)
+        return y.transpose(1, 2)
+
+    def linear_cross_entropy(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        """Mean cross entropy of the logits `hidden @ weight.T`; targets of -100 do not count."""
+        if "linear-cross-entropy" in self.names:
+            return linear_cross_entropy.linear_cross_entropy(hidden, weight, target, level=self.level)
+        logits = F.linear(hidden, weight)
+        # In float32 also under autocast, as the fused loss.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+        return F.cross_entropy(logits, target.flatten())
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """PyTorch's attention of `(B, heads, S, D)`."""
+    grouped = q.shape[1] != k.shape[1]
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    if causal:
+        mask = mask & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    return torch.where(mask.any(-1, keepdim=True), y, 0.0)  # else NaN in some of PyTorch's kernels
+
+
+class TechniqueModule(nn.Module):
+    """A module that computes by techniques.
+
+    Args:
+        techniques: names from `ALL`; None for all of them, `()` for plain PyTorch.
+        level: as in `Techniques`.
+
+    Raises:
+        TypeError, ValueError: as `Techniques.of`.
+    """
+
+    techniques: Techniques
+
+    def __init__(self, techniques: Iterable[str] | None = None, level: str | None = None) -> None:
+        super().__init__()
+        self.techniques = Techniques.of(techniques, level)
+
+    def use(self: Model, techniques: Iterable[str] | None = None, level: str | None = None) -> Model:
+        """Change the techniques of this module and of all below it; parameters stay as they are.
+
+        Args:
+            techniques: as in the constructor.
+            level: as in the constructor.
+
+        Returns:
+            The module itself.
+
+        Raises:
+            TypeError, ValueError: as `Techniques.of`; nothing is changed then.
+        """
+        found = Techniques.of(techniques, level)
+        for module in self.modules():
+            if isinstance(module, TechniqueModule):
+                module.techniques = found
+        return self
+
+    def extra_repr(self) -> str:
+        """The techniques in use."""
+        level = "" if self.techniques.level is None else f", level={self.techniques.level!r}"
+        return f"techniques={tuple(sorted(self.techniques.names))}{level}"
