@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from technique_pages import packages  # beside this file
+
 from kernel_pytorch.harness.report import seconds
 from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.static import record as static_record
@@ -37,8 +39,7 @@ def table_of(header: list[str], rows: list[list[str]]) -> str:
 def ceilings() -> str:
     """One row per device: the record with the most sizes of copies, a GPU first."""
     best: dict[str, Results] = {}
-    packages = {file.parent.name for file in ROOT.glob("packages/*/pyproject.toml")}
-    for file in sorted(file for file in ROOT.glob("results/*/*.json") if file.stem in packages):
+    for file in sorted(file for file in ROOT.glob("results/*/*.json") if file.stem in packages()):
         found = load(file)
         known = best.get(file.parent.name)
         if known is None or len(known.machine.ceilings.bandwidth) < len(found.machine.ceilings.bandwidth):
