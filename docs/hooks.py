@@ -1,7 +1,7 @@
 """What mkdocs.yml cannot say: everything here is found in the tree, so that a new package edits no list.
 
-- `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
-  one page per module of the harness.
+- `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Examples`
+  every script of examples/, `Harness` one page per module of the harness.
 - The page of patterns in the guide has every recipe, and that about debugging a run of `kernel-pytorch doctor`.
 - Pages of the guide have tables of what was measured.
 - The page about whole models has their tables, and that of the architectures that are tested.
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import examples_pages
 import guide_tables
 from architectures import table as architectures_table
 from latex2mathml.converter import convert
@@ -48,6 +49,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     techniques = sorted(written | set(packages()))
     contents = {
         "techniques/": [f"techniques/{name}.md" for name in techniques],
+        "examples/": [examples_pages.uri(script) for script in examples_pages.scripts()],
         "reference/": [f"reference/{name}.md" for name in modules()],
     }
     config.nav = [

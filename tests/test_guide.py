@@ -67,3 +67,83 @@ def test_the_kernels_of_both_levels_are_compared(tables):
     assert re.search(r"\| Llama 3.1 8B, prefill 2048 .* µs \|", text)
     assert re.search(r"\| CUDA \| \d+ to \d+ \| \d+, in `csrc/", text)
     assert len(tables.tuned().splitlines()) >= 4
+
+
+# The pages of examples.
+
+SCRIPT = '''"""Do one thing.
+
+    python examples/one_thing.py
+"""
+
+from x import y
+
+# %% First
+# Why it is
+# done.
+a = 1
+# a comment of the code
+
+
+# %% Second
+# --8<-- [start:two]
+def two():
+    return 2
+    # --8<-- [end:two]
+'''
+EXAMPLE = """# One thing
+
+Do one thing.
+
+    python examples/one_thing.py
+
+The whole script is `examples/one_thing.py`.
+
+``` {.python}
+from x import y
+```
+
+## First
+
+Why it is
+done.
+
+``` {.python}
+a = 1
+# a comment of the code
+```
+
+## Second
+
+``` {.python}
+def two():
+    return 2
+```
+"""
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    """docs/examples_pages.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import examples_pages
+
+    return examples_pages
+
+
+def test_a_script_becomes_a_page(examples):
+    assert examples.page("one_thing", SCRIPT) == EXAMPLE
+
+
+def test_every_example_has_a_page_with_all_of_its_code(examples):
+    assert len(examples.scripts()) >= 4
+    for script in examples.scripts():
+        source = script.read_text(encoding="utf-8")
+        text = examples.page(script.stem, source)
+        code = "\n".join(re.findall(r"^``` {.python}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+        compile(code, str(script), "exec")
+        assert re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE) == re.findall(
+            r"^(?:def|class) (\w+)", source, re.MULTILINE
+        )
+        assert text.count("\n## ") == len(re.findall("^# %%", source, re.MULTILINE))
+        assert "--8<--" not in text
