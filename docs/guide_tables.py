@@ -64,6 +64,8 @@ def ceilings() -> str:
 
 
 def _compiled(name: str) -> list[Compiled]:
+    if not static_record.record_file(ROOT / "results", name).is_file():
+        return []
     return [c for c in static_record.load(static_record.record_file(ROOT / "results", name)).compiled if c.bench]
 
 
@@ -84,6 +86,8 @@ def tuned() -> str:
 
 def triton_and_cuda() -> str:
     """Forward times of RMSNorm in bfloat16, and what both levels are made of."""
+    if not (DEVICE / "rmsnorm.json").is_file():
+        return f"Not measured yet: there is no `results/{DEVICE.name}/rmsnorm.json`."
     results = load(DEVICE / "rmsnorm.json")
     found: dict[str, dict[str, Measurement]] = {}
     for m in results.measurements:
@@ -108,10 +112,16 @@ def _sizes() -> str:
         ("Triton", of_triton, RMS_NORM, "#"),
         ("CUDA", of_cuda, ROOT / "csrc" / "rms_norm" / "kernels" / "3_vectorized.cuh", "//"),
     ):
-        registers = [c.registers for c in compiled if c.arch == "sm_90"]
+        registers = sorted(c.registers for c in compiled if c.arch == "sm_90")
         code = [line.strip() for line in file.read_text("utf-8").splitlines()]
         lines = sum(bool(line) and not line.startswith(comment) for line in code)
-        rows.append([name, f"{min(registers)} to {max(registers)}", f"{lines}, in `{file.relative_to(ROOT)}`"])
+        rows.append(
+            [
+                name,
+                f"{registers[0]} to {registers[-1]}" if registers else "not compiled yet",
+                f"{lines}, in `{file.relative_to(ROOT)}`",
+            ]
+        )
     return table_of(["forward kernel", "registers a thread, sm_90", "lines of code"], rows)
 
 

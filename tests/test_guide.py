@@ -69,6 +69,13 @@ def test_the_kernels_of_both_levels_are_compared(tables):
     assert len(tables.tuned().splitlines()) >= 4
 
 
+def test_what_was_not_measured_is_not_there(tables, monkeypatch, tmp_path):
+    for name in ("ROOT", "DEVICE"):
+        monkeypatch.setattr(tables, name, tmp_path)
+    assert len(tables.ceilings().splitlines()) == len(tables.tuned().splitlines()) == 2
+    assert tables.triton_and_cuda().startswith("Not measured yet: there is no ")
+
+
 # The pages of examples.
 
 SCRIPT = '''"""Do one thing.
