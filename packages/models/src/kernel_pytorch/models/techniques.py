@@ -29,6 +29,9 @@ ACTIVATIONS = {
 }
 """Activations of feed-forwards, as `kernel_pytorch.fused_ln_act` names them."""
 
+GATES = {"silu": fused_ln_act.swiglu, "gelu": fused_ln_act.geglu, "relu": fused_ln_act.reglu}
+"""Gated units that have a level "cuda", which `gated_mlp`, with its products, has not."""
+
 Model = TypeVar("Model", bound="TechniqueModule")
 
 
@@ -98,12 +101,16 @@ class Techniques:
 
     def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """`activation(x @ weight.T + bias)`, with a name of `ACTIVATIONS`."""
+        if "fused-ln-act" in self.names and self.level == "cuda":  # the product is PyTorch's, what follows has a kernel
+            return fused_ln_act.bias_act(F.linear(x, weight), bias, activation, level=self.level)
         if "fused-ln-act" in self.names:
             return fused_ln_act.linear_act(x, weight, bias, activation, level=self.level)
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
 
     def gated_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
         """`(activation(gate(x)) * up(x)) @ down.T`; gate_up `(2I, N)` holds the rows of the gate first."""
+        if "fused-ln-act" in self.names and self.level == "cuda" and activation in GATES:
+            return F.linear(GATES[activation](F.linear(x, gate_up), level=self.level), down)
         if "fused-ln-act" in self.names:
             return fused_ln_act.gated_mlp(x, gate_up, down, activation, level=self.level)
         gate, up = F.linear(x, gate_up).chunk(2, -1)
