@@ -40,8 +40,8 @@ class Checkpoints:
     A file appears under its name only when all of it is on the disk, so a process may be killed at any moment, also
     while it saves. One process may write to a folder at a time.
 
-    Beside the parts each file holds the state of every random generator: PyTorch's on the CPU and on all GPUs, Python's,
-    NumPy's where it is imported, and those given. A run that resumes computes what the run that was interrupted would
+    Beside the parts each file holds the state of every random generator: of PyTorch on the CPU and all GPUs, of Python,
+    of NumPy where it is imported, and those given. A run that resumes computes what the run that was interrupted would
     have computed, bit for bit where its operators are deterministic.
 
     Args:

@@ -151,7 +151,7 @@ class VisionTransformer(TechniqueModule):
         if images.dim() != 4 or tuple(images.shape[1:]) != wanted:
             raise ValueError(f"images: shape is {tuple(images.shape)}; it must be (B, {', '.join(map(str, wanted))})")
         patches = self.patches(images).flatten(2).transpose(1, 2)
-        token = self.token.to(patches.dtype).expand(len(images), 1, -1)
+        token = self.token.to(patches.dtype).expand(images.shape[0], 1, -1)
         x, update = torch.cat((token, patches), 1) + self.positions, None
         for block in self.blocks:
             x, update = block(x, update, defer=True)
