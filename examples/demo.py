@@ -6,14 +6,14 @@ Needs: the packages of this workspace, no GPU, no download; a minute on two core
 Run: `nox -s demo`, or `python examples/demo.py --quick`. It ends with three sentences that begin with "Fastest".
 
 Each function is called at every level that runs here. "naive" is level `reference`: the formula, an operation a line,
-in the same dtype. "PyTorch" is level `native`, PyTorch's own operators, and the best PyTorch is that or `torch.compile`,
+in the same dtype. "PyTorch" is level `native`, PyTorch's own operators; the best PyTorch is that or `torch.compile`,
 whichever is faster. "default" is what a call without a level takes. All are held against the formula in float64 before
 and after they are timed in turns; what is printed was measured just now.
 """
 
 # %% Sizes
-# On a GPU those of a small Llama in bfloat16. On a CPU they are smaller, in float32: there the defaults of most functions
-# are PyTorch's own, and there is little to gain.
+# On a GPU those of a small Llama in bfloat16. On a CPU they are smaller, in float32: there the defaults of most
+# functions are PyTorch's own, and there is little to gain.
 from __future__ import annotations
 
 import argparse
@@ -170,8 +170,8 @@ def insights(tables: Mapping[str, Comparison]) -> list[str]:
         "Fastest without choosing: the default is at "
         + ", ".join(f"{over_best[title]:.2f}x of the best PyTorch in {title}" for title in tables)
         + f"; it gives away most in {worst}, {lost[worst]:.0%}.",
-        f"Fastest in a model: the parts gain {parts:.2f}x over naive on average, the block {gains['block']:.2f}x: products "
-        "of matrices, which all versions share, take the rest.",
+        f"Fastest in a model: attention, norm and projection gain {parts:.2f}x over naive on average, the block of "
+        f"them {gains['block']:.2f}x.",
     ]
 
 
