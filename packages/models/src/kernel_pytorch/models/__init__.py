@@ -3,6 +3,17 @@
 from .convnet import ConvNet, fold
 from .graph import GraphLayer, GraphNeuralNetwork
 from .segments import SortedEdges
+from .sentence_encoder import SentenceEncoder
 from .techniques import ALL, TechniqueModule, Techniques
 
-__all__ = ["ALL", "ConvNet", "GraphLayer", "GraphNeuralNetwork", "SortedEdges", "TechniqueModule", "Techniques", "fold"]
+__all__ = [
+    "ALL",
+    "ConvNet",
+    "GraphLayer",
+    "GraphNeuralNetwork",
+    "SentenceEncoder",
+    "SortedEdges",
+    "TechniqueModule",
+    "Techniques",
+    "fold",
+]
