@@ -54,6 +54,12 @@ def test_folding_changes_no_number_but_by_rounding(dtype, tolerance):
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
+def test_weights_are_folded_in_float64_and_rounded_once():
+    network = model()
+    expected = fold(copy.deepcopy(network).double()).state_dict()
+    assert all(torch.equal(value, expected[name].float()) for name, value in fold(network).state_dict().items())
+
+
 def test_no_norm_is_left_after_folding():
     network, x = model(), images()
     with Operators() as before:

@@ -143,6 +143,7 @@ def network(aggregation, pooling):
     model = GraphNeuralNetwork(4, 3, hidden_dim=8, num_layers=2, aggregation=aggregation, pooling=pooling)
     wide = copy.deepcopy(model).double().use(techniques=())
     expected = wide(x.double(), edge_index, weight.double(), *more)
+    assert not torch.allclose(expected, wide(x.double(), edge_index, None, *more), rtol=1e-3)
     assert expected.shape == ((4, 3) if pooling else (3, 3))
     assert {*model.state_dict()} == {*wide.state_dict()}
     return model, [(x, kind, weight, *more) for kind in (edge_index, edges)], expected

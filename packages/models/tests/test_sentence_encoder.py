@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from kernel_pytorch.harness.real_input import RealInputUnavailable, _model_folder, real_text
-from kernel_pytorch.models import SentenceEncoder
+from kernel_pytorch.models import SentenceEncoder, sentence_encoder
 from kernel_pytorch.models.bert import BertConfig, BertEncoder, Packed
 from kernel_pytorch.models.pooling import MODES, pool_texts, read_modes
 from kernel_pytorch.models.sentence_encoder import batches
@@ -106,6 +106,7 @@ def test_relatives_of_bert(kind, options):
     hidden = model(input_ids=batch, attention_mask=(batch != pad).long()).last_hidden_state
     expected = torch.cat([hidden[i, : len(text)] for i, text in enumerate(ids)])
     torch.testing.assert_close(ours(model)(Packed.of(ids)), expected, rtol=1e-12, atol=1e-12)
+    assert ours(model).config.longest == (16 if kind == "Bert" else 14)
 
 
 def test_gradients_are_those_of_transformers():
@@ -162,6 +163,22 @@ def test_vectors_are_what_the_files_say(tmp_path):
     assert torch.equal(encoder.encode(TEXTS, normalize=False).norm(dim=1) > 1.5, expected.norm(dim=1) > 1.5)
     torch.testing.assert_close(encoder.encode(TEXTS, normalize=False), expected)
     torch.testing.assert_close(encoder.encode(TEXTS), F.normalize(expected))
+
+
+def test_texts_are_sorted_within_windows(tmp_path, monkeypatch):
+    model = SentenceEncoder.from_pretrained(write_folder(tmp_path))
+    expected = model.encode(TEXTS)
+    monkeypatch.setattr(sentence_encoder, "WINDOW", 4)
+    assert F.cosine_similarity(model.encode(TEXTS), expected).min() > 0.999999
+
+
+@pytest.mark.parametrize("texts", [[[], [2, 3], []], [[]], []], ids=str)
+def test_texts_without_tokens_are_zeros(tmp_path, texts):
+    """A tokeniser that adds no marks makes them."""
+    model = SentenceEncoder.from_pretrained(write_folder(tmp_path))
+    found = model(Packed.of(texts))
+    assert found.shape == (len(texts), 24)
+    assert [bool(row.any()) for row in found] == [len(text) > 0 for text in texts]
 
 
 def test_no_texts(tmp_path):

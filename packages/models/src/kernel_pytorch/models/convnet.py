@@ -105,12 +105,11 @@ class ConvNet(nn.Module):
         """Compute logits.
 
         Args:
-            x: `(B, in_channels, H, W)` in the dtype of the weights; any strides, channels_last is not copied.
+            x: `(B, in_channels, H, W)` in the dtype of the weights; any strides, activations follow the weights.
 
         Returns:
             `(B, num_classes)`.
         """
-        x = x.contiguous(memory_format=torch.channels_last)
         x = self.blocks(self.stem(x).relu_())
         return self.head(x.mean((2, 3)))
 
