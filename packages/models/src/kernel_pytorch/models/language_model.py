@@ -1,0 +1,257 @@
+"""`LanguageModel`: a decoder-only transformer as Llama has it, with a loss, a cache and generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernel_pytorch.qkv_fusion import RotaryTable
+
+from .block import TransformerBlock, normed
+from .cache import KeyValueCache
+from .llama import load_llama
+from .sampling import generate
+from .techniques import TechniqueModule
+
+INITIAL_STD = 0.02
+"""Standard deviation of new weights, as in GPT-2 and Llama."""
+
+
+class LanguageModel(TechniqueModule):
+    """A decoder-only transformer: RMSNorm, rotary embedding, grouped heads, gated feed-forward, tied embeddings.
+
+    Parameters are `embedding.weight` `(V, dim)`, `blocks.N...` as in `TransformerBlock`, `norm.weight` `(dim,)`, and
+    untied `head.weight` `(V, dim)`.
+
+    Args:
+        vocab_size: V.
+        dim: channels of a token.
+        num_layers: how many blocks.
+        num_heads: heads of queries.
+        num_kv_heads: heads of keys and values; None for num_heads.
+        head_dim: of a head; None for dim / num_heads.
+        hidden_dim: as in `FeedForward`.
+        max_position: the most tokens of a sequence.
+        rope_theta: base of the rotary frequencies.
+        rope_scaling: None, or a mapping with `rope_type` "default", "linear" or "llama3" and its numbers, as in
+            `kernel_pytorch.qkv_fusion.RotaryTable`.
+        norm_eps: of all norms.
+        activation: as in `FeedForward`.
+        attention_bias: whether the projections of attention have biases.
+        tie_embeddings: whether the logits are computed with the weight of the embedding. It is one parameter then,
+            whatever moves, copies or loads the model.
+        techniques: names from `ALL`; None for all of them, `()` for plain PyTorch. Parameters do not depend on it.
+        level: as in the functions of the techniques; None for the default of each.
+
+    Raises:
+        TypeError: techniques is a string, or rope_scaling no mapping.
+        ValueError: a name is unknown, or sizes do not fit.
+
+    Source: Touvron et al., "LLaMA", 2023, https://arxiv.org/abs/2302.13971; "The Llama 3 Herd of Models", 2024,
+    https://arxiv.org/abs/2407.21783.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden_dim: int | None = None,
+        max_position: int = 2048,
+        rope_theta: float = 10000.0,
+        rope_scaling: Mapping[str, Any] | None = None,
+        norm_eps: float = 1e-6,
+        activation: str = "silu",
+        attention_bias: bool = False,
+        tie_embeddings: bool = True,
+        techniques: Iterable[str] | None = None,
+        level: str | None = None,
+    ) -> None:
+        super().__init__(techniques, level)
+        sizes = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "hidden_dim": hidden_dim}
+        sizes |= {"norm_eps": norm_eps, "activation": activation, "bias": attention_bias}
+        how = {"techniques": self.techniques.names, "level": level}
+        self.max_position = max_position
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.blocks = nn.ModuleList(TransformerBlock(dim, num_heads, **sizes, **how) for _ in range(num_layers))
+        self.norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.head = None if tie_embeddings else nn.Linear(dim, vocab_size, bias=False)
+        self.rotary = RotaryTable(head_dim or dim // num_heads, rope_theta, rope_scaling)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new weights: normal, and narrower where a block writes into the residual stream (GPT-2)."""
+        narrow = INITIAL_STD / max(1, 2 * len(self.blocks)) ** 0.5
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                nn.init.constant_(parameter, float(name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))))
+            else:
+                into_stream = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=narrow if into_stream else INITIAL_STD)
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """`(V, dim)`, what the logits are computed with."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    @classmethod
+    def from_llama(
+        cls,
+        source: Any,
+        state_dict: Mapping[str, Tensor] | None = None,
+        *,
+        techniques: Iterable[str] | None = None,
+        level: str | None = None,
+    ) -> LanguageModel:
+        """Load a Llama of transformers; the logits are the same. Dropout, if the configuration has any, is left out.
+
+        Args:
+            source: a `LlamaForCausalLM`, or its configuration: a `LlamaConfig` of transformers 4 or 5, or what its
+                config.json holds.
+            state_dict: of a `LlamaForCausalLM`; may be left out where source is a model. Tensors are copied, and the
+                dtype is that of the embedding.
+            techniques: as in the constructor.
+            level: as in the constructor.
+
+        Raises:
+            TypeError: source is a configuration, and there is no state_dict.
+            ValueError: the configuration asks for something that is not computed here (another rope_type, biases of
+                the feed-forward, ...); tensors are missing, unknown or of other shapes; or embeddings that the
+                configuration ties differ. The message has the names.
+        """
+        return load_llama(cls, source, state_dict, techniques=techniques, level=level)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        targets: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        logits_at: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits, or the loss.
+
+        Args:
+            input_ids: `(B, S)`, integers; with cu_seqlens `(T,)`.
+            targets: the shape of input_ids, the token that follows each, or -100 for tokens without a loss. The
+                logits are then never in memory as a whole, if the technique linear-cross-entropy is in use.
+            cache: of the tokens before input_ids, to which these are added: `new_cache` makes one. No gradients then:
+                call it under `torch.no_grad()`.
+            cu_seqlens: `(B + 1,)`, int32: input_ids are packed sequences, of which b is
+                `input_ids[cu_seqlens[b] : cu_seqlens[b + 1]]`.
+            max_seqlen: at least the tokens of the longest packed sequence; None for T, which is slower on a GPU.
+            logits_at: `(B,)`, for which token of each sequence logits are wanted; None for all.
+
+        Returns:
+            Logits `(B, S, V)`, packed `(T, V)`, with logits_at `(B, V)`; with targets their mean loss, `()`.
+
+        Raises:
+            ValueError: there are more tokens than max_position or than the cache has room for, or arguments that
+                exclude each other.
+        """
+        self._check(input_ids, targets, cache, cu_seqlens, logits_at)
+        positions = self._positions(input_ids, cache, cu_seqlens)
+        rotation = self.rotary(positions)
+        x, update = self.embedding(input_ids), None
+        for index, block in enumerate(self.blocks):
+            layer = None if cache is None else cache.layer(index, positions)
+            how = {"rotation": rotation, "cache": layer, "cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+            x, update = block(x, update, defer=True, **how)
+        if cache is not None:
+            cache.advance(input_ids.shape[1])
+        if logits_at is not None:
+            rows = torch.arange(x.shape[0], device=x.device)
+            x, update = x[rows, logits_at], None if update is None else update[rows, logits_at]
+        x, _ = normed(self.techniques, self.norm, x, update)
+        if targets is not None:
+            return self.techniques.linear_cross_entropy(x, self.head_weight, targets)
+        return F.linear(x, self.head_weight)
+
+    def new_cache(self, batch: int, length: int | None = None) -> KeyValueCache:
+        """An empty cache for this model, in its dtype or that of autocast.
+
+        Args:
+            batch: how many sequences.
+            length: how many tokens of each there is room for; None for max_position.
+        """
+        first, weight = self.blocks[0].attention, self.embedding.weight
+        device, dtype = weight.device, weight.dtype
+        if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device.type)
+        sizes = batch, first.num_kv_heads, self.max_position if length is None else length, first.head_dim
+        return KeyValueCache(len(self.blocks), *sizes, device=device, dtype=dtype)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int,
+        *,
+        lengths: Tensor | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+        eos: int | Iterable[int] | None = None,
+    ) -> Tensor:
+        """Continue texts, token by token.
+
+        Args:
+            input_ids: `(B, S)`, integers; shorter texts have padding at their end.
+            max_new_tokens: how many tokens each text gets, fewer only where all have ended.
+            lengths: `(B,)`, how many tokens of each text are no padding, at least 1; None for S.
+            temperature: as in `sample`; 0 for the most likely token each time.
+            top_k: as in `sample`.
+            top_p: as in `sample`.
+            generator: as in `sample`.
+            eos: the token, or the tokens, that end a text; None for none.
+
+        Returns:
+            `(B, S + max_new_tokens)`: each text, its new tokens, and the first eos (0 without one) as padding.
+
+        Raises:
+            ValueError: an argument does not fit; the message names it.
+        """
+        how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator, "eos": eos}
+        return generate(self, input_ids, max_new_tokens, lengths=lengths, **how)
+
+    def _positions(self, input_ids: Tensor, cache: KeyValueCache | None, cu_seqlens: Tensor | None) -> Tensor:
+        """`(S,)`, with a cache `(B, S)`: the position of each token in its sequence."""
+        tokens = input_ids.shape[-1]
+        if cache is not None:
+            return cache.positions(tokens)
+        places = torch.arange(tokens, device=input_ids.device)
+        if cu_seqlens is None:
+            return places
+        return places - cu_seqlens[torch.searchsorted(cu_seqlens, places, right=True) - 1]
+
+    def _check(
+        self,
+        input_ids: Tensor,
+        targets: Tensor | None,
+        cache: KeyValueCache | None,
+        cu_seqlens: Tensor | None,
+        logits_at: Tensor | None,
+    ) -> None:
+        dimensions = 2 if cu_seqlens is None else 1
+        if input_ids.dim() != dimensions:
+            wanted = "(B, S)" if cu_seqlens is None else "(T,), with cu_seqlens"
+            raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be {wanted}")
+        if targets is not None and targets.shape != input_ids.shape:
+            raise ValueError(f"targets: shape is {tuple(targets.shape)}; it must be {tuple(input_ids.shape)}")
+        if cache is not None and (targets is not None or cu_seqlens is not None):
+            raise ValueError("cache: given with targets or cu_seqlens; it must be None then")
+        if logits_at is not None and (targets is not None or cu_seqlens is not None):
+            raise ValueError("logits_at: given with targets or cu_seqlens; it must be None then")
+        tokens = input_ids.shape[-1] + (0 if cache is None else cache.filled)
+        if cu_seqlens is None and tokens > self.max_position:
+            raise ValueError(f"input_ids: {tokens} tokens with those cached; max_position is {self.max_position}")
