@@ -20,7 +20,7 @@ negative.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -102,11 +102,11 @@ class SortedEdges:
     def to(self, device: torch.device | str) -> SortedEdges:
         """The same on another device."""
         loops = None if self.self_loops is None else self.self_loops.to(device)
-        halves = (Bags(*(t.to(device) for t in half)) for half in (self.by_target, self.by_source))
-        return SortedEdges(self.num_nodes, self.num_sources, self.order.to(device), *halves, loops)
+        by_target, by_source = (Bags(*(t.to(device) for t in half)) for half in (self.by_target, self.by_source))
+        return SortedEdges(self.num_nodes, self.num_sources, self.order.to(device), by_target, by_source, loops)
 
 
-Edges = Tensor | SortedEdges
+Edges: TypeAlias = Tensor | SortedEdges
 
 
 def check_edges(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
