@@ -90,6 +90,12 @@ class Techniques:
             return fused_ln_act.layer_norm(x, weight, bias, eps=eps, level=self.level)
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 
+    def layer_norm_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, activation: str) -> Tensor:
+        """LayerNorm over the last dimension, then an activation of `ACTIVATIONS`."""
+        if "fused-ln-act" in self.names:
+            return fused_ln_act.layer_norm_act(x, weight, bias, activation=activation, eps=eps, level=self.level)
+        return ACTIVATIONS[activation](F.layer_norm(x, weight.shape, weight, bias, eps))
+
     def add_layer_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
