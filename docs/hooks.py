@@ -4,6 +4,7 @@
   one page per module of the harness.
 - The page of patterns in the guide has every recipe, and that about debugging a run of `kernel-pytorch doctor`.
 - The home page has what was measured of whole models on a GPU.
+- Pages of the guide have tables of what was measured.
 - The page about whole models has their tables, and that of the architectures that are tested.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import guide_tables
 from architectures import table as architectures_table
 from home_page import measured
 from latex2mathml.converter import convert
@@ -77,6 +79,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return with_doctor(markdown)
     if page.file.src_uri == "index.md":
         return markdown.replace("<!-- measured -->", measured([r for r in model_records() if not is_of_a_cpu(r)]))
+    if page.file.src_uri.startswith("guide/"):
+        return guide_tables.fill(markdown)
     if page.file.src_uri != "models.md":
         return markdown
     markdown = markdown.replace("<!-- architectures -->", architectures_table())
