@@ -6,7 +6,7 @@ it at any time: `model.use(techniques=(), level=None)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ ALL = ("flash-attn-triton", "fused-ln-act", "linear-cross-entropy", "qkv-fusion"
 """The techniques that models can use, by the names of their packages."""
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
@@ -29,7 +29,11 @@ ACTIVATIONS = {
 }
 """Activations of feed-forwards, as `kernel_pytorch.fused_ln_act` names them."""
 
-GATES = {"silu": fused_ln_act.swiglu, "gelu": fused_ln_act.geglu, "relu": fused_ln_act.reglu}
+GATES: dict[str, Callable[..., Tensor]] = {
+    "silu": fused_ln_act.swiglu,
+    "gelu": fused_ln_act.geglu,
+    "relu": fused_ln_act.reglu,
+}
 """Gated units that have a level "cuda", which `gated_mlp`, with its products, has not."""
 
 Model = TypeVar("Model", bound="TechniqueModule")
@@ -130,8 +134,9 @@ class Techniques:
         The product is PyTorch's at every level, so the level is not handed on.
         """
         if "qkv-fusion" in self.names:
-            heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-            return qkv_fusion.qkv_projection(x, weight, bias, **heads)
+            return qkv_fusion.qkv_projection(
+                x, weight, bias, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+            )
         y = F.linear(x, weight, bias).unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
         q, k, v = y.split((num_heads, num_kv_heads, num_kv_heads), -2)
         return q, k, v
