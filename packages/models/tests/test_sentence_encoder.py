@@ -3,10 +3,12 @@
 import copy
 import json
 import math
+import pickle
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness.real_input import RealInputUnavailable, _model_folder, real_text
 from kernel_pytorch.models import SentenceEncoder, sentence_encoder
@@ -120,6 +122,73 @@ def test_gradients_are_those_of_transformers():
         torch.testing.assert_close(ours_.qkv.weight.grad, torch.cat(joined))
         torch.testing.assert_close(ours_.down.weight.grad, theirs.output.dense.weight.grad)
     torch.testing.assert_close(encoder.words.weight.grad[2:], model.embeddings.word_embeddings.weight.grad[2:])
+
+
+class Products(TorchDispatchMode):
+    """How many products oneDNN computed with packed weights, and how many PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = self.plain = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.packed += function is torch.ops.mkldnn._linear_pointwise.default
+        self.plain += function in (torch.ops.aten.addmm.default, torch.ops.aten.linear.default)
+        return function(*args, **kwargs or {})
+
+
+needs_packing = pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch has no such operator"
+)
+
+
+@needs_packing
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_packed_weights_give_the_same_numbers(activation):
+    model = network(hidden_act=activation)
+    encoder, packed = ours(model), Packed.of(IDS)
+    with torch.no_grad(), Products() as used:
+        found = encoder(packed)
+    assert (used.packed, used.plain) == (8, 0)
+    torch.testing.assert_close(found, padded(model, IDS), rtol=3e-5, atol=3e-5)
+
+
+@needs_packing
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda encoder: encoder.use(techniques=()),
+        lambda encoder: encoder.use(level="native"),
+        lambda encoder: encoder.double(),
+        lambda encoder: encoder.bfloat16(),
+    ],
+    ids=["plain", "level", "float64", "bfloat16"],
+)
+def test_weights_are_packed_for_nothing_else(prepare):
+    encoder = prepare(ours(network()))
+    with torch.no_grad(), Products() as used:
+        encoder(Packed.of(IDS))
+    assert used.packed == 0
+    with Products() as used:
+        ours(network())(Packed.of(IDS)).sum().backward()
+    assert used.packed == 0
+
+
+@needs_packing
+def test_packed_weights_follow_the_weights_and_stay_out_of_copies():
+    model, packed = network(), Packed.of(IDS)
+    encoder = ours(model)
+    with torch.no_grad():
+        encoder(packed)
+        copied = copy.deepcopy(encoder)
+        for layer in (model.encoder.layer[0].output.dense, encoder.layers[0].down):
+            layer.weight.mul_(2.0)
+        torch.testing.assert_close(encoder(packed), padded(model, IDS), rtol=3e-5, atol=3e-5)
+        assert not torch.allclose(copied(packed), encoder(packed), atol=1e-3)
+        encoder.load_state_dict(copied.state_dict())
+        torch.testing.assert_close(copied(packed), encoder(packed))
+        saved = pickle.loads(pickle.dumps(encoder))
+        torch.testing.assert_close(saved(packed), encoder(packed))
 
 
 def test_it_compiles_whole_where_lengths_are_not_at_hand():
