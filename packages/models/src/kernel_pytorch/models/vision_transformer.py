@@ -85,7 +85,7 @@ class VisionTransformer(TechniqueModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights: normal with standard deviation 0.02; biases 0, norms 1."""
+        """Draw new weights: truncated normal, as in transformers and timm; biases 0, norms 1."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 nn.init.trunc_normal_(module.weight, std=INITIAL_STD)
