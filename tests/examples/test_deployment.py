@@ -1,6 +1,6 @@
 """examples/deployment.py: four ways of serving give the same answers, and refuse what does not fit."""
 
-import importlib.util
+import importlib
 import json
 import re
 from pathlib import Path
@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-FILE = Path(__file__).parents[2] / "examples" / "deployment.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="module")
-def deployment():
-    spec = importlib.util.spec_from_file_location("deployment_example", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def deployment(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("deployment")
 
 
 def test_a_record_that_does_not_fit_is_refused_with_each_difference(deployment):

@@ -205,6 +205,21 @@ def test_segments_repeat_bit_by_bit_whatever_the_threads():
     assert all(torch.equal(a, b) for pair in found[1:] for a, b in zip(pair, found[0], strict=True))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="atomic operations are a matter of GPUs")
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+def test_segments_repeat_bit_by_bit_on_a_gpu(how):
+    edge_index = torch.randint(500, (2, 20000), generator=torch.Generator().manual_seed(0))
+    x, weight = torch.randn(500, 64, device="cuda"), torch.rand(20000, device="cuda")
+    edges, found = SortedEdges.of(edge_index, 500).to("cuda"), []
+    for _ in range(10):
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        y = aggregate(leaves[0], edges, leaves[1], how=how)
+        found.append((y.detach(), *torch.autograd.grad(y.square().sum(), leaves)))
+    assert all(torch.equal(a, b) for pair in found[1:] for a, b in zip(pair, found[0], strict=True))
+    torch.testing.assert_close(found[0][0].cpu(), aggregate(x.cpu(), edge_index, weight.cpu(), how=how))
+
+
 def test_sorted_edges_keep_what_they_are_of():
     edge_index = torch.tensor([[3, 0, 1, 0, 2], [1, 1, 0, 1, 2]])
     edges = SortedEdges.of(edge_index, 4)

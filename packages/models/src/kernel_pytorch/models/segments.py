@@ -8,9 +8,9 @@ atomic operations, whose order changes from run to run, so results and gradients
 
 Segments take `SortedEdges`. Each target reads its sources in a fixed order, with `embedding_bag`: one operator that
 gathers, weights and adds, so that no message is in memory. Its gradient is the same sum over the edges sorted by
-source. Results and gradients are bitwise repeatable, on a GPU too, whatever the number of threads. On a CPU it is
-several times as fast as a sparse CSR product, which is itself several times as fast as `torch.segment_reduce` and
-scatter: these two write the messages and read them again.
+source. There are no atomic operations, so results and gradients are bitwise repeatable, whatever the number of threads.
+On a CPU it is several times as fast as a sparse CSR product, which is itself several times as fast as
+`torch.segment_reduce` and scatter: these two write the messages and read them again.
 
 "max" is a scatter of messages in either way: a maximum does not depend on the order. `torch.segment_reduce` is no
 faster there, and in torch 2.13 its gradient is wrong where several edges have the maximum and the incoming gradient is

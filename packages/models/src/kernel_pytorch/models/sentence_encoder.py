@@ -18,7 +18,7 @@ from .techniques import TechniqueModule
 WINDOW = 16384
 """Texts that are tokenised and sorted together: neighbours then have nearly the same length, and memory is bounded."""
 
-TOKENS_PER_BATCH = {"cpu": 1024, "cuda": 32768}
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 32768}
 """On a CPU the activations of a batch should stay in its caches; a GPU wants enough rows for each product."""
 
 
