@@ -72,6 +72,8 @@ def test_packed_texts_have_the_loss_of_texts_alone(techniques):
     torch.testing.assert_close(packed, torch.cat(alone))
     loss = model(ids, targets=targets, cu_seqlens=cu_seqlens, max_seqlen=12)
     torch.testing.assert_close(loss, F.cross_entropy(packed, targets))
+    # A rotation depends on differences alone, but far positions cost digits.
+    assert model._positions(ids, None, cu_seqlens).tolist() == [*range(5), 0, *range(12)]
 
 
 def test_tied_weights_stay_one_parameter():

@@ -78,10 +78,12 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path):
 
 
 def test_the_newest_few_are_kept(tmp_path):
+    (tmp_path / "step-0000000004.tmp").touch()  # of a process that was killed
     checkpoints = Checkpoints(tmp_path, {"model": torch.nn.Linear(1, 1)}, keep=3)
     for step in (5, 90, 100, 1_000_000):
         checkpoints.save(step)
     assert [int(file.stem[5:]) for file in checkpoints.files()] == [90, 100, 1_000_000]
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_batches_show_every_example_once_an_epoch():

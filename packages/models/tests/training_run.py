@@ -1,8 +1,8 @@
 """Training runs that end themselves: `python training_run.py FOLDER STEPS STAGE:COUNT ...`, for `test_training.py`.
 
-One run follows the other in the same folder, each a process of its own, and the last is not killed. Printed are the exit
-status of each, and the steps of the checkpoints that are there then. They are forks of one process that has imported
-PyTorch, which takes seconds.
+One run follows the other in the same folder, each a process of its own, and the last is not killed. Printed are the
+exit status of each, and the steps of the checkpoints that are there then. They are forks of one process that has
+imported PyTorch, which takes seconds.
 
 STAGE is where SIGKILL strikes, COUNT at which save or step: "write" when half of a file is written, "fsync" before it
 is on the disk, "replace" before it has its name, "unlink" before old ones are deleted, "step" after a step.

@@ -63,8 +63,19 @@ class VisionTransformer(TechniqueModule):
         rows, columns = (pixels // size for pixels, size in zip(self.image_size, patch, strict=True))
         if (rows * patch[0], columns * patch[1]) != self.image_size or not rows * columns:
             raise ValueError(f"patch_size: given {patch_size}; it must divide image_size, {image_size}")
-        shape = {"norm": "layer", "norm_eps": norm_eps, "mlp": "gelu", "hidden_dim": hidden_dim, "bias": True}
-        how = {"activation": activation, "causal": False, "techniques": self.techniques.names, "level": level}
+        shape: dict[str, Any] = {
+            "norm": "layer",
+            "norm_eps": norm_eps,
+            "mlp": "gelu",
+            "hidden_dim": hidden_dim,
+            "bias": True,
+        }
+        how: dict[str, Any] = {
+            "activation": activation,
+            "causal": False,
+            "techniques": self.techniques.names,
+            "level": level,
+        }
         self.patches = nn.Conv2d(in_channels, dim, patch, patch)
         self.token = nn.Parameter(torch.empty(dim))
         self.positions = nn.Parameter(torch.empty(1 + rows * columns, dim))
@@ -74,7 +85,7 @@ class VisionTransformer(TechniqueModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights: normal with standard deviation 0.02; biases 0, norms 1."""
+        """Draw new weights: truncated normal, as in transformers and timm; biases 0, norms 1."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 nn.init.trunc_normal_(module.weight, std=INITIAL_STD)
