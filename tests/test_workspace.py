@@ -3,6 +3,8 @@
 import ast
 import importlib
 import importlib.metadata
+import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
