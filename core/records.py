@@ -10,7 +10,7 @@ from . import adoption
 from .device import compute_capability
 from .levels import Default, find_ladder
 
-DURATION = "some minutes (5 for fused-ln-act on two cores)"
+DURATION = "some minutes"
 
 
 def why_not_measured(device: torch.device) -> str | None:

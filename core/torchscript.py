@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -14,14 +15,14 @@ from .call_kinds import is_transformed
 def scripted(definition: Callable[..., Any]) -> Callable[..., Any]:
     """A function of the same positional arguments, compiled by TorchScript the first time it is called.
 
-    Without gradients its executor, which remembers a call with them, would give results that want some. Under
-    transforms of torch.func its second derivatives are wrong from the second call on, or it raises. Dynamo does not
-    look into it: whoever traces gets the definition itself.
+    Calls without gradients have a compiled function of their own. TorchScript's executor remembers which arguments of
+    its first calls wanted gradients: later calls without would give results that want some, or raise in inference mode.
+    Under transforms of torch.func its second derivatives are wrong from the second call on, or it raises. Dynamo does
+    not look into it: whoever traces gets the definition itself.
     """
-    compiled: Callable[..., Any] | None = None
+    compiled: dict[bool, Callable[..., Any]] = {}
 
     def call(*arguments: Any) -> Any:
-        nonlocal compiled
         if torch.compiler.is_compiling():
             return definition(*arguments)
         if is_transformed():
@@ -29,12 +30,13 @@ def scripted(definition: Callable[..., Any]) -> Callable[..., Any]:
                 f"{_cannot(definition)} TorchScript gives wrong derivatives under transforms of torch.func and in "
                 "forward-mode differentiation; level 'reference' is the same formula"
             )
-        if compiled is None:
-            compiled = torch.jit.script(definition)
-        if not torch.is_grad_enabled():
+        with_gradients = torch.is_grad_enabled()
+        if with_gradients not in compiled:
+            compiled[with_gradients] = torch.jit.script(definition if with_gradients else _copy(definition))
+        if not with_gradients:
             arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
         try:
-            return compiled(*arguments)
+            return compiled[with_gradients](*arguments)
         except RuntimeError as error:
             if not _is_recomputed():
                 raise
@@ -44,6 +46,15 @@ def scripted(definition: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     return call
+
+
+def _copy(definition: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function once more: of one function object `torch.jit.script` keeps one result."""
+    assert isinstance(definition, FunctionType)
+    copy = FunctionType(definition.__code__, definition.__globals__, definition.__name__, definition.__defaults__)
+    copy.__annotations__, copy.__module__ = definition.__annotations__, definition.__module__
+    copy.__qualname__, copy.__kwdefaults__ = definition.__qualname__, definition.__kwdefaults__
+    return copy
 
 
 def _cannot(definition: Callable[..., Any]) -> str:

@@ -1,8 +1,10 @@
 """What mkdocs.yml cannot say: everything here is found in the tree, so that a new package edits no list.
 
-- `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Harness`
-  one page per module of the harness.
+- `Techniques` in the navigation holds every page of docs/techniques/ and every package that has none there, `Examples`
+  every script of examples/, `Harness` one page per module of the harness.
 - The page of patterns in the guide has every recipe, and that about debugging a run of `kernel-pytorch doctor`.
+- The home page has what was measured of whole models on a GPU.
+- Pages of the guide have tables of what was measured.
 - The page about whole models has their tables, and that of the architectures that are tested.
 - A fence named `math` becomes MathML: browsers draw it without a script and without a network.
 
@@ -15,7 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import examples_pages
+import guide_tables
 from architectures import table as architectures_table
+from home_page import measured
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
@@ -46,6 +51,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     techniques = sorted(written | set(packages()))
     contents = {
         "techniques/": [f"techniques/{name}.md" for name in techniques],
+        "examples/": [examples_pages.uri(script) for script in examples_pages.scripts()],
         "reference/": [f"reference/{name}.md" for name in modules()],
     }
     config.nav = [
@@ -73,6 +79,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Put what was measured of whole models, and a run of `doctor`, where pages ask for it."""
     if page.file.src_uri == DOCTOR:
         return with_doctor(markdown)
+    if page.file.src_uri == "index.md":
+        return markdown.replace("<!-- measured -->", measured([r for r in model_records() if not is_of_a_cpu(r)]))
+    if page.file.src_uri.startswith("guide/"):
+        return guide_tables.fill(markdown)
     if page.file.src_uri != "models.md":
         return markdown
     markdown = markdown.replace("<!-- architectures -->", architectures_table())
@@ -82,10 +92,18 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 def measured_models(tables_of: Callable[[Record], str]) -> str:
     """The tables of every device that has some, a GPU first."""
-    records = [load(file) for file in sorted(ROOT.glob(f"results/*/{FILE}"))]
-    records.sort(key=lambda record: all(run.environment.device_type == "cpu" for run in record.runs.values()))
-    tables = [tables_of(record) for record in records]
+    tables = [tables_of(record) for record in model_records()]
     return "\n\n".join(tables) or f"Not measured yet: there is no `results/<device>/{FILE}`."
+
+
+def model_records() -> list[Record]:
+    """What was measured of models, a GPU's first."""
+    return sorted((load(file) for file in sorted(ROOT.glob(f"results/*/{FILE}"))), key=is_of_a_cpu)
+
+
+def is_of_a_cpu(record: Record) -> bool:
+    """Whether everything was measured on a CPU."""
+    return all(run.environment.device_type == "cpu" for run in record.runs.values())
 
 
 def modules() -> list[str]:

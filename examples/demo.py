@@ -1,178 +1,201 @@
-"""What this project is about, in three tables and two minutes: `nox -s demo`.
+"""What this project is about, in four tables and three sentences: attention, a block, a norm and a projection.
 
-A norm, a gated feed-forward and a whole transformer block, each written out as a textbook has it ("naive"), with the
-best that PyTorch offers, through torch.compile, and with the functions of this project. They are held against each
-other, timed in turns, and what is printed was measured just now. Without a GPU the sizes are small.
+After reading it you can put a function of any technique beside PyTorch's own on your machine, and see what it gains.
+
+Needs: the packages of this workspace, no GPU, no download; a minute on two cores with `--quick`, two without.
+Run: `nox -s demo`, or `python examples/demo.py --quick`. It ends with three sentences that begin with "Fastest".
+
+Each function is called at every level that runs here. "naive" is level `reference`: the formula, an operation a line,
+in the same dtype. "PyTorch" is level `native`, PyTorch's own operators; the best PyTorch is that or `torch.compile`,
+whichever is faster. "default" is what a call without a level takes. All are held against the formula in float64 before
+and after they are timed in turns; what is printed was measured just now.
 """
 
 # %% Sizes
+# On a GPU those of a small Llama in bfloat16. On a CPU they are smaller, in float32: there the defaults of most
+# functions are PyTorch's own, and there is little to gain.
 from __future__ import annotations
 
+import argparse
 import copy
+import statistics
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from kernel_pytorch.fused_ln_act import patch as patch_feed_forwards
-from kernel_pytorch.fused_ln_act import swiglu
+from kernel_pytorch.flash_attn_triton import flash_attention
 from kernel_pytorch.harness.quick import Comparison, compare_implementations
-from kernel_pytorch.rmsnorm import patch as patch_norms
+from kernel_pytorch.models import TransformerBlock
+from kernel_pytorch.qkv_fusion import qkv_projection
 from kernel_pytorch.rmsnorm import rms_norm
 
-GPU = torch.cuda.is_available()
-DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
-TOKENS, WIDTH, HIDDEN, HEADS = (4096, 2048, 8192, 32) if GPU else (128, 256, 1024, 4)
-ROUNDS = 60
-EPS = 1e-6
+LEVELS = {"naive": "reference", "PyTorch": "native", "torch.compile": "compile", "TorchScript": "torchscript"}
+LEVELS |= {"Triton": "triton", "CUDA C++": "cuda", "default": None}
 BEST = ("PyTorch", "torch.compile")
-"""What a speedup "over the best PyTorch" is over, whichever is faster."""
 
 
-# %% A norm
-def naive_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm as the paper writes it, an operation a line."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    return (wide * scale * weight.float()).to(x.dtype)
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: device, dtype, sequences, tokens of each, heads, channels of a head, rounds."""
+
+    device: str
+    dtype: torch.dtype
+    batch: int
+    tokens: int
+    heads: int
+    head_dim: int
+    rounds: int
+
+    def tensor(self, *shape: int) -> torch.Tensor:
+        """Normal values."""
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
 
 
-def norm() -> Comparison:
-    """RMSNorm at the levels that run here."""
-    compiled = torch.compile(naive_norm, fullgraph=True)
+def sizes(quick: bool) -> Sizes:
+    """Those of this machine."""
+    if torch.cuda.is_available():
+        return Sizes("cuda", torch.bfloat16, 4, 2048, 16, 128, 20 if quick else 60)
+    return Sizes("cpu", torch.float32, 1, 128 if quick else 512, 4, 64, 12 if quick else 30)
+
+
+# %% Every level of a function
+# A level that cannot run here says why when it is called. So it is tried once, and its reason stands in the table.
+def compare(
+    implementations: Mapping[str, Callable[..., Any]], *args: Any, rounds: int
+) -> tuple[Comparison, dict[str, str]]:
+    """Time what runs; the reasons of what does not."""
+    reasons = {}
+    for name, function in implementations.items():
+        try:
+            function(*args)
+        except (RuntimeError, ValueError, ImportError) as error:
+            reasons[name] = str(error).splitlines()[0]
     return compare_implementations(
-        {
-            "naive": naive_norm,
-            "PyTorch": lambda x, weight: F.rms_norm(x, weight.shape, weight, EPS),
-            "torch.compile": compiled,
-            "ours": lambda x, weight: rms_norm(x, weight, eps=EPS, casting="gemma"),
-        },
-        torch.randn(TOKENS, WIDTH, device=DEVICE, dtype=DTYPE),
-        torch.rand(WIDTH, device=DEVICE, dtype=DTYPE),
-        rounds=ROUNDS,
-    )
+        {n: f for n, f in implementations.items() if n not in reasons}, *args, rounds=rounds
+    ), reasons
 
 
-# %% What stands between the products of a gated feed-forward
-def naive_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """SwiGLU, an operation a line."""
-    return gate * torch.sigmoid(gate) * up
+def at_levels(function: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]:
+    """A function of one technique at each level."""
+    return {name: partial(function, level=level, **options) for name, level in LEVELS.items()}
 
 
-def gate() -> Comparison:
-    """SwiGLU at the levels that run here."""
-    gate, up = (torch.randn(TOKENS, HIDDEN, device=DEVICE, dtype=DTYPE) for _ in range(2))
-    return compare_implementations(
-        {
-            "naive": naive_gate,
-            "PyTorch": lambda gate, up: F.silu(gate) * up,
-            "torch.compile": torch.compile(naive_gate, fullgraph=True),
-            "ours": swiglu,
-        },
-        gate,
-        up,
-        rounds=ROUNDS,
-    )
+# %% Attention, a norm and a projection
+# The naive attention holds the scores of every query with every key, which is what flash attention avoids.
+def attention(s: Sizes) -> tuple[Comparison, dict[str, str]]:
+    """Causal self-attention."""
+    q, k, v = (s.tensor(s.batch, s.heads, s.tokens, s.head_dim) for _ in range(3))
+    return compare(at_levels(flash_attention, causal=True), q, k, v, rounds=s.rounds)
+
+
+def norm(s: Sizes) -> tuple[Comparison, dict[str, str]]:
+    """RMSNorm."""
+    width = s.heads * s.head_dim
+    return compare(at_levels(rms_norm, eps=1e-6), s.tensor(s.batch * s.tokens, width), s.tensor(width), rounds=s.rounds)
+
+
+def projection(s: Sizes) -> tuple[Comparison, dict[str, str]]:
+    """Queries, keys and values of one input, with a quarter as many heads of keys and values."""
+    heads = {"num_heads": s.heads, "num_kv_heads": s.heads // 4, "head_dim": s.head_dim}
+    weight = s.tensor((s.heads + 2 * (s.heads // 4)) * s.head_dim, s.heads * s.head_dim)
+    x = s.tensor(s.batch, s.tokens, s.heads * s.head_dim)
+    return compare(at_levels(qkv_projection, **heads), x, weight, rounds=s.rounds)
 
 
 # %% A whole block
-class Block(nn.Module):
-    """A pre-norm transformer block with a gated feed-forward, as Llama has it, without a rotation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(WIDTH, EPS), nn.RMSNorm(WIDTH, EPS)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.mlp = FeedForward()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of tokens `(S, N)`, each of which sees those before it."""
-        q, k, v = self.qkv(self.norm1(x)).view(len(x), 3, HEADS, -1).permute(1, 2, 0, 3)
-        x = x + self.out(self.attend(q, k, v).transpose(0, 1).reshape(len(x), -1))
-        return x + self.mlp(self.norm2(x))
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """PyTorch's own attention."""
-        return F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+# The same weights each time. `use` names the techniques that a model takes and their level; `techniques=()` is plain
+# PyTorch, as a competent user writes it.
+# --8<-- [start:block]
+def block(s: Sizes) -> tuple[Comparison, dict[str, str]]:
+    """A transformer block with RMSNorm and a gated feed-forward."""
+    stock = TransformerBlock(s.heads * s.head_dim, s.heads, techniques=()).to(s.device, s.dtype)
+    found = {name: copy.deepcopy(stock).use(level=level) for name, level in LEVELS.items()}
+    found["PyTorch"] = stock
+    found["torch.compile"] = torch.compile(copy.deepcopy(stock), fullgraph=True)
+    found["default, compiled"] = torch.compile(copy.deepcopy(stock).use(), fullgraph=True)
+    return compare(found, s.tensor(s.batch, s.tokens, s.heads * s.head_dim), rounds=s.rounds)
 
 
-class Naive(Block):
-    """The same, with attention as the paper writes it."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Every score in memory."""
-        scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        return torch.softmax(scores.masked_fill(hidden, float("-inf")), -1).to(v.dtype) @ v
+# --8<-- [end:block]
+# %% The tables, and what follows from them
+def times(found: Comparison) -> dict[str, float]:
+    """Median seconds of what was timed and is right."""
+    return {c.name: c.seconds.median for c in found.contenders if c.status == "measured" and c.seconds}
 
 
-class FeedForward(nn.Module):
-    """`down(silu(gate(x)) * up(x))`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
-        self.down_proj, self.act_fn = nn.Linear(HIDDEN, WIDTH, bias=False), nn.SiLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of `(..., N)`."""
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+def best_of(found: Comparison) -> float:
+    """Seconds of the best PyTorch."""
+    return min(time for name, time in times(found).items() if name in BEST)
 
 
-def block() -> Comparison:
-    """A block as it is, compiled, and with two lines of this project."""
-    stock = Block().to(DEVICE, DTYPE)
-    naive = copy.deepcopy(stock)
-    naive.__class__ = Naive
-    ours = copy.deepcopy(stock)
-    Console(width=80).print(patch_norms(ours), patch_feed_forwards(ours), sep="\n", highlight=False)
-    return compare_implementations(
-        {
-            "naive": naive,
-            "PyTorch": stock,
-            "torch.compile": torch.compile(stock, fullgraph=True),
-            "ours": ours,
-            "ours, compiled": torch.compile(copy.deepcopy(ours), fullgraph=True),
-        },
-        torch.randn(TOKENS, WIDTH, device=DEVICE, dtype=DTYPE),
-        rounds=ROUNDS,
-    )
-
-
-# %% The tables
-def shown(title: str, found: Comparison) -> Table:
-    """Times, and speedups over naive and over the best PyTorch, of one comparison."""
+def shown(title: str, found: Comparison, reasons: Mapping[str, str]) -> Table:
+    """Times, speedups over naive and over the best PyTorch, and errors."""
     table = Table(title=title, title_justify="left", width=80)
     table.add_column("", ratio=1)
-    for name in ("time", "x of naive", "x of the best PyTorch"):
+    for name in ("time", "x of naive", "x of best PyTorch", "error"):
         table.add_column(name, justify="right")
-    times = {c.name: c.seconds.median for c in found.contenders if c.status == "measured" and c.seconds}
-    best = min(time for name, time in times.items() if name in BEST)
+    measured = times(found)
     for c in found.contenders:
-        if c.name not in times:
-            table.add_row(c.name, c.status, "", "")
+        if c.name not in measured:
+            table.add_row(c.name, c.status)
             continue
-        time = times[c.name]
-        unit, factor = ("ms", 1e3) if time >= 1e-3 else ("us", 1e6)
-        table.add_row(c.name, f"{time * factor:.3g} {unit}", f"{times['naive'] / time:.2f}", f"{best / time:.2f}")
+        time, error = measured[c.name], "" if c.relative_error is None else f"{c.relative_error:.0e}"
+        ratios = (f"{measured['naive'] / time:.2f}", f"{best_of(found) / time:.2f}")
+        table.add_row(c.name, f"{time * 1e3:.3g} ms" if time >= 1e-3 else f"{time * 1e6:.3g} us", *ratios, error)
+    why = [f"{c.name}: {c.reason}" for c in found.contenders if c.reason]
+    table.caption = "\n".join([*(f"not here, {name}: {reason}" for name, reason in reasons.items()), *why]) or None
+    table.caption_justify = "left"
     return table
 
 
-def main() -> None:
+def insights(tables: Mapping[str, Comparison]) -> list[str]:
+    """Three sentences."""
+    fastest = {title: min(times(found), key=times(found).__getitem__) for title, found in tables.items()}
+    gains = {title: times(found)["naive"] / times(found)[fastest[title]] for title, found in tables.items()}
+    lost = {title: times(found)["default"] / min(times(found).values()) - 1 for title, found in tables.items()}
+    over_best = {title: best_of(found) / times(found)["default"] for title, found in tables.items()}
+    worst, parts = (
+        max(lost, key=lost.__getitem__),
+        statistics.geometric_mean(v for t, v in gains.items() if t != "block"),
+    )
+    return [
+        "Fastest: " + ", ".join(f"{title} {fastest[title]} ({gains[title]:.2f}x of naive)" for title in tables) + ".",
+        "Fastest without choosing: the default is at "
+        + ", ".join(f"{over_best[title]:.2f}x of the best PyTorch in {title}" for title in tables)
+        + f"; it gives away most in {worst}, {lost[worst]:.0%}.",
+        f"Fastest in a model: attention, norm and projection gain {parts:.2f}x over naive on average, the block of "
+        f"them {gains['block']:.2f}x.",
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller sizes on a CPU, fewer rounds on a GPU")
+    parser.add_argument("--out", type=Path, help="folder that gets the figures as JSON, one file a table")
+    options = parser.parse_args(argv)
+    warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
     torch.manual_seed(0)
-    console = Console(width=80)
+    s, console, tables = sizes(options.quick), Console(width=80, highlight=False), {}
+    width = s.heads * s.head_dim
     with torch.no_grad():
-        for title, measure in (
-            (f"RMSNorm, {TOKENS} x {WIDTH}", norm),
-            (f"SwiGLU, {TOKENS} x {HIDDEN}", gate),
-            (f"A transformer block, {TOKENS} tokens of width {WIDTH}", block),
-        ):
-            console.print(shown(f"{title}, {str(DTYPE).removeprefix('torch.')}", measure()))
-    if not GPU:
-        console.print("On a CPU the default of most functions is PyTorch's own: there is little to gain, and no loss.")
+        for title, measure in {"attention": attention, "block": block, "norm": norm, "projection": projection}.items():
+            tables[title], reasons = measure(s)
+            what = f"{title}: {s.batch} x {s.tokens} tokens, width {width}, {str(s.dtype).removeprefix('torch.')}"
+            console.print(shown(f"{what}, {tables[title].device}", tables[title], reasons))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for title, found in tables.items():
+            (options.out / f"{title}.json").write_text(found.to_json(), encoding="utf-8")
+        console.print(f"written: {options.out}")
+    print(*insights(tables), sep="\n")
 
 
 if __name__ == "__main__":

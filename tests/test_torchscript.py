@@ -1,9 +1,13 @@
 """Level "torchscript" of every operation: what PyTorch gets wrong there is put right, or refused by name."""
 
+from types import FunctionType
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from kernel_pytorch.fused_ln_act._core.torchscript import scripted
+from kernel_pytorch.fused_ln_act.norm.levels import reference
 from kernel_pytorch.harness.checks import case_arguments
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.technique import Level
@@ -44,6 +48,23 @@ def test_without_gradients_no_result_wants_one(operation, implementation):
         with torch.inference_mode():
             assert call(trained).is_inference()
     assert call(trained).requires_grad
+
+
+@pytest.mark.parametrize("trained", ["weight", "bias"])
+def test_a_frozen_input_does_not_disturb_inference(trained):
+    """Where only parameters wanted gradients, the executor kept a graph that saves results for a backward."""
+    fresh = FunctionType(reference.layer_norm.__code__, reference.layer_norm.__globals__, "layer_norm")
+    fresh.__annotations__, fresh.__module__ = reference.layer_norm.__annotations__, reference.__name__
+    call = scripted(fresh)
+    x, weight, bias = torch.randn(4, 8), torch.randn(8), torch.randn(8)
+    for _ in range(3):
+        parameters = {"weight": weight.clone(), "bias": bias.clone()}
+        parameters[trained].requires_grad_()
+        call(x, parameters["weight"], parameters["bias"], 1e-5).sum().backward()
+    for _ in range(3):
+        with torch.inference_mode():
+            y = call(x, weight, bias, 1e-5)
+        torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (8,), weight, bias))
 
 
 @pytest.mark.parametrize(("operation", "implementation"), CASES)

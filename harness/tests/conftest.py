@@ -175,7 +175,8 @@ def record(toy: ModuleType, machine: Machine) -> Callable[..., SupportRecord]:
             "outcomes": tuple(outcomes),
             "absent": absent,
             "sources": technique_digests(toy.technique, "cpu"),
+            "environment": environment,
         } | fields
-        return SupportRecord(**about, environment=environment, **fields)
+        return SupportRecord(**about, **fields)
 
     return make

@@ -13,6 +13,7 @@ import torch
 
 from kernel_pytorch.harness import availability
 from kernel_pytorch.harness.commands import support as command_module
+from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Outcome as IsolatedOutcome
 from kernel_pytorch.harness.results import ResultsError
 from kernel_pytorch.harness.sources import technique_digests
@@ -94,18 +95,16 @@ def test_what_is_recorded_can_be_checked(results, command_line):
     (results / "made-up" / "support" / "toy.json").unlink()
     printed = command_line("support", "--check", "--results", str(results))
     assert printed.code == 1
-    assert (
-        "gate/reference is not recorded; `kernel-pytorch support toy --json results/<device>` asks again" in printed.out
-    )
+    asks = "`kernel-pytorch support toy --changed --json results/<device>` asks again"
+    assert f"gate/reference is not recorded; {asks}" in printed.out
 
 
 def test_changed_sources_are_named_unless_another_device_knows_them(results, record, toy):
     old = technique_digests(toy.technique, "cpu") | {"gate/native": "of other sources"}
     path = record(sources=old).save(results / "made-up")
     assert "| | reference | compile |" in markdown(toy.technique, recorded(toy.technique, results))
-    assert problems("toy", results) == [
-        f"{path}: gate/native has changed since; `kernel-pytorch support toy --json results/<device>` asks again"
-    ]
+    asks = "`kernel-pytorch support toy --changed --json results/<device>` asks again"
+    assert problems("toy", results) == [f"{path}: gate/native has changed since; {asks}"]
     record("Another CPU").save(results / "another")
     assert problems("toy", results) == []
 
@@ -206,6 +205,55 @@ class FragileWorkers:
         if "native" in arguments:
             return IsolatedOutcome(failure="its process was killed by SIGABRT")
         return IsolatedOutcome(value=function(*arguments, lambda stage: None))
+
+
+def of_this_machine(record, **fields):
+    return record(environment=describe_environment("cpu"), **fields)
+
+
+@pytest.fixture
+def asked(site, toy, monkeypatch):
+    """Ask again beside a known record: the implementations that were asked about, and the new record."""
+    site.install_toy()
+    monkeypatch.setattr(examination, "CAPABILITIES", [c for c in QUICK if c.name == "determinism"])
+
+    def ask(known):
+        labels: list[str] = []
+        found = examination.examine_technique(
+            toy.technique,
+            torch.device("cpu"),
+            known=known,
+            on_question=lambda label: labels.append(label.split(":")[0]),
+        )
+        return labels, found
+
+    return ask
+
+
+def test_only_what_changed_is_asked_again(asked, record, toy):
+    every = ["gate reference", "gate native", "gate compile"]
+    assert asked(None)[0] == every
+    known = of_this_machine(record)
+    labels, found = asked(known)
+    assert labels == []
+    assert [o.implementation for o in found.outcomes] == ["reference", "native", "compile"]
+    changed = of_this_machine(record, sources=known.sources | {"gate/native": "of other sources"})
+    assert asked(changed)[0] == ["gate native"]
+    wrong = tuple(o.model_copy(update={"answer": "wrong"}) for o in known.outcomes)
+    assert asked(of_this_machine(record, outcomes=wrong))[0] == every
+
+
+@pytest.mark.parametrize("field", ["torch", "triton", "device_name"])
+def test_another_machine_is_asked_everything(asked, record, field):
+    there = describe_environment("cpu").model_copy(update={field: "another"})
+    assert len(asked(record(environment=there))[0]) == 3
+
+
+def test_changed_needs_the_record(command_line, site):
+    site.install_toy()
+    printed = command_line("support", "toy", "--changed")
+    assert printed.code == 2
+    assert "needs --json DIR" in printed.err
 
 
 def test_a_check_that_ends_its_process_costs_itself_alone(site, toy, monkeypatch):

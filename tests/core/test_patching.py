@@ -235,6 +235,11 @@ def test_the_first_line_is_about_a_device_that_was_not_measured(monkeypatch):
     assert patching.patch(model().to("meta"), "a", [linears]).unmeasured == ()
 
 
+def test_a_report_says_that_nothing_was_replaced():
+    assert "no module replaced" in str(patching.patch(torch.nn.Sequential(torch.nn.ReLU()), "a", [linears]))
+    assert "no module replaced" not in str(patching.patch(model(), "a", [linears]))
+
+
 @pytest.mark.parametrize(("capability", "measured"), [((9, 0), True), ((8, 0), False), ((8, 9), False)])
 def test_a_gpu_is_measured_by_its_compute_capability(capability, measured, monkeypatch):
     monkeypatch.setattr(records, "compute_capability", lambda device: capability)

@@ -165,8 +165,30 @@ def test_a_window_that_hides_nothing_in_the_first_length_is_kept(alone):
 def test_dropout_on_the_weights_is_left_alone_in_training(alone):
     model, x = Attention(p=0.5), torch.randn(2, 12, 32)
     result = optimize(model, x, rounds=0)
-    assert "cannot be rewritten" in result.rejected["rewrite attention"]
+    assert result.rejected["rewrite attention"] == "it cannot be rewritten: dropout stands between its products"
     assert "forward" not in model.__dict__
+
+
+def test_products_that_are_no_matmul_are_named(alone):
+    class Sums(Attention):
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) * 8**-0.5).softmax(-1)
+            return x + self.out(torch.einsum("bhqk,bhkd->bhqd", weights, v).transpose(1, 2).flatten(-2))
+
+    rejected = optimize(Sums().eval(), torch.randn(2, 12, 32), rounds=0).rejected["rewrite attention"]
+    assert rejected == "it cannot be rewritten: its products are not matmul or bmm of two tensors"
+
+
+def test_a_mask_that_is_given_is_named(alone):
+    class Masked(Attention):
+        def forward(self, x, mask):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            scores = q @ k.transpose(-1, -2) * 8**-0.5 + mask
+            return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+    rejected = optimize(Masked().eval(), torch.randn(2, 12, 32), torch.zeros(12, 12), rounds=0).rejected
+    assert rejected["rewrite attention"] == "it cannot be rewritten: a mask stands between its products"
 
 
 def test_a_forward_that_is_compiled_again_in_each_call_is_left_alone(alone):

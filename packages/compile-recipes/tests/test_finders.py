@@ -60,6 +60,13 @@ def test_a_mask_that_depends_on_inputs_is_said_to_be_kept():
     assert hit.what == f"equal to {call} here; a mask depends on inputs, and is kept as it is"
 
 
+def test_attention_of_pytorchs_own_module_is_not_by_hand():
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    kinds = {f.kind for f in find(record(layer, (torch.randn(2, 12, 32),)))}
+    assert "attention_math" in kinds
+    assert "attention" not in kinds
+
+
 def test_a_norm_names_its_weight_its_offset_and_its_eps():
     (plain,) = [f for f in found_in(spellings.VARIANTS["rms_norm"]["rms_helper"]) if f.kind == "rms_norm"]
     assert plain.what == "by hand, weight w, eps 1e-06"

@@ -1,5 +1,6 @@
 """Each break once with the user's line, and nothing on clean models."""
 
+import linecache
 import logging
 
 import pytest
@@ -58,7 +59,11 @@ def test_the_same_guard_with_another_number_is_one_reason():
 
 def test_what_export_refuses_is_told():
     assert readiness(nn.Linear(3, 3), [((torch.ones(3),), None)], export=True).export == ""
-    assert readiness(Branch(), [((torch.ones(3),), None)], export=True).export
+    refused = readiness(Branch(), [((torch.ones(3),), None)], export=True)
+    assert refused.export.startswith("values decide about a branch or a size")
+    file, _, number = refused.export_line.rpartition(":")
+    assert "if " in linecache.getline(file, int(number))
+    assert file == __file__
 
 
 def test_the_users_loggers_are_as_before(capfd):

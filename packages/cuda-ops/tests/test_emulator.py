@@ -83,6 +83,9 @@ PLANTS = [
     ("copies", "slots[(row + 1) % 2]", "slots[row % 2]", "wrong"),  # written over before it is read
     ("matrices", "lane % 16 * 16 + lane / 16 * 8", "lane % 16 * 16 + lane / 16 * 4", "misaligned"),
     ("matrices", "load_matrix_transposed(right", "load_matrix(right", "wrong"),
+    ("rms_norm", "  __syncthreads();\n", "", "wrong"),
+    ("rms_norm", "if (columns % 4 != 0) continue;", "", "misaligned"),
+    ("rms_norm", "if (column < columns) *rein", "*rein", "wrong"),
     ("matrices", "shared + 256 + ", "shared + 512 + ", "outside of the dynamic shared memory"),
 ]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.models import ALL, LanguageModel, Techniques, TransformerBlock
+from kernel_pytorch.models.block import FeedForward
 from kernel_pytorch.qkv_fusion import RotaryTable
 
 KINDS = {
@@ -141,8 +142,16 @@ def test_use_reaches_every_module_and_survives_deepcopy():
 
 
 def test_the_level_reaches_the_functions():
-    with pytest.raises(ValueError, match="cuda"):  # which this function lacks
-        block(level="cuda", techniques=["fused-ln-act"]).use(["fused-ln-act"], "cuda")(torch.randn(1, 2, 32))
+    tanh = FeedForward(32, 64, activation="gelu_tanh", techniques=["fused-ln-act"], level="cuda")
+    with pytest.raises(ValueError, match="'cuda' of gated_mlp does not exist"):
+        tanh(torch.randn(2, 32))
+
+
+@pytest.mark.parametrize("mlp", ["gated", "gelu"])
+def test_feed_forwards_have_a_level_cuda_though_their_products_have_none(mlp):
+    pytest.importorskip("kernel_pytorch.cuda_ops")
+    model, x = block(mlp=mlp, techniques=()), torch.randn(2, 5, 32)
+    torch.testing.assert_close(copy.deepcopy(model).use(["fused-ln-act"], "cuda")(x), model(x))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from kernel_pytorch.harness.commands.adopt import adopt_command
 from kernel_pytorch.harness.commands.bench import bench_command
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.commands.compare import compare_command
+from kernel_pytorch.harness.commands.learn import learn_command
 from kernel_pytorch.harness.commands.list import list_command
 from kernel_pytorch.harness.commands.machine import machine_command
 from kernel_pytorch.harness.commands.models import models_command
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "support": support_command,
     "models": models_command,
     "new": new_command,
+    "learn": learn_command,
 }
 for name, command in COMMANDS.items():
     app.command(name, help=reflowed(command.__doc__ or ""))(command)

@@ -26,8 +26,9 @@ from kernel_pytorch.harness.commands.common import (
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.results import ResultsError
-from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, problems
+from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load, problems
 from kernel_pytorch.harness.support.capabilities import without_a_device_each, without_compiler
+from kernel_pytorch.harness.support.record import FOLDER
 from kernel_pytorch.harness.support.table import terminal_table
 from kernel_pytorch.harness.technique import Technique
 
@@ -41,6 +42,9 @@ def support_command(
         Path | None,
         typer.Option("--json", help="Also write what came out to DIR/support/<technique>.json.", metavar="DIR"),
     ] = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="With --json: ask only about levels that changed since the record there.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Only say whether everything is recorded of the present sources.")
     ] = False,
@@ -73,7 +77,14 @@ def support_command(
         messages.print("No technique is installed, so there is nothing to ask.")
         raise typer.Exit(1)
     check_writable(json)
-    records = _examine(techniques, where, timeout, processes)
+    if changed and json is None:
+        raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
+    try:
+        known = _records(json) if changed and json is not None else {}
+    except ResultsError as error:
+        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
+        raise typer.Exit(2) from error
+    records = _examine(techniques, where, known, timeout, processes)
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:
@@ -82,7 +93,14 @@ def support_command(
         raise typer.Exit(1)
 
 
-def _examine(techniques: list[Technique], device: torch.device, timeout: float, count: int) -> list[SupportRecord]:
+def _records(folder: Path) -> dict[str, SupportRecord]:
+    """The records of one device, by technique."""
+    return {file.stem: load(file) for file in folder.glob(f"{FOLDER}/*.json")}
+
+
+def _examine(
+    techniques: list[Technique], device: torch.device, known: dict[str, SupportRecord], timeout: float, count: int
+) -> list[SupportRecord]:
     with ExitStack() as stack:
         on_question = _telling(stack.enter_context(messages.status("asking")))
         workers = stack.enter_context(Workers(count, timeout))
@@ -90,7 +108,9 @@ def _examine(techniques: list[Technique], device: torch.device, timeout: float, 
         if without_a_device_each(device) is None:
             processes = stack.enter_context(Processes(timeout=timeout, device_type=device.type))
         return [
-            examine_technique(t, device, workers=workers, processes=processes, on_question=on_question)
+            examine_technique(
+                t, device, workers=workers, processes=processes, known=known.get(t.name), on_question=on_question
+            )
             for t in techniques
         ]
 

@@ -13,10 +13,11 @@ import torch
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.environment import Environment, describe_environment
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
+from kernel_pytorch.harness.support.freshness import up_to_date
 from kernel_pytorch.harness.support.processes import Processes
 from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord
 from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
@@ -73,6 +74,7 @@ def examine_technique(
     *,
     workers: Workers | None = None,
     processes: Processes | None = None,
+    known: SupportRecord | None = None,
     on_question: Callable[[str], None] = lambda label: None,
 ) -> SupportRecord:
     """Ask every implementation of every operation about every row.
@@ -82,6 +84,7 @@ def examine_technique(
         device: where.
         workers: processes that the checks run in, so that one that crashes costs itself alone; None for this process.
         processes: of one group, for the rows that need several.
+        known: an earlier record; what it holds of the present sources, torch, Triton and device is not asked again.
         on_question: called, from any thread, with what is about to be asked.
 
     Raises:
@@ -99,15 +102,32 @@ def examine_technique(
                 subjects.append(subject)
             else:
                 absent.append(Absent(operation=operation.name, implementation=implementation.name, reason=reason))
+    environment = describe_environment(device)
+    answers = {} if known is None or not _same_machine(known.environment, environment) else _answers(known, technique)
     questions = [(subject, row) for subject in subjects for row in CAPABILITIES]
+    asked = iter(_ask([question for question in questions if _key(*question) not in answers], workers, on_question))
     return SupportRecord(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        environment=describe_environment(device),
+        environment=environment,
         sources=technique_digests(technique, device.type),
-        outcomes=tuple(_ask(questions, workers, on_question)),
+        outcomes=tuple(answers.get(_key(*question)) or next(asked) for question in questions),
         absent=tuple(absent),
     )
+
+
+def _same_machine(known: Environment, now: Environment) -> bool:
+    return all(getattr(known, name) == getattr(now, name) for name in ("device_name", "torch", "triton", "python"))
+
+
+def _answers(known: SupportRecord, technique: Technique) -> dict[tuple[str, str, str], Outcome]:
+    """What a record holds of the present sources, without what was wrong."""
+    kept = up_to_date(known, technique)[0].outcomes
+    return {(o.operation, o.implementation, o.capability): o for o in kept if o.answer != "wrong"}
+
+
+def _key(subject: Subject, row: Capability) -> tuple[str, str, str]:
+    return subject.operation.name, subject.implementation.name, row.name
 
 
 def _ask(

@@ -48,7 +48,7 @@ def problems(name: str, results: Path) -> list[str]:
         known |= {f"{a.operation}/{a.implementation}" for a in record.absent}
     every = load_all(results, name).items()
     changed = {what: path for path, record in every for what in up_to_date(record, technique)[1]}
-    asks_again = f"`kernel-pytorch support {name} --json results/<device>` asks again"
+    asks_again = f"`kernel-pytorch support {name} --changed --json results/<device>` asks again"
     return [
         f"{changed[what]}: {what} has changed since; {asks_again}"
         if what in changed

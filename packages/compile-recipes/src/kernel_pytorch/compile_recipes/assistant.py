@@ -219,7 +219,7 @@ def readiness_part(ready: Readiness, lost: Lost, settings: Sequence[Finding]) ->
             Finding("error", f"compilation fails where eager runs: {ready.error}", change="see the error")
         )
     if ready.export:
-        part.findings.append(Finding("export", f"torch.export refuses it: {ready.export}"))
+        part.findings.append(Finding("export", f"torch.export refuses it: {ready.export}", ready.export_line))
     part.findings += settings
     return part
 

@@ -12,6 +12,7 @@ import io
 import linecache
 import re
 import sysconfig
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,7 @@ class Readiness:
         recompiles: (`file:line function`, guard that failed), each reason once.
         error: what compilation raised, in one line; "" if nothing.
         export: why `torch.export` refuses; "" if it does not, None if it was not asked.
+        export_line: `file:line` of the user's code at which it does; "" if it names none.
     """
 
     graphs: int = 0
@@ -70,6 +72,7 @@ class Readiness:
     recompiles: list[tuple[str, str]] = field(default_factory=list)
     error: str = ""
     export: str | None = None
+    export_line: str = ""
 
 
 def readiness(
@@ -105,7 +108,7 @@ def readiness(
         found.recompiles = _once(recompile_reasons())
     found.breaks = _distinct([b for b in map(parse, texts) if b is not None])
     if export:
-        found.export = why_not_exported(module, *calls[0])
+        found.export, found.export_line = why_not_exported(module, *calls[0])
     return found
 
 
@@ -134,16 +137,28 @@ def parse(text: str) -> Break | None:
     return Break(line, source, cause, number, eager, recipe)
 
 
-def why_not_exported(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str:
-    """Why `torch.export` refuses a module, in one line; "" if it does not."""
+def why_not_exported(
+    module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[str, str]:
+    """Why `torch.export` refuses a module, in one line, and `file:line` of the user's code; "" if it does not."""
     try:
         silent = contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO())
         with torch.no_grad(), break_messages(), silent[0], silent[1]:
             torch.export.export(module, tuple(inputs), dict(kwargs or {}), strict=False)
     except Exception as error:  # of many kinds, the user's own among them
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"{type(error).__name__}: {lines[0] if lines else ''}"
-    return ""
+        why = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        if "DataDependent" in why:  # PyTorch tells of its symbols
+            why = f"values decide about a branch or a size, which must be fixed ({why})"
+        frames = traceback.extract_tb(error.__traceback__)
+        mine = [f for f in frames[_first_forward(frames) :] if _is_users(f.filename)]
+        return why, f"{mine[-1].filename}:{mine[-1].lineno}" if mine else ""
+    return "", ""
+
+
+def _first_forward(frames: Sequence[traceback.FrameSummary]) -> int:
+    """Where calls of modules begin in a stack, which begins with who asked for the export."""
+    return next((i for i, f in enumerate(frames) if f.name in ("_call_impl", "forward")), len(frames))
 
 
 def _is_users(file: str) -> bool:

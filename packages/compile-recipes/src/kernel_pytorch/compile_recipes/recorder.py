@@ -76,14 +76,14 @@ class Graph:
         nodes: all of them.
         rerun: how many operators `again` has run: what finders cost.
         dropped: how many nodes have no value because of the memory limit.
-        stock_norms: paths of `torch.nn.RMSNorm`, which is several operators on a CPU.
+        stock: paths of PyTorch's own modules of several operators: `RMSNorm` on a CPU, `MultiheadAttention`.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.rerun = 0
         self.dropped = 0
-        self.stock_norms: set[str] = set()
+        self.stock: set[str] = set()
 
     def add(self, node: Node) -> Node:
         """Append a node and connect it with what it reads."""
@@ -195,7 +195,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, module: torch.nn.Module, memory_limit: int = MEMORY_LIMIT) -> None:
         super().__init__()
         self.graph = Graph()
-        self.graph.stock_norms = {path for path, m in module.named_modules() if type(m) is torch.nn.RMSNorm}
+        own = torch.nn.RMSNorm, torch.nn.MultiheadAttention
+        self.graph.stock = {path for path, m in module.named_modules() if type(m) in own}
         self._paths = Paths(module)
         self._known = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
         self._nodes: dict[int, tuple[Any, Node, int]] = {}  # of a tensor: itself, its node, how many writes that knows

@@ -2,8 +2,12 @@
 
 from .block import Attention, FeedForward, TransformerBlock
 from .cache import KeyValueCache
+from .convnet import ConvNet, fold
+from .graph import GraphLayer, GraphNeuralNetwork
 from .language_model import LanguageModel
 from .sampling import sample
+from .segments import SortedEdges
+from .sentence_encoder import SentenceEncoder
 from .techniques import ALL, TechniqueModule, Techniques
 from .training import Checkpoints, ShuffledBatches
 from .vision_transformer import VisionTransformer
@@ -12,13 +16,19 @@ __all__ = [
     "ALL",
     "Attention",
     "Checkpoints",
+    "ConvNet",
     "FeedForward",
+    "GraphLayer",
+    "GraphNeuralNetwork",
     "KeyValueCache",
     "LanguageModel",
+    "SentenceEncoder",
     "ShuffledBatches",
+    "SortedEdges",
     "TechniqueModule",
     "Techniques",
     "TransformerBlock",
     "VisionTransformer",
+    "fold",
     "sample",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .techniques import ACTIVATIONS, TechniqueModule, Techniques
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the positions of all tokens, as `RotaryTable` gives them."""
 
-Norm = nn.RMSNorm | nn.LayerNorm
+Norm: TypeAlias = nn.RMSNorm | nn.LayerNorm
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
 
 
@@ -206,8 +206,8 @@ class TransformerBlock(TechniqueModule):
             raise ValueError(f"norm: given {norm!r}; allowed are {', '.join(NORMS)}")
         if mlp not in ("gated", "gelu"):
             raise ValueError(f"mlp: given {mlp!r}; allowed are gated, gelu")
-        how = {"techniques": self.techniques.names, "level": level}
-        heads = {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        how: dict[str, Any] = {"techniques": self.techniques.names, "level": level}
+        heads: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim}
         self.norm1 = NORMS[norm](dim, eps=norm_eps)
         self.attention = Attention(dim, num_heads, **heads, bias=bias, causal=causal, **how)
         self.norm2 = NORMS[norm](dim, eps=norm_eps)

@@ -76,9 +76,9 @@ class LanguageModel(TechniqueModule):
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
-        sizes = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "hidden_dim": hidden_dim}
+        sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "hidden_dim": hidden_dim}
         sizes |= {"norm_eps": norm_eps, "activation": activation, "bias": attention_bias}
-        how = {"techniques": self.techniques.names, "level": level}
+        how: dict[str, Any] = {"techniques": self.techniques.names, "level": level}
         self.max_position = max_position
         self.embedding = nn.Embedding(vocab_size, dim)
         self.blocks = nn.ModuleList(TransformerBlock(dim, num_heads, **sizes, **how) for _ in range(num_layers))

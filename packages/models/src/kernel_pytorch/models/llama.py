@@ -89,7 +89,7 @@ def renamed(state_dict: Mapping[str, Tensor], num_layers: int, tied: bool, biase
     """
     # Checkpoints of old versions hold the frequencies, which are computed.
     left = {name: tensor for name, tensor in state_dict.items() if not name.endswith("rotary_emb.inv_freq")}
-    names = dict(OUTSIDE)
+    names: dict[str, tuple[str, ...]] = dict(OUTSIDE)
     for index in range(num_layers):
         for ours, theirs in LAYER.items():
             if biased or not ours.endswith(".bias"):

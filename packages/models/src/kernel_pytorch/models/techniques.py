@@ -6,7 +6,7 @@ it at any time: `model.use(techniques=(), level=None)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 SMALL_VOCABULARY = 4
 """As many words for each channel have logits no larger than the hidden layer of a feed-forward."""
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
@@ -31,6 +31,13 @@ ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 """Activations of feed-forwards, as `kernel_pytorch.fused_ln_act` names them."""
+
+GATES: dict[str, Callable[..., Tensor]] = {
+    "silu": fused_ln_act.swiglu,
+    "gelu": fused_ln_act.geglu,
+    "relu": fused_ln_act.reglu,
+}
+"""Gated units that have a level "cuda", which `gated_mlp`, with its products, has not."""
 
 Model = TypeVar("Model", bound="TechniqueModule")
 
@@ -98,6 +105,12 @@ class Techniques:
             return fused_ln_act.layer_norm(x, weight, bias, eps=eps, level=self.level)
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 
+    def layer_norm_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, activation: str) -> Tensor:
+        """LayerNorm over the last dimension, then an activation of `ACTIVATIONS`."""
+        if "fused-ln-act" in self.names:
+            return fused_ln_act.layer_norm_act(x, weight, bias, activation=activation, eps=eps, level=self.level)
+        return ACTIVATIONS[activation](F.layer_norm(x, weight.shape, weight, bias, eps))
+
     def add_layer_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
@@ -109,6 +122,8 @@ class Techniques:
 
     def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """`activation(x @ weight.T + bias)`, with a name of `ACTIVATIONS`."""
+        if "fused-ln-act" in self.names and self.level == "cuda":  # the product is PyTorch's, what follows has a kernel
+            return fused_ln_act.bias_act(F.linear(x, weight), bias, activation, level=self.level)
         if "fused-ln-act" in self.names:
             return fused_ln_act.linear_act(x, weight, bias, activation, level=self.level)
         return ACTIVATIONS[activation](F.linear(x, weight, bias))
@@ -117,9 +132,9 @@ class Techniques:
         """`(activation(gate(x)) * up(x)) @ down.T`; gate_up `(2I, N)` holds the rows of the gate first."""
         if "fused-ln-act" in self.names:
             level = self.level_for(x)
-            if level is None and x.device.type == "cpu" and activation == "silu":
-                # Its products are PyTorch's there; what stands between them has a kernel where cuda-ops is installed.
-                return F.linear(fused_ln_act.swiglu(F.linear(x, gate_up)), down)
+            if activation in GATES and (level == "cuda" or (level is None and x.device.type == "cpu")):
+                # The products are PyTorch's there, and what stands between them has a kernel.
+                return F.linear(GATES[activation](F.linear(x, gate_up), level=level), down)
             return fused_ln_act.gated_mlp(x, gate_up, down, activation, level=level)
         gate, up = F.linear(x, gate_up).chunk(2, -1)
         return F.linear(ACTIVATIONS[activation](gate) * up, down)
@@ -132,8 +147,9 @@ class Techniques:
         The product is PyTorch's at every level, so the level is not handed on.
         """
         if "qkv-fusion" in self.names:
-            heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-            return qkv_fusion.qkv_projection(x, weight, bias, **heads)
+            return qkv_fusion.qkv_projection(
+                x, weight, bias, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+            )
         y = F.linear(x, weight, bias).unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
         q, k, v = y.split((num_heads, num_kv_heads, num_kv_heads), -2)
         return q, k, v

@@ -63,8 +63,19 @@ class VisionTransformer(TechniqueModule):
         rows, columns = (pixels // size for pixels, size in zip(self.image_size, patch, strict=True))
         if (rows * patch[0], columns * patch[1]) != self.image_size or not rows * columns:
             raise ValueError(f"patch_size: given {patch_size}; it must divide image_size, {image_size}")
-        shape = {"norm": "layer", "norm_eps": norm_eps, "mlp": "gelu", "hidden_dim": hidden_dim, "bias": True}
-        how = {"activation": activation, "causal": False, "techniques": self.techniques.names, "level": level}
+        shape: dict[str, Any] = {
+            "norm": "layer",
+            "norm_eps": norm_eps,
+            "mlp": "gelu",
+            "hidden_dim": hidden_dim,
+            "bias": True,
+        }
+        how: dict[str, Any] = {
+            "activation": activation,
+            "causal": False,
+            "techniques": self.techniques.names,
+            "level": level,
+        }
         self.patches = nn.Conv2d(in_channels, dim, patch, patch)
         self.token = nn.Parameter(torch.empty(dim))
         self.positions = nn.Parameter(torch.empty(1 + rows * columns, dim))

@@ -56,41 +56,47 @@ class Owners(fx.Interpreter):
         return self.recorder.graph
 
 
-def rewrite(gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
-    """Put `scaled_dot_product_attention` where two products with a softmax are proven to be it; how often."""
+def rewrite(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[str]:
+    """Put `scaled_dot_product_attention` where two products with a softmax are proven to be it.
+
+    Returns:
+        For each such place what stands against it, "" where it was rewritten.
+    """
     devices = {t.device for t in inputs if isinstance(t, Tensor) and t.is_cuda}
     with no_dispatch_modes(), torch.random.fork_rng(devices):
         owners = Owners(gm)
         graph = owners.record(inputs)
-        found = [a for a in find_attention(graph, {}) if _can_be_rewritten(a)]
-    count = sum(_replace(gm, a, owners.owner[a.first], owners.owner[a.second]) for a in found)
-    if count:
+        found = find_attention(graph, {})
+    obstacles = [_obstacle(a) or _replace(gm, a, owners.owner[a.first], owners.owner[a.second]) for a in found]
+    if "" in obstacles:
         gm.graph.eliminate_dead_code()
         gm.recompile()
-    return count
+    return obstacles
 
 
-def _can_be_rewritten(a: Attention) -> bool:
-    """Not what drops weights at random, nor what needs a mask, nor queries on the right."""
-    random = any(drops(n) for n in chain(a.first, a.second))
-    return bool(a.call) and a.mask is None and a.keys_turned and not random
+def _obstacle(a: Attention) -> str:
+    if any(drops(n) for n in chain(a.first, a.second)):
+        return "dropout stands between its products"
+    if a.mask is not None:
+        return "a mask stands between its products"
+    return "" if a.call and a.keys_turned else "it is not proven to be one call with keys on the right"
 
 
-def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> bool:
-    if one.target not in PRODUCTS or two.target not in PRODUCTS:
-        return False
-    q, keys, v = one.args[0], one.args[1], two.args[1]
-    if not all(isinstance(n, fx.Node) for n in (q, keys, v)) or two.args[0] is v:
-        return False
+def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> str:
+    """Rewrite one place; what stands against it, or ""."""
+    q, keys, v = [*one.args, None, None][:2] + [*two.args, None, None][1:2]
+    products = one.target in PRODUCTS and two.target in PRODUCTS
+    if not products or not all(isinstance(n, fx.Node) for n in (q, keys, v)) or two.args[0] is v:
+        return "its products are not matmul or bmm of two tensors"
     if _given_between(one, two):
-        return False
+        return "a tensor that its forward is given, as a mask is, stands between its products"
     with gm.graph.inserting_before(two):
         k = gm.graph.call_method("transpose", (keys, -1, -2))
         options = {"is_causal": a.is_causal, "scale": a.scale}
         new = gm.graph.call_function(F.scaled_dot_product_attention, (q, k, v), options)
     new.meta = dict(two.meta)
     two.replace_all_uses_with(new)
-    return True
+    return ""
 
 
 def _given_between(one: fx.Node, two: fx.Node) -> bool:
@@ -126,10 +132,11 @@ def _value(t: Any, shape: Any) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(t.dtype).to(t.device)
 
 
-def rewriting_backend(counts: list[int]) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+def rewriting_backend(seen: list[list[str]]) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
     """A backend for `torch.compile` that runs a graph eagerly, rewritten for each shape in which that is proven.
 
     One graph serves many shapes, but a proof holds in its own alone: a window is no causal mask in longer sequences.
+    What `rewrite` returns is appended to `seen`.
     """
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
@@ -137,10 +144,10 @@ def rewriting_backend(counts: list[int]) -> Callable[[fx.GraphModule, Sequence[A
         def forward_in(*shapes: Any) -> Callable[..., Any]:
             rewritten = fx.GraphModule(gm, copy.deepcopy(gm.graph))
             try:
-                counts.append(rewrite(rewritten, [*map(_value, examples, shapes)]))
-            except Exception:  # values of a user's own kind: the graph stays as it is
-                counts.append(0)
-            return rewritten.forward if counts[-1] else gm.forward
+                seen.append(rewrite(rewritten, [*map(_value, examples, shapes)]))
+            except Exception as error:  # values of a user's own kind: the graph stays as it is
+                seen.append([f"its graph does not run on made-up values, {type(error).__name__}: {error}"])
+            return rewritten.forward if "" in seen[-1] else gm.forward
 
         return lambda *args: forward_in(*(a.shape if isinstance(a, Tensor) else a for a in args))(*args)
 
@@ -153,23 +160,24 @@ def rewrite_attention(model: torch.nn.Module, context: Context) -> Done | str:
     modules = {id(m) for name, m in model.named_modules() if name in paths}
     if not modules:
         return "no attention by hand was proven to be one call"
-    counts: list[int] = []
+    seen: list[list[str]] = []
     compiled: dict[type, Any] = {}
 
     def make(module: torch.nn.Module) -> Forward:
-        return _forward(module, counts, compiled)
+        return _forward(module, seen, compiled)
 
     done = put(model, "rewriting", dict.fromkeys(modules, make), "forwards rewritten")
     if isinstance(done, str):
         return done
     with torch.no_grad(), break_messages(), preserved(model):
         for _ in range(2):
-            seen = len(counts)
+            before = len(seen)
             model(*context.inputs, **context.kwargs)
-    if not sum(counts):
+    obstacles = dict.fromkeys(o for each in seen for o in each)
+    if "" not in obstacles:
         done.undo()
-        return "it cannot be rewritten: its products are not matmul, or a mask or dropout stands between"
-    if len(counts) > seen:
+        return f"it cannot be rewritten: {'; '.join(obstacles) or 'a graph break stands between its products'}"
+    if len(seen) > before:
         done.undo()
         return "its forward would be compiled again in each call"
     return Done(f"attention as one call, {done.what}", done.undo)
@@ -185,10 +193,10 @@ def _copied(function: Any) -> Any:
     return copied
 
 
-def _forward(module: torch.nn.Module, counts: list[int], compiled: dict[type, Any]) -> Forward:
+def _forward(module: torch.nn.Module, seen: list[list[str]], compiled: dict[type, Any]) -> Forward:
     own = stock(module)
     if type(module) not in compiled:
-        compiled[type(module)] = torch.compile(_copied(own), backend=rewriting_backend(counts))
+        compiled[type(module)] = torch.compile(_copied(own), backend=rewriting_backend(seen))
     rewritten = compiled[type(module)]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

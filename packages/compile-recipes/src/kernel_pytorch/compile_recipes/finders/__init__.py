@@ -62,7 +62,7 @@ def find(g: Graph) -> list[Found]:
         names, more = ", ".join(dict.fromkeys(n.path or n.line for n in group)), len(group) - 1
         what = f"{len(group)} products of one input: {names}"
         found.append(Found("shared_linear", what, group[0], more * size(lin[group[0]]), more))  # it is read once
-    found += [_of_attention(attention) for attention in find_attention(g, lin)]
+    found += [_of_attention(attention, g) for attention in find_attention(g, lin)]
     # An activation, its product and a bias each write what the next one reads.
     found += [Found("gated_mlp", f"{act}(gate) * up", m, 2 * size(m), 1) for m, act in find_gated(g, lin)]
     for base, y, act in find_activations(g, lin):
@@ -82,7 +82,7 @@ def find(g: Graph) -> list[Found]:
 
 def _of_norm(norm: Norm, g: Graph) -> list[Found]:
     found = []
-    stock = norm.y.path in g.stock_norms or "rms_norm(" in _source(norm.y).replace("def rms_norm(", "")
+    stock = norm.y.path in g.stock or "rms_norm(" in _source(norm.y).replace("def rms_norm(", "")
     if norm.by_hand and not stock:
         offset = f", offset {norm.offset:g}" if norm.offset else ""
         weight = f", weight {norm.weight}" if norm.weight else ""
@@ -93,8 +93,8 @@ def _of_norm(norm: Norm, g: Graph) -> list[Found]:
     return found
 
 
-def _of_attention(attention: Attention) -> Found:
-    fused = "scaled_dot_product" in _source(attention.second)
+def _of_attention(attention: Attention, g: Graph) -> Found:
+    fused = attention.second.path in g.stock or "scaled_dot_product" in _source(attention.second)
     kind = "attention_math" if fused else "attention"
     what = (
         f"equal to {attention.call}" if attention.call else "not proven equal to one call: a cap, dropout or grouping"

@@ -1,0 +1,240 @@
+"""BERT and RoBERTa encoders of packed texts: `(tokens, hidden_size)` instead of `(batch, length, hidden_size)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .packed_weights import PackedWeights
+from .techniques import TechniqueModule
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Names in config.json, and those of `kernel_pytorch.fused_ln_act`."""
+
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+UNUSED = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids", "cls.", "lm_head.")
+"""Weights that a file may hold and hidden states do not depend on."""
+
+
+class Packed(NamedTuple):
+    """Texts one behind the other.
+
+    Attributes:
+        ids: `(T,)` int64, the tokens of all texts.
+        places: `(T,)` int64, the position of each token in its text, from 0 on.
+        cu_seqlens: `(B + 1,)` int32, where each text begins, and T.
+        longest: tokens of the longest text.
+        runs: how many neighbours have the same length, and which: `((count, length), ...)`. Not empty on a CPU only.
+    """
+
+    ids: Tensor
+    places: Tensor
+    cu_seqlens: Tensor
+    longest: int
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
+        """Pack the tokens of texts; neighbours of the same length are computed together on a CPU."""
+        lengths = torch.tensor([len(text) for text in texts], dtype=torch.int32)
+        starts = torch.cat((lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)))
+        ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
+        places = torch.arange(len(ids)) - starts[:-1].long().repeat_interleave(lengths.long())
+        runs: tuple[tuple[int, int], ...] = ()
+        if torch.device(device).type == "cpu":
+            values, counts = lengths.unique_consecutive(return_counts=True)
+            runs = tuple((n, length) for n, length in zip(counts.tolist(), values.tolist(), strict=True) if length)
+        longest = int(lengths.max()) if len(texts) else 0
+        return cls(ids.to(device), places.to(device), starts.to(device), longest, runs)
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """What config.json says of the network, under its names there; `offset` is the position of the first token."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    type_vocab_size: int
+    layer_norm_eps: float
+    activation: str
+    offset: int
+
+    @classmethod
+    def read(cls, config: dict[str, Any]) -> BertConfig:
+        """Read the content of config.json.
+
+        Raises:
+            ValueError: the model is of another family, or has an activation, positions or a part that is not known.
+        """
+        if (kind := config.get("model_type")) not in MODEL_TYPES:
+            raise ValueError(f"model_type: given {kind!r}; known are {', '.join(MODEL_TYPES)}")
+        if (activation := config.get("hidden_act", "gelu")) not in ACTIVATIONS:
+            raise ValueError(f"hidden_act: given {activation!r}; known are {', '.join(ACTIVATIONS)}")
+        if (positions := config.get("position_embedding_type") or "absolute") != "absolute":
+            raise ValueError(f"position_embedding_type: given {positions!r}; known is absolute")
+        for part in ("is_decoder", "add_cross_attention"):
+            if config.get(part):
+                raise ValueError(f"{part}: given {config[part]!r}; only encoders are known")
+        numbers = {name: config[name] for name in cls.__annotations__ if name not in ("activation", "offset")}
+        offset = 0 if kind == "bert" else config["pad_token_id"] + 1
+        return cls(**numbers, activation=ACTIVATIONS[activation], offset=offset)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a text at most: those that have a position."""
+        return self.max_position_embeddings - self.offset
+
+
+class BertLayer(TechniqueModule):
+    """Attention and feed-forward, each with its residual and LayerNorm after it; q, k and v are one product.
+
+    Args:
+        config: of the encoder.
+        techniques: as in `TechniqueModule`.
+        level: as in `TechniqueModule`.
+    """
+
+    def __init__(self, config: BertConfig, techniques: Iterable[str] | None = None, level: str | None = None) -> None:
+        super().__init__(techniques, level)
+        width, eps = config.hidden_size, config.layer_norm_eps
+        self.num_heads, self.activation = config.num_attention_heads, config.activation
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, config.intermediate_size), nn.Linear(config.intermediate_size, width)
+        self.attention_norm, self.norm = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
+        self._weights = PackedWeights()
+
+    def forward(self, x: Tensor, packed: Packed) -> Tensor:
+        """`(T, hidden_size)` to the same."""
+        use, heads = self.techniques, self.num_heads
+        joined = self._packed(self.qkv, x)
+        if joined is None:
+            q, k, v = use.qkv(x, self.qkv.weight, self.qkv.bias, heads, heads, x.shape[1] // heads)
+        else:
+            q, k, v = joined.unflatten(1, (3, heads, -1)).unbind(1)
+        y = self._linear(self.out, self._attention(q, k, v, packed).flatten(1))
+        x, _ = use.add_layer_norm(y, x, self.attention_norm.weight, self.attention_norm.bias, self.attention_norm.eps)
+        y = self._packed(self.up, x, self.activation)
+        if y is None:
+            y = use.linear_act(x, self.up.weight, self.up.bias, self.activation)
+        x, _ = use.add_layer_norm(self._linear(self.down, y), x, self.norm.weight, self.norm.bias, self.norm.eps)
+        return x
+
+    def _packed(self, layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor | None:
+        """The layer on a CPU without gradients, as fast as it can be; None elsewhere and at an explicit level."""
+        if "fused-ln-act" not in self.techniques.names or self.techniques.level is not None:
+            return None
+        return self._weights.linear(layer, x, activation)
+
+    def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        y = self._packed(layer, x)
+        return layer(x) if y is None else y
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
+        """`(T, heads, head size)`; each token sees its own text."""
+        if not packed.runs:
+            return self.techniques.attention_packed(q, k, v, packed.cu_seqlens, packed.longest, causal=False)
+        # Texts of one length are a dense batch without a mask; a product of all tokens with all would be quadratic.
+        sizes = [count * length for count, length in packed.runs]
+        outputs = []
+        for (_, length), *part in zip(packed.runs, *(t.split(sizes) for t in (q, k, v)), strict=True):
+            dense = (t.unflatten(0, (-1, length)) for t in part)
+            outputs.append(self.techniques.attention(*dense, causal=False).flatten(0, 1))
+        return torch.cat(outputs)
+
+
+class BertEncoder(TechniqueModule):
+    """Embeddings and layers, in evaluation: there is no dropout.
+
+    Args:
+        config: of the network.
+        techniques: as in `TechniqueModule`; "flash-attn-triton", "fused-ln-act" and "qkv-fusion" are used here.
+        level: as in `TechniqueModule`.
+
+    Source: Devlin et al., "BERT", 2019, https://arxiv.org/abs/1810.04805; Liu et al., "RoBERTa", 2019,
+    https://arxiv.org/abs/1907.11692.
+    """
+
+    def __init__(self, config: BertConfig, techniques: Iterable[str] | None = None, level: str | None = None) -> None:
+        super().__init__(techniques, level)
+        self.config, width = config, config.hidden_size
+        self.words = nn.Embedding(config.vocab_size, width)
+        self.positions = nn.Embedding(config.max_position_embeddings, width)
+        self.types = nn.Embedding(config.type_vocab_size, width)
+        self.norm = nn.LayerNorm(width, config.layer_norm_eps)
+        self.layers = nn.ModuleList(BertLayer(config, techniques, level) for _ in range(config.num_hidden_layers))
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Compute hidden states of tokens of type 0.
+
+        Args:
+            packed: no text longer than `config.longest`.
+
+        Returns:
+            `(T, hidden_size)`: `last_hidden_state` of transformers, without padding.
+
+        Raises:
+            ValueError: a text is longer.
+        """
+        if packed.longest > self.config.longest:
+            raise ValueError(f"packed: a text has {packed.longest} tokens; there are {self.config.longest} positions")
+        places = self.positions(packed.places + self.config.offset) + self.types.weight[0]
+        norm = self.norm
+        x, _ = self.techniques.add_layer_norm(self.words(packed.ids), places, norm.weight, norm.bias, norm.eps)
+        for layer in self.layers:
+            x = layer(x, packed)
+        return x
+
+    def load_transformers(self, weights: dict[str, Tensor]) -> None:
+        """Load the weights of a transformers file, also of one with a head.
+
+        Args:
+            weights: by their names there, with or without the prefix of the family.
+
+        Raises:
+            RuntimeError: a weight is missing, left over or of another shape; the message names it.
+        """
+        self.load_state_dict(renamed(weights, self.config.num_hidden_layers))
+
+
+def renamed(weights: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    """Rename the weights of a transformers file as `BertEncoder` names them; what it does not know stays as it is."""
+    found = {}
+    for name, tensor in weights.items():
+        name = name.removeprefix("bert.").removeprefix("roberta.")
+        if not name.startswith(UNUSED):
+            found[name.replace(".gamma", ".weight").replace(".beta", ".bias")] = tensor
+    names = {"word": "words", "position": "positions", "token_type": "types"}
+    pairs = {f"embeddings.{old}_embeddings": new for old, new in names.items()} | {"embeddings.LayerNorm": "norm"}
+    for i in range(num_layers):
+        old, new = f"encoder.layer.{i}.", f"layers.{i}."
+        for kind in ("weight", "bias"):
+            parts = [f"{old}attention.self.{part}.{kind}" for part in ("query", "key", "value")]
+            if all(part in found for part in parts):
+                found[f"{new}qkv.{kind}"] = torch.cat([found.pop(part) for part in parts])
+        pairs |= {
+            f"{old}attention.output.dense": f"{new}out",
+            f"{old}attention.output.LayerNorm": f"{new}attention_norm",
+            f"{old}intermediate.dense": f"{new}up",
+            f"{old}output.dense": f"{new}down",
+            f"{old}output.LayerNorm": f"{new}norm",
+        }
+    for old, new in pairs.items():
+        for kind in ("weight", "bias"):
+            if f"{old}.{kind}" in found:
+                found[f"{new}.{kind}"] = found.pop(f"{old}.{kind}")
+    return found

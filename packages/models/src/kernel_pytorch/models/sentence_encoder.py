@@ -1,0 +1,210 @@
+"""Sentence embeddings from folders of sentence-transformers, computed without padding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .bert import BertConfig, BertEncoder, Packed
+from .pooling import pool_texts, read_modes
+from .techniques import TechniqueModule
+
+WINDOW = 16384
+"""Texts that are tokenised and sorted together: neighbours then have nearly the same length, and memory is bounded."""
+
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 32768}
+"""On a CPU the activations of a batch should stay in its caches; a GPU wants enough rows for each product."""
+
+
+class SentenceEncoder(TechniqueModule):
+    """Texts to vectors: tokeniser, BERT encoder, pooling, and normalisation if the folder says so.
+
+    The tokens of a batch lie one text behind the other, so that no layer computes padding; attention stays within each
+    text. Make it with `from_pretrained`.
+
+    Args:
+        encoder: of packed texts.
+        tokenizer: a `tokenizers.Tokenizer`.
+        modes: of pooling; see `kernel_pytorch.models.pooling`.
+        normalize: whether vectors have length 1.
+        max_seq_length: tokens at most; the rest of a text is left out.
+        lower: whether texts become lower case before the tokeniser.
+        prompt: stands before each text.
+
+    Source: Reimers and Gurevych, "Sentence-BERT", 2019, https://arxiv.org/abs/1908.10084.
+    """
+
+    def __init__(
+        self,
+        encoder: BertEncoder,
+        tokenizer: Any,
+        modes: tuple[str, ...] = ("mean",),
+        *,
+        normalize: bool = False,
+        max_seq_length: int | None = None,
+        lower: bool = False,
+        prompt: str = "",
+    ) -> None:
+        super().__init__(encoder.techniques.names, encoder.techniques.level)
+        self.encoder, self.tokenizer, self.modes, self.normalize = encoder, tokenizer, modes, normalize
+        self.lower, self.prompt = lower, prompt
+        self.max_seq_length = min(max_seq_length or encoder.config.longest, encoder.config.longest)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.max_seq_length)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        techniques: Iterable[str] | None = None,
+        level: str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> SentenceEncoder:
+        """Read a folder that sentence-transformers wrote: a BERT or RoBERTa network, pooling, maybe normalisation.
+
+        Args:
+            folder: with modules.json, config.json, model.safetensors and tokenizer.json; nothing is downloaded.
+            techniques: as in `TechniqueModule`.
+            level: as in `TechniqueModule`.
+            dtype: of the weights.
+
+        Raises:
+            FileNotFoundError: a file is missing; the message says how to get it. Pickled weights are not read.
+            ImportError: safetensors or tokenizers is missing: the extra `sentence`.
+            ValueError: a module, model type, activation or pooling is not known.
+            RuntimeError: weights are missing or left over.
+        """
+        try:
+            from safetensors.torch import load_file
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise ImportError("SentenceEncoder: pip install kernel-pytorch-models[sentence]") from error
+        folder = Path(folder)
+        network, pooling, normalize = _modules(folder)
+        config = BertConfig.read(_read(network / "config.json"))
+        encoder = BertEncoder(config, techniques, level)
+        encoder.load_transformers(load_file(_weights(network)))
+        options = _options(folder, network, pooling)
+        tokenizer = Tokenizer.from_file(str(_existing(network / "tokenizer.json")))
+        model = cls(encoder.to(dtype), tokenizer, read_modes(pooling), normalize=normalize, **options)
+        return model.eval()
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a vector."""
+        return self.encoder.config.hidden_size * len(self.modes)
+
+    def forward(self, packed: Packed) -> Tensor:
+        """`(texts, dimension)`, not normalised; differentiable. float32, or float64 of float64 weights."""
+        return pool_texts(self.encoder(packed), packed.cu_seqlens, self.modes)
+
+    @torch.inference_mode()
+    def encode(
+        self, texts: Sequence[str], *, tokens_per_batch: int | None = None, normalize: bool | None = None
+    ) -> Tensor:
+        """Compute the vectors of texts.
+
+        Args:
+            texts: any number, of any lengths, in any order. An empty text is what the tokeniser makes of it.
+            tokens_per_batch: about how many tokens are computed at a time; None for a default of the device.
+            normalize: whether vectors have length 1; None for what the folder says.
+
+        Returns:
+            `(texts, dimension)` float32 (float64 of float64 weights), on the device of the weights, in the order of
+            texts. The vector of a text depends on its neighbours by the rounding of matrix products alone.
+
+        Raises:
+            TypeError: texts is a single string.
+            ValueError: tokens_per_batch is below 1.
+        """
+        if isinstance(texts, str):
+            raise TypeError("texts: given a string; it must be a sequence of strings")
+        weight = self.encoder.words.weight
+        limit = TOKENS_PER_BATCH.get(weight.device.type, 32768) if tokens_per_batch is None else tokens_per_batch
+        if limit < 1:
+            raise ValueError(f"tokens_per_batch: given {limit}; it must be at least 1")
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        vectors = torch.empty(len(texts), self.dimension, dtype=dtype, device=weight.device)
+        for start in range(0, len(texts), WINDOW):
+            tokens = self.tokenize(texts[start : start + WINDOW])
+            for batch in batches([len(ids) for ids in tokens], limit):
+                found = self(Packed.of([tokens[i] for i in batch], weight.device))
+                vectors[torch.tensor(batch, device=weight.device) + start] = found
+        wanted = self.normalize if normalize is None else normalize
+        return F.normalize(vectors, dim=1) if wanted else vectors
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text, cut to `max_seq_length`."""
+        if self.prompt or self.lower:
+            texts = [self.prompt + text for text in texts]
+            texts = [text.lower() for text in texts] if self.lower else texts
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts))]
+
+
+def batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """Indices in the order of length, in groups of at most so many tokens; a longer text is a group of its own."""
+    found: list[list[int]] = []
+    have = tokens_per_batch
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not found or have + lengths[i] > tokens_per_batch:
+            found.append([])
+            have = 0
+        found[-1].append(i)
+        have += lengths[i]
+    return found
+
+
+def _modules(folder: Path) -> tuple[Path, dict[str, Any], bool]:
+    """The folder of the network, the config of pooling, and whether vectors are normalised."""
+    modules = _read(folder / "modules.json")
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        named = ", ".join(module["type"] for module in modules)
+        raise ValueError(f"modules.json: given {named}; known are Transformer, Pooling and then Normalize or nothing")
+    pooling = _read(folder / modules[1]["path"] / "config.json")
+    return folder / modules[0]["path"], pooling, len(kinds) == 3
+
+
+def _options(folder: Path, network: Path, pooling: dict[str, Any]) -> dict[str, Any]:
+    """What stands in the smaller files: the longest text, lower case, the prompt."""
+    sentence, tokenizer, whole = (
+        _read(file) if file.exists() else {}
+        for file in (
+            network / "sentence_bert_config.json",
+            network / "tokenizer_config.json",
+            folder / "config_sentence_transformers.json",
+        )
+    )
+    prompt = (whole.get("prompts") or {}).get(whole.get("default_prompt_name"), "")
+    if prompt and not pooling.get("include_prompt", True):
+        raise ValueError(f"include_prompt: given False beside the prompt {prompt!r}; a prompt is always pooled here")
+    length = sentence.get("max_seq_length") or tokenizer.get("model_max_length")
+    lower = bool(sentence.get("do_lower_case"))
+    return {"max_seq_length": None if length is None else int(length), "lower": lower, "prompt": prompt}
+
+
+def _weights(network: Path) -> Path:
+    if not (network / "model.safetensors").exists() and (network / "pytorch_model.bin").exists():
+        raise FileNotFoundError(
+            f"{network} has pytorch_model.bin alone, a pickle, which may run code when it is read. If you trust it, "
+            f"write the other format: transformers.AutoModel.from_pretrained({str(network)!r})"
+            f".save_pretrained({str(network)!r})"
+        )
+    return _existing(network / "model.safetensors")
+
+
+def _existing(file: Path) -> Path:
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is missing: a folder that sentence-transformers wrote has it")
+    return file
+
+
+def _read(file: Path) -> Any:
+    return json.loads(_existing(file).read_text("utf-8"))
