@@ -257,8 +257,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
         made = pool.map(lambda way: child("--build", way, folder=folder, cache=f"{way}-b"), ways[1:])
         built = {"eager": 0.0, **dict(zip(ways[1:], made, strict=True))}
     served = {way: child("--serve", way, str(time.time()), folder=folder, cache=f"{way}-s") for way in ways}
-    report(built, served)
     print(f"packages, caches and records: {folder}")
+    report(built, served)
     return served
 
 
