@@ -42,8 +42,6 @@ QUICK = {"dim": 64, "num_layers": 1, "num_heads": 4, "length": 64, "requests": 4
 FULL = {"dim": 512, "num_layers": 6, "num_heads": 8, "length": 256, "requests": 400}
 MOST = 8
 """The largest batch that is admitted."""
-CUDA_LEVELS = ("flash-attn-triton", "qkv-fusion", "rmsnorm")
-"""Techniques whose functions have a level in CUDA C++ for every step of a block."""
 
 
 # %% The model and its requests
@@ -126,7 +124,7 @@ def build(way: str, folder: Path, sizes: dict[str, Any]) -> float:
         elif way == "cuda":
             import kernel_pytorch.cuda_ops as operators
 
-            package(model.use(CUDA_LEVELS, level="cuda"), tokens, folder / "cuda.pt2")
+            package(model.use(level="cuda"), tokens, folder / "cuda.pt2")
             # The program names our operators and does not hold them: their library is shipped beside it.
             shutil.copy(Path(operators.__file__).with_name("_library.so"), folder / "operators.so")
     (folder / f"{way}.json").write_text(json.dumps(surroundings(sizes["device"]), indent=1))
@@ -250,7 +248,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     (folder / "weights.pt").unlink(missing_ok=True)
     model = model_of(sizes, folder)
     with torch.no_grad():
-        expected = {rows: model.use((), level=None)(batch(sizes, rows)).cpu().float() for rows in (1, 3, MOST)}
+        expected = {rows: model.use(())(batch(sizes, rows)).cpu().float() for rows in (1, 3, MOST)}
     torch.save(expected, folder / "expected.pt")
     ways = [way for way in WAYS if way != "cuda" or importlib.util.find_spec("kernel_pytorch.cuda_ops")]
     if "cuda" not in ways:
@@ -259,8 +257,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
         made = pool.map(lambda way: child("--build", way, folder=folder, cache=f"{way}-b"), ways[1:])
         built = {"eager": 0.0, **dict(zip(ways[1:], made, strict=True))}
     served = {way: child("--serve", way, str(time.time()), folder=folder, cache=f"{way}-s") for way in ways}
-    report(built, served)
     print(f"packages, caches and records: {folder}")
+    report(built, served)
     return served
 
 

@@ -32,7 +32,6 @@ from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.launches import count_launches, watch_device
 from kernel_pytorch.harness.quick import compare_implementations
 
-WITHOUT_MLP = ("flash-attn-triton", "qkv-fusion", "rmsnorm")
 PYTORCH = ("PyTorch", "PyTorch, compiled")
 """The baselines of the last column, whichever is faster."""
 KERNELS = re.compile(r"^ +(?:\w+ = )?(?:triton_\w+\.run|cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.M)
@@ -48,7 +47,7 @@ STEPS = {
     "PyTorch": ((), None),
     "native": (None, "native"),
     "triton": (None, "triton"),
-    "cuda": (WITHOUT_MLP, "cuda"),  # the feed-forward has no level in CUDA C++: its gate is PyTorch's
+    "cuda": (None, "cuda"),
     "default": (None, None),
 }
 

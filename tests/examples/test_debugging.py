@@ -1,17 +1,11 @@
 """examples/debugging.py: each step keeps the result and changes a count."""
 
-import importlib
-from pathlib import Path
-
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def debugging(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("debugging")
+def debugging(example):
+    return example("debugging")
 
 
 def test_texts_are_real_lines_padded_behind(debugging):

@@ -1,20 +1,15 @@
 """examples/deployment.py: four ways of serving give the same answers, and refuse what does not fit."""
 
-import importlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture
-def deployment(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("deployment")
+def deployment(example):
+    return example("deployment")
 
 
 def test_a_record_that_does_not_fit_is_refused_with_each_difference(deployment):

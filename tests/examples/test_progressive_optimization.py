@@ -1,17 +1,11 @@
 """examples/progressive_optimization.py: one block at every level, counted."""
 
-import importlib
-from pathlib import Path
-
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.examples
-def test_each_step_is_counted_and_the_sentences_follow_from_the_figures(capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    found = importlib.import_module("progressive_optimization").main(["--quick"])
+def test_each_step_is_counted_and_the_sentences_follow_from_the_figures(example, capsys):
+    found = example("progressive_optimization").main(["--quick"])
     printed = capsys.readouterr().out
     assert found["naive"].kernels > found["native"].kernels >= found["default"].kernels > 0
     assert found["naive"].moved > found["native"].moved
