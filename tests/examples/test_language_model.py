@@ -1,7 +1,11 @@
 """The language model at quick size: it learns, it resumes where it was stopped, and both sides have the same losses."""
 
 import dataclasses
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -39,6 +43,37 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tiny, tmp_path, mo
     assert nothing == []
     for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+KILLED = """
+import dataclasses, os, runpy, signal
+from pathlib import Path
+
+example = runpy.run_path({script!r})
+sizes = dataclasses.replace(example["sizes"](True), dim=32, layers=1, heads=2, length=16, batch=2, steps=7)
+train, step, calls = example["train"], example["step"], []
+
+def struck(*given):
+    calls.append(step(*given))
+    if len(calls) == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return calls[-1]
+
+train.__globals__["step"] = struck
+train(sizes, Path({folder!r}), every=2)
+"""
+
+
+def test_a_process_that_was_killed_loses_the_steps_since_its_checkpoint_alone(tiny, tmp_path):
+    module, sizes = tiny
+    threads = torch.get_num_threads()
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}  # sums of other parts have other bits
+    code = KILLED.format(script=module.__file__, folder=str(tmp_path / "killed"))
+    killed = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    _, expected = module.train(sizes, tmp_path / "whole", every=2)
+    _, found = module.train(sizes, tmp_path / "killed", every=2)
+    assert found == expected[4:]
 
 
 def test_accumulated_gradients_are_those_of_one_batch(tiny):
