@@ -31,7 +31,7 @@ def test_all_ways_answer_the_same_in_fresh_processes(deployment, tmp_path, capsy
         assert bool(found["ours"]) == needs_ours, "a package needs no Python of ours"
     for way in set(served) & {"native", "cuda"}:
         assert "dim value is too large at 0, expected to be <= 8, but got: 9" in served[way]["beyond"]
-        assert (tmp_path / f"{way}.pt2").stat().st_size > 0
+        assert 0 < served[way]["loader"] < served[way]["load"]
     printed = capsys.readouterr().out
-    assert "To the first answer of a fresh process: " in printed
-    assert printed.splitlines()[-1] == f"packages, caches and records: {tmp_path}"
+    assert f"packages, caches and records: {tmp_path}" in printed
+    assert printed.splitlines()[-1].startswith("To the first answer of a fresh process: ")

@@ -2,7 +2,8 @@
 
 import pytest
 
-pytestmark = pytest.mark.examples
+# peft asks transformers by an old name.
+pytestmark = [pytest.mark.examples, pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")]
 
 
 def test_losses_are_those_of_stock(example, capsys, tmp_path):
