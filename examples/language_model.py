@@ -166,8 +166,19 @@ def variants(s: Sizes) -> dict[str, Train]:
 
 
 def trained_by(model: LanguageModel, optimizer: torch.optim.Optimizer) -> Train:
-    """A step of this model and optimizer."""
-    return lambda batches: step(model, optimizer, batches)
+    """A step of this model and optimizer.
+
+    The learning rate rises slowly. Without that a change of the last bit grows until the losses of the very same model
+    differ, and nothing can be said about another.
+    """
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
+
+    def trained(batches: list[Tensor]) -> Tensor:
+        loss = step(model, optimizer, batches)
+        warm_up.step()
+        return loss
+
+    return trained
 
 
 def compare(s: Sizes, rounds: int) -> str:
@@ -222,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
             f"unseen text: {before:.3f} nats a byte before, {loss_of_unseen(model, s):.3f} after; checkpoints: {folder}"
         )
         print(f"it writes:\n{text_of(model, s)}")
-    print(compare(s, 12 if options.quick else 40))
+    print(compare(s, 12 if options.quick else 47))
 
 
 if __name__ == "__main__":

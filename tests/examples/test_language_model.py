@@ -85,6 +85,18 @@ def test_accumulated_gradients_are_those_of_one_batch(tiny):
     torch.testing.assert_close(models[0][0].state_dict(), models[1][0].state_dict(), rtol=1e-4, atol=1e-5)
 
 
+def test_the_losses_of_fifty_steps_are_those_of_plain_pytorch(example):
+    module = example("language_model")
+    sizes = module.sizes(True)
+    pieces, trainers = module.data(sizes)[0], module.variants(sizes)
+    order = module.ShuffledBatches(len(pieces), sizes.batch, seed=1)
+    for _ in range(50):
+        batches = [pieces[next(order)].to(sizes.device).long() for _ in range(sizes.accumulate)]
+        plain, ours = (float(trainers[name](batches)) for name in ("plain PyTorch", "ours"))
+        assert abs(plain - ours) < 1e-3
+    assert plain < 3.0
+
+
 def test_it_learns_and_every_way_has_the_same_losses(example, tmp_path, capsys):
     example("language_model").main(["--quick", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
