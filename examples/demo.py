@@ -195,8 +195,7 @@ def main(argv: list[str] | None = None) -> None:
         for title, found in tables.items():
             (options.out / f"{title}.json").write_text(found.to_json(), encoding="utf-8")
         console.print(f"written: {options.out}")
-    for sentence in insights(tables):
-        console.print(sentence)
+    print(*insights(tables), sep="\n")
 
 
 if __name__ == "__main__":

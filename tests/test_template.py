@@ -126,8 +126,9 @@ def test_imports_are_in_order_again():
 
 
 def unlinked(root: Path) -> list[Path]:
-    """The packages of a checkout, the template's among them, that have no link to what all share."""
+    """The packages of a checkout, the template's among them, that use what all share and have no link to it."""
     packages = [*sorted(root.glob("packages/*/src/kernel_pytorch/*")), root / "template" / new.LINK.parent]
+    packages = [p for p in packages if any("_core" in file.read_text() for file in p.glob("**/*.py"))]
     links = [package / "_core" for package in packages]
     return [link for link in links if not link.is_symlink() or link.resolve() != (root / "core").resolve()]
 

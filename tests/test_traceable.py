@@ -3,7 +3,8 @@
 Compiled for sizes as they are and, with `dynamic=True`, for any: forward and backward.
 
 What is tried is found by the packages' public names, so a new one without a call is an error. A package may name its
-calls itself, as `CALLS` in its `tests/traced.py`, in the form of those below.
+calls itself, as `CALLS` in its `tests/traced.py`, in the form of those below, as `NOT_TRACED` what
+has none, and why, and as `DTYPES` other dtypes than those below.
 """
 
 import importlib
@@ -27,7 +28,8 @@ X, ROW, TARGET = normal(3, 16), normal(16), torch.tensor([1, 5, 15])
 HEADS, TURNS = normal(2, 5, 4, 8), normal(5, 4)
 Q = normal(1, 2, 5, 8)
 
-# By public name: what is called with the function or the class, and tensors. A class is given what it is made with.
+# By public name: what is called with the function or the class, and tensors. A class is given what it is made with:
+# arguments, and then keywords.
 CALLS = {
     "rms_norm": (lambda f, x, w: f(x, w), (X, ROW)),
     "add_rms_norm": (lambda f, x, r, w: f(x, r, w), (X, X + 1, ROW)),
@@ -78,7 +80,8 @@ CONSTANT = {"cos", "sin", "new_q", "k_cache", "v_cache"}  # of the arguments abo
 def public(package):
     """What a package offers to call: functions and modules, not what they are given, as a cache."""
     module = importlib.import_module(f"kernel_pytorch.{package}")
-    found = {name: getattr(module, name) for name in module.__all__ if name not in OF_MODELS}
+    without = OF_MODELS | traced(package).get("NOT_TRACED", {}).keys()
+    found = {name: getattr(module, name) for name in module.__all__ if name not in without}
     return [name for name, called in found.items() if isinstance(called, types.FunctionType) or is_module(called)]
 
 
@@ -95,26 +98,27 @@ def cases():
             yield pytest.param(package, "", None, id=package, marks=pytest.mark.skip(reason=reason))
             continue
         for name in found:
-            for dtype in DTYPES:
+            for dtype in traced(package).get("DTYPES", DTYPES):
                 yield pytest.param(package, name, dtype, id=f"{package}.{name}-{str(dtype).removeprefix('torch.')}")
 
 
-def calls_of(package, root=ROOT):
-    """What a package adds to the calls above."""
+def traced(package, root=ROOT):
+    """What a package says in its `tests/traced.py`; nothing if it has none."""
     files = root.glob(f"packages/*/src/kernel_pytorch/{package}/../../../tests/traced.py")
-    return {name: call for file in files for name, call in runpy.run_path(str(file))["CALLS"].items()}
+    return next((runpy.run_path(str(file)) for file in files), {})
 
 
 def prepared(package, name, dtype):
     """A function of tensors alone, those tensors, and the module that is in it, if one is."""
-    calls = CALLS | calls_of(package)
+    calls = CALLS | traced(package).get("CALLS", {})
     assert name in calls, f"kernel_pytorch.{package}.{name} is public, and not tried: add a call to its tests/traced.py"
     call, tensors, *arguments = calls[name]
     subject = getattr(importlib.import_module(f"kernel_pytorch.{package}"), name)
     assert isinstance(subject, types.FunctionType) != bool(arguments), f"{name}: only classes have arguments here"
     if arguments:
         torch.manual_seed(0)
-        subject = subject(*arguments[0]).to(dtype)
+        positional, keywords = (*arguments, {})[:2]
+        subject = subject(*positional, **keywords).to(dtype)
     tensors = [t.to(dtype) if t.is_floating_point() else t for t in tensors]
     return call, subject, tensors
 
@@ -181,8 +185,8 @@ def test_a_package_names_its_own_calls(tmp_path):
     (tmp_path / "packages/new/src/kernel_pytorch/new_one").mkdir(parents=True)
     (tmp_path / "packages/new/tests").mkdir()
     (tmp_path / "packages/new/tests/traced.py").write_text("CALLS = {'f': (lambda f, x: f(x), (1,))}")
-    assert list(calls_of("new_one", tmp_path)) == ["f"]
-    assert calls_of("other", tmp_path) == {}
+    assert list(traced("new_one", tmp_path)["CALLS"]) == ["f"]
+    assert traced("other", tmp_path) == {}
 
 
 def test_every_package_is_found():

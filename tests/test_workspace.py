@@ -3,6 +3,8 @@
 import ast
 import importlib
 import importlib.metadata
+import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -183,3 +185,12 @@ def test_the_record_of_compiled_kernels_is_of_the_present_sources(package):
     assert record.sources == digest, f"kernels have changed since; {how}"
     assert record.broken == record.not_compiled == ()
     assert {compiled.arch for compiled in record.compiled} == set(ARCHITECTURES)
+
+
+def test_the_table_of_examples_comes_from_their_record():
+    spec = importlib.util.spec_from_file_location("record_examples", ROOT / "tools" / "record_examples.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    record = json.loads(module.figures().read_text())
+    assert record.keys() == {script.stem for script in (ROOT / "examples").glob("*.py")}
+    assert read_block(ROOT / "README.md", "examples") == module.table(record), "tools/record_examples.py writes it"

@@ -33,5 +33,5 @@ def test_all_ways_answer_the_same_in_fresh_processes(deployment, tmp_path, capsy
         assert "dim value is too large at 0, expected to be <= 8, but got: 9" in served[way]["beyond"]
         assert 0 < served[way]["loader"] < served[way]["load"]
     printed = capsys.readouterr().out
-    assert "To the first answer of a process: " in printed
+    assert "To the first answer of a fresh process: " in printed
     assert printed.splitlines()[-1] == f"packages, caches and records: {tmp_path}"

@@ -12,7 +12,7 @@ from kernel_pytorch.models import LanguageModel
 
 def language_model(**options):
     torch.manual_seed(0)
-    return LanguageModel(50, 32, **{"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "max_position": 64} | options)
+    return LanguageModel(150, 32, **{"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "max_position": 64} | options)
 
 
 def tokens(*shape):
@@ -84,14 +84,14 @@ def test_tied_weights_stay_one_parameter():
     loaded = language_model().double()
     loaded.load_state_dict(model.state_dict(), assign=True)
     assert loaded.head_weight is loaded.embedding.weight
-    count = sum(1 for p in torch.optim.SGD(loaded.parameters()).param_groups[0]["params"] if p.shape == (50, 32))
+    count = sum(1 for p in torch.optim.SGD(loaded.parameters()).param_groups[0]["params"] if p.shape == (150, 32))
     assert count == 1
     untied = language_model(tie_embeddings=False)
     assert untied.head_weight is untied.head.weight is not untied.embedding.weight
 
 
 def test_state_dict_round_trip():
-    model, other = language_model(), LanguageModel(50, 32, num_layers=2, num_heads=4, num_kv_heads=2, techniques=())
+    model, other = language_model(), LanguageModel(150, 32, num_layers=2, num_heads=4, num_kv_heads=2, techniques=())
     stream = io.BytesIO()
     torch.save(model.state_dict(), stream)
     stream.seek(0)

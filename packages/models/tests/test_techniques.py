@@ -112,6 +112,29 @@ def test_compiles_as_one_graph(kind, techniques):
     torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=2e-5)
 
 
+def test_what_is_compiled_for_a_cpu_consists_of_operators_that_can_be_fused():
+    pytest.importorskip("kernel_pytorch.cuda_ops")  # whose kernels for a CPU are defaults in eager mode
+    graphs = []
+    module, x = block().requires_grad_(False), torch.randn(2, 5, 32)
+    for level in (None, "cuda"):
+        module.use(["rmsnorm", "qkv-fusion", "fused-ln-act"], level)
+        torch.compile(module, fullgraph=True, backend=lambda graph, _: graphs.append(str(graph.graph)) or graph)(x)
+        torch._dynamo.reset()
+    assert ["kernel_pytorch" in graph for graph in graphs] == [False, True]
+
+
+def test_only_logits_of_many_words_are_worth_a_loss_without_them(monkeypatch):
+    chosen = Techniques.of(["linear-cross-entropy"], None)
+    x, targets = torch.randn(5, 8), torch.tensor([1, 0, 3, -100, 2])
+    expected = torch.nn.functional.cross_entropy(x @ x[:4].T, targets)
+    torch.testing.assert_close(chosen.linear_cross_entropy(x, x[:4], targets), expected)
+    monkeypatch.setattr("kernel_pytorch.linear_cross_entropy.linear_cross_entropy", lambda *_, level: level)
+    for words, found in ((33, None), (32, torch.Tensor)):
+        loss = chosen.linear_cross_entropy(x, torch.randn(words, 8), targets)
+        assert loss is None if found is None else isinstance(loss, found)
+    assert Techniques.of(None, "native").linear_cross_entropy(x, x[:4], targets) == "native"
+
+
 @pytest.mark.parametrize("techniques", [(), None])
 def test_exports(techniques):
     module, x = block(techniques=techniques).eval(), torch.randn(2, 5, 32)

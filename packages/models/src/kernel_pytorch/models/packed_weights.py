@@ -26,9 +26,6 @@ class PackedWeights:
     def __init__(self) -> None:
         self._kept: dict[nn.Linear, tuple[Any, Tensor]] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
-        return PackedWeights()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedWeights, ()
 

@@ -20,6 +20,9 @@ ALL = ("flash-attn-triton", "fused-ln-act", "linear-cross-entropy", "qkv-fusion"
 """The techniques that models can use, by the names of their packages."""
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
+SMALL_VOCABULARY = 4
+"""As many words for each channel have logits no larger than the hidden layer of a feed-forward."""
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -75,16 +78,24 @@ class Techniques:
             raise ValueError(f"level: given {level!r}; allowed are None, {', '.join(LEVELS)}")
         return cls(names, level)
 
+    def level_for(self, x: Tensor) -> str | None:
+        """The level for a function of x: "native" in what TorchInductor compiles for a CPU, unless one was asked for.
+
+        It fuses PyTorch's operators into one loop, and an operator of ours is a barrier to that.
+        """
+        traced = self.level is None and x.device.type == "cpu" and torch.compiler.is_compiling()
+        return "native" if traced else self.level
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm over the last dimension."""
         if "rmsnorm" in self.names:
-            return rmsnorm.rms_norm(x, weight, eps=eps, level=self.level)
+            return rmsnorm.rms_norm(x, weight, eps=eps, level=self.level_for(x))
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """`(rms_norm(x + residual), x + residual)`."""
         if "rmsnorm" in self.names:
-            return rmsnorm.add_rms_norm(x, residual, weight, eps=eps, level=self.level)
+            return rmsnorm.add_rms_norm(x, residual, weight, eps=eps, level=self.level_for(x))
         residual = residual + x
         return self.rms_norm(residual, weight, eps), residual
 
@@ -119,10 +130,12 @@ class Techniques:
 
     def gated_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
         """`(activation(gate(x)) * up(x)) @ down.T`; gate_up `(2I, N)` holds the rows of the gate first."""
-        if "fused-ln-act" in self.names and self.level == "cuda" and activation in GATES:
-            return F.linear(GATES[activation](F.linear(x, gate_up), level=self.level), down)
         if "fused-ln-act" in self.names:
-            return fused_ln_act.gated_mlp(x, gate_up, down, activation, level=self.level)
+            level = self.level_for(x)
+            if activation in GATES and (level == "cuda" or (level is None and x.device.type == "cpu")):
+                # The products are PyTorch's there, and what stands between them has a kernel.
+                return F.linear(GATES[activation](F.linear(x, gate_up), level=level), down)
+            return fused_ln_act.gated_mlp(x, gate_up, down, activation, level=level)
         gate, up = F.linear(x, gate_up).chunk(2, -1)
         return F.linear(ACTIVATIONS[activation](gate) * up, down)
 
@@ -144,7 +157,7 @@ class Techniques:
     def rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary embedding of halves (Llama); cos and sin `(S, D/2)`, or with the leading dimensions of q."""
         if "qkv-fusion" in self.names:
-            return qkv_fusion.rotary_embedding(q, k, cos, sin, level=self.level)
+            return qkv_fusion.rotary_embedding(q, k, cos, sin, level=self.level_for(q))
         cos, sin = cos.to(q.dtype).unsqueeze(-2), sin.to(q.dtype).unsqueeze(-2)
         return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
@@ -215,8 +228,12 @@ class Techniques:
         return y.transpose(1, 2)
 
     def linear_cross_entropy(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        """Mean cross entropy of the logits `hidden @ weight.T`; targets of -100 do not count."""
-        if "linear-cross-entropy" in self.names:
+        """Mean cross entropy of the logits `hidden @ weight.T`; targets of -100 do not count.
+
+        With few words the logits are as small as what every block keeps. They are held then, as the faster way.
+        """
+        words, columns = weight.shape
+        if "linear-cross-entropy" in self.names and (words > SMALL_VOCABULARY * columns or self.level is not None):
             return linear_cross_entropy.linear_cross_entropy(hidden, weight, target, level=self.level)
         logits = F.linear(hidden, weight)
         # In float32 also under autocast, as the fused loss.
