@@ -7,6 +7,7 @@ triton-and-cuda   the same function at both levels: time, registers, lines
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,4 +126,18 @@ def _sizes() -> str:
     return table_of(["forward kernel", "registers a thread, sm_90", "lines of code"], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"ceilings": ceilings, "tuned": tuned, "triton-and-cuda": triton_and_cuda}
+def served() -> str:
+    """The sentence that the example computed, on each machine where it was run."""
+    lines = []
+    for file in sorted(ROOT.glob("results/*/examples/figures.json")):
+        if found := json.loads(file.read_text("utf-8")).get("deployment"):
+            lines.append(f"> {found['line']}\n>\n> {found['device']}, torch {found['torch']}, {found['date']}.")
+    return "\n\n".join(lines) or "Not measured yet."
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "ceilings": ceilings,
+    "tuned": tuned,
+    "triton-and-cuda": triton_and_cuda,
+    "served": served,
+}

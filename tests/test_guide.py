@@ -69,11 +69,17 @@ def test_the_kernels_of_both_levels_are_compared(tables):
     assert len(tables.tuned().splitlines()) >= 4
 
 
+def test_the_deployment_page_has_the_figures_of_its_example(tables):
+    page = tables.fill((GUIDE / "deployment.md").read_text(encoding="utf-8"))
+    assert re.search(r"> To the first answer of a fresh process: .* eager\.\n>\n> .*, torch 2\S+, 20\d\d-", page)
+
+
 def test_what_was_not_measured_is_not_there(tables, monkeypatch, tmp_path):
     for name in ("ROOT", "DEVICE"):
         monkeypatch.setattr(tables, name, tmp_path)
     assert len(tables.ceilings().splitlines()) == len(tables.tuned().splitlines()) == 2
     assert tables.triton_and_cuda().startswith("Not measured yet: there is no ")
+    assert tables.served() == "Not measured yet."
 
 
 # The pages of examples.
