@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_pytorch.harness.commands.report import results_files
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.models.page import headline as headline_of_models
 from kernel_pytorch.harness.models.record import load as load_models
@@ -134,6 +135,10 @@ def test_the_table_of_models_comes_from_the_results():
     written = read_block(ROOT / "README.md", "models")
     how = "`kernel-pytorch models --json results/nvidia-h100-80gb-hbm3/models.json --readme README.md` writes it"
     assert written == headline_of_models(record), how
+
+
+def test_report_reads_every_file_that_it_takes_for_results():
+    assert all(load(file) for file in results_files(ROOT / "results"))
 
 
 def test_ci_runs_what_the_readme_says():

@@ -34,7 +34,15 @@ from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Technique
 
-OTHER_FILES = ("pytest-benchmark.json", MODELS_FILE, ".partial.json", VERIFICATION_SUFFIX, KERNELS_SUFFIX)
+EXAMPLES_FILE = "figures.json"  # of tools/record_examples.py
+OTHER_FILES = (
+    "pytest-benchmark.json",
+    MODELS_FILE,
+    ".partial.json",
+    VERIFICATION_SUFFIX,
+    KERNELS_SUFFIX,
+    EXAMPLES_FILE,
+)
 BLOCK = "results"
 
 
@@ -77,8 +85,7 @@ def report_command(
         wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
         messages.print(f"kernel-pytorch: {escape(str(path))}: no such file or folder; {wanted}", **PLAIN)
         raise typer.Exit(2)
-    files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
-    files = [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name != SUPPORT_FOLDER]
+    files = results_files(path)
     if not files:
         messages.print(f"kernel-pytorch: no results in {path}; `kernel-pytorch bench` makes them", **PLAIN)
         raise typer.Exit(2)
@@ -100,6 +107,12 @@ def report_command(
     for file, results in found.items():
         show(results)
         draw(results, file)
+
+
+def results_files(path: Path) -> list[Path]:
+    """A file itself; the results files in a folder and those below it, without the records of other commands."""
+    files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+    return [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name != SUPPORT_FOLDER]
 
 
 def name_stale(found: dict[Path, Results]) -> bool:
