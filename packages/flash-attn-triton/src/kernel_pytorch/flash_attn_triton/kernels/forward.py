@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core.launch import cdiv
 from kernel_pytorch.flash_attn_triton._core.launcher import bind
-from kernel_pytorch.flash_attn_triton._core.plans import planned
+from kernel_pytorch.flash_attn_triton._core.plans import Planned
 
 from . import gluon_launch
 from .configurations import FORWARD
@@ -216,4 +216,4 @@ def _plan(
     return run
 
 
-flash_attention = planned(_plan, gluon_launch.is_asked_for)
+flash_attention = Planned(_plan, gluon_launch.is_asked_for)
