@@ -27,6 +27,7 @@ def on_gpu(*shape):
 
 
 def rows(count=1, *parameters):
+    """Activations, and parameters of these shapes."""
     return [on_gpu(8, 1024) for _ in range(count)] + [on_gpu(*shape) for shape in parameters]
 
 
@@ -64,6 +65,8 @@ def functions_until_launch(name):
     core["call_kinds"].PLAIN = (*core["call_kinds"].PLAIN, OnGpu)
     core["levels"].Ladder.unavailable = lambda *arguments: None
     use(core["launcher"])
+    if path == "linear_cross_entropy":  # on a CPU, which all memory here is, targets are looked at
+        importlib.import_module("kernel_pytorch.linear_cross_entropy.functional").is_checked = lambda target: False
     public = getattr(package, attribute)
     arguments = []
     CALLS[name](lambda *given, **keywords: arguments.append((given, keywords)))

@@ -105,6 +105,7 @@ def test_a_gradient_is_wanted_or_not():
     noted = kept(x)
     with torch.no_grad():
         assert not noted.knows(x)
+        noted(x)
         assert noted.knows(x)
     assert noted.knows(x)
 
