@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kernel_pytorch.harness.report import (
     COST_COLUMNS,
-    ENDURANCE,
     NO_FIGURE,
     NOT_MEASURED,
     PYTORCH_LEVELS,
@@ -15,7 +14,6 @@ from kernel_pytorch.harness.report import (
     best_pytorch,
     conditions,
     cost_rows,
-    endurance_rows,
     fastest,
     groups,
     missing_costs,
@@ -137,8 +135,6 @@ def markdown(results: Results) -> str:
         labels = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
         lines += [f"**Whole cost of a call**: {labels}", "", *_table(COST_COLUMNS, cost_rows(results)), ""]
         lines += [f"{reason}.  " for reason in missing_costs(results)]
-    if endurance := endurance_rows(results):
-        lines += [f"**{ENDURANCE}**", "", *_table(endurance[0], endurance[1:]), ""]
     lines += [f"{_sentence(line)}  " for line in (*conditions(results), *provenance(results), *reasons(results))]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -159,32 +159,6 @@ def conditions(results: Results) -> list[str]:
     return [f"While it was measured: {'; '.join(parts)}"] if parts else []
 
 
-ENDURANCE = "TFLOP/s of long matrix kernels: after a rest, sustained"
-
-
-def endurance_rows(results: Results) -> list[list[str]]:
-    """What long work does to matrix kernels: a header, then cases below each other and levels beside each other."""
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for m in results.measurements:
-        if m.burst and m.sustained:
-            burst, sustained = (f"{m.flops / s / 1e12:.1f}" for s in (m.burst, m.sustained))
-            found.setdefault((m.operation, m.direction, m.case.label), {})[m.implementation] = f"{burst}, {sustained}"
-    every = dict.fromkeys(m.implementation for m in results.measurements)
-    names = [name for name in every if any(name in figures for figures in found.values())]
-    rows = [[*about, *(figures.get(name, NO_FIGURE) for name in names)] for about, figures in found.items()]
-    return [["operation", "direction", "case", *names], *rows] if rows else []
-
-
-def endurance_table(results: Results) -> Group:
-    """`endurance_rows` for the terminal: the levels of a case below it, in one line."""
-    header, *rows = endurance_rows(results)
-    found: list[RenderableType] = [Text(f"\n{ENDURANCE}", style="bold italic")]
-    for operation, direction, case, *figures in rows:
-        told = [f"{name} {figure}" for name, figure in zip(header[3:], figures, strict=True) if figure != NO_FIGURE]
-        found += [Text(f"{operation}, {direction}: {case}", style="bold"), Text(f"  {'; '.join(told)}")]
-    return Group(*found)
-
-
 def wrong_on_real_input(results: Results) -> bool:
     """Whether a level of ours is over its budget on real activations; what PyTorch's levels and peers do is told."""
     return any(

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.environment import Environment
@@ -25,8 +25,17 @@ class ResultsError(ValueError):
     """A results file that cannot be read; the message says which and why."""
 
 
+FORMER = {"burst", "sustained"}
+"""Fields of older files that are no longer measured; reading a file drops them."""
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_fields(cls, data: Any) -> Any:
+        return {k: v for k, v in data.items() if k not in FORMER} if isinstance(data, dict) else data
 
 
 class IntervalRecord(_Record):
@@ -154,8 +163,6 @@ class Measurement(_Record):
         error_over_budget: the worst element's error divided by what it is allowed.
         marked: indices of the samples that were taken while the clock moved.
         conditions: of the machine meanwhile, the same for all implementations of a case.
-        burst: seconds per call right after a rest; of long matrix kernels on a GPU, else None.
-        sustained: seconds per call at the end of seconds of continuous work; None as for `burst`.
     """
 
     operation: str
@@ -181,8 +188,6 @@ class Measurement(_Record):
     error_over_budget: float | None = None
     marked: tuple[int, ...] = ()
     conditions: Conditions | None = None
-    burst: float | None = None
-    sustained: float | None = None
     run: int = 0
 
 

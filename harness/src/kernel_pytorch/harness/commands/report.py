@@ -21,8 +21,6 @@ from kernel_pytorch.harness.report import (
     accuracy_table,
     conditions,
     cost_table,
-    endurance_rows,
-    endurance_table,
     missing_costs,
     provenance,
     reasons,
@@ -213,8 +211,6 @@ def show_rest(results: Results) -> None:
         output.print(f"accuracy on real activations: {escape(results.real_input)}", **PLAIN)
     if results.costs:
         output.print(cost_table(results))
-    if endurance_rows(results):
-        output.print(endurance_table(results))
     for line in [*conditions(results), *provenance(results), *missing_costs(results), *reasons(results)]:
         output.print(escape(line), **PLAIN)
 
