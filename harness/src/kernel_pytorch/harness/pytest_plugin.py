@@ -23,7 +23,7 @@ from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import Job, jobs
 from kernel_pytorch.harness.machine import measure_machine
-from kernel_pytorch.harness.real_input import RealInputUnavailable, real_model
+from kernel_pytorch.harness.pretrained import RealInputUnavailable, real_model
 from kernel_pytorch.harness.results import Measurement, load
 from kernel_pytorch.harness.support import (
     CAPABILITIES,

@@ -25,7 +25,7 @@ class ResultsError(ValueError):
     """A results file that cannot be read; the message says which and why."""
 
 
-FORMER = {"burst", "sustained"}
+FORMER = {"accuracy", "burst", "real_input", "sustained"}
 """Fields of older files that are no longer measured; reading a file drops them."""
 
 
@@ -191,29 +191,6 @@ class Measurement(_Record):
     run: int = 0
 
 
-class Accuracy(_Record):
-    """One implementation on real activations, forward and gradients, against float64.
-
-    Attributes:
-        quantity: "output", "gradient of weight", ...
-        relative_error: ||candidate - truth|| / ||truth||.
-        reference_error: the same for the reference in this dtype: careful PyTorch.
-        error_over_budget: the worst element's error divided by what it is allowed.
-        reason: why there is no figure, if there is none.
-        run: which of the file's runs found it out.
-    """
-
-    operation: str
-    implementation: str
-    dtype: str
-    quantity: str = ""
-    relative_error: float | None = None
-    reference_error: float | None = None
-    error_over_budget: float | None = None
-    reason: str = ""
-    run: int = 0
-
-
 class WholeCost(_Record):
     """What one implementation costs beside device time, on one case. None: not measured here; `missing` says why.
 
@@ -257,7 +234,6 @@ class Results(_Record):
         kernels: SHA-256 of those that run on the device, by the same; empty in files that are older than it.
         carried: by the same, why device times stand for kernels whose sources have changed.
         runs: that found this out; empty in files that are older than it.
-        real_input: what the accuracy was measured on, or why it was not.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -271,9 +247,7 @@ class Results(_Record):
     carried: dict[str, Carried] = {}
     runs: tuple[Run, ...] = ()
     measurements: tuple[Measurement, ...]
-    accuracy: tuple[Accuracy, ...] = ()
     costs: tuple[WholeCost, ...] = ()
-    real_input: str = ""
 
     def save(self, path: Path) -> None:
         """Write the file in one step: a crash half-way leaves the previous file whole."""
