@@ -30,7 +30,6 @@ from environments import (  # noqa: E402
     OLDEST,
     PROJECTS,
     TORCH,
-    benchmark_folders,
     has_gpu,
     install_once,
     interpreter_with_torch,
@@ -104,7 +103,7 @@ def bench(session: nox.Session) -> None:
     if "--peers" in arguments:
         arguments.remove("--peers")
         arguments += install_peers(session)
-    measure_and_replay(session, ["kernel-pytorch"], "python", arguments)
+    session.run("kernel-pytorch", "bench", *arguments)
 
 
 @nox.session(default=False)
@@ -286,8 +285,8 @@ def gpu(session: nox.Session) -> None:
     path = [str(write_metadata(session)), *(str(project / "src") for project in PROJECTS)]
     options = {"env": {"PYTHONPATH": os.pathsep.join(path)}, "external": True}
     session.run(python, "-m", "pytest", **options)
-    command = [python, "-c", "from kernel_pytorch.harness.cli import main; main()"]
-    measure_and_replay(session, command, python, session.posargs, **options)
+    main = "from kernel_pytorch.harness.cli import main; main()"
+    session.run(python, "-c", main, "bench", *session.posargs, **options)
 
 
 def watched(session: nox.Session) -> dict[str, str]:
@@ -315,21 +314,6 @@ def install_peers(session: nox.Session) -> list[str]:
         held = run_silently(session, "python", "-c", freeze).splitlines()[-1].split()
         session.install("--quiet", *requirements, *held)
     return [argument for file in files for argument in ("--peers", file)]
-
-
-def measure_and_replay(
-    session: nox.Session, command: list[str], python: str, arguments: list[str], **options: object
-) -> None:
-    """Run `kernel-pytorch bench`; pytest-benchmark then records the samples of a full run, without measuring again."""
-    session.run(*command, "bench", *arguments, **options)
-    whole = ("--full", "--device", "--peers")
-    if "--full" not in arguments or any(a.startswith("-") and not a.startswith(whole) for a in arguments):
-        return
-    device = [a for before, a in zip(["", *arguments], arguments, strict=False) if "--device" in (before, a[:8])]
-    slug = run_silently(session, *command, "machine", "--slug", *device, **options)
-    results = Path("results", slug.splitlines()[-1].strip())
-    record = [f"--kernel-pytorch-replay={results}", f"--benchmark-json={results / 'pytest-benchmark.json'}"]
-    session.run(python, "-m", "pytest", *benchmark_folders(arguments), *record, **options)
 
 
 def write_metadata(session: nox.Session) -> Path:
