@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernel_pytorch.harness.real_input import RealInputUnavailable, _model_folder, real_text
+from kernel_pytorch.harness.pretrained import RealInputUnavailable, _model_folder, real_text
 from kernel_pytorch.models import SentenceEncoder, sentence_encoder
 from kernel_pytorch.models.bert import BertConfig, BertEncoder, Packed
 from kernel_pytorch.models.sentence_encoder import batches

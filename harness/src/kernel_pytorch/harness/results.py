@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.environment import Environment
@@ -25,8 +25,17 @@ class ResultsError(ValueError):
     """A results file that cannot be read; the message says which and why."""
 
 
+FORMER = {"accuracy", "burst", "real_input", "sustained"}
+"""Fields of older files that are no longer measured; reading a file drops them."""
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_fields(cls, data: Any) -> Any:
+        return {k: v for k, v in data.items() if k not in FORMER} if isinstance(data, dict) else data
 
 
 class IntervalRecord(_Record):
@@ -154,8 +163,6 @@ class Measurement(_Record):
         error_over_budget: the worst element's error divided by what it is allowed.
         marked: indices of the samples that were taken while the clock moved.
         conditions: of the machine meanwhile, the same for all implementations of a case.
-        burst: seconds per call right after a rest; of long matrix kernels on a GPU, else None.
-        sustained: seconds per call at the end of seconds of continuous work; None as for `burst`.
     """
 
     operation: str
@@ -181,31 +188,6 @@ class Measurement(_Record):
     error_over_budget: float | None = None
     marked: tuple[int, ...] = ()
     conditions: Conditions | None = None
-    burst: float | None = None
-    sustained: float | None = None
-    run: int = 0
-
-
-class Accuracy(_Record):
-    """One implementation on real activations, forward and gradients, against float64.
-
-    Attributes:
-        quantity: "output", "gradient of weight", ...
-        relative_error: ||candidate - truth|| / ||truth||.
-        reference_error: the same for the reference in this dtype: careful PyTorch.
-        error_over_budget: the worst element's error divided by what it is allowed.
-        reason: why there is no figure, if there is none.
-        run: which of the file's runs found it out.
-    """
-
-    operation: str
-    implementation: str
-    dtype: str
-    quantity: str = ""
-    relative_error: float | None = None
-    reference_error: float | None = None
-    error_over_budget: float | None = None
-    reason: str = ""
     run: int = 0
 
 
@@ -252,7 +234,6 @@ class Results(_Record):
         kernels: SHA-256 of those that run on the device, by the same; empty in files that are older than it.
         carried: by the same, why device times stand for kernels whose sources have changed.
         runs: that found this out; empty in files that are older than it.
-        real_input: what the accuracy was measured on, or why it was not.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -266,9 +247,7 @@ class Results(_Record):
     carried: dict[str, Carried] = {}
     runs: tuple[Run, ...] = ()
     measurements: tuple[Measurement, ...]
-    accuracy: tuple[Accuracy, ...] = ()
     costs: tuple[WholeCost, ...] = ()
-    real_input: str = ""
 
     def save(self, path: Path) -> None:
         """Write the file in one step: a crash half-way leaves the previous file whole."""
