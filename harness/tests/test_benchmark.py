@@ -188,7 +188,14 @@ def test_ceilings_are_measured_again_before_anything_is_rejected_by_them(toy, ma
     assert (found.machine.ceilings, asked) == (machine.ceilings, [1])
     slow = benchmark(toy.technique, busy, CPU, plan, again=lambda: asked.append(1) or busy.ceilings)
     assert {m.status for m in slow.measurements} == {"rejected"}
-    assert len(asked) == 2, "once a run"
+    assert len(asked) == 1 + 2, "once for each of the two jobs"
+
+
+def test_a_machine_that_is_still_busy_at_the_first_rejection_is_measured_again_at_the_next(toy, machine, make_machine):
+    busy, plan = make_machine(1.0), Plan(("native",), quick=True, directions=(Direction.FORWARD,))
+    answers = iter([busy.ceilings, machine.ceilings])
+    found = benchmark(toy.technique, busy, CPU, plan, again=lambda: next(answers))
+    assert [m.status for m in found.measurements] == ["rejected"] * 2 + ["measured"] * 2
 
 
 def test_what_has_changed_since_is_measured_again(toy, machine):
