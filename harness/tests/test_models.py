@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import time
 
 import pytest
@@ -295,6 +296,19 @@ def test_the_host_time_of_functions_with_another_default(monkeypatch):
     assert "whole calls" in found.output
     monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "native")
     assert not list(host.host_costs([technique], torch.device("cpu")))
+
+
+@pytest.mark.slow
+def test_what_changes_classes_runs_in_a_process_of_its_own(monkeypatch):
+    stages = []
+    monkeypatch.setattr(models, "LIGER", Variant("again", "again"))
+    row = models._liger(find_model("vit"), find_work("prefill"), CPU, tiny=True, rounds=8, steps=stages.append)
+    assert (row.variant, row.reason, row.cost.difference) == ("again", None, 0.0)
+    assert stages[-1] == "vit, prefill: memory and kernels of again"
+    monkeypatch.setattr(models, "measure_in_child", os.kill)  # whose arguments these are not
+    row = models._liger(find_model("vit"), find_work("prefill"), CPU, tiny=True, rounds=8, steps=stages.append)
+    assert row.failed
+    assert row.reason.startswith("raised TypeError: ")
 
 
 def test_small_models_are_those_that_were_published_but_smaller():

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.isolation import Announce, Worker, set_environment
 from kernel_pytorch.harness.oracle import random_like, run
 from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.technique import Case, Operation
@@ -55,9 +55,10 @@ class HostTime:
 def compile_cost(technique: str, operation: str, implementation: str, case: Case, device: torch.device) -> CompileCost:
     """Measure the first call twice, each time in a process of its own: with empty caches, and with those it left."""
     seconds: list[float] = []
-    with scratch_folder() as folder, _environment(dict.fromkeys(CACHES, folder)):
+    with scratch_folder() as folder:
+        prepare = functools.partial(set_environment, dict.fromkeys(CACHES, folder))
         for _ in ("cold", "warm"):
-            with Worker(TIMEOUT) as worker:
+            with Worker(TIMEOUT, prepare) as worker:
                 outcome = worker.call(_first_call, technique, operation, implementation, case, str(device))
             if outcome.failure:
                 return CompileCost(None, None, outcome.failure)
@@ -135,18 +136,3 @@ def _first_call(
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
     return max(0.0, seconds[0] - seconds[1])
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables that child processes inherit, and put them back."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

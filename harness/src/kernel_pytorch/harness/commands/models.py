@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib
 import importlib.metadata
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -27,11 +25,12 @@ from kernel_pytorch.harness.commands.common import (
 )
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.models.host import host_costs, host_table
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline
 from kernel_pytorch.harness.models.record import FILE, LossRun, Origin, Record, RecordError, Row, Run, load, run_name
-from kernel_pytorch.harness.models.run import measure
+from kernel_pytorch.harness.models.run import measure, measure_in_child
 from kernel_pytorch.harness.models.tables import tables
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
 from kernel_pytorch.harness.models.works import WORKS, Work, find_work
@@ -49,6 +48,8 @@ from kernel_pytorch.harness.sources import digest
 from kernel_pytorch.harness.technique import Technique
 
 ROUNDS = 15
+LIGER_TIMEOUT = 3600.0
+"""Seconds for the process that measures Liger-Kernel."""
 BLOCK = "models"
 TOLERANCE = 0.05
 """Of the first loss or of logits in 16 bits, after all layers."""
@@ -304,9 +305,11 @@ def _liger(spec: Model, work: Work, device: torch.device, *, tiny: bool, rounds:
     if reason is not None:
         return Row(model=spec.name, work=work.name, variant=LIGER.name, reason=reason)
     steps(f"{spec.name}, {work.name}: {LIGER.name}")
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        task = pool.submit(measure, spec, work, (STOCK, LIGER), (), device, tiny=tiny, rounds=rounds)
-        return next(row for row in task.result() if row.variant == LIGER.name)
+    with Worker(LIGER_TIMEOUT) as worker:
+        outcome = worker.call(measure_in_child, spec, work, (STOCK, LIGER), device, tiny, rounds, on_stage=steps)
+    if outcome.failure:
+        return Row(model=spec.name, work=work.name, variant=LIGER.name, reason=outcome.failure, failed=True)
+    return next(row for row in outcome.value if row.variant == LIGER.name)
 
 
 def _report_failures(rows: list[Row]) -> bool:

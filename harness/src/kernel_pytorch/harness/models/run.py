@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernel_pytorch.harness.clock.statistics import compare_paired, median_interval
+from kernel_pytorch.harness.isolation import Announce
 from kernel_pytorch.harness.models.profiles import profile
 from kernel_pytorch.harness.models.record import Cost, Ratio, Row
 from kernel_pytorch.harness.models.variants import Variant, captured
@@ -104,6 +105,14 @@ def measure(
     del ready
     _free(device)
     return tuple(rows[variant.name] for variant in variants)
+
+
+def measure_in_child(
+    spec: Model, work: Work, variants: Sequence[Variant], device: torch.device, tiny: bool, rounds: int,
+    announce: Announce,
+) -> tuple[Row, ...]:  # fmt: skip
+    """`measure` without techniques, for `isolation.Worker`."""
+    return measure(spec, work, variants, (), device, tiny=tiny, rounds=rounds, on_step=announce)
 
 
 def _ready(
