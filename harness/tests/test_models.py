@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from kernel_pytorch.harness.cli import app
+from kernel_pytorch.harness.clock import wall
 from kernel_pytorch.harness.commands import models
 from kernel_pytorch.harness.discovery import Discovery, discover
 from kernel_pytorch.harness.models import host, losses, page, run
@@ -277,8 +278,8 @@ def test_the_host_time_of_functions_with_another_default(monkeypatch):
     """Of every one of them, each way slower than the one before where the device does not hide it."""
     technique = discover().techniques["rmsnorm"]
     monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "torchscript")
-    monkeypatch.setattr(host, "ROUNDS", 1)
-    monkeypatch.setattr(host, "CALLS", 2)
+    monkeypatch.setattr(wall, "ROUNDS", 1)
+    monkeypatch.setattr(wall, "LAUNCHES", 2)
     slow = torch.nn.functional.rms_norm
 
     def sleeping(*arguments, **keywords):

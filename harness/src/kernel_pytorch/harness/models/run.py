@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 import torch
 
 from kernel_pytorch.harness.clock.statistics import compare_paired, median_interval
+from kernel_pytorch.harness.clock.wall import step_seconds, wait_for
 from kernel_pytorch.harness.isolation import Announce
+from kernel_pytorch.harness.memory import peak
 from kernel_pytorch.harness.models.profiles import profile
 from kernel_pytorch.harness.models.record import Cost, Ratio, Row
 from kernel_pytorch.harness.models.variants import Variant, captured
@@ -19,8 +21,6 @@ from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepar
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.technique import Technique
 
-LEAST_SECONDS = 0.02
-"""Of a sample: shorter steps are done several times."""
 RECOMPILES = 64
 """All variants of a model run the same code, and each is a compilation of its own."""
 
@@ -47,8 +47,8 @@ class Prepared:
     result: torch.Tensor
     gradients: torch.Tensor | None = None
     losses: list[float] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    host: list[float] = field(default_factory=list)
+    times: Sequence[float] = ()
+    host: Sequence[float] = ()
 
 
 def measure(
@@ -98,7 +98,10 @@ def measure(
         rows |= {n: Row(model=spec.name, work=work.name, variant=n, reason=reason, failed=True) for n in names}
         ready.clear()
     on_step(f"{spec.name}, {work.name}: {rounds} rounds")
-    _in_turns(ready, device, rounds)
+    steps = {str(index): each.step for index, each in enumerate(ready)}
+    timed = step_seconds(steps, device, rounds) if steps else {}
+    for each, (times, host) in zip(ready, timed.values(), strict=True):
+        each.times, each.host = times, host
     for each in ready:
         on_step(f"{spec.name}, {work.name}: memory and kernels of {each.variant.name}")
         rows[each.variant.name] = _row(spec, work, each, ready[0], device)
@@ -126,7 +129,7 @@ def _ready(
     gradients = gradients_of(work, spec, model, call, device, tiny=tiny) if work.training else None
     step = step_of(work, spec, model, call, device, tiny=tiny)
     result = step().float().cpu()
-    _wait(device)
+    wait_for(device)
     seconds = time.perf_counter() - began
     if variant.graph:
         step = captured(step)
@@ -138,42 +141,17 @@ def _ready(
     return ready
 
 
-def _in_turns(ready: Sequence[Prepared], device: torch.device, rounds: int) -> None:
-    """One sample of each variant a round, in an order that changes, so that none always follows the same."""
-    often = {}
-    for each in ready:
-        took = _sample(each.step, 1, device)[0]
-        often[each.variant.name] = max(1, min(20, round(LEAST_SECONDS / took)))
-    for index in range(rounds if ready else 0):
-        shift = index % len(ready)
-        for each in (*ready[shift:], *ready[:shift]):
-            wall, host = _sample(each.step, often[each.variant.name], device)
-            each.times.append(wall)
-            each.host.append(host)
-
-
-def _sample(step: Step, often: int, device: torch.device) -> tuple[float, float]:
-    """Seconds of a step, and those until it returned."""
-    _wait(device)
-    began = time.perf_counter()
-    step()
-    returned = time.perf_counter() - began
-    for _ in range(often - 1):
-        step()
-    _wait(device)
-    return (time.perf_counter() - began) / often, returned
-
-
 def _row(spec: Model, work: Work, each: Prepared, baseline: Prepared, device: torch.device) -> Row:
     wall = median_interval(each.times)
     speedup = compare_paired(baseline.times, each.times).speedup
-    peak = _peak(each.step, device)
-    kernels = profile(each.step) if device.type == "cuda" else []
+    on_gpu = device.type == "cuda"
+    kernels = profile(each.step) if on_gpu else []
     cost = Cost(
         wall=wall.median, wall_low=wall.low, wall_high=wall.high, host=median_interval(each.host).median,
         device=sum(kernel.seconds for kernel in kernels) or None, launches=sum(kernel.count for kernel in kernels),
-        peak_bytes=peak, first_call=each.first_call, kernels=tuple(kernels[:12]), losses=tuple(each.losses),
-        difference=_difference(each.result, baseline.result), replaced=len(each.replaced),
+        peak_bytes=peak(each.step, device) if on_gpu else None, first_call=each.first_call,
+        kernels=tuple(kernels[:12]), losses=tuple(each.losses), replaced=len(each.replaced),
+        difference=_difference(each.result, baseline.result),
         gradients=None if each.gradients is None or baseline.gradients is None
         else _difference(each.gradients, baseline.gradients),
     )  # fmt: skip
@@ -188,24 +166,7 @@ def _difference(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float((result - expected).abs().max() / expected.abs().max())
 
 
-def _peak(step: Step, device: torch.device) -> int | None:
-    """Bytes that a step needs above what it finds."""
-    if device.type != "cuda":
-        return None
-    _free(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    step()
-    _wait(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
 def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
