@@ -119,28 +119,37 @@ class Run(Origin):
     rows: tuple[Row, ...]
 
 
-class LossRun(Origin):
-    """The losses of the first steps of training of a model, stock beside ours.
+class Curves(_Frozen):
+    """The losses of the first steps of training, without dropout, from the same weights on the same batch.
 
     Attributes:
         dtype: of the weights.
         stock: losses of the model as it comes.
         ours: with the techniques patched in.
-        seeds: of stock with other rounding errors, by seed; none in float32.
-        difference: the largest of a step between ours and stock, over the loss.
-        allowed: how large it may be.
         exact: of stock that computes in float32; none in float32, or in older records.
-        errors: the same difference of ours and of stock from that.
+        difference: the largest of a step between ours and stock, over the loss.
+        errors: the same difference of ours and of stock from `exact`.
+        allowed: the largest that `held` may be.
+        seeds: in older records, losses of stock with other rounding errors, which limited `difference` there.
     """
 
     dtype: str
     stock: tuple[float, ...]
     ours: tuple[float, ...]
-    seeds: tuple[tuple[float, ...], ...]
-    difference: float
-    allowed: float
     exact: tuple[float, ...] = ()
+    difference: float
     errors: tuple[float, float] | None = None
+    allowed: float
+    seeds: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def held(self) -> float:
+        """The distance that is limited: that of ours from float32, or from stock where everything is in float32."""
+        return self.difference if self.errors is None or self.seeds else self.errors[0]
+
+
+class LossRun(Origin, Curves):
+    """The curves of one model, and where they were measured."""
 
 
 class Record(_Frozen):
