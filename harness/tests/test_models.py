@@ -15,10 +15,11 @@ from kernel_pytorch.harness.commands import models
 from kernel_pytorch.harness.discovery import Discovery, discover
 from kernel_pytorch.harness.models import host, losses, page, run
 from kernel_pytorch.harness.models.page import markdown
-from kernel_pytorch.harness.models.record import Record, RecordError, load
+from kernel_pytorch.harness.models.record import Record, load
 from kernel_pytorch.harness.models.variants import VARIANTS, Variant
 from kernel_pytorch.harness.models.works import WORKS, find_work, prepare, step_of
 from kernel_pytorch.harness.models.zoo import MODELS, SMALL, find_model
+from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.technique import Technique
 
 pytest.importorskip("transformers")
@@ -77,7 +78,7 @@ def test_a_name_that_does_not_exist(arguments, message):
 
 def test_no_record(tmp_path):
     (tmp_path / "models.json").write_text("{}")
-    with pytest.raises(RecordError, match="is no record of models"):
+    with pytest.raises(RecordError, match="not a record of models"):
         load(tmp_path / "models.json")
     assert Record(runs={}).model_dump() == {"runs": {}, "losses": {}}
 

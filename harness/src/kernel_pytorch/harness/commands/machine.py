@@ -14,7 +14,6 @@ from kernel_pytorch.harness.clock import self_test
 from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, warn_if_busy
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.machine import Machine, measure_machine
-from kernel_pytorch.harness.results import write_atomically
 
 
 def machine_command(
@@ -43,7 +42,7 @@ def machine_command(
     for table in tables(machine):
         output.print(table)
     if json is not None:
-        write_atomically(json, machine.model_dump_json(indent=1) + "\n")
+        machine.save(json)
 
 
 def run_self_test(device: torch.device) -> None:

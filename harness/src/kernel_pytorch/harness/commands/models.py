@@ -29,7 +29,7 @@ from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.models.host import host_costs, host_table
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline
-from kernel_pytorch.harness.models.record import FILE, LossRun, Origin, Record, RecordError, Row, Run, load, run_name
+from kernel_pytorch.harness.models.record import FILE, LossRun, Origin, Record, Row, Run, load, run_name
 from kernel_pytorch.harness.models.run import measure, measure_in_child
 from kernel_pytorch.harness.models.tables import tables
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
@@ -44,6 +44,7 @@ from kernel_pytorch.harness.models.zoo import (
     import_transformers,
 )
 from kernel_pytorch.harness.readme import ReadmeError, write_block
+from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.sources import digest
 from kernel_pytorch.harness.technique import Technique
 

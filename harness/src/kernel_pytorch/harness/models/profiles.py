@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from kernel_pytorch.harness.models.works import Step
+from kernel_pytorch.harness.records import Amount, Count, Part
 
 
-class Kernel(BaseModel):
+class Kernel(Part):
     """The launches of one kernel in a step.
 
     Attributes:
@@ -19,11 +19,9 @@ class Kernel(BaseModel):
         count: of launches.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str
-    seconds: float
-    count: int
+    seconds: Amount
+    count: Count
 
 
 def profile(step: Step) -> list[Kernel]:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.models.profiles import Kernel
+from kernel_pytorch.harness.records import Amount, Count, Name, Part, check_once
+from kernel_pytorch.harness.records import Record as File
 
 FILE = "models.json"
 
 
-class RecordError(Exception):
-    """A file that holds no record of models."""
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Ratio(_Frozen):
+class Ratio(Part):
     """Time of the baseline over that of a variant, of the same rounds; above 1 the variant is faster.
 
     Attributes:
@@ -29,12 +21,12 @@ class Ratio(_Frozen):
         high: upper end.
     """
 
-    median: float
-    low: float
-    high: float
+    median: Amount
+    low: Amount
+    high: Amount
 
 
-class Cost(_Frozen):
+class Cost(Part):
     """What a step of a variant costs.
 
     Attributes:
@@ -54,22 +46,22 @@ class Cost(_Frozen):
         replaced: parts of the model that were patched.
     """
 
-    wall: float
-    wall_low: float
-    wall_high: float
-    host: float
-    device: float | None
-    launches: int
-    peak_bytes: int | None
-    first_call: float
+    wall: Amount
+    wall_low: Amount
+    wall_high: Amount
+    host: Amount
+    device: Amount | None
+    launches: Count
+    peak_bytes: Count | None
+    first_call: Amount
     kernels: tuple[Kernel, ...]
     losses: tuple[float, ...]
-    difference: float
-    gradients: float | None = None
-    replaced: int
+    difference: Amount
+    gradients: Amount | None = None
+    replaced: Count
 
 
-class Row(_Frozen):
+class Row(Part):
     """A variant of a model at one work.
 
     Attributes:
@@ -82,16 +74,16 @@ class Row(_Frozen):
         failed: whether it raised an error, and was not left out.
     """
 
-    model: str
-    work: str
-    variant: str
+    model: Name
+    work: Name
+    variant: Name
     cost: Cost | None = None
     ratio: Ratio | None = None
     reason: str | None = None
     failed: bool = False
 
 
-class Origin(_Frozen):
+class Origin(Part):
     """When, where and of what something was measured.
 
     Attributes:
@@ -118,8 +110,13 @@ class Run(Origin):
 
     rows: tuple[Row, ...]
 
+    @model_validator(mode="after")
+    def _check_rows(self) -> Run:
+        check_once((row.model, row.work, row.variant) for row in self.rows)
+        return self
 
-class Curves(_Frozen):
+
+class Curves(Part):
     """The losses of the first steps of training, without dropout, from the same weights on the same batch.
 
     Attributes:
@@ -152,7 +149,7 @@ class LossRun(Origin, Curves):
     """The curves of one model, and where they were measured."""
 
 
-class Record(_Frozen):
+class Record(File):
     """All models of a device, each work with the run that measured it.
 
     Attributes:
@@ -160,25 +157,15 @@ class Record(_Frozen):
         losses: by the name of the model.
     """
 
-    runs: dict[str, Run]
-    losses: dict[str, LossRun] = {}
+    kind = "a record of models"
 
-    def save(self, file: Path) -> None:
-        """Write the file as a whole."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(file)
+    runs: dict[Name, Run]
+    losses: dict[Name, LossRun] = Field(default_factory=dict)
+
+
+load = Record.load
 
 
 def run_name(model: str, work: str) -> str:
     """Under which a record holds a model at a work."""
     return f"{model}/{work}"
-
-
-def load(file: Path) -> Record:
-    """Read a record. Raises RecordError naming the file and what is wrong with it."""
-    try:
-        return Record.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise RecordError(f"{file} is no record of models: {str(error).splitlines()[0]}") from None
