@@ -285,12 +285,12 @@ def test_the_host_time_of_functions_with_another_default(monkeypatch):
 @pytest.mark.slow
 def test_what_changes_classes_runs_in_a_process_of_its_own(monkeypatch):
     stages = []
-    monkeypatch.setattr(models, "LIGER", Variant("again", "again"))
-    row = models._liger(find_model("vit"), find_work("prefill"), CPU, tiny=True, rounds=8, steps=stages.append)
+    given = (find_model("vit"), find_work("prefill"), CPU)
+    row = run.measure_apart(Variant("again", "again"), *given, tiny=True, rounds=8, on_step=stages.append)
     assert (row.variant, row.reason, row.cost.difference) == ("again", None, 0.0)
     assert stages[-1] == "vit, prefill: memory and kernels of again"
-    monkeypatch.setattr(models, "measure_in_child", os.kill)  # whose arguments these are not
-    row = models._liger(find_model("vit"), find_work("prefill"), CPU, tiny=True, rounds=8, steps=stages.append)
+    monkeypatch.setattr(run, "_measure_in_child", os.kill)  # whose arguments these are not
+    row = run.measure_apart(Variant("again", "again"), *given, tiny=True, rounds=8)
     assert row.failed
     assert row.reason.startswith("raised TypeError: ")
 
@@ -306,7 +306,7 @@ def test_small_models_are_those_that_were_published_but_smaller():
 
 def test_the_command_takes_small_models(monkeypatch):
     taken = []
-    monkeypatch.setattr(models, "_measure", lambda spec, *given, tiny, rounds: taken.append((spec.name, tiny)) or [])
+    monkeypatch.setattr(models, "measure", lambda spec, *_, tiny, **__: taken.append((spec.name, tiny)) or ())
     assert command("--small", "--device", "cpu").exit_code == 0
     assert taken == [(model.name, False) for model in SMALL]
     taken.clear()
@@ -348,6 +348,6 @@ def test_options_that_would_not_be_obeyed(given, message):
 
 def test_a_named_model_of_the_small_size(monkeypatch):
     taken = []
-    monkeypatch.setattr(models, "_measure", lambda spec, *given, tiny, rounds: taken.append((spec.name, tiny)) or [])
+    monkeypatch.setattr(models, "measure", lambda spec, *_, tiny, **__: taken.append((spec.name, tiny)) or ())
     assert command("llama", "--small", "--device", "cpu").exit_code == 0
     assert taken == [("llama-small", False)]

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.models.profiles import Kernel
 from kernel_pytorch.harness.records import Amount, Count, Name, Part, check_once
 from kernel_pytorch.harness.records import Record as File
 
 FILE = "models.json"
+
+
+class Kernel(Part):
+    """The launches of one kernel in a step.
+
+    Attributes:
+        name: of the kernel.
+        seconds: of all its launches.
+        count: of launches.
+    """
+
+    name: str
+    seconds: Amount
+    count: Count
 
 
 class Ratio(Part):
@@ -100,6 +115,11 @@ class Origin(Part):
     transformers: str
     packages: dict[str, str]
 
+    def matches(self, now: Origin) -> bool:
+        """Whether it was measured of the same sources, on the same device, with models of the same size."""
+        mine, other = ((each.packages, each.tiny, each.environment.slug) for each in (self, now))
+        return mine == other
+
 
 class Run(Origin):
     """One model at one work.
@@ -161,6 +181,14 @@ class Record(File):
 
     runs: dict[Name, Run]
     losses: dict[Name, LossRun] = Field(default_factory=dict)
+
+    def done(self, now: Origin, variants: Iterable[str]) -> set[str]:
+        """Names of the runs that match `now` and hold all these variants, none of which failed."""
+        return {
+            name
+            for name, run in self.runs.items()
+            if run.matches(now) and {*variants} <= {row.variant for row in run.rows if not row.failed}
+        }
 
 
 load = Record.load
