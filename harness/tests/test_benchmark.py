@@ -10,7 +10,7 @@ import torch
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, of_present_sources, why_not_resumed
 from kernel_pytorch.harness.jobs import find_job, jobs
-from kernel_pytorch.harness.results import Accuracy, Carried
+from kernel_pytorch.harness.results import Carried
 from kernel_pytorch.harness.technique import Direction
 from kernel_pytorch.harness.whole_cost import no_cost
 
@@ -67,13 +67,12 @@ def test_a_job_is_found_again_by_its_key(site, toy):
         find_job(("toy", "gate", "nope", "forward"), CPU)
 
 
-def test_results_name_their_sources_and_say_why_there_is_no_accuracy(toy, machine):
+def test_results_name_their_sources(toy, machine):
     found = benchmark(toy.technique, machine, CPU, Plan(quick=True, directions=(Direction.FORWARD,)))
     assert found.complete
     assert found.quick
     assert list(found.sources) == ["gate/reference", "gate/native", "gate/compile", "gate/cuda"]
     assert all(len(digest) == 64 for digest in found.sources.values())
-    assert (found.accuracy, found.real_input.partition(":")[0]) == ((), "not measured here")
     assert len(found.measurements) == 2 * 4
 
 
@@ -135,18 +134,17 @@ def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
     assert again.measurements == whole.measurements
 
 
-def test_whole_costs_and_accuracy_outlast_a_run_that_does_not_ask_for_them(toy, machine):
+def test_whole_costs_outlast_a_run_that_does_not_ask_for_them(toy, machine):
     whole = benchmark(toy.technique, machine, CPU, QUICK)
     costs = (no_cost(toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], "made up"),)
-    accuracy = (Accuracy(operation="gate", implementation="compile", dtype="float32", reason="made up"),)
-    before = whole.model_copy(update={"costs": costs, "accuracy": accuracy})
+    before = whole.model_copy(update={"costs": costs})
     for on_job in (lambda label: None, interrupt_at(1)):
         again = benchmark(toy.technique, machine, CPU, QUICK, previous=before, on_job=on_job)
-        assert (again.costs, again.accuracy) == (costs, accuracy)
-    for name, left in [("reference", ((), accuracy)), ("compile", (costs, ()))]:
+        assert again.costs == costs
+    for name, left in [("reference", ()), ("compile", costs)]:
         changed = before.model_copy(update={"sources": before.sources | {f"gate/{name}": "changed"}})
         found = of_present_sources(changed, toy.technique)
-        assert (found.costs, found.accuracy) == left
+        assert found.costs == left
 
 
 def test_a_job_that_lacks_a_level_is_measured_again_with_those_that_it_has(toy, machine):
@@ -190,7 +188,14 @@ def test_ceilings_are_measured_again_before_anything_is_rejected_by_them(toy, ma
     assert (found.machine.ceilings, asked) == (machine.ceilings, [1])
     slow = benchmark(toy.technique, busy, CPU, plan, again=lambda: asked.append(1) or busy.ceilings)
     assert {m.status for m in slow.measurements} == {"rejected"}
-    assert len(asked) == 2, "once a run"
+    assert len(asked) == 1 + 2, "once for each of the two jobs"
+
+
+def test_a_machine_that_is_still_busy_at_the_first_rejection_is_measured_again_at_the_next(toy, machine, make_machine):
+    busy, plan = make_machine(1.0), Plan(("native",), quick=True, directions=(Direction.FORWARD,))
+    answers = iter([busy.ceilings, machine.ceilings])
+    found = benchmark(toy.technique, busy, CPU, plan, again=lambda: next(answers))
+    assert [m.status for m in found.measurements] == ["rejected"] * 2 + ["measured"] * 2
 
 
 def test_what_has_changed_since_is_measured_again(toy, machine):

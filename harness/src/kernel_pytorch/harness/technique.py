@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, IMITATED, LAYOUTS, REAL
+from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, IMITATED, LAYOUTS
 from kernel_pytorch.harness.cases import Case, Cost, Direction, Grid, Point, grid, point, short
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import unsupported_rows
@@ -58,7 +58,7 @@ class Spared:
     Attributes:
         arguments: names, out of `Operation.adversarial`; the others get the adversary all the same.
         adversaries: what they are spared, keys of `kernel_pytorch.harness.adversaries.ADVERSARIES`;
-            where `levels` are named, imitated and real activations too.
+            where `levels` are named, imitated activations too.
         reason: why the answers would say nothing; `kernel-pytorch verify` prints it.
         dtypes: in which they are spared; None for all.
         devices: kinds of device on which they are spared; None for all.
@@ -81,7 +81,7 @@ class Spared:
         for level in self.levels or ():
             if level in OUR_KERNELS and not self.instead:
                 raise ValueError(f"spared: levels names {level!r}; kernels of ours are spared nothing on their own")
-        allowed = [name for name in ADVERSARIES if name not in LAYOUTS] + ([IMITATED, REAL] if self.levels else [])
+        allowed = [name for name in ADVERSARIES if name not in LAYOUTS] + ([IMITATED] if self.levels else [])
         for name in self.adversaries:
             if name not in allowed:
                 raise ValueError(
@@ -141,8 +141,9 @@ class Operation:
             backward worth a figure of its own, and is timed in both together.
         differentiable: False for an operation without gradients, such as inference alone needs. Then its forward is
             all that is verified, timed and tested for support, and no input requires a gradient.
-        real_input: `(activations, dtype) -> (args, kwargs)` made of a `(tokens, channels)` float32 tensor of real
-            activations, or None where real activations mean nothing.
+        real_input: `(activations, dtype) -> (args, kwargs)` made of `(tokens, channels)` float32 hidden states with the
+            outlying channels of a trained network (`adversaries.imitated_activations`); None if the operation has no
+            such input.
     """
 
     name: str
@@ -256,7 +257,7 @@ class Operation:
         return self._bound(self.inputs(case, generator), "inputs")
 
     def real_arguments(self, activations: torch.Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
-        """The same, made of real activations."""
+        """The same, made of hidden states."""
         assert self.real_input is not None
         return self._bound(self.real_input(activations, dtype), "real_input")
 
