@@ -22,7 +22,7 @@ def gate_of_activations(activations, dtype):
 @pytest.fixture
 def operation(toy, monkeypatch):
     monkeypatch.setattr(trials_module, "has_real_activations", lambda: False)
-    return dataclasses.replace(toy.gate, real_input=gate_of_activations, adversarial=())
+    return dataclasses.replace(toy.gate, real_input=gate_of_activations, roles={})
 
 
 def failures(toy, operation):
