@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.harness.clock import compare_paired
+from kernel_pytorch.harness.pretrained import real_text
 from kernel_pytorch.harness.quick import Comparison, compare_implementations
-from kernel_pytorch.harness.real_input import real_text
 from kernel_pytorch.models import SentenceEncoder
 
 Encode = Callable[[list[str]], Tensor]

@@ -11,7 +11,7 @@ from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, of_present_sources, why_not_resumed
 from kernel_pytorch.harness.exemptions import BACKWARD_TIME
 from kernel_pytorch.harness.jobs import find_job, jobs
-from kernel_pytorch.harness.results import Accuracy, Carried
+from kernel_pytorch.harness.results import Carried
 from kernel_pytorch.harness.technique import Direction, Exemption
 from kernel_pytorch.harness.whole_cost import no_cost
 
@@ -68,13 +68,12 @@ def test_a_job_is_found_again_by_its_key(site, toy):
         find_job(("toy", "gate", "nope", "forward"), CPU)
 
 
-def test_results_name_their_sources_and_say_why_there_is_no_accuracy(toy, machine):
+def test_results_name_their_sources(toy, machine):
     found = benchmark(toy.technique, machine, CPU, Plan(quick=True, directions=(Direction.FORWARD,)))
     assert found.complete
     assert found.quick
     assert list(found.sources) == ["gate/reference", "gate/native", "gate/compile", "gate/cuda"]
     assert all(len(digest) == 64 for digest in found.sources.values())
-    assert (found.accuracy, found.real_input.partition(":")[0]) == ((), "not measured here")
     assert len(found.measurements) == 2 * 4
 
 
@@ -136,18 +135,17 @@ def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
     assert again.measurements == whole.measurements
 
 
-def test_whole_costs_and_accuracy_outlast_a_run_that_does_not_ask_for_them(toy, machine):
+def test_whole_costs_outlast_a_run_that_does_not_ask_for_them(toy, machine):
     whole = benchmark(toy.technique, machine, CPU, QUICK)
     costs = (no_cost(toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], "made up"),)
-    accuracy = (Accuracy(operation="gate", implementation="compile", dtype="float32", reason="made up"),)
-    before = whole.model_copy(update={"costs": costs, "accuracy": accuracy})
+    before = whole.model_copy(update={"costs": costs})
     for on_job in (lambda label: None, interrupt_at(1)):
         again = benchmark(toy.technique, machine, CPU, QUICK, previous=before, on_job=on_job)
-        assert (again.costs, again.accuracy) == (costs, accuracy)
-    for name, left in [("reference", ((), accuracy)), ("compile", (costs, ()))]:
+        assert again.costs == costs
+    for name, left in [("reference", ()), ("compile", costs)]:
         changed = before.model_copy(update={"sources": before.sources | {f"gate/{name}": "changed"}})
         found = of_present_sources(changed, toy.technique)
-        assert (found.costs, found.accuracy) == left
+        assert found.costs == left
 
 
 def test_a_job_that_lacks_a_level_is_measured_again_with_those_that_it_has(toy, machine):

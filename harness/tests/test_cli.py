@@ -30,7 +30,7 @@ OPTIONS = {
         *("--quick", "--full", "--level", "--operation", "--direction", "--device"),
         *("--json", "--out", "--machine", "--resume", "--timeout"),
     ),
-    "machine": ("--device", "--quick", "--self-test", "--slug", "--json"),
+    "machine": ("--device", "--quick", "--slug", "--json"),
 }
 FOREIGN = '''
 import typer
@@ -182,6 +182,12 @@ def test_a_cell_names_a_few_reasons_and_counts_the_others():
 def test_the_slug_is_alone_on_its_line(command_line):
     printed = command_line("machine", "--device", "cpu", "--slug")
     assert printed == (0, describe_environment("cpu").slug + "\n", "")
+
+
+def test_the_self_test_that_was_removed_names_its_replacement(toy_alone, command_line):
+    printed = command_line("machine", "--device", "cpu", "--self-test")
+    assert printed.code == 2
+    assert "compare_implementations times one function under two names" in " ".join(printed.err.split())
 
 
 def test_the_machine_is_printed_and_written(toy_alone, machine, command_line, tmp_path):

@@ -65,7 +65,7 @@ def test_a_larger_budget_with_its_reason_is_taken():
     assert allowed.budget_factor == 4.0
 
 
-@pytest.mark.parametrize("what", ["strided view", "packed view", "no such thing", "real activations"])
+@pytest.mark.parametrize("what", ["strided view", "packed view", "no such thing", "imitated activations"])
 def test_nothing_is_exempt_from_layouts_or_from_what_does_not_exist(what):
     with pytest.raises(ValueError, match=f"exemption: '{what}' is no property that can be exempt; allowed are fullgra"):
         Exemption((what,), "a good one", arguments=("x",))

@@ -24,7 +24,8 @@ from kernel_pytorch.harness.benchmark import Plan
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.implementation import OUR_KERNELS, PublicLevel
 from kernel_pytorch.harness.isolation import Workers
-from kernel_pytorch.harness.results import CaseRecord, Measurement, Results, write_atomically
+from kernel_pytorch.harness.records import write_atomically
+from kernel_pytorch.harness.results import CaseRecord, Measurement, Results
 from kernel_pytorch.harness.sources import kernels_digest
 from kernel_pytorch.harness.technique import Operation, Technique
 from kernel_pytorch.harness.verification import Verification, verify

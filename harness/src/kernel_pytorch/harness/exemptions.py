@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES, IMITATED, LAYOUTS, REAL
+from kernel_pytorch.harness.adversaries import ADVERSARIES, IMITATED, LAYOUTS
 from kernel_pytorch.harness.implementation import OUR_KERNELS, Level
 
 SUPPORT_ROWS = (
@@ -50,7 +50,7 @@ class Exemption:
 
     Attributes:
         what: the properties: a row of the support table ("opcheck"), an adversary ("NaN"; where `levels` are named also
-            the imitated and real activations), "case.<size>" for the cases with a feature, `GRADIENTS` or
+            "imitated activations"), "case.<size>" for the cases with a feature, `GRADIENTS` or
             `BACKWARD_TIME`. Layouts (views) change no number, so nothing is exempt from them.
         reason: why; `kernel-pytorch verify` and the support table print it. None takes an exemption of `COMMON` back.
         levels: names of implementations; None for all of them. A kernel of this project is exempt from an adversary
@@ -71,7 +71,7 @@ class Exemption:
     instead: str = ""
 
     def __post_init__(self) -> None:
-        adversaries = [name for name in ADVERSARIES if name not in LAYOUTS] + [IMITATED, REAL] * bool(self.levels)
+        adversaries = [name for name in ADVERSARIES if name not in LAYOUTS] + [IMITATED] * bool(self.levels)
         allowed = (*SUPPORT_ROWS, GRADIENTS, BACKWARD_TIME, *adversaries)
         for name in self.what:
             if name not in allowed and not name.startswith(CASE):
@@ -88,7 +88,7 @@ class Exemption:
     @property
     def of_adversary(self) -> bool:
         """Whether it is about adversarial inputs."""
-        return self.what[0] in ADVERSARIES or self.what[0] in (IMITATED, REAL)
+        return self.what[0] in (*ADVERSARIES, IMITATED)
 
     def covers(self, adversary: str, dtype: torch.dtype, device: str) -> bool:
         """Whether it is about this adversary, in this dtype, on this kind of device."""

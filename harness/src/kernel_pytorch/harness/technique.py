@@ -73,8 +73,9 @@ class Operation:
             reference's own error of a single number is noise.
         summands: `arguments by name -> {name: count}`: how many terms the gradient of an argument is the sum of, where
             the shapes of a broadcast argument and the outputs do not show it: the rows of a matrix product.
-        real_input: `(activations, dtype) -> (args, kwargs)` made of a `(tokens, channels)` float32 tensor of real
-            activations, or None where real activations mean nothing.
+        real_input: `(activations, dtype) -> (args, kwargs)` made of `(tokens, channels)` float32 hidden states with the
+            outlying channels of a trained network (`adversaries.imitated_activations`); None if the operation has no
+            such input.
     """
 
     name: str
@@ -220,7 +221,7 @@ class Operation:
         return self._bound(self.inputs(case, generator), "inputs")
 
     def real_arguments(self, activations: torch.Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
-        """The same, made of real activations."""
+        """The same, made of hidden states."""
         assert self.real_input is not None
         return self._bound(self.real_input(activations, dtype), "real_input")
 

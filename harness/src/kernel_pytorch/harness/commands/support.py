@@ -25,7 +25,7 @@ from kernel_pytorch.harness.commands.common import (
 )
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Workers
-from kernel_pytorch.harness.results import ResultsError
+from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load, problems
 from kernel_pytorch.harness.support.capabilities import without_a_device_each, without_compiler
 from kernel_pytorch.harness.support.record import FOLDER
@@ -81,14 +81,14 @@ def support_command(
         raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
     try:
         known = _records(json) if changed and json is not None else {}
-    except ResultsError as error:
+    except RecordError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         raise typer.Exit(2) from error
     records = _examine(techniques, where, known, timeout, processes)
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:
-            output.print(f"written: {escape(str(record.save(json)))}", **PLAIN)
+            output.print(f"written: {escape(str(record.save_in(json)))}", **PLAIN)
     if any(record.wrong() for record in records) or (technique is None and discovery.broken):
         raise typer.Exit(1)
 
@@ -144,7 +144,7 @@ def _check(techniques: list[str], results: Path) -> int:
     """Print what is not recorded; the exit code."""
     try:
         found = [line for technique in techniques for line in problems(technique, results)]
-    except ResultsError as error:
+    except RecordError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         return 2
     for line in found or ["everything is recorded of the present sources"]:

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .loading import ACTIVATIONS, fill, joined, named, numbered
 from .packed_weights import PackedWeights
-from .techniques import TechniqueModule
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-"""Names in config.json, and those of `kernel_pytorch.fused_ln_act`."""
+from .techniques import Names, TechniqueModule
 
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
 UNUSED = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids", "cls.", "lm_head.")
 """Weights that a file may hold and hidden states do not depend on."""
 
+LAYER = named(
+    qkv=tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+    out="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    norm="output.LayerNorm",
+)
+EMBEDDINGS = {"words": "word", "positions": "position", "types": "token_type"}
+OUTSIDE = named(("weight",), **{ours: f"embeddings.{theirs}_embeddings" for ours, theirs in EMBEDDINGS.items()})
+OUTSIDE |= named(norm="embeddings.LayerNorm")
+
 
 class Packed(NamedTuple):
-    """Texts one behind the other.
+    """Texts one after the other.
 
     Attributes:
         ids: `(T,)` int64, the tokens of all texts.
         places: `(T,)` int64, the position of each token in its text, from 0 on.
         cu_seqlens: `(B + 1,)` int32, where each text begins, and T.
         longest: tokens of the longest text.
-        runs: how many neighbours have the same length, and which: `((count, length), ...)`. Not empty on a CPU only.
+        runs: numbers of consecutive texts of the same length, `((count, length), ...)`; empty unless on a CPU.
     """
 
     ids: Tensor
@@ -46,7 +49,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
-        """Pack the tokens of texts; neighbours of the same length are computed together on a CPU."""
+        """Pack the tokens of texts; on a CPU consecutive texts of the same length are computed together."""
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.int32)
         starts = torch.cat((lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)))
         ids = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
@@ -61,7 +64,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class BertConfig:
-    """What config.json says of the network, under its names there; `offset` is the position of the first token."""
+    """The entries of config.json that define the network; `offset` is the position of the first token."""
 
     vocab_size: int
     hidden_size: int
@@ -96,20 +99,14 @@ class BertConfig:
 
     @property
     def longest(self) -> int:
-        """Tokens of a text at most: those that have a position."""
+        """The most tokens of a text: one per position."""
         return self.max_position_embeddings - self.offset
 
 
 class BertLayer(TechniqueModule):
-    """Attention and feed-forward, each with its residual and LayerNorm after it; q, k and v are one product.
+    """Attention and feed-forward, each with its residual and LayerNorm after it; q, k and v are one product."""
 
-    Args:
-        config: of the encoder.
-        techniques: as in `TechniqueModule`.
-        level: as in `TechniqueModule`.
-    """
-
-    def __init__(self, config: BertConfig, techniques: Iterable[str] | None = None, level: str | None = None) -> None:
+    def __init__(self, config: BertConfig, techniques: Names = None, level: str | None = None) -> None:
         super().__init__(techniques, level)
         width, eps = config.hidden_size, config.layer_norm_eps
         self.num_heads, self.activation = config.num_attention_heads, config.activation
@@ -119,7 +116,7 @@ class BertLayer(TechniqueModule):
         self._weights = PackedWeights()
 
     def forward(self, x: Tensor, packed: Packed) -> Tensor:
-        """`(T, hidden_size)` to the same."""
+        """Map `(T, hidden_size)` to the same shape."""
         use, heads = self.techniques, self.num_heads
         joined = self._packed(self.qkv, x)
         if joined is None:
@@ -135,7 +132,7 @@ class BertLayer(TechniqueModule):
         return x
 
     def _packed(self, layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor | None:
-        """The layer on a CPU without gradients, as fast as it can be; None elsewhere and at an explicit level."""
+        """The layer with packed weights; None where `PackedWeights` cannot compute it, and at an explicit level."""
         if "fused-ln-act" not in self.techniques.names or self.techniques.level is not None:
             return None
         return self._weights.linear(layer, x, activation)
@@ -145,10 +142,10 @@ class BertLayer(TechniqueModule):
         return layer(x) if y is None else y
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
-        """`(T, heads, head size)`; each token sees its own text."""
+        """Attention `(T, heads, head size)`; each token sees its own text."""
         if not packed.runs:
             return self.techniques.attention_packed(q, k, v, packed.cu_seqlens, packed.longest, causal=False)
-        # Texts of one length are a dense batch without a mask; a product of all tokens with all would be quadratic.
+        # Texts of one length are a dense batch without a mask; attention of all tokens to all would be quadratic.
         sizes = [count * length for count, length in packed.runs]
         outputs = []
         for (_, length), *part in zip(packed.runs, *(t.split(sizes) for t in (q, k, v)), strict=True):
@@ -160,16 +157,13 @@ class BertLayer(TechniqueModule):
 class BertEncoder(TechniqueModule):
     """Embeddings and layers, in evaluation: there is no dropout.
 
-    Args:
-        config: of the network.
-        techniques: as in `TechniqueModule`; "flash-attn-triton", "fused-ln-act" and "qkv-fusion" are used here.
-        level: as in `TechniqueModule`.
+    It uses "flash-attn-triton", "fused-ln-act" and "qkv-fusion"; the other arguments are those of `TechniqueModule`.
 
     Source: Devlin et al., "BERT", 2019, https://arxiv.org/abs/1810.04805; Liu et al., "RoBERTa", 2019,
     https://arxiv.org/abs/1907.11692.
     """
 
-    def __init__(self, config: BertConfig, techniques: Iterable[str] | None = None, level: str | None = None) -> None:
+    def __init__(self, config: BertConfig, techniques: Names = None, level: str | None = None) -> None:
         super().__init__(techniques, level)
         self.config, width = config, config.hidden_size
         self.words = nn.Embedding(config.vocab_size, width)
@@ -206,35 +200,11 @@ class BertEncoder(TechniqueModule):
             weights: by their names there, with or without the prefix of the family.
 
         Raises:
-            RuntimeError: a weight is missing, left over or of another shape; the message names it.
+            ValueError: a weight is missing, left over or of another shape; the message names it.
         """
-        self.load_state_dict(renamed(weights, self.config.num_hidden_layers))
-
-
-def renamed(weights: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
-    """Rename the weights of a transformers file as `BertEncoder` names them; what it does not know stays as it is."""
-    found = {}
-    for name, tensor in weights.items():
-        name = name.removeprefix("bert.").removeprefix("roberta.")
-        if not name.startswith(UNUSED):
-            found[name.replace(".gamma", ".weight").replace(".beta", ".bias")] = tensor
-    names = {"word": "words", "position": "positions", "token_type": "types"}
-    pairs = {f"embeddings.{old}_embeddings": new for old, new in names.items()} | {"embeddings.LayerNorm": "norm"}
-    for i in range(num_layers):
-        old, new = f"encoder.layer.{i}.", f"layers.{i}."
-        for kind in ("weight", "bias"):
-            parts = [f"{old}attention.self.{part}.{kind}" for part in ("query", "key", "value")]
-            if all(part in found for part in parts):
-                found[f"{new}qkv.{kind}"] = torch.cat([found.pop(part) for part in parts])
-        pairs |= {
-            f"{old}attention.output.dense": f"{new}out",
-            f"{old}attention.output.LayerNorm": f"{new}attention_norm",
-            f"{old}intermediate.dense": f"{new}up",
-            f"{old}output.dense": f"{new}down",
-            f"{old}output.LayerNorm": f"{new}norm",
-        }
-    for old, new in pairs.items():
-        for kind in ("weight", "bias"):
-            if f"{old}.{kind}" in found:
-                found[f"{new}.{kind}"] = found.pop(f"{old}.{kind}")
-    return found
+        left = {}
+        for name, tensor in weights.items():
+            name = name.removeprefix("bert.").removeprefix("roberta.")
+            if not name.startswith(UNUSED):
+                left[name.replace(".gamma", ".weight").replace(".beta", ".bias")] = tensor
+        fill(self, joined(left, OUTSIDE | numbered("layers.", "encoder.layer.", LAYER, len(self.layers))))

@@ -1,14 +1,16 @@
-"""What the loaders of other libraries' models share: tensors under our names, and nothing missing or left over."""
+"""Shared by the loaders of other libraries' models: tensors under our names, nothing missing or left over."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Model = TypeVar("Model", bound=nn.Module)
+Names = dict[str, tuple[str, ...]]
+"""By our name of a tensor, the names in another library of those whose rows it holds."""
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -22,15 +24,27 @@ ACTIVATIONS = {
 """Activations of transformers, and our names of them."""
 
 
+def named(kinds: Iterable[str] = ("weight", "bias"), **modules: str | tuple[str, ...]) -> Names:
+    """Names of the tensors of modules: by our module (`__` for the dot) that, or those, of another library."""
+    parts = {ours.replace("__", "."): (t,) if isinstance(t, str) else t for ours, t in modules.items()}
+    return {f"{ours}.{kind}": tuple(f"{t}.{kind}" for t in theirs) for ours, theirs in parts.items() for kind in kinds}
+
+
+def numbered(ours: str, theirs: str, names: Names, count: int) -> Names:
+    """The names of all layers, from those of one and the prefixes before the number of a layer."""
+    layers = ((f"{ours}{i}.", f"{theirs}{i}.") for i in range(count))
+    return {a + name: tuple(b + part for part in parts) for a, b in layers for name, parts in names.items()}
+
+
 def configuration(
     source: Any, state_dict: Mapping[str, Tensor] | None, kind: str
 ) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """The configuration of a model of transformers as a mapping, and its tensors.
 
     Args:
-        source: the model, its configuration, or what its config.json holds.
+        source: the model, its configuration, or the content of its config.json.
         state_dict: of the model; may be None where source is a model.
-        kind: the model_type that is wanted.
+        kind: the expected model_type.
 
     Raises:
         TypeError: there are no tensors.
@@ -43,70 +57,47 @@ def configuration(
     if state_dict is None:
         raise TypeError("state_dict: given None; with a configuration it must be the tensors of the model")
     given = dict(config) if isinstance(config, Mapping) else dict(vars(config))
-    found = given.get("model_type", getattr(config, "model_type", kind))  # in a configuration it is of the class
+    found = given.get("model_type", getattr(config, "model_type", kind))  # an attribute of the configuration's class
     if found != kind:
         raise ValueError(f"config: model_type is {found!r}; it must be {kind!r}")
     return given, state_dict
 
 
 def activation_of(config: Mapping[str, Any], default: str) -> str:
-    """Our name of a configuration's `hidden_act`.
-
-    Raises:
-        ValueError: it is not known.
-    """
+    """Our name of a configuration's `hidden_act`; ValueError if it is unknown."""
     name = config.get("hidden_act", default)
     if name not in ACTIVATIONS:
         raise ValueError(f"config: hidden_act is {name!r}; allowed are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def joined(
-    state_dict: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]], optional: tuple[str, ...] = ()
-) -> dict[str, Tensor]:
-    """The tensors under our names, those of several names one below the other.
-
-    Args:
-        state_dict: of another library.
-        names: by our name, theirs.
-        optional: of our names, those whose tensors may be missing altogether.
+def joined(state_dict: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+    """The tensors of another library under our names, those of several names concatenated by rows.
 
     Raises:
         ValueError: tensors are missing, or are left over; the message has all of their names.
     """
-    left, found, missing = dict(state_dict), {}, []
-    for ours, theirs in names.items():
-        absent = [name for name in theirs if name not in left]
-        if len(absent) == len(theirs) and ours in optional:
-            continue
-        missing += absent
-        parts = [left.pop(name) for name in theirs if name in left]
-        if not absent:
-            found[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    left, wanted = dict(state_dict), [name for theirs in names.values() for name in theirs]
+    missing = [name for name in wanted if name not in left]
+    unknown = [name for name in left if name not in set(wanted)]
     problems = [f"missing are {', '.join(missing)}"] if missing else []
-    problems += [f"unknown are {', '.join(left)}"] if left else []
+    problems += [f"unknown are {', '.join(unknown)}"] if unknown else []
     if problems:
         raise ValueError(f"state_dict: {'; '.join(problems)}")
-    return found
+    return {a: left[b[0]] if len(b) == 1 else torch.cat([left[part] for part in b]) for a, b in names.items()}
 
 
-def materialised(model: Model, state: Mapping[str, Tensor]) -> Model:
-    """A model that was made on the meta device, with copies of these tensors, in their dtype and on their device.
+def fill(model: Model, state: Mapping[str, Tensor]) -> Model:
+    """Copy these tensors into a model; one on the meta device takes their dtype and device first.
 
     Raises:
         ValueError: a tensor is missing, unknown or of another shape; the message has the names.
     """
-    wanted = model.state_dict()
-    problems = [f"{name} is missing" for name in wanted if name not in state]
-    problems += [f"{name} is not expected" for name in state if name not in wanted]
-    problems += [
-        f"{name} has shape {tuple(tensor.shape)}, not {tuple(wanted[name].shape)}"
-        for name, tensor in state.items()
-        if name in wanted and tensor.shape != wanted[name].shape
-    ]
-    if problems:
-        raise ValueError(f"state_dict: {'; '.join(problems)}")
     first = next(iter(state.values()))
-    model.to(first.dtype).to_empty(device=first.device)
-    model.load_state_dict(state)
+    if next(model.parameters()).is_meta:
+        model.to(first.dtype).to_empty(device=first.device)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"state_dict: {error}") from error
     return model

@@ -1,8 +1,7 @@
-"""Linear layers for inference on a CPU, with weights in the layout that oneDNN computes in.
+"""Linear layers for float32 inference on a CPU, with weights in the layout of oneDNN and the activation fused.
 
-PyTorch's own `linear` reads weights as they are stored, in float32 through MKL, and applies the activation in a pass of
-its own. TorchInductor has a better operator, with the activation inside, but takes it for frozen models of fixed sizes
-alone. It has no public name, so everything here gives way to `linear` where it is missing.
+The operator is the one that TorchInductor uses for frozen models of fixed sizes. It has no public name, so where it is
+missing, `PackedWeights.linear` returns None and the caller uses PyTorch's `linear`.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 ACTIVATIONS = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
-"""Of `kernel_pytorch.fused_ln_act`, as oneDNN names them."""
+"""Names of `kernel_pytorch.fused_ln_act`, and oneDNN's name and algorithm."""
 
 
 class PackedWeights:
-    """The packed weights of some layers: made when they are needed first, and again when a weight has changed.
+    """A cache of packed weights, made at first use, and again when a weight has changed (not through `weight.data`).
 
-    Changes through `weight.data` are not seen: PyTorch does not count them.
     A copy starts empty, since a packed weight has no storage to copy.
     """
 
@@ -30,21 +28,15 @@ class PackedWeights:
         return PackedWeights, ()
 
     def linear(self, layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor | None:
-        """Compute `activation(layer(x))` without gradients.
+        """Compute `activation(layer(x))` of x `(rows, layer.in_features)`, without gradients.
 
-        Args:
-            layer: whose weights are packed.
-            x: `(rows, layer.in_features)`.
-            activation: "none", "gelu", "gelu_tanh" or "relu".
-
-        Returns:
-            `(rows, layer.out_features)`; None where oneDNN cannot compute it: with gradients, in another dtype than
-            float32, on another device than a CPU, under torch.compile or autocast, for other activations.
+        Returns None where oneDNN cannot: with gradients, in another dtype than float32, on another device than a CPU,
+        under torch.compile or autocast, for an activation that is not in `ACTIVATIONS`, or without the operator.
         """
         if activation not in ACTIVATIONS or not _can_pack(x, layer.weight):
             return None
         weight = layer.weight
-        state = weight, weight.data_ptr(), weight._version  # the weight too, so that its address is not given away
+        state = weight, weight.data_ptr(), weight._version  # holds the weight, so that its address is not reused
         kept, packed = self._kept.get(layer, ((None,), None))
         if packed is None or kept[0] is not weight or kept[1:] != state[1:]:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)

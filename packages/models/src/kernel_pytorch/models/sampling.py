@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from .language_model import LanguageModel
 
 
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raise ValueError unless these are what `sample` takes."""
+def check_sampling(
+    temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, generator: Any = None
+) -> None:
+    """Raise ValueError unless these are valid arguments of `sample`."""
     if not temperature >= 0.0:
         raise ValueError(f"temperature: given {temperature}; it must not be negative")
     if top_k is not None and top_k < 1:
@@ -38,8 +40,8 @@ def sample(
         top_k: only the k most likely tokens can be drawn; None for all.
         top_p: only the most likely tokens can be drawn that together have this probability, at least one (Holtzman et
             al., "The Curious Case of Neural Text Degeneration", 2019, https://arxiv.org/abs/1904.09751); None for all.
-            It counts what top_k leaves.
-        generator: to draw from, on the device of logits; None for the default one.
+            It is applied after top_k.
+        generator: random numbers, on the device of logits; None for the default generator.
 
     Returns:
         `(B,)`, int64.
@@ -67,16 +69,12 @@ def generate(
     model: LanguageModel,
     input_ids: Tensor,
     max_new_tokens: int,
-    *,
     lengths: Tensor | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
     eos: int | Iterable[int] | None = None,
+    **sampling: Any,
 ) -> Tensor:
-    """What `LanguageModel.generate` does; see there."""
-    check_sampling(temperature, top_k, top_p)
+    """See `LanguageModel.generate`."""
+    check_sampling(**sampling)
     _check(model, input_ids, max_new_tokens, lengths)
     batch, prompt = input_ids.shape
     ends = torch.tensor([] if eos is None else [eos] if isinstance(eos, int) else [*eos], device=input_ids.device)
@@ -95,9 +93,8 @@ def generate(
     for _ in range(max_new_tokens):
         logits = model(tokens, cache=cache, logits_at=last)
         if cache.filled == prompt:
-            cache.set_lengths(lengths)  # what the prompt's padding left is overwritten
-        drawn = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        drawn = drawn.masked_fill(finished, padding)
+            cache.set_lengths(lengths)  # the keys of padding are overwritten
+        drawn = sample(logits, **sampling).masked_fill(finished, padding)
         found[rows, cache.lengths] = drawn
         if len(ends):
             finished = finished | torch.isin(drawn, ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,29 @@ from torch.nn import functional as F
 
 from .bert import BertConfig, BertEncoder, Packed
 from .pooling import pool_texts, read_modes
-from .techniques import TechniqueModule
+from .techniques import Names, TechniqueModule
 
 WINDOW = 16384
-"""Texts that are tokenised and sorted together: neighbours then have nearly the same length, and memory is bounded."""
+"""Number of texts that are tokenised and sorted together, which bounds the memory."""
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 32768}
-"""On a CPU the activations of a batch should stay in its caches; a GPU wants enough rows for each product."""
+"""On a CPU the activations of a batch should fit in the caches; a GPU needs enough rows for each product."""
 
 
 class SentenceEncoder(TechniqueModule):
     """Texts to vectors: tokeniser, BERT encoder, pooling, and normalisation if the folder says so.
 
-    The tokens of a batch lie one text behind the other, so that no layer computes padding; attention stays within each
-    text. Make it with `from_pretrained`.
+    The tokens of a batch are packed one text after the other, so that no layer computes padding; attention stays within
+    each text. Make it with `from_pretrained`.
 
     Args:
         encoder: of packed texts.
         tokenizer: a `tokenizers.Tokenizer`.
         modes: of pooling; see `kernel_pytorch.models.pooling`.
         normalize: whether vectors have length 1.
-        max_seq_length: tokens at most; the rest of a text is left out.
+        max_seq_length: the most tokens of a text; the rest is cut off.
         lower: whether texts become lower case before the tokeniser.
-        prompt: stands before each text.
+        prompt: prepended to each text.
 
     Source: Reimers and Gurevych, "Sentence-BERT", 2019, https://arxiv.org/abs/1908.10084.
     """
@@ -63,7 +63,7 @@ class SentenceEncoder(TechniqueModule):
         cls,
         folder: str | Path,
         *,
-        techniques: Iterable[str] | None = None,
+        techniques: Names = None,
         level: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> SentenceEncoder:
@@ -78,8 +78,7 @@ class SentenceEncoder(TechniqueModule):
         Raises:
             FileNotFoundError: a file is missing; the message says how to get it. Pickled weights are not read.
             ImportError: safetensors or tokenizers is missing: the extra `sentence`.
-            ValueError: a module, model type, activation or pooling is not known.
-            RuntimeError: weights are missing or left over.
+            ValueError: a module, model type, activation or pooling is unknown, or weights are missing or left over.
         """
         try:
             from safetensors.torch import load_file
@@ -98,11 +97,11 @@ class SentenceEncoder(TechniqueModule):
 
     @property
     def dimension(self) -> int:
-        """Numbers of a vector."""
+        """The length of a vector."""
         return self.encoder.config.hidden_size * len(self.modes)
 
     def forward(self, packed: Packed) -> Tensor:
-        """`(texts, dimension)`, not normalised; differentiable. float32, or float64 of float64 weights."""
+        """Compute `(texts, dimension)`, not normalised; differentiable. float32, or float64 with float64 weights."""
         return pool_texts(self.encoder(packed), packed.cu_seqlens, self.modes)
 
     @torch.inference_mode()
@@ -112,13 +111,14 @@ class SentenceEncoder(TechniqueModule):
         """Compute the vectors of texts.
 
         Args:
-            texts: any number, of any lengths, in any order. An empty text is what the tokeniser makes of it.
-            tokens_per_batch: about how many tokens are computed at a time; None for a default of the device.
-            normalize: whether vectors have length 1; None for what the folder says.
+            texts: any number, of any lengths, in any order. An empty text has the tokeniser's special tokens.
+            tokens_per_batch: the most tokens that are computed at a time, unless one text has more; None for a default
+                of the device.
+            normalize: whether vectors have length 1; None for the setting of the folder.
 
         Returns:
-            `(texts, dimension)` float32 (float64 of float64 weights), on the device of the weights, in the order of
-            texts. The vector of a text depends on its neighbours by the rounding of matrix products alone.
+            `(texts, dimension)` float32 (float64 with float64 weights), on the device of the weights, in the order of
+            texts. The vector of a text depends on the other texts only by the rounding of matrix products.
 
         Raises:
             TypeError: texts is a single string.
@@ -149,7 +149,7 @@ class SentenceEncoder(TechniqueModule):
 
 
 def batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Indices in the order of length, in groups of at most so many tokens; a longer text is a group of its own."""
+    """Indices in the order of length, in groups of at most that many tokens; a longer text is a group of its own."""
     found: list[list[int]] = []
     have = tokens_per_batch
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -162,7 +162,7 @@ def batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
 
 
 def _modules(folder: Path) -> tuple[Path, dict[str, Any], bool]:
-    """The folder of the network, the config of pooling, and whether vectors are normalised."""
+    """Find the folder of the network, the config of pooling, and whether vectors are normalised."""
     modules = _read(folder / "modules.json")
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -173,15 +173,10 @@ def _modules(folder: Path) -> tuple[Path, dict[str, Any], bool]:
 
 
 def _options(folder: Path, network: Path, pooling: dict[str, Any]) -> dict[str, Any]:
-    """What stands in the smaller files: the longest text, lower case, the prompt."""
-    sentence, tokenizer, whole = (
-        _read(file) if file.exists() else {}
-        for file in (
-            network / "sentence_bert_config.json",
-            network / "tokenizer_config.json",
-            folder / "config_sentence_transformers.json",
-        )
-    )
+    """Read the smaller files: the longest text, lower case, the prompt."""
+    files = [network / "sentence_bert_config.json", network / "tokenizer_config.json"]
+    files += [folder / "config_sentence_transformers.json"]
+    sentence, tokenizer, whole = (_read(file) if file.exists() else {} for file in files)
     prompt = (whole.get("prompts") or {}).get(whole.get("default_prompt_name"), "")
     if prompt and not pooling.get("include_prompt", True):
         raise ValueError(f"include_prompt: given False beside the prompt {prompt!r}; a prompt is always pooled here")
