@@ -276,7 +276,8 @@ def taker(arguments: Sequence[Any], wanted: Sequence[Any]) -> tuple[Callable[...
 
     None if a wanted tensor is none of the call's.
     """
-    places, constants = [], []
+    places: list[int] = []
+    constants: list[Any] = []
     given = {id(a): place for place, a in enumerate(arguments) if isinstance(a, Tensor)}
     for value in wanted:
         if not isinstance(value, Tensor):

@@ -37,7 +37,7 @@ def first_two(results: Any) -> tuple[Any, Any]:
     return results[0], results[1]
 
 
-IN_C = {first: operator.itemgetter(0), first_two: operator.itemgetter(0, 1)}
+IN_C: dict[Any, Any] = {first: operator.itemgetter(0), first_two: operator.itemgetter(0, 1)}
 """The same, in less time, for what is not traced."""
 
 
