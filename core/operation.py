@@ -27,18 +27,18 @@ from .levels import Ladder, find_ladder
 from .operator import OperatorCall
 
 
-def first(results: Any) -> Any:
+def first(results: Sequence[Any]) -> Any:
     """The first result of an operator."""
     return results[0]
 
 
-def first_two(results: Any) -> tuple[Any, Any]:
+def first_two(results: Sequence[Any]) -> tuple[Any, Any]:
     """The first two results of an operator."""
     return results[0], results[1]
 
 
-IN_C: dict[Any, Any] = {first: operator.itemgetter(0), first_two: operator.itemgetter(0, 1)}
-"""The same, in less time, for what is not traced."""
+IN_C: dict[Any, Callable[[Any], Any]] = {first: operator.itemgetter(0), first_two: operator.itemgetter(0, 1)}
+"""The same without a frame of Python, for eager calls: Dynamo does not trace `operator.itemgetter`."""
 
 
 class MappedCall:

@@ -9,9 +9,10 @@ import torch
 
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, of_present_sources, why_not_resumed
+from kernel_pytorch.harness.exemptions import BACKWARD_TIME
 from kernel_pytorch.harness.jobs import find_job, jobs
 from kernel_pytorch.harness.results import Carried
-from kernel_pytorch.harness.technique import Direction
+from kernel_pytorch.harness.technique import Direction, Exemption
 from kernel_pytorch.harness.whole_cost import no_cost
 
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def test_a_short_run_is_the_first_cases_in_both_directions(toy):
 def test_an_operation_says_which_directions_are_timed(toy):
     """One that computes its gradients in the forward, for example."""
     (gate,) = toy.technique.operations
-    together = dataclasses.replace(gate, directions=(Direction.FORWARD, Direction.BOTH))
+    together = dataclasses.replace(gate, exemptions=[Exemption((BACKWARD_TIME,), "a good one")])
     technique = dataclasses.replace(toy.technique, operations=[together])
     assert [job.direction.value for job in jobs(technique, CPU, first=1)] == ["forward", "both"]
     assert [job.direction.value for job in Plan(quick=True, cases=1).jobs(technique, CPU)] == ["forward", "both"]
