@@ -15,7 +15,7 @@ from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.jobs import SHORT_CASES
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_machine
 from kernel_pytorch.harness.results import Results, VerificationReport
-from kernel_pytorch.harness.technique import Operation, Technique
+from kernel_pytorch.harness.technique import Operation
 from kernel_pytorch.harness.verification import Verification, report
 from kernel_pytorch.harness.verification import verify as verify_technique
 
@@ -49,7 +49,7 @@ def verify(
         UnknownNameError: no such technique, level or device; the message lists those that exist.
     """
     where, technique = parse_device(None if device is None else str(device)), discover().get(name)
-    _check(technique, "level", levels, level_names(technique.operations))
+    check_names(technique.name, "level", levels, level_names(technique.operations))
     chosen = None if levels is None else list(levels)
     found = []
     with warnings.catch_warnings():
@@ -92,8 +92,8 @@ def bench(
         UnknownNameError: no such technique, level, operation or device; the message lists those that exist.
     """
     where, technique = parse_device(None if device is None else str(device)), discover().get(name)
-    _check(technique, "level", plan.levels, level_names(technique.operations))
-    _check(technique, "operation", plan.operations, [o.name for o in technique.operations])
+    check_names(technique.name, "level", plan.levels, level_names(technique.operations))
+    check_names(technique.name, "operation", plan.operations, [o.name for o in technique.operations])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         return benchmark(
@@ -114,9 +114,10 @@ def level_names(operations: Iterable[Operation]) -> list[str]:
     return list(dict.fromkeys(itertools.chain.from_iterable([i.name for i in o.implementations] for o in operations)))
 
 
-def _check(technique: Technique, what: str, given: Sequence[str] | None, known: Sequence[str]) -> None:
+def check_names(owner: str, what: str, given: Sequence[str] | None, known: Sequence[str]) -> None:
+    """Raise TypeError for a string instead of a list of names, UnknownNameError for a name that does not exist."""
     if isinstance(given, str):
         raise TypeError(f"{what}s: given {given!r}; allowed is a list of names, such as [{given!r}]")
     for each in given or ():
         if each not in known:
-            raise UnknownNameError(f"{technique.name} has no {what} {each!r}; there are: {', '.join(known)}")
+            raise UnknownNameError(f"{owner} has no {what} {each!r}; there are: {', '.join(known)}")

@@ -12,7 +12,7 @@ from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.results import IntervalRecord, write_atomically
 
 if TYPE_CHECKING:
-    from kernel_pytorch.harness.profiling.tables import PrintableTable
+    from kernel_pytorch.harness.profiling.tables import PrintableGroup
 
 Bound = Literal["memory", "compute", "overhead"]
 
@@ -146,7 +146,7 @@ class Profile(_Record):
         """The whole record."""
         return self.model_dump_json(indent=1)
 
-    def table(self, top: int = 20) -> PrintableTable:
+    def table(self, top: int = 20) -> PrintableGroup:
         """The rows that took longest; both `print` and rich show it."""
         from kernel_pytorch.harness.profiling.tables import table
 

@@ -1,4 +1,4 @@
-"""What the quick functions return: records that print themselves, draw themselves and become JSON."""
+"""Records of the quick functions, with their tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Benchmark(Shown):
 
     Attributes:
         name: of the function.
-        device: what it ran on, in words.
+        device: in words.
         inputs: dtype and shape of each tensor argument.
         direction: always a call without gradients; a backward that is timed is written into the function.
         seconds: per call; device time on a GPU, wall time on a CPU.
@@ -42,7 +42,7 @@ class Benchmark(Shown):
         bytes_per_second: `bytes` over the median.
         share_of_copy: of the copy rate measured for the memory that `pool_bytes` fit in; None if `problem`.
         problem: why the rate cannot be true, empty if it can.
-        notes: what else is to be known.
+        notes: restrictions of the measurement.
     """
 
     name: str
@@ -105,19 +105,19 @@ class Contender(Shown):
 
 
 class Comparison(Shown):
-    """Implementations of one function, proven against the reference and timed in turns.
+    """Implementations of one function, checked against the reference and timed in turns.
 
     Attributes:
-        title: what was compared.
-        device: what it ran on, in words.
+        title: of the table.
+        device: in words.
         inputs: dtype and shape of each tensor argument.
         direction: always calls without gradients.
-        reference: name of the implementation that the others are held against.
+        reference: name of the implementation that the others are checked against.
         tolerance: how far they may be from it, in words.
         bytes: that each must move: arguments and results, or what the operation declares.
         pool_bytes: bytes of all input sets together.
         contenders: in the order that they were given in.
-        notes: what else is to be known.
+        notes: restrictions of the measurement.
     """
 
     title: str
@@ -178,16 +178,16 @@ class Comparison(Shown):
 
 
 class MemoryProfile(Shown):
-    """What one call needs beside its arguments, in bytes.
+    """Memory that one call needs beside its arguments, in bytes.
 
     Attributes:
         name: of the function.
-        device: what it ran on, in words.
+        device: in words.
         inputs: dtype and shape of each tensor argument.
         forward_peak: most that was allocated at any time in a forward without gradients, results included.
         training_peak: the same over a forward and its backward, gradients included; None where nothing is
             differentiable.
-        saved_for_backward: what the graph keeps alive between the two, arguments and results left out.
+        saved_for_backward: kept by the graph between the two, without arguments and results.
         memory: the peak of the forward and its backward, or of the forward alone, arguments included.
     """
 
