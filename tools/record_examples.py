@@ -53,7 +53,7 @@ def main() -> None:
 
     from kernel_pytorch.harness.environment import describe_environment
     from kernel_pytorch.harness.readme import write_block
-    from kernel_pytorch.harness.results import write_atomically
+    from kernel_pytorch.harness.records import write_atomically
 
     here = describe_environment("cuda" if torch.cuda.is_available() else "cpu")
     path = ROOT / "results" / here.slug / FILE

@@ -9,9 +9,10 @@ import torch
 
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, of_present_sources, why_not_resumed
+from kernel_pytorch.harness.exemptions import BACKWARD_TIME
 from kernel_pytorch.harness.jobs import find_job, jobs
 from kernel_pytorch.harness.results import Carried
-from kernel_pytorch.harness.technique import Direction
+from kernel_pytorch.harness.technique import Direction, Exemption
 from kernel_pytorch.harness.whole_cost import no_cost
 
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def test_a_short_run_is_the_first_cases_in_both_directions(toy):
 def test_an_operation_says_which_directions_are_timed(toy):
     """One that computes its gradients in the forward, for example."""
     (gate,) = toy.technique.operations
-    together = dataclasses.replace(gate, directions=(Direction.FORWARD, Direction.BOTH))
+    together = dataclasses.replace(gate, exemptions=[Exemption((BACKWARD_TIME,), "a good one")])
     technique = dataclasses.replace(toy.technique, operations=[together])
     assert [job.direction.value for job in jobs(technique, CPU, first=1)] == ["forward", "both"]
     assert [job.direction.value for job in Plan(quick=True, cases=1).jobs(technique, CPU)] == ["forward", "both"]
@@ -188,7 +189,14 @@ def test_ceilings_are_measured_again_before_anything_is_rejected_by_them(toy, ma
     assert (found.machine.ceilings, asked) == (machine.ceilings, [1])
     slow = benchmark(toy.technique, busy, CPU, plan, again=lambda: asked.append(1) or busy.ceilings)
     assert {m.status for m in slow.measurements} == {"rejected"}
-    assert len(asked) == 2, "once a run"
+    assert len(asked) == 1 + 2, "once for each of the two jobs"
+
+
+def test_a_machine_that_is_still_busy_at_the_first_rejection_is_measured_again_at_the_next(toy, machine, make_machine):
+    busy, plan = make_machine(1.0), Plan(("native",), quick=True, directions=(Direction.FORWARD,))
+    answers = iter([busy.ceilings, machine.ceilings])
+    found = benchmark(toy.technique, busy, CPU, plan, again=lambda: next(answers))
+    assert [m.status for m in found.measurements] == ["rejected"] * 2 + ["measured"] * 2
 
 
 def test_what_has_changed_since_is_measured_again(toy, machine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
@@ -10,17 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_pytorch.harness import results as results_module
+from kernel_pytorch.harness import records as records_module
 from kernel_pytorch.harness.clock import compare_paired
+from kernel_pytorch.harness.records import RecordError, write_atomically
 from kernel_pytorch.harness.results import (
     CaseRecord,
     ComparisonRecord,
     IntervalRecord,
     Measurement,
     Results,
-    ResultsError,
     load,
-    write_atomically,
 )
 from kernel_pytorch.harness.technique import Case
 
@@ -96,23 +96,15 @@ def test_a_comparison_keeps_its_verdict():
 def test_another_version_and_an_unknown_field_are_refused(results, tmp_path, change, complaint):
     path = tmp_path / "toy.json"
     path.write_text(json.dumps(json.loads(results.model_dump_json()) | change))
-    with pytest.raises(ResultsError) as refused:
+    with pytest.raises(RecordError) as refused:
         load(path)
     assert str(refused.value) == f"{path}: not a results file of schema version 1 ({complaint})"
-
-
-def test_fields_that_are_no_longer_measured_are_dropped(results, tmp_path):
-    content = json.loads(results.model_dump_json())
-    content |= {"accuracy": [{"operation": "gate"}], "real_input": "hidden states"}
-    content["measurements"][0] |= {"burst": 1e-3, "sustained": None}
-    (tmp_path / "old.json").write_text(json.dumps(content))
-    assert load(tmp_path / "old.json") == results
 
 
 def test_a_field_inside_a_measurement_is_named_with_its_place(results, tmp_path):
     path = tmp_path / "toy.json"
     path.write_text(results.model_dump_json().replace('"measured"', '"guessed"'))
-    with pytest.raises(ResultsError, match=r"\(measurements\.0\.status: Input should be 'measured', 'unavailable'"):
+    with pytest.raises(RecordError, match=r"\(measurements\.0\.status: Input should be 'measured', 'unavailable'"):
         load(path)
 
 
@@ -120,12 +112,12 @@ def test_a_field_inside_a_measurement_is_named_with_its_place(results, tmp_path)
 def test_what_is_no_results_file_is_called_so(tmp_path, content):
     path = tmp_path / "toy.json"
     path.write_bytes(content)
-    with pytest.raises(ResultsError, match=r"toy\.json: not a results file"):
+    with pytest.raises(RecordError, match=r"toy\.json: not a results file"):
         load(path)
 
 
 def test_a_file_that_is_absent_is_named(tmp_path):
-    with pytest.raises(ResultsError, match=r"absent\.json: No such file or directory"):
+    with pytest.raises(RecordError, match=r"absent\.json: No such file or directory"):
         load(tmp_path / "absent.json")
 
 
@@ -157,7 +149,7 @@ def test_a_crash_half_way_leaves_the_previous_file_whole_and_nothing_beside_it(r
     before = path.read_bytes()
     planted = {name: getattr(os, name) for name in ("fdopen", "fsync", "chmod", "replace", "unlink")}
     planted |= {"fdopen": FullDisk} if place == "write" else {place: fail}
-    monkeypatch.setattr(results_module, "os", type("os", (), {k: staticmethod(v) for k, v in planted.items()}))
+    monkeypatch.setattr(records_module, "os", type("os", (), {k: staticmethod(v) for k, v in planted.items()}))
     with pytest.raises((OSError, KeyboardInterrupt)):
         results.model_copy(update={"technique": "another"}).save(path)
     assert path.read_bytes() == before
@@ -173,3 +165,43 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path, monkeypatch):
     write_atomically(path, "new")
     assert seen == ["old"]
     assert path.read_text() == "new"
+
+
+def saved(record, path, change):
+    """A file that holds a record with one change to its JSON."""
+    data = json.loads(record.model_dump_json())
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def twice(data):
+    data["measurements"] *= 2
+
+
+IMPOSSIBLE = {
+    "a negative time": (lambda data: data["measurements"][0]["seconds"].update(median=-1e-6), "seconds.median"),
+    "a negative sample": (lambda data: data["measurements"][0].update(samples=[-1e-6]), "samples.0"),
+    "a negative rate": (lambda data: data["machine"]["ceilings"]["bandwidth"][0].update(bytes_per_second=-1.0), "ceil"),
+    "no number": (lambda data: data["measurements"][0]["seconds"].update(median=math.nan), "NaN is no number"),
+    "an infinite number": (lambda data: data["measurements"][0].update(relative_error=math.inf), "Infinity is no"),
+    "a row twice": (twice, "2 times the row"),
+    "markup in a name": (lambda data: data["measurements"][0].update(operation="<b>gate"), "operation"),
+    "markup of a terminal": (lambda data: data["measurements"][0]["case"].update(name="[red]a"), "case.name"),
+    "a table in a device": (lambda data: data["machine"]["environment"].update(device_name="a | b"), "device_name"),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_a_record_that_cannot_be_is_refused_with_the_name_of_its_file(results, tmp_path, what):
+    change, complaint = IMPOSSIBLE[what]
+    path = saved(results, tmp_path / "toy.json", change)
+    with pytest.raises(RecordError, match=rf"toy\.json: not a results file of schema version 1 \(.*{complaint}"):
+        load(path)
+
+
+def test_a_key_that_is_there_twice_is_refused(results, tmp_path):
+    path = tmp_path / "toy.json"
+    path.write_text(results.model_dump_json().replace('"technique"', '"technique":"toy","technique"'))
+    with pytest.raises(RecordError, match="2 times the row technique"):
+        load(path)

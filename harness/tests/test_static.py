@@ -132,7 +132,7 @@ def test_what_is_recorded_is_not_compiled_again_and_still_judged(environment, tm
     assert "as recorded" not in run({**environment, "TRITON_DISABLE_LINE_INFO": "1"}, *recorded, *ARCHS[:2]).stdout
     record = load(file)
     narrow = [c.model_copy(update={"loads": c.loads.model_copy(update={"accesses": {32: 4}})}) for c in record.compiled]
-    record.model_copy(update={"compiled": tuple(narrow)}).save(tmp_path)
+    record.model_copy(update={"compiled": tuple(narrow)}).save(file)
     done = run(environment, *recorded)
     assert done.returncode == 1
     assert "width of loads" in done.stdout

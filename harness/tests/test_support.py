@@ -15,9 +15,10 @@ from kernel_pytorch.harness import availability
 from kernel_pytorch.harness.commands import support as command_module
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Outcome as IsolatedOutcome
-from kernel_pytorch.harness.results import ResultsError
+from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.static import StaticRecord
+from kernel_pytorch.harness.static.record import record_file
 from kernel_pytorch.harness.support import (
     CAPABILITIES,
     check_declaration,
@@ -39,7 +40,7 @@ QUICK = [c for c in CAPABILITIES if c.name in ("fullgraph", "CUDA graphs", "dete
 
 def test_a_record_comes_back_as_it_was_saved(record, tmp_path):
     saved = record()
-    path = saved.save(tmp_path / "made-up")
+    path = saved.save_in(tmp_path / "made-up")
     assert path == tmp_path / "made-up" / "support" / "toy.json"
     assert load(path) == saved
     assert load_all(tmp_path, "toy") == {path: saved}
@@ -57,9 +58,9 @@ def test_a_record_comes_back_as_it_was_saved(record, tmp_path):
 def test_what_is_no_record(tmp_path, text, message):
     path = tmp_path / "toy.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ResultsError, match=message):
+    with pytest.raises(RecordError, match=message):
         load(path)
-    with pytest.raises(ResultsError, match="No such file"):
+    with pytest.raises(RecordError, match="No such file"):
         load(tmp_path / "absent.json")
 
 
@@ -85,7 +86,7 @@ def test_a_row_that_does_not_exist_cannot_be_declared(toy):
 def results(site, toy, record, tmp_path):
     """The toy installed, with one record: the folder of results."""
     site.install_toy()
-    record().save(tmp_path / "results" / "made-up")
+    record().save_in(tmp_path / "results" / "made-up")
     return tmp_path / "results"
 
 
@@ -101,18 +102,18 @@ def test_what_is_recorded_can_be_checked(results, command_line):
 
 def test_changed_sources_are_named_unless_another_device_knows_them(results, record, toy):
     old = technique_digests(toy.technique, "cpu") | {"gate/native": "of other sources"}
-    path = record(sources=old).save(results / "made-up")
+    path = record(sources=old).save_in(results / "made-up")
     assert "| | reference | compile |" in markdown(toy.technique, recorded(toy.technique, results))
     asks = "`kernel-pytorch support toy --changed --json results/<device>` asks again"
     assert problems("toy", results) == [f"{path}: gate/native has changed since; {asks}"]
-    record("Another CPU").save(results / "another")
+    record("Another CPU").save_in(results / "another")
     assert problems("toy", results) == []
 
 
 def test_what_is_wrong_is_not_published(results, record, toy, command_line):
-    record(noes=[(("native", "export"), ("wrong", "does not work"))]).save(results / "made-up")
+    record(noes=[(("native", "export"), ("wrong", "does not work"))]).save_in(results / "made-up")
     words = "a record with wrong outcomes is not published: toy gate level 'native', export: does not work"
-    with pytest.raises(ResultsError, match=words):
+    with pytest.raises(RecordError, match=words):
         recorded(toy.technique, results)
     printed = command_line("support", "toy", "--check", "--results", str(results))
     assert printed.code == 2
@@ -269,9 +270,9 @@ def test_a_check_that_ends_its_process_costs_itself_alone(site, toy, monkeypatch
 
 
 def test_reports_do_not_read_records_as_results(record, command_line, tmp_path):
-    record().save(tmp_path / "results" / "made-up")
+    record().save_in(tmp_path / "results" / "made-up")
     kernels = {"sources": "", "triton": "", "nvcc": "", "broken": (), "not_compiled": (), "compiled": ()}
-    assert StaticRecord(technique="toy", **kernels).save(tmp_path / "results").is_file()
+    StaticRecord(technique="toy", **kernels).save(record_file(tmp_path / "results", "toy"))
     printed = command_line("report", str(tmp_path / "results"))
     assert printed.code == 2
     assert printed.err.startswith("kernel-pytorch: no results in ")

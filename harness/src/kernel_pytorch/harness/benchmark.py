@@ -87,8 +87,9 @@ def benchmark(
             of it is kept, also what this plan does not ask for or has not reached yet.
         on_job: called with the label of each job before it starts.
         on_progress: called with what stands after each job, marked as not complete.
-        again: measures the ceilings once more before anything is rejected by them: they may have been measured while
-            the machine was busy. None if they are given. Called once at most.
+        again: measures the ceilings again before a result is rejected for exceeding them, because the machine may have
+            been busy the first time; the higher ones hold from then on. Called once at most for each job. None if the
+            ceilings are given.
 
     Returns:
         The results; after Ctrl-C those that stood by then, marked as not complete.
@@ -175,7 +176,6 @@ def _time_jobs(
             found = _measure(job, known.machine, device, wanted, worker)
             if again is not None and any(m.status == "rejected" for m in found):
                 known.raise_ceilings(again())
-                again = None
                 found = _measure(job, known.machine, device, wanted, worker)
             known.add(job, found)
         on_progress(known.results(complete=False))

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from kernel_pytorch.harness.clock.pool import last_level_cache_bytes
+from kernel_pytorch.harness.records import Name, Part
 
 
-class Environment(BaseModel):
+class Environment(Part):
     """Everything that a number depends on besides the code.
 
     Attributes:
@@ -42,20 +42,18 @@ class Environment(BaseModel):
         triton_interpret: whether Triton kernels run in the interpreter.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     python: str
     torch: str
     triton: str | None
     cuda: str | None
     driver: str | None
     device_type: Literal["cpu", "cuda"]
-    device_name: str
+    device_name: Name
     compute_capability: str | None
     multiprocessors: int | None
     last_level_cache_bytes: int | None
     memory_bytes: int
-    cpu_model: str
+    cpu_model: Name
     logical_cpus: int
     torch_threads: int
     float32_matmul_precision: str

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from kernel_pytorch.harness.clock import Subject, measure
 from kernel_pytorch.harness.clock.pool import ASSUMED_CPU_CACHE_BYTES, last_level_cache_bytes
 from kernel_pytorch.harness.environment import Environment, describe_environment, memory_bytes
+from kernel_pytorch.harness.records import Amount, Count, Name, Part, Record
 
 WORKING_SETS = {
     "cpu": (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 8),
@@ -46,7 +46,7 @@ LONGEST_MATMUL = 0.25
 """Seconds. A processor without bfloat16 instructions would need minutes for the largest sizes."""
 
 
-class BandwidthPoint(BaseModel):
+class BandwidthPoint(Part):
     """The rate of streams over one working set.
 
     Attributes:
@@ -59,15 +59,13 @@ class BandwidthPoint(BaseModel):
         memory: the level that the working set fits in.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    bytes: int
-    bytes_per_second: float
-    peak_bytes_per_second: float
+    bytes: Count
+    bytes_per_second: Amount
+    peak_bytes_per_second: Amount
     memory: Literal["cache", "DRAM"]
 
 
-class Ceilings(BaseModel):
+class Ceilings(Part):
     """The measured limits of a machine.
 
     Attributes:
@@ -76,17 +74,15 @@ class Ceilings(BaseModel):
         launch_overhead_seconds: host time of the smallest operation; on CUDA that of launching it, without waiting.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     bandwidth: tuple[BandwidthPoint, ...]
-    matmul_flops_per_second: dict[str, float]
-    launch_overhead_seconds: float
+    matmul_flops_per_second: dict[Name, Amount]
+    launch_overhead_seconds: Amount
 
 
-class Machine(BaseModel):
+class Machine(Record):
     """A machine: what it is, and what it can do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind = "a record of a machine"
 
     environment: Environment
     ceilings: Ceilings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_pytorch.harness.results import write_atomically
+from kernel_pytorch.harness.records import write_atomically
 
 
 class ReadmeError(ValueError):

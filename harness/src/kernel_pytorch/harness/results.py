@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.noise import Trace
+from kernel_pytorch.harness.records import Amount, Count, Name, Part, Record, check_once
+from kernel_pytorch.harness.records import write_atomically as write_atomically
 from kernel_pytorch.harness.technique import Case
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -21,29 +20,12 @@ VERIFICATION_SUFFIX = ".verification.json"
 Status = Literal["measured", "unavailable", "wrong", "rejected", "crashed"]
 
 
-class ResultsError(ValueError):
-    """A results file that cannot be read; the message says which and why."""
-
-
-FORMER = {"accuracy", "burst", "real_input", "sustained"}
-"""Fields of older files that are no longer measured; reading a file drops them."""
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_former_fields(cls, data: Any) -> Any:
-        return {k: v for k, v in data.items() if k not in FORMER} if isinstance(data, dict) else data
-
-
-class IntervalRecord(_Record):
+class IntervalRecord(Part):
     """A median and its bootstrap interval."""
 
-    median: float
-    low: float
-    high: float
+    median: Amount
+    low: Amount
+    high: Amount
 
     @classmethod
     def of(cls, interval: Interval) -> IntervalRecord:
@@ -51,7 +33,7 @@ class IntervalRecord(_Record):
         return cls(median=interval.median, low=interval.low, high=interval.high)
 
 
-class ComparisonRecord(_Record):
+class ComparisonRecord(Part):
     """How many times faster than a baseline, from the paired ratios of the same rounds."""
 
     speedup: IntervalRecord
@@ -65,11 +47,11 @@ class ComparisonRecord(_Record):
         )
 
 
-class CaseRecord(_Record):
+class CaseRecord(Part):
     """A case, with sizes as JSON can hold them."""
 
-    name: str
-    dtype: str
+    name: Name
+    dtype: Name
     sizes: dict[str, Any]
 
     @classmethod
@@ -85,15 +67,15 @@ class CaseRecord(_Record):
         return " ".join(filter(None, [self.name, shape, *sizes, self.dtype]))
 
 
-class RangeRecord(_Record):
+class RangeRecord(Part):
     """Smallest, median and largest of some readings."""
 
-    low: float
-    median: float
-    high: float
+    low: Amount
+    median: Amount
+    high: Amount
 
 
-class Conditions(_Record):
+class Conditions(Part):
     """What the machine did while the implementations of one case were timed in turns; None: it does not tell.
 
     Attributes:
@@ -118,7 +100,7 @@ class Conditions(_Record):
         return cls(**records, throttled=trace.throttle_reasons())
 
 
-class Run(_Record):
+class Run(Part):
     """One run of the benchmark: a resumed file holds what several found out."""
 
     created: str
@@ -128,7 +110,7 @@ class Run(_Record):
     triton: str | None
 
 
-class Carried(_Record):
+class Carried(Part):
     """Why device times stand for kernels whose sources have changed since.
 
     Attributes:
@@ -142,7 +124,7 @@ class Carried(_Record):
     compared: str
 
 
-class Measurement(_Record):
+class Measurement(Part):
     """One implementation on one case in one direction.
 
     Attributes:
@@ -165,33 +147,33 @@ class Measurement(_Record):
         conditions: of the machine meanwhile, the same for all implementations of a case.
     """
 
-    operation: str
+    operation: Name
     case: CaseRecord
     direction: Literal["forward", "backward", "both"]
-    implementation: str
-    level: str
+    implementation: Name
+    level: Name
     status: Status
     reason: str = ""
     seconds: IntervalRecord | None = None
-    samples: tuple[float, ...] = ()
-    calls_per_sample: int = 0
+    samples: tuple[Amount, ...] = ()
+    calls_per_sample: Count = 0
     method: str = ""
-    pool_bytes: int = 0
-    bytes: int = 0
-    flops: int = 0
-    bytes_per_second: float | None = None
-    share_of_copy: float | None = None
-    share_of_matmul: float | None = None
+    pool_bytes: Count = 0
+    bytes: Count = 0
+    flops: Count = 0
+    bytes_per_second: Amount | None = None
+    share_of_copy: Amount | None = None
+    share_of_matmul: Amount | None = None
     same_size: bool = False
-    comparisons: dict[str, ComparisonRecord] = {}
-    relative_error: float | None = None
-    error_over_budget: float | None = None
-    marked: tuple[int, ...] = ()
+    comparisons: dict[Name, ComparisonRecord] = Field(default_factory=dict)
+    relative_error: Amount | None = None
+    error_over_budget: Amount | None = None
+    marked: tuple[Count, ...] = ()
     conditions: Conditions | None = None
-    run: int = 0
+    run: Count = 0
 
 
-class WholeCost(_Record):
+class WholeCost(Part):
     """What one implementation costs beside device time, on one case. None: not measured here; `missing` says why.
 
     Attributes:
@@ -208,23 +190,23 @@ class WholeCost(_Record):
         run: which of the file's runs found it out.
     """
 
-    operation: str
-    implementation: str
+    operation: Name
+    implementation: Name
     case: CaseRecord
-    eager: float | None = None
-    compiled: float | None = None
-    graph: float | None = None
-    forward_peak: int | None = None
-    training_peak: int | None = None
-    saved_for_backward: int | None = None
+    eager: Amount | None = None
+    compiled: Amount | None = None
+    graph: Amount | None = None
+    forward_peak: Count | None = None
+    training_peak: Count | None = None
+    saved_for_backward: Count | None = None
     cold_start: float | None = None
     warm_start: float | None = None
-    launches: int | None = None
-    missing: dict[str, str] = {}
-    run: int = 0
+    launches: Count | None = None
+    missing: dict[str, str] = Field(default_factory=dict)
+    run: Count = 0
 
 
-class Results(_Record):
+class Results(Record):
     """Everything that one benchmark run found out about one technique.
 
     Attributes:
@@ -236,25 +218,29 @@ class Results(_Record):
         runs: that found this out; empty in files that are older than it.
     """
 
+    kind = f"a results file of schema version {SCHEMA_VERSION}"
+
     schema_version: Literal[1] = SCHEMA_VERSION
-    technique: str
+    technique: Name
     created: str
     quick: bool
     complete: bool = True
     machine: Machine
     sources: dict[str, str]
-    kernels: dict[str, str] = {}
-    carried: dict[str, Carried] = {}
+    kernels: dict[str, str] = Field(default_factory=dict)
+    carried: dict[str, Carried] = Field(default_factory=dict)
     runs: tuple[Run, ...] = ()
     measurements: tuple[Measurement, ...]
     costs: tuple[WholeCost, ...] = ()
 
-    def save(self, path: Path) -> None:
-        """Write the file in one step: a crash half-way leaves the previous file whole."""
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+    @model_validator(mode="after")
+    def _check_rows(self) -> Results:
+        check_once((m.operation, m.case.label, m.direction, m.implementation) for m in self.measurements)
+        check_once((c.operation, c.case.label, c.implementation) for c in self.costs)
+        return self
 
 
-class LevelVerification(_Record):
+class LevelVerification(Part):
     """What the verification of one level came to.
 
     Attributes:
@@ -266,8 +252,8 @@ class LevelVerification(_Record):
         unavailable: why they could not, each reason once.
     """
 
-    operation: str
-    implementation: str
+    operation: Name
+    implementation: Name
     ran: int
     right: int
     worst: float | None
@@ -276,59 +262,21 @@ class LevelVerification(_Record):
     unavailable: tuple[str, ...]
 
 
-class VerificationReport(_Record):
+class VerificationReport(Record):
     """Everything that one verification found out about one technique on one device."""
 
+    kind = f"a verification of schema version {SCHEMA_VERSION}"
+
     schema_version: Literal[1] = SCHEMA_VERSION
-    technique: str
+    technique: Name
     created: str
     environment: Environment
     sources: dict[str, str]
     levels: tuple[LevelVerification, ...]
     spared: tuple[str, ...] = ()
 
-    def save(self, path: Path) -> None:
-        """Write the file in one step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
 
-
-def load(path: Path) -> Results:
-    """Read a results file.
-
-    Raises:
-        ResultsError: it cannot be read, is no results file, or has another schema version.
-    """
-    try:
-        return Results.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultsError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ResultsError(f"{path}: not a results file, not even text ({error.reason})") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise ResultsError(
-            f"{path}: not a results file of schema version {SCHEMA_VERSION} ({where}: {first['msg']})"
-        ) from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, then rename over it; folders that are missing are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+load = Results.load
 
 
 def _plain(value: Any) -> Any:

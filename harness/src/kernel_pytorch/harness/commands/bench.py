@@ -40,7 +40,8 @@ from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import QUICK_CASES, SHORT_CASES, JobKey
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_ceilings, measure_machine
-from kernel_pytorch.harness.results import Measurement, Results, ResultsError, load
+from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.technique import Direction, Level, Technique
 
 CASE_TIMEOUT = 600.0
@@ -206,7 +207,7 @@ def _check_target(target: Path | None, *, full: bool) -> None:
     check_writable(target)
     if target is None or full or not target.is_file():
         return
-    with contextlib.suppress(ResultsError):
+    with contextlib.suppress(RecordError):
         if not load(target).quick:
             _stop(f"{target} holds a full run, which only --full replaces; give another --json or --out")
 
@@ -225,9 +226,9 @@ def _fails(m: Measurement) -> bool:
 
 def _read_machine(file: Path) -> Machine:
     try:
-        return Machine.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        _stop(f"{file} is no record of a machine: {str(error).splitlines()[0]}")
+        return Machine.load(file)
+    except RecordError as error:
+        _stop(str(error))
 
 
 def _measure_machine(device: torch.device, *, quick: bool) -> Machine:
@@ -287,7 +288,7 @@ def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path |
     try:
         found = load(files[0])
         reason = why_not_resumed(found, machine, plan)
-    except ResultsError as error:
+    except RecordError as error:
         reason = str(error)
     if reason is not None:
         messages.print(f"{technique.name}: not resumed, {reason}; the run begins anew", **PLAIN)

@@ -13,7 +13,8 @@ from rich.table import Table
 from kernel_pytorch.harness.clock import Verdict
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.compare import Change, NotComparable, compare, environment_differences
-from kernel_pytorch.harness.results import ResultsError, load
+from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.results import load
 
 
 def percentage(text: str) -> float:
@@ -56,7 +57,7 @@ def compare_command(
     try:
         before, after = load(old), load(new)
         changes = compare(before, after, across_devices=across_devices)
-    except (ResultsError, NotComparable) as error:
+    except (RecordError, NotComparable) as error:
         messages.print(f"kernel-pytorch: {error}", **PLAIN)
         raise typer.Exit(2) from None
     differences = Table("environment", "old", "new", title="what differs between the machines", title_justify="left")

@@ -12,7 +12,6 @@ from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, messages, output, warn_if_busy
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.machine import Machine, measure_machine
-from kernel_pytorch.harness.results import write_atomically
 
 NO_SELF_TEST = (
     "machine --self-test was removed; kernel_pytorch.harness.compare_implementations times one function under two names"
@@ -43,7 +42,7 @@ def machine_command(
     for table in tables(machine):
         output.print(table)
     if json is not None:
-        write_atomically(json, machine.model_dump_json(indent=1) + "\n")
+        machine.save(json)
 
 
 def tables(machine: Machine) -> list[Table]:

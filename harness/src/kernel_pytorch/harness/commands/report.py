@@ -17,6 +17,7 @@ from kernel_pytorch.harness.models.record import FILE as MODELS_FILE
 from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.readme import ReadmeError, write_block
+from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.report import (
     conditions,
     cost_table,
@@ -25,7 +26,7 @@ from kernel_pytorch.harness.report import (
     reasons,
     terminal_tables,
 )
-from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, ResultsError, load
+from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, load
 from kernel_pytorch.harness.staleness import listing, remedies, stale
 from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
@@ -88,7 +89,7 @@ def report_command(
         raise typer.Exit(2)
     try:
         found = {file: load(file) for file in files}
-    except ResultsError as error:
+    except RecordError as error:
         messages.print(f"kernel-pytorch: {error}", **PLAIN)
         raise typer.Exit(2) from None
     if check_stale:
@@ -146,7 +147,7 @@ def carry_all(found: dict[Path, Results]) -> None:
             continue
         try:
             after, lines = carry(results, technique, file.parent.parent)
-        except (CarryError, ResultsError) as error:
+        except (CarryError, RecordError) as error:
             messages.print(f"kernel-pytorch: {escape(f'{file}: {error}')}", **PLAIN)
             failed = True
             continue

@@ -22,7 +22,7 @@ from kernel_pytorch.harness.discovery import UnknownNameError, discover
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
 from kernel_pytorch.harness.static.inspection import WorkerError
 from kernel_pytorch.harness.static.kernel_sources import triton_level
-from kernel_pytorch.harness.static.record import known
+from kernel_pytorch.harness.static.record import known, record_file
 from kernel_pytorch.harness.static.table import terminal_table
 
 
@@ -107,7 +107,9 @@ def _show(record: StaticRecord, details: bool, folder: Path | None) -> None:
     for reason in record.not_compiled:
         output.print(f"[yellow]not compiled here:[/yellow] {escape(f'{record.technique}: {reason}')}", **PLAIN)
     if folder is not None:
-        output.print(f"written: {escape(str(record.save(folder)))}", **PLAIN)
+        file = record_file(folder, record.technique)
+        record.save(file)
+        output.print(f"written: {escape(str(file))}", **PLAIN)
 
 
 def _summary(inspections: list[Inspection], records: list[StaticRecord], seconds: float) -> str:

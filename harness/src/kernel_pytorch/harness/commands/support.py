@@ -11,6 +11,7 @@ import torch
 import typer
 from rich.markup import escape
 from rich.status import Status
+from rich.table import Table
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
@@ -25,11 +26,11 @@ from kernel_pytorch.harness.commands.common import (
 )
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Workers
-from kernel_pytorch.harness.results import ResultsError
+from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load, problems
 from kernel_pytorch.harness.support.capabilities import without_a_device_each, without_compiler
 from kernel_pytorch.harness.support.record import FOLDER
-from kernel_pytorch.harness.support.table import terminal_table
+from kernel_pytorch.harness.support.table import tabulate
 from kernel_pytorch.harness.technique import Technique
 
 TIMEOUT = 300.0
@@ -81,14 +82,14 @@ def support_command(
         raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
     try:
         known = _records(json) if changed and json is not None else {}
-    except ResultsError as error:
+    except RecordError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         raise typer.Exit(2) from error
     records = _examine(techniques, where, known, timeout, processes)
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:
-            output.print(f"written: {escape(str(record.save(json)))}", **PLAIN)
+            output.print(f"written: {escape(str(record.save_in(json)))}", **PLAIN)
     if any(record.wrong() for record in records) or (technique is None and discovery.broken):
         raise typer.Exit(1)
 
@@ -132,9 +133,12 @@ def _telling(status: Status) -> Callable[[str], None]:
 def _show(technique: Technique, record: SupportRecord) -> None:
     """Print the tables of a technique, and what is wrong."""
     for operation in technique.operations:
-        table, notes = terminal_table(operation, record)
+        found = tabulate(operation, [record])
+        table = Table("", *found.levels, title=operation.name, title_justify="left")
+        for row in found.rows:
+            table.add_row(*(f"[red]{text}[/red]" if text.startswith("wrong") else text for text in row))
         output.print(table)
-        for note in notes:
+        for note in (*(f"({number}) {reason}" for number, reason in enumerate(found.reasons, 1)), *found.absent):
             output.print(escape(note), **PLAIN)
     for line in record.wrong():
         output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)
@@ -144,7 +148,7 @@ def _check(techniques: list[str], results: Path) -> int:
     """Print what is not recorded; the exit code."""
     try:
         found = [line for technique in techniques for line in problems(technique, results)]
-    except ResultsError as error:
+    except RecordError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         return 2
     for line in found or ["everything is recorded of the present sources"]:

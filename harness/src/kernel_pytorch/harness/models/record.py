@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.models.profiles import Kernel
+from kernel_pytorch.harness.records import Amount, Count, Name, Part, check_once
+from kernel_pytorch.harness.records import Record as File
 
 FILE = "models.json"
 
 
-class RecordError(Exception):
-    """A file that holds no record of models."""
+class Kernel(Part):
+    """The launches of one kernel in a step.
+
+    Attributes:
+        name: of the kernel.
+        seconds: of all its launches.
+        count: of launches.
+    """
+
+    name: str
+    seconds: Amount
+    count: Count
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Ratio(_Frozen):
+class Ratio(Part):
     """Time of the baseline over that of a variant, of the same rounds; above 1 the variant is faster.
 
     Attributes:
@@ -29,12 +36,12 @@ class Ratio(_Frozen):
         high: upper end.
     """
 
-    median: float
-    low: float
-    high: float
+    median: Amount
+    low: Amount
+    high: Amount
 
 
-class Cost(_Frozen):
+class Cost(Part):
     """What a step of a variant costs.
 
     Attributes:
@@ -54,22 +61,22 @@ class Cost(_Frozen):
         replaced: parts of the model that were patched.
     """
 
-    wall: float
-    wall_low: float
-    wall_high: float
-    host: float
-    device: float | None
-    launches: int
-    peak_bytes: int | None
-    first_call: float
+    wall: Amount
+    wall_low: Amount
+    wall_high: Amount
+    host: Amount
+    device: Amount | None
+    launches: Count
+    peak_bytes: Count | None
+    first_call: Amount
     kernels: tuple[Kernel, ...]
     losses: tuple[float, ...]
-    difference: float
-    gradients: float | None = None
-    replaced: int
+    difference: Amount
+    gradients: Amount | None = None
+    replaced: Count
 
 
-class Row(_Frozen):
+class Row(Part):
     """A variant of a model at one work.
 
     Attributes:
@@ -82,16 +89,16 @@ class Row(_Frozen):
         failed: whether it raised an error, and was not left out.
     """
 
-    model: str
-    work: str
-    variant: str
+    model: Name
+    work: Name
+    variant: Name
     cost: Cost | None = None
     ratio: Ratio | None = None
     reason: str | None = None
     failed: bool = False
 
 
-class Origin(_Frozen):
+class Origin(Part):
     """When, where and of what something was measured.
 
     Attributes:
@@ -108,6 +115,11 @@ class Origin(_Frozen):
     transformers: str
     packages: dict[str, str]
 
+    def matches(self, now: Origin) -> bool:
+        """Whether it was measured of the same sources, on the same device, with models of the same size."""
+        mine, other = ((each.packages, each.tiny, each.environment.slug) for each in (self, now))
+        return mine == other
+
 
 class Run(Origin):
     """One model at one work.
@@ -118,32 +130,46 @@ class Run(Origin):
 
     rows: tuple[Row, ...]
 
+    @model_validator(mode="after")
+    def _check_rows(self) -> Run:
+        check_once((row.model, row.work, row.variant) for row in self.rows)
+        return self
 
-class LossRun(Origin):
-    """The losses of the first steps of training of a model, stock beside ours.
+
+class Curves(Part):
+    """The losses of the first steps of training, without dropout, from the same weights on the same batch.
 
     Attributes:
         dtype: of the weights.
         stock: losses of the model as it comes.
         ours: with the techniques patched in.
-        seeds: of stock with other rounding errors, by seed; none in float32.
-        difference: the largest of a step between ours and stock, over the loss.
-        allowed: how large it may be.
         exact: of stock that computes in float32; none in float32, or in older records.
-        errors: the same difference of ours and of stock from that.
+        difference: the largest of a step between ours and stock, over the loss.
+        errors: the same difference of ours and of stock from `exact`.
+        allowed: the largest that `held` may be.
+        seeds: in older records, losses of stock with other rounding errors, which limited `difference` there.
     """
 
     dtype: str
     stock: tuple[float, ...]
     ours: tuple[float, ...]
-    seeds: tuple[tuple[float, ...], ...]
-    difference: float
-    allowed: float
     exact: tuple[float, ...] = ()
+    difference: float
     errors: tuple[float, float] | None = None
+    allowed: float
+    seeds: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def held(self) -> float:
+        """The distance that is limited: that of ours from float32, or from stock where everything is in float32."""
+        return self.difference if self.errors is None or self.seeds else self.errors[0]
 
 
-class Record(_Frozen):
+class LossRun(Origin, Curves):
+    """The curves of one model, and where they were measured."""
+
+
+class Record(File):
     """All models of a device, each work with the run that measured it.
 
     Attributes:
@@ -151,25 +177,23 @@ class Record(_Frozen):
         losses: by the name of the model.
     """
 
-    runs: dict[str, Run]
-    losses: dict[str, LossRun] = {}
+    kind = "a record of models"
 
-    def save(self, file: Path) -> None:
-        """Write the file as a whole."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(file)
+    runs: dict[Name, Run]
+    losses: dict[Name, LossRun] = Field(default_factory=dict)
+
+    def done(self, now: Origin, variants: Iterable[str]) -> set[str]:
+        """Names of the runs that match `now` and hold all these variants, none of which failed."""
+        return {
+            name
+            for name, run in self.runs.items()
+            if run.matches(now) and {*variants} <= {row.variant for row in run.rows if not row.failed}
+        }
+
+
+load = Record.load
 
 
 def run_name(model: str, work: str) -> str:
     """Under which a record holds a model at a work."""
     return f"{model}/{work}"
-
-
-def load(file: Path) -> Record:
-    """Read a record. Raises RecordError naming the file and what is wrong with it."""
-    try:
-        return Record.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise RecordError(f"{file} is no record of models: {str(error).splitlines()[0]}") from None

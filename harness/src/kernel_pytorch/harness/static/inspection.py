@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernel_pytorch.harness.results import write_atomically
+from kernel_pytorch.harness.records import write_atomically
 from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.sources import digest, kernel_files
 from kernel_pytorch.harness.static.compiled import Compiled

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field
 
-from kernel_pytorch.harness.results import ResultsError, write_atomically
+from kernel_pytorch.harness.records import Name, Record, RecordError, write_atomically
 from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.gate import Violation, violations
@@ -24,7 +24,7 @@ SUFFIX = ".kernels.json"
 """Tells it from results, which are `<device>/<technique>.json`."""
 
 
-class StaticRecord(BaseModel):
+class StaticRecord(Record):
     """Everything that was found out about the kernels of one technique.
 
     Attributes:
@@ -39,26 +39,24 @@ class StaticRecord(BaseModel):
         compiled: one per kernel, configuration and architecture.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind = "a record of compiled kernels"
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    technique: str
+    technique: Name
     key: str = ""
     sources: str
-    kernels: dict[str, str] = {}
+    kernels: dict[str, str] = Field(default_factory=dict)
     triton: str
     nvcc: str
     broken: tuple[Violation, ...]
     not_compiled: tuple[str, ...]
     compiled: tuple[Compiled, ...]
 
-    def save(self, folder: Path) -> Path:
-        """Write the file of `record_file` in one step; return its path."""
-        path = record_file(folder, self.technique)
+    def save(self, path: Path) -> None:
+        """Write the file in one step."""
         head = self.model_dump_json(indent=1, exclude={"compiled"}).removesuffix("\n}")
         lines = ",\n".join(c.model_dump_json(exclude_defaults=True) for c in self.compiled)
         write_atomically(path, f'{head},\n "compiled": [\n{lines}\n]}}\n')
-        return path
 
 
 def record_file(results: Path, technique: str) -> Path:
@@ -95,16 +93,7 @@ def summarize(inspections: Sequence[Inspection]) -> StaticRecord:
     )
 
 
-def load(path: Path) -> StaticRecord:
-    """Read a record.
-
-    Raises:
-        ResultsError: it cannot be read, or is no record of this schema version.
-    """
-    try:
-        return StaticRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise ResultsError(f"{path}: not a record of compiled kernels: {str(error).splitlines()[0]}") from error
+load = StaticRecord.load
 
 
 def known(technique: Technique, results: Path) -> StaticRecord | None:
@@ -116,6 +105,6 @@ def known(technique: Technique, results: Path) -> StaticRecord | None:
         record = load(record_file(results, technique.name))
         if not record.key or record.key != inputs_key(technique):
             return None
-    except (ResultsError, UnitsError, ToolMissingError):  # whoever compiles says what is missing
+    except (RecordError, UnitsError, ToolMissingError):  # whoever compiles says what is missing
         return None
     return record.model_copy(update={"broken": tuple(violations(technique, record.compiled, complete=True))})

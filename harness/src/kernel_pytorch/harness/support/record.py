@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import model_validator
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.results import ResultsError, write_atomically
+from kernel_pytorch.harness.records import Name, Part, Record, check_once
 
 SCHEMA_VERSION: Literal[1] = 1
 FOLDER = "support"
@@ -17,11 +17,7 @@ FOLDER = "support"
 Answer = Literal["yes", "no", "not tested here", "wrong"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Outcome(_Record):
+class Outcome(Part):
     """What came out for one row and one implementation of an operation.
 
     Attributes:
@@ -31,23 +27,23 @@ class Outcome(_Record):
         error: what was raised, if anything was.
     """
 
-    operation: str
-    implementation: str
-    capability: str
+    operation: Name
+    implementation: Name
+    capability: Name
     answer: Answer
     reason: str = ""
     error: str = ""
 
 
-class Absent(_Record):
+class Absent(Part):
     """An implementation that cannot run on this device."""
 
-    operation: str
-    implementation: str
+    operation: Name
+    implementation: Name
     reason: str
 
 
-class SupportRecord(_Record):
+class SupportRecord(Record):
     """Everything that was found out about one technique on one device.
 
     Attributes:
@@ -56,18 +52,25 @@ class SupportRecord(_Record):
         absent: those that cannot.
     """
 
+    kind = f"a support record of schema version {SCHEMA_VERSION}"
+
     schema_version: Literal[1] = SCHEMA_VERSION
-    technique: str
+    technique: Name
     created: str
     environment: Environment
     sources: dict[str, str]
     outcomes: tuple[Outcome, ...]
     absent: tuple[Absent, ...] = ()
 
-    def save(self, folder: Path) -> Path:
-        """Write `folder/support/<technique>.json` in one step; return its path."""
+    @model_validator(mode="after")
+    def _check_rows(self) -> SupportRecord:
+        check_once((o.operation, o.implementation, o.capability) for o in self.outcomes)
+        return self
+
+    def save_in(self, folder: Path) -> Path:
+        """Write `folder/support/<technique>.json`; return its path."""
         path = folder / FOLDER / f"{self.technique}.json"
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+        self.save(path)
         return path
 
     def wrong(self) -> list[str]:
@@ -80,28 +83,13 @@ class SupportRecord(_Record):
         ]
 
 
-def load(path: Path) -> SupportRecord:
-    """Read a record.
-
-    Raises:
-        ResultsError: it cannot be read, is no record, or has another schema version.
-    """
-    try:
-        return SupportRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path}: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise ResultsError(
-            f"{path}: not a support record of schema version {SCHEMA_VERSION} ({where}: {first['msg']})"
-        ) from error
+load = SupportRecord.load
 
 
 def load_all(results: Path, technique: str) -> dict[Path, SupportRecord]:
     """The records of a technique on all devices: `results/<device>/support/<technique>.json`.
 
     Raises:
-        ResultsError: one of them cannot be read.
+        RecordError: one of them cannot be read.
     """
     return {path: load(path) for path in sorted(results.glob(f"*/{FOLDER}/{technique}.json"))}

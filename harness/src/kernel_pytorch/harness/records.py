@@ -1,0 +1,99 @@
+"""The base of all records: one JSON file each, read with its faults named, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Amount = Annotated[float, Field(ge=0.0)]
+Count = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^[^<>\[\]|`\n]*$")]
+"""Text that tables, pages and terminals print as it is."""
+
+
+class RecordError(ValueError):
+    """A file that holds no record of the kind that was asked for; the message names the file and the fault."""
+
+
+class Part(BaseModel):
+    """A part of a record: immutable, and without fields that it does not declare."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Record(Part):
+    """What a file holds.
+
+    Attributes:
+        kind: what messages call such a file.
+    """
+
+    kind: ClassVar[str] = "a record"
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises:
+            RecordError: it cannot be read, is no such record, or holds what no record can hold: an infinite number or
+                one that is none, a negative amount, a row twice, a name with markup in it.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_once)
+            return cls.model_validate(found)
+        except OSError as error:
+            raise RecordError(f"{path}: {error.strerror or error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "file"
+            raise RecordError(f"{path}: not {cls.kind} ({where}: {first['msg']})") from error
+        except ValueError as error:  # no text, no JSON, or a number or key that was refused
+            raise RecordError(f"{path}: not {cls.kind} (file: {error})") from error
+
+    def save(self, path: Path) -> None:
+        """Write the file in one step: a crash half-way leaves the previous file whole."""
+        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+
+
+def check_once(rows: Iterable[Hashable]) -> None:
+    """Raise ValueError if a row is there twice; rows are given by what tells them apart."""
+    row, count = next(iter(Counter(rows).most_common(1)), (None, 1))
+    if count > 1:
+        raise ValueError(f"{count} times the row {row}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the target, then rename over it; folders that are missing are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException as error:
+        os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of a measurement")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    check_once(key for key, _ in pairs)
+    return dict(pairs)
