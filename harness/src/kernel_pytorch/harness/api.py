@@ -35,7 +35,7 @@ def verify(
     """Check every level of a technique's public functions against the definition in float64.
 
     Forward and gradients, on awkward and adversarial inputs; the rules are those of `kernel_pytorch.harness.oracle`.
-    What is wrong is in `failures` of each of the report's `levels`.
+    Each of the report's `levels` lists its `failures`.
 
     Args:
         name: of an installed technique, as `kernel-pytorch list` prints it.
@@ -82,7 +82,7 @@ def bench(
         worker: as `workers` in `verify`.
         previous: as in `kernel_pytorch.harness.benchmark.benchmark`, and so are the rest.
         on_job: called with the label of each job before it starts.
-        on_progress: called with what stands after each job.
+        on_progress: called with the results so far after each job.
         again: measures the ceilings once more before anything is rejected by them.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Times several subjects in turns, so that whatever disturbs the machine disturbs all of them alike."""
+"""Times several subjects in turns, so that a disturbance of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(
 
     Samples with the same index belong to the same round and can be paired. All subjects are timed on the same input
     sets: see `sampling`. If one subject is so short that only a CUDA graph can time it, all are captured where they
-    can be, because times of different methods cannot be compared; `Timing.method` tells which one it was.
+    can be, because times of different methods cannot be compared; `Timing.method` tells which one was used.
 
     Args:
         subjects: with distinct names and the same number of sets.

@@ -6,19 +6,17 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
 from kernel_pytorch.harness.profiling.records import PeakMemory
 from kernel_pytorch.harness.profiling.tables import TOO_FAST, PrintableTable
+from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.report import seconds, size, speedup
 from kernel_pytorch.harness.results import ComparisonRecord, IntervalRecord
 
 
-class Shown(BaseModel):
+class Shown(Part):
     """A record of a measurement."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_json(self) -> str:
         """The whole record."""
@@ -86,7 +84,7 @@ class Contender(Shown):
         seconds: per call; also there for one that turned out wrong after it was timed, to be struck out.
         samples: seconds per call; samples of the same index belong to the same round.
         method: how it was timed.
-        comparison: speedup over the reference, from the paired ratios; None unless measured alike.
+        comparison: speedup over the reference, from the paired ratios; None for another method.
         relative_error: ||output - truth|| / ||truth||, worst output.
         error_over_budget: the worst element's error divided by what it is allowed.
         share_of_copy: of the copy rate of the memory that the inputs fit in; None if the rate cannot be true.
