@@ -137,13 +137,14 @@ class Operation(CachedCall):
         prepared = self._prepared(arguments)
         tensors = _deciding(prepared)
         level = self.ladder.chosen(self.name, prepared.level, *tensors, features=prepared.features)
-        function, principal = self.ladder.function(self.name, level), tensors[0]
+        principal = tensors[0]
         assert principal is not None
         # The environment says whether Triton is interpreted.
         kept = level != "triton" or principal.is_cuda
         taken = taker(arguments, prepared.arguments) if prepared.result is None else None
         if taken is None:  # a tensor is made in every call
             return Bound(self.uncached, kept=kept)
+        function = self.ladder.function(self.name, level)
         plain = Bound(function, *taken, kept=kept)
         if isinstance(function, MappedCall):
             given = function.arguments_of(*prepared.arguments)
