@@ -13,12 +13,12 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.jobs import QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
+from kernel_pytorch.harness.overheads import call_cost, no_cost, with_starts
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
 from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
-from kernel_pytorch.harness.whole_cost import call_cost, no_cost, with_starts
 
 QUICK_ROUNDS = 12
 
