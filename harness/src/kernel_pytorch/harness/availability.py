@@ -1,4 +1,4 @@
-"""Whether an implementation can run, and be timed, on a device; and if not, why."""
+"""Whether an implementation can run, and be timed, on a device, and why not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def why_unavailable(
 def why_not_timed(
     technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """The reason why this implementation's time cannot be told there, or None."""
+    """The reason why this implementation cannot be timed there, or None."""
     reason = why_unavailable(technique, implementation, device, dtype)
     if isinstance(implementation, Peer) and reason is not None:
         return reason
@@ -64,7 +64,7 @@ def why_not_timed(
 
 
 def description(technique: Technique, implementation: Implementation, device: torch.device) -> str:
-    """What the technique itself says about a level there, or nothing."""
+    """The technique's own description of a level there, or ""."""
     describe = getattr(technique.ladder(), "describe", None)
     return describe(implementation.level.value, device) if describe is not None else ""
 
@@ -91,7 +91,7 @@ def _features(ladder: Any, function: str, level: str, device: torch.device) -> l
 
 
 def _unmeasured(ladder: Any, operation: Operation, implementation: Implementation, device: torch.device) -> bool:
-    """Whether a row that rests on no record makes this level the default somewhere there."""
+    """Whether a row without a record makes this level a default there."""
     return any(
         row.record is None
         and row.level == implementation.name

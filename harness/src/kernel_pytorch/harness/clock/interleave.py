@@ -1,4 +1,4 @@
-"""Times several subjects in turns, so that whatever disturbs the machine disturbs all of them alike."""
+"""Time several subjects in turns, so that disturbances of the machine affect all of them equally."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure(
     on_round: Callable[[], None] | None = None,
     make_sampler: Callable[[Subject, torch.device], Sampler] = sampler_for,
 ) -> dict[str, Timing]:
-    """Time every subject once per round, in an order shuffled anew for each round.
+    """Time every subject once per round, in a new random order each round.
 
     Samples with the same index belong to the same round and can be paired. All subjects are timed on the same input
     sets: see `sampling`. If one subject is so short that only a CUDA graph can time it, all are captured where they
@@ -44,7 +44,7 @@ def measure(
         rounds: samples per subject.
         seed: of the order.
         on_round: called after each round, for progress.
-        make_sampler: what times a subject.
+        make_sampler: makes the sampler of a subject.
 
     Returns:
         One `Timing` per subject, by name, in the order of `subjects`.
