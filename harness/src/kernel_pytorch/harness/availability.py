@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.discovery import UnknownNameError
-from kernel_pytorch.harness.implementation import imported
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.peers import Peer
-from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.technique import Implementation, Level, Operation, Technique
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -100,35 +99,6 @@ def _unmeasured(ladder: Any, operation: Operation, implementation: Implementatio
         for features in ([[feature] for feature in row.features] if row.features else [[]])
         for dtype in DTYPES
     )
-
-
-def default_of_case(
-    technique: Technique, operation: Operation, case: Case, device: torch.device, *, gradients: bool = False
-) -> str:
-    """The level that a user's call with the arguments of a case takes there.
-
-    The public function is called, with fake tensors and levels that compute nothing, so the device need not exist; the
-    package's `compute_capability` must then be replaced.
-
-    Args:
-        technique: whose ladder decides.
-        operation: which function.
-        case: of one of its grids.
-        device: where.
-        gradients: whether its floating-point tensors require gradients.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._pytree import tree_map_only
-
-    def placed(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device).requires_grad_(gradients and tensor.is_floating_point())
-
-    with FakeTensorMode():
-        given = operation.inputs(case, torch.Generator())
-        arguments, keywords = tree_map_only(torch.Tensor, placed, given)
-        function = imported(operation.function)
-        level: str = technique.ladder().default_of(lambda: function(*arguments, **keywords))
-    return level
 
 
 @functools.cache
