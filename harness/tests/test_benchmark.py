@@ -11,9 +11,9 @@ from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, of_present_sources, why_not_resumed
 from kernel_pytorch.harness.exemptions import BACKWARD_TIME
 from kernel_pytorch.harness.jobs import find_job, jobs
+from kernel_pytorch.harness.overheads import no_cost
 from kernel_pytorch.harness.results import Carried
 from kernel_pytorch.harness.technique import Direction, Exemption
-from kernel_pytorch.harness.whole_cost import no_cost
 
 CPU = torch.device("cpu")
 QUICK = Plan(quick=True)

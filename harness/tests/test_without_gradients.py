@@ -9,16 +9,16 @@ import functools
 import pytest
 import torch
 
-from kernel_pytorch.harness import compile_cost, launches
+from kernel_pytorch.harness import launches, overheads
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_deterministic, check_rows_independent
 from kernel_pytorch.harness.exemptions import GRADIENTS, NO_GRADIENT
 from kernel_pytorch.harness.jobs import Job, jobs
+from kernel_pytorch.harness.overheads import FIGURES, call_cost, with_starts
 from kernel_pytorch.harness.support import CAPABILITIES, Shared, Subject, examine
 from kernel_pytorch.harness.technique import Direction, Exemption, grid, point
 from kernel_pytorch.harness.timing import _check, run_job
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import standard, verify, verify_trial
-from kernel_pytorch.harness.whole_cost import FIGURES, call_cost, with_starts
 
 CPU = torch.device("cpu")
 INFERENCE = [Exemption((GRADIENTS,), "for inference")]
@@ -93,7 +93,7 @@ def test_its_first_call_has_no_backward(site, inference):
     site.install_toy()
     case = inference.gate.bench_grid.cases()[0]
     stages = []
-    assert compile_cost._first_call("toy", "gate", "native", case, "cpu", stages.append) >= 0.0
+    assert overheads._first_call("toy", "gate", "native", case, "cpu", stages.append) >= 0.0
     assert stages == ["first call", "second call"]
 
 

@@ -1,4 +1,4 @@
-"""The declaration that an author writes; everything else in the harness follows from it.
+"""The declaration of a technique; everything else in the harness follows from it.
 
 A `Technique` holds `Operation`s; an operation names a public function and its levels, and holds the inputs, the cost
 and two grids of `Case`s: awkward shapes for the tests, shapes of published models for the benchmarks.
@@ -48,19 +48,18 @@ ROLES = ("data", "shift invariant", "rows", "constant")
 
 @dataclass(frozen=True)
 class Operation:
-    """One mathematical function: a public function of a package, which is what is verified, timed and asked about.
+    """One mathematical function: a public function of a package, which is verified, timed and tested for support.
 
     Attributes:
         name: the function's name; also the operator's name in `torch.ops.kernel_pytorch`.
-        levels: names of levels of the public function, the reference among them. What is no level of it stands here as
-            an `Implementation`: another library's function, or every level of an operation without a public function
-            that takes `level=`.
+        levels: names of levels of the public function, the reference among them; an `Implementation` for each function
+            of another library, and for the levels of an operation without a public function that takes `level=`.
         inputs: `(case, generator) -> (args, kwargs)` of the public function without `level`, on the generator's device.
-            Tensors that are floating point receive gradients, if `differentiable`. The docstring gives their shapes.
+            Floating-point tensors receive gradients. The docstring gives their shapes.
         cost: `(case, direction) -> Cost`.
         test_grid: awkward shapes, each with its reason; always some float32.
         bench_grid: shapes of named published models.
-        function: import string `module:function` of the public function, which takes `level=`; "" where there is none.
+        function: import string `module:function` of the public function, which takes `level=`; "" if there is none.
         budgets: by level, how many times the reference's own error is allowed where that is not twice, and why.
         exemptions: properties that do not hold or are not checked, with reasons, where they differ from those of
             `kernel_pytorch.harness.exemptions.COMMON`. Core cases have no feature from which a level is exempt.
@@ -240,19 +239,19 @@ class Operation:
 
 @dataclass(frozen=True)
 class Technique:
-    """What one package offers.
+    """The declaration of one package.
 
     Attributes:
         name: the package's folder, distribution suffix and entry point.
         title: one line for tables and pages.
         paper: address of the paper that defines it.
         operations: the functions.
-        levels: import string of what says which level runs where, an object of the package or a module:
-            `default(operation, device, dtype) -> str` and `unavailable(level, device, dtype) -> str | None`; where
-            there is more to say of a level, also `describe(level, device) -> str`.
+        levels: import string of an object or a module that says which level runs where:
+            `default(operation, device, dtype) -> str` and `unavailable(level, device, dtype) -> str | None`; optionally
+            `describe(level, device) -> str`.
         replacements: name of the module that puts the functions into models: `patch(model)` in place, with what was
-            replaced and why the rest was not, and `unpatch(model)`, the way back. None: they stand in for nothing.
-        contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
+            replaced and why the rest was not, and `unpatch(model)`, the way back. None: there is no such module.
+        contracts: by kernel name, the limits of its compiled code; the others have the default contract.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
         slow_defaults: cases of benchmarks in which the default may be slower than another level, with the reasons, by
             "operation: label of the case"; see `defaults`.
@@ -271,15 +270,15 @@ class Technique:
     cuda_units: str | None = None
 
     def ladder(self) -> Any:
-        """Import what says which level runs where."""
+        """Import the object or module `levels`."""
         return imported(self.levels) if ":" in self.levels else importlib.import_module(self.levels)
 
     def patch(self, model: torch.nn.Module, *, gpu_bound: bool = False) -> Any:
-        """Put the functions into a model, in place; what was done, as the package reports it.
+        """Put the functions into a model, in place, and return the package's report.
 
         Args:
             model: whose modules are patched.
-            gpu_bound: whether parts are replaced too that only pay where the GPU is the limit, if there are such.
+            gpu_bound: whether to replace also parts whose replacement is faster only if the GPU is the limit.
         """
         if not self.replacements:
             return None

@@ -1,4 +1,4 @@
-"""Times several subjects in turns, so that a disturbance of the machine affects all of them."""
+"""Time several subjects in turns, so that disturbances of the machine affect all of them equally."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure(
     refresh: Callable[[], None] | None = None,
     make_sampler: Callable[[Subject, torch.device], Sampler] = sampler_for,
 ) -> dict[str, Timing]:
-    """Time every subject once per round, in an order shuffled anew for each round.
+    """Time every subject once per round, in a new random order each round.
 
     Samples with the same index belong to the same round and can be paired. All subjects are timed on the same input
     sets: see `sampling`. If one subject is so short that only a CUDA graph can time it, all are captured where they
@@ -45,7 +45,7 @@ def measure(
         seed: of the order.
         refresh: gives all sets new values; called before each sample, which then uses no set twice. In a CUDA graph,
             where nothing can be remembered from one replay to the next, samples are as long as without.
-        make_sampler: what times a subject.
+        make_sampler: makes the sampler of a subject.
 
     Returns:
         One `Timing` per subject, by name, in the order of `subjects`.
