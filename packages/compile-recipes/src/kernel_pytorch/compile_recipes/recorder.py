@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -29,6 +30,9 @@ FOREIGN = (torch.__path__[0], sysconfig.get_path("stdlib") + "/contextlib", "<")
 """Where a line is not the user's."""
 MEMORY_LIMIT = 4 * 2**30
 """Bytes of values that a graph keeps; operators after that are recorded without their values."""
+FACTORIES = ("arange", "linspace", "logspace", "eye", "zeros", "ones", "full", "tril_indices", "triu_indices")
+BETWEEN = ("/torch/_ops.py", "/torch/utils/_python_dispatch.py", "/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
+"""Files of PyTorch between a call of an operator and this recorder."""
 DROPOUT = {"native_dropout", "_fused_dropout"}
 
 
@@ -42,25 +46,17 @@ class Shape:
 
 @dataclass(eq=False)
 class Node:
-    """A call of an operator, or a tensor that was there before.
+    """A call of an operator, or a tensor that was there before."""
 
-    Attributes:
-        name: of the operator, without overload; "parameter", "input" and "renewed" are ours.
-        op: what computes it without writing to its arguments; None for what was there before.
-        value: a tensor, a tuple, a number, or a `Shape` beyond the memory limit.
-        line: `file:line` of the user's code.
-        path: of the innermost module; of a parameter its name.
-        cost: FLOPs and bytes of the call.
-    """
-
-    name: str
-    op: Callable[..., Any] | None = None
+    name: str  # of the operator, without overload; "parameter", "input" and "renewed" are ours
+    op: Callable[..., Any] | None = None  # computes it without writing to its arguments; None for what was there before
     args: Any = ()
     kwargs: Any = field(default_factory=dict)
-    value: Any = None
-    line: str = ""
-    path: str = ""
-    cost: Cost = NO_COST
+    value: Any = None  # a tensor, a tuple, a number, or a `Shape` beyond the memory limit
+    line: str = ""  # `file:line` of the user's code
+    path: str = ""  # of the innermost module; of a parameter its name
+    cost: Cost = NO_COST  # FLOPs and bytes of the call
+    site: tuple[int, int] = (0, 0)  # the Python instruction of the call: one for all operators of a call of PyTorch's
     index: int = 0
     inputs: list[Node] = field(default_factory=list)
     users: list[Node] = field(default_factory=list)
@@ -77,6 +73,7 @@ class Graph:
         rerun: how many operators `again` has run: what finders cost.
         dropped: how many nodes have no value because of the memory limit.
         stock: paths of PyTorch's own modules of several operators: `RMSNorm` on a CPU, `MultiheadAttention`.
+        placeless: the user's lines that make a tensor without saying on which device, as `torch.arange(n)` does.
     """
 
     def __init__(self) -> None:
@@ -84,6 +81,7 @@ class Graph:
         self.rerun = 0
         self.dropped = 0
         self.stock: set[str] = set()
+        self.placeless: set[str] = set()
 
     def add(self, node: Node) -> Node:
         """Append a node and connect it with what it reads."""
@@ -230,6 +228,7 @@ class Recorder(TorchDispatchMode):
         name = name.rstrip("_") if written else name
         node = Node(name, _on_copies(function, written, args), nodes[0], nodes[1], out)
         node.line, node.path, node.cost = user_line(), self._paths.path, cost_of(function, args, kwargs, out)
+        node.site = _site()
         self.graph.add(node)
         for t in written:
             self._writes[memory(t)].append((node, t))
@@ -283,7 +282,26 @@ def record(
         for t in tree_leaves(output):  # what was written and not read since
             if isinstance(t, Tensor):
                 recorder.node_of(t)
-    return recorder.graph
+    graph = recorder.graph
+    if any(n.name in FACTORIES for n in graph.nodes):  # again, since a recorded operator always has a device
+        with torch.no_grad(), Placeless() as found:
+            call(module, inputs, kwargs)
+        graph.placeless = found.lines
+    return graph
+
+
+class Placeless(TorchFunctionMode):
+    """Collects the user's lines that make a tensor without a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: set[str] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = getattr(function, "__name__", "") in FACTORIES and (kwargs or {}).get("device") is None
+        if made and not is_foreign(sys._getframe(1).f_code.co_filename):
+            self.lines.add(user_line())
+        return function(*args, **kwargs or {})
 
 
 def memory(t: Tensor) -> int:
@@ -299,6 +317,13 @@ def user_line() -> str:
     while frame is not None and is_foreign(frame.f_code.co_filename):
         frame = frame.f_back if frame.f_code is not call.__code__ else None
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+
+def _site() -> tuple[int, int]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith(BETWEEN):
+        frame = frame.f_back
+    return (id(frame), frame.f_lasti) if frame else (0, 0)
 
 
 def place_of(line: str, path: str) -> str:

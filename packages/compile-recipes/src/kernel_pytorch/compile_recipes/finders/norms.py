@@ -20,23 +20,15 @@ LARGEST_EPS = 1e-2
 
 @dataclass(frozen=True)
 class Norm:
-    """`y` is a norm of `x`.
+    """`y` is a norm of `x`."""
 
-    Attributes:
-        kind: "rms_norm" or "layer_norm".
-        weight: name of the parameter; "" if there is none.
-        offset: what is added to the weight: 0 or 1.
-        eps: what is added to the mean square; 0 where nothing is, or where it is added to the root.
-        by_hand: whether it is made of several operators.
-    """
-
-    kind: str
+    kind: str  # "rms_norm" or "layer_norm"
     x: Node
     y: Node
-    weight: str = ""
-    offset: float = 0.0
-    eps: float = 0.0
-    by_hand: bool = True
+    weight: str = ""  # name of the parameter; "" if there is none
+    offset: float = 0.0  # what is added to the weight: 0 or 1
+    eps: float = 0.0  # what is added to the mean square; 0 where nothing is, or where it is added to the root
+    by_hand: bool = True  # whether it is made of several operators
 
 
 def find_norms(g: Graph) -> list[Norm]:
@@ -65,6 +57,13 @@ def residual_of(norm: Norm) -> Node | None:
         source = strip(source.inputs[0])
     parts = [i for i in source.inputs if is_float(i) and i.value.shape == source.value.shape]
     return source if source.name == "add" and len(parts) == 2 else None
+
+
+def is_one_call(norm: Norm) -> bool:
+    """Whether one call of PyTorch's made the sum and the product, as `F.rms_norm` does on a CPU."""
+    nodes = chain(norm.x, norm.y)
+    sums = {n.site for n in nodes if REDUCTIONS.search(n.name)}
+    return any(n.site in sums and n.name in ("mul", "div") for n in nodes)
 
 
 def _is_within_another(x: Node, kind: str, found: dict[tuple[Node, str], Norm]) -> bool:
