@@ -82,8 +82,7 @@ class Found(nn.Module):
 
 
 # %% Step 1: values stay in tensors
-# `doctor` lists graph breaks first. A counter on the module recompiles at each call; `.item()` and a branch end the
-# graph.
+# `doctor` lists graph breaks first: a counter on the module recompiles at each call, `.item()` and a branch break.
 class Tensors(Found):
     """No value goes to Python."""
 

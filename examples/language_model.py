@@ -5,8 +5,7 @@ Ctrl-C and a killed process, and generates text.
 
 - Needs: kernel-pytorch-models and kernel-pytorch-harness. No GPU, no download: the data is the source of this Python.
 - Runs in 45 seconds on two cores with `--quick`, in 5 minutes without; on a GPU the model is 40 times as large.
-- Command: `python examples/language_model.py --quick --out run`. The same command resumes a training run that was
-  stopped.
+- Command: `python examples/language_model.py --quick --out run`. The same command resumes a run that was stopped.
 - Last lines: a generated text, a table of step times, and a sentence with the speedup.
 """
 
@@ -114,6 +113,8 @@ def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "batches": batches}
     checkpoints = Checkpoints(folder, parts)
     done, losses = checkpoints.resume(), []
+    if (total := schedule.total_steps - 1) != s.steps:
+        raise SystemExit(f"{folder} has a run of {total} steps, not of {s.steps}: give another folder with --out")
     print(f"step {done} of {s.steps}: " + ("begin" if done == 0 else f"resume from {checkpoints.files()[-1].name}"))
     try:
         while done < s.steps:

@@ -45,6 +45,13 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tiny, tmp_path, mo
         assert torch.equal(ours, theirs)
 
 
+def test_a_folder_of_a_run_of_another_length_is_refused(tiny, tmp_path):
+    module, sizes = tiny
+    module.train(dataclasses.replace(sizes, steps=2), tmp_path)
+    with pytest.raises(SystemExit, match=r"has a run of 2 steps, not of 7: give another folder with --out"):
+        module.train(sizes, tmp_path)
+
+
 KILLED = """
 import dataclasses, os, runpy, signal
 from pathlib import Path
