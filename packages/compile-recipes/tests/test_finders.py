@@ -102,6 +102,14 @@ class ByHand(torch.nn.Module):
         return torch.softmax(y @ y.mT * 0.25, -1) @ y  # scaled_dot_product
 
 
+class ByHelpers(torch.nn.Module):
+    def product(self, a, b):
+        return torch.einsum("...ij,...jk->...ik", a, b)
+
+    def forward(self, x):
+        return self.product(torch.softmax(self.product(x, x.mT) * 0.25, -1), x)
+
+
 class ByPyTorch(torch.nn.Module):
     def forward(self, x):
         short = torch.rms_norm
@@ -115,6 +123,8 @@ def test_words_on_a_line_do_not_say_who_computes_it():
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     kinds = {f.kind for f in find(record(ByHand(), (x,)))}
     assert {"rms_norm", "attention"} <= kinds
+    assert {"rms_norm", "attention"} <= {f.kind for f in find(record(torch.fx.symbolic_trace(ByHand()), (x,)))}
+    assert "attention" in {f.kind for f in find(record(ByHelpers(), (x,)))}
     kinds = {f.kind for f in find(record(ByPyTorch(), (x,)))}
     assert not {"rms_norm", "attention"} & kinds
 

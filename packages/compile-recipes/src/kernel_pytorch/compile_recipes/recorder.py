@@ -31,8 +31,6 @@ FOREIGN = (torch.__path__[0], sysconfig.get_path("stdlib") + "/contextlib", "<")
 MEMORY_LIMIT = 4 * 2**30
 """Bytes of values that a graph keeps; operators after that are recorded without their values."""
 FACTORIES = ("arange", "linspace", "logspace", "eye", "zeros", "ones", "full", "tril_indices", "triu_indices")
-BETWEEN = ("/torch/_ops.py", "/torch/utils/_python_dispatch.py", "/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
-"""Files of PyTorch between a call of an operator and this recorder."""
 DROPOUT = {"native_dropout", "_fused_dropout"}
 
 
@@ -56,7 +54,7 @@ class Node:
     line: str = ""  # `file:line` of the user's code
     path: str = ""  # of the innermost module; of a parameter its name
     cost: Cost = NO_COST  # FLOPs and bytes of the call
-    site: tuple[int, int] = (0, 0)  # the Python instruction of the call: one for all operators of a call of PyTorch's
+    site: int = 0  # the user's call that is being computed: see `site`
     index: int = 0
     inputs: list[Node] = field(default_factory=list)
     users: list[Node] = field(default_factory=list)
@@ -228,7 +226,7 @@ class Recorder(TorchDispatchMode):
         name = name.rstrip("_") if written else name
         node = Node(name, _on_copies(function, written, args), nodes[0], nodes[1], out)
         node.line, node.path, node.cost = user_line(), self._paths.path, cost_of(function, args, kwargs, out)
-        node.site = _site()
+        node.site = site()
         self.graph.add(node)
         for t in written:
             self._writes[memory(t)].append((node, t))
@@ -313,17 +311,25 @@ def memory(t: Tensor) -> int:
 
 def user_line() -> str:
     """`file:line` of the innermost frame of the user below this package's call of the module; "" if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back if frame.f_code is not call.__code__ else None
+    frame = _user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
-def _site() -> tuple[int, int]:
+def _user_frame(generated: bool = False) -> FrameType | None:
+    """The innermost frame of the user's code, or of code that was generated, as of a `torch.fx.GraphModule`."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.endswith(BETWEEN):
+    while frame is not None and is_foreign(file := frame.f_code.co_filename) and not (generated and file[0] == "<"):
+        frame = frame.f_back if frame.f_code is not call.__code__ else None
+    return frame
+
+
+def site() -> int:
+    """The user's call that is being computed: one number for all operators of one call of PyTorch's."""
+    frame, places = _user_frame(generated=True), []
+    while frame is not None and frame.f_code is not call.__code__:  # all, since a helper may be called several times
+        places.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
-    return (id(frame), frame.f_lasti) if frame else (0, 0)
+    return hash(tuple(places))
 
 
 def place_of(line: str, path: str) -> str:
