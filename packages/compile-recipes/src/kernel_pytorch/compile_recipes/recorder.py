@@ -31,7 +31,6 @@ FOREIGN = (torch.__path__[0], sysconfig.get_path("stdlib") + "/contextlib", "<")
 MEMORY_LIMIT = 4 * 2**30
 """Bytes of values that a graph keeps; operators after that are recorded without their values."""
 FACTORIES = ("arange", "linspace", "logspace", "eye", "zeros", "ones", "full", "tril_indices", "triu_indices")
-DROPOUT = {"native_dropout", "_fused_dropout"}
 
 
 @dataclass(frozen=True)
@@ -280,12 +279,11 @@ def record(
         for t in tree_leaves(output):  # what was written and not read since
             if isinstance(t, Tensor):
                 recorder.node_of(t)
-    graph = recorder.graph
-    if any(n.name in FACTORIES for n in graph.nodes):  # again, since a recorded operator always has a device
+    if any(n.name in FACTORIES for n in recorder.graph.nodes):  # again, since a recorded operator always has a device
         with torch.no_grad(), Placeless() as found:
             call(module, inputs, kwargs)
-        graph.placeless = found.lines
-    return graph
+        recorder.graph.placeless = found.lines
+    return recorder.graph
 
 
 class Placeless(TorchFunctionMode):
@@ -296,8 +294,7 @@ class Placeless(TorchFunctionMode):
         self.lines: set[str] = set()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = getattr(function, "__name__", "") in FACTORIES and (kwargs or {}).get("device") is None
-        if made and not is_foreign(sys._getframe(1).f_code.co_filename):
+        if getattr(function, "__name__", "") in FACTORIES and (kwargs or {}).get("device") is None:
             self.lines.add(user_line())
         return function(*args, **kwargs or {})
 
@@ -354,7 +351,7 @@ def _written(function: Any, args: Sequence[Any]) -> list[Tensor]:
 def _without_chance(function: Any) -> Any:
     """The operator, or what gives the mean of its random result."""
     name = function._overloadpacket.__name__
-    if name in DROPOUT:
+    if name in ("native_dropout", "_fused_dropout"):
 
         def dropout(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
