@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-PARTS = ("compilation_readiness", "fusion_opportunities", "memory_bottlenecks", "kernel_efficiency")
+PARTS: tuple[str, ...] = ("compilation_readiness", "fusion_opportunities", "memory_bottlenecks", "kernel_efficiency")
 PARTS += ("optimization_suggestions",)
 SAFE, ALL, BY_HAND = "safe", "all", "by hand"
 

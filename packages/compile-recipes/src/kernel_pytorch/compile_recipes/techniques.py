@@ -60,7 +60,7 @@ def able() -> dict[str, Technique]:
 
 def replacement(technique: Technique) -> Callable[..., Any]:
     """The `patch` of a package."""
-    return importlib.import_module(technique.replacements).patch  # type: ignore[no-any-return]
+    return importlib.import_module(str(technique.replacements)).patch  # type: ignore[no-any-return]
 
 
 def patch(model: torch.nn.Module, **options: Any) -> Patches:

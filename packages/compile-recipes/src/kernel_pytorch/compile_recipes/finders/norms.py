@@ -60,10 +60,11 @@ def residual_of(norm: Norm) -> Node | None:
 
 
 def is_one_call(norm: Norm) -> bool:
-    """Whether one call of PyTorch's made the sum and the product, as `F.rms_norm` does on a CPU."""
-    nodes = chain(norm.x, norm.y)
-    sums = {n.site for n in nodes if REDUCTIONS.search(n.name)}
-    return any(n.site in sums and n.name in ("mul", "div") for n in nodes)
+    """Whether one call of PyTorch's made all of it but the weight, as `F.rms_norm` does on a CPU."""
+    nodes = [n for n in chain(norm.x, norm.y) if n.name not in WHOLE]
+    if norm.weight and len({n.site for n in nodes}) > 1 and is_float(nodes[-2]):
+        nodes = nodes[:-1] if 0.9 < float(nodes[-2].value.double().pow(2).mean()) < 1.1 else nodes
+    return len(nodes) > 1 and len({n.site for n in nodes}) == 1
 
 
 def _is_within_another(x: Node, kind: str, found: dict[tuple[Node, str], Norm]) -> bool:
