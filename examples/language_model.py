@@ -128,7 +128,7 @@ def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[
     except KeyboardInterrupt:  # the step may be incomplete, so nothing is saved here
         newest = [file.name for file in checkpoints.files()[-1:]] or ["the beginning"]
         print(f"\nstopped after step {done}; the same command resumes from {newest[0]}")
-        raise
+        raise SystemExit(130) from None  # as the shell does; without a traceback
     return model, losses
 
 

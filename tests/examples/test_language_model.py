@@ -34,7 +34,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tiny, tmp_path, mo
         return step(*given)
 
     monkeypatch.setattr(module, "step", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         module.train(sizes, tmp_path / "stopped", every=2)
     assert "stopped after step 5; the same command resumes from step-0000000004.pt" in capsys.readouterr().out
     model, found = module.train(sizes, tmp_path / "stopped", every=2)
