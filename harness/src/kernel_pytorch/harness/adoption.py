@@ -117,7 +117,7 @@ def verified(
     """Check the candidates on all cases, in all dtypes, adversarial inputs among them."""
     part = dataclasses.replace(technique, operations=[o for o in technique.operations if o.name in wanted])
     found = Verified()
-    for each in verify(part, device, levels=plan_for(wanted).levels, workers=workers):
+    for each in verify(part, device, levels=list(plan_for(wanted).levels or ()), workers=workers):
         on_trial(each)
         key = each.operation, each.implementation
         if not each.passed:
