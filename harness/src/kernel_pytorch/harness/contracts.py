@@ -1,17 +1,17 @@
-"""What the compiled code of a kernel promises, and which CUDA sources there are: what `kernel-pytorch static` reads."""
+"""What the compiled code of a kernel promises: `kernel-pytorch static` holds it to that."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 
 @dataclass(frozen=True)
 class KernelContract:
     """What the compiled code of a kernel promises, on every architecture; `kernel-pytorch static` holds it to that.
 
-    That shared memory fits on the card and that the kernel compiles at all is asked of every kernel, without a word.
+    Every kernel must compile, and its shared memory must fit on the card. Of kernels in CUDA C++ only registers, spills
+    and shared memory are known.
 
     Attributes:
         max_spill_bytes: registers spilled to memory, in bytes per thread.
@@ -32,20 +32,3 @@ class KernelContract:
     min_load_bits: int = 0
     min_store_bits: int = 0
     matrix_instructions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CudaUnit:
-    """One CUDA C++ source file, as `kernel-pytorch static` compiles it for every architecture.
-
-    Attributes:
-        source: the .cu file.
-        include: folders of the project's own headers (`-I`). Every header below them or the folder of the source counts
-            as a source of the unit.
-        options: what else nvcc is told: `-std=c++17`, `--use_fast_math`, `-isystem` and the headers of others. No
-            architecture, no output.
-    """
-
-    source: Path
-    include: tuple[Path, ...] = ()
-    options: tuple[str, ...] = ()

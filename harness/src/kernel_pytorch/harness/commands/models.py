@@ -44,9 +44,9 @@ from kernel_pytorch.harness.models.zoo import (
     find_model,
     import_transformers,
 )
+from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.records import RecordError
-from kernel_pytorch.harness.sources import digest
 from kernel_pytorch.harness.technique import Technique
 
 ROUNDS = 15
@@ -90,7 +90,7 @@ SmallOption = Annotated[
 ]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="Samples of each variant.")]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Leave out what --json holds of the present sources and this device.")
+    bool, typer.Option("--resume", help="Leave out what --json holds of the present code and this device.")
 ]
 LossesOption = Annotated[
     bool,
@@ -223,7 +223,7 @@ def _compare_losses(
     now, failed = _origin(techniques, device, tiny=tiny), False
     known = _loaded(json).losses if resume and json is not None and json.is_file() else {}
     for spec in chosen:
-        if spec.name in known and _same_sources(known[spec.name], now):
+        if spec.name in known and _same_code(known[spec.name], now):
             continue
         with Steps(spec.name) as steps:
             curves = compare_losses(spec, techniques, device, tiny=tiny, on_step=steps)
@@ -331,41 +331,34 @@ def _report_failures(rows: list[Row]) -> bool:
 
 
 def _origin(techniques: list[Technique], device: torch.device, *, tiny: bool) -> Origin:
+    environment = describe_environment(device)
     return Origin(
         date=datetime.date.today().isoformat(),
-        environment=describe_environment(device),
+        environment=environment,
         tiny=tiny,
         transformers=importlib.metadata.version("transformers"),
-        packages={technique.name: _sources(technique) for technique in techniques},
+        identities={technique.name: fingerprint(identify(technique, environment)) for technique in techniques},
     )
-
-
-def _sources(technique: Technique) -> str:
-    """The digest of all of a package's sources, its copy of the core among them."""
-    package = importlib.import_module(str(technique.replacements)).__file__
-    assert package is not None
-    folder = Path(package).parent
-    return digest(sorted({*folder.rglob("*.py"), *(folder / "_core").glob("*.py")}))  # rglob passes links by
 
 
 def _done(
     file: Path | None, variants: tuple[Variant, ...], techniques: list[Technique], device: torch.device, *, tiny: bool
 ) -> set[str]:
-    """What a file holds of the present sources, of this device and of all these variants, none of which failed."""
+    """What a file holds of the present code, of this device and of all these variants, none of which failed."""
     if file is None or not file.is_file():
         return set()
     now = _origin(techniques, device, tiny=tiny)
     return {
         name
         for name, run in _loaded(file).runs.items()
-        if _same_sources(run, now)
+        if _same_code(run, now)
         and {each.name for each in variants} <= {row.variant for row in run.rows if not row.failed}
     }
 
 
-def _same_sources(before: Origin, now: Origin) -> bool:
-    """Whether a run was of the present sources, of this device and this size of models."""
-    return (before.packages, before.tiny, before.environment.slug) == (now.packages, now.tiny, now.environment.slug)
+def _same_code(before: Origin, now: Origin) -> bool:
+    """Whether a run was of the present code, of this device and this size of models."""
+    return (before.identities, before.tiny, before.environment.slug) == (now.identities, now.tiny, now.environment.slug)
 
 
 def _keep(file: Path, runs: dict[str, Run] | None = None, losses: dict[str, LossRun] | None = None) -> None:

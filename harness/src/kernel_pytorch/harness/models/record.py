@@ -91,14 +91,16 @@ class Origin(Part):
         environment: where.
         tiny: whether it was the model for a CPU.
         transformers: version.
-        packages: digest of the sources of what was patched in, by technique.
+        identities: by technique that was patched in the `fingerprint` of its code; empty in files that are older.
     """
+
+    former = frozenset({"packages"})
 
     date: str
     environment: Environment
     tiny: bool
     transformers: str
-    packages: dict[str, str]
+    identities: dict[Name, str] = Field(default_factory=dict)
 
 
 class Run(Origin):

@@ -15,7 +15,7 @@ from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import Environment, describe_environment
 from kernel_pytorch.harness.isolation import Announce, Workers
-from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
 from kernel_pytorch.harness.support.freshness import up_to_date
 from kernel_pytorch.harness.support.processes import Processes
@@ -84,7 +84,7 @@ def examine_technique(
         device: where.
         workers: processes that the checks run in, so that one that crashes costs itself alone; None for this process.
         processes: of one group, for the rows that need several.
-        known: an earlier record; what it holds of the present sources, torch, Triton and device is not asked again.
+        known: an earlier record; what it holds of the present code, torch, Triton and device is not asked again.
         on_question: called, from any thread, with what is about to be asked.
 
     Raises:
@@ -110,7 +110,7 @@ def examine_technique(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         environment=environment,
-        sources=technique_digests(technique, device.type),
+        identities=identify(technique, environment),
         outcomes=tuple(answers.get(_key(*question)) or next(asked) for question in questions),
         absent=tuple(absent),
     )
@@ -121,8 +121,10 @@ def _same_machine(known: Environment, now: Environment) -> bool:
 
 
 def _answers(known: SupportRecord, technique: Technique) -> dict[tuple[str, str, str], Outcome]:
-    """What a record holds of the present sources, without what was wrong."""
-    kept = up_to_date(known, technique)[0].outcomes
+    """What a record holds of the present code, without what was wrong."""
+    kept = [
+        o for o in up_to_date(known, technique)[0].outcomes if f"{o.operation}/{o.implementation}" in known.identities
+    ]
     return {(o.operation, o.implementation, o.capability): o for o in kept if o.answer != "wrong"}
 
 
