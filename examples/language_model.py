@@ -1,7 +1,7 @@
 """Train a language model on the source text of Python's standard library, and see what fused functions do to its speed.
 
-After it you can write a training loop that accumulates gradients, trains in mixed precision on a GPU, never holds the
-logits, survives Ctrl-C and a killed process, and generates text.
+After it you can write a training loop that accumulates gradients, trains in mixed precision on a GPU, survives Ctrl-C
+and a killed process, and generates text.
 
 - Needs: kernel-pytorch-models, no GPU, no download: the data is the library that this Python came with, as bytes.
 - Runs in 45 seconds on two cores with `--quick`, in 5 minutes without; on a GPU the model is 40 times as large.
@@ -55,8 +55,8 @@ def sizes(quick: bool) -> Sizes:
 
 
 # %% A step
-# `targets=` returns the loss: the last layer and the cross entropy are one function, which holds no logits. Gradients
-# of several batches add up before the optimizer reads them.
+# `targets=` returns the loss: the last layer and the cross entropy are one function, which never holds the logits of a
+# large vocabulary. Gradients of several batches add up before the optimizer reads them.
 # --8<-- [start:step]
 def step(model: LanguageModel, optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> Tensor:
     """Train on batches of bytes `(B, length + 1)`; their mean loss."""
@@ -166,11 +166,7 @@ def variants(s: Sizes) -> dict[str, Train]:
 
 
 def trained_by(model: LanguageModel, optimizer: torch.optim.Optimizer) -> Train:
-    """A step of this model and optimizer.
-
-    The learning rate rises slowly. Without that a change of the last bit grows until the losses of the very same model
-    differ, and nothing can be said about another.
-    """
+    """A step of this model. The learning rate rises slowly, so that rounding does not change the losses."""
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
 
     def trained(batches: list[Tensor]) -> Tensor:
@@ -197,41 +193,34 @@ def compare(s: Sizes, rounds: int) -> str:
     base, tokens = seconds["plain PyTorch"], s.accumulate * s.batch * s.length
     print(f"\n{'training step':30}{'ms':>8}{'tokens/s':>10}{'x of plain PyTorch':>26}{'loss off by':>13}")
     for name, found in seconds.items():
-        ratio = "" if found is base else str(Speedup(base, found))
+        ratio = "" if found is base else speedup(base, found)
         worst = max(abs(a - b) for a, b in zip(losses[name], losses["plain PyTorch"], strict=True))
         median = statistics.median(found)
         print(f"{name:30}{median * 1e3:8.1f}{tokens / median:10.0f}{ratio:>26}{worst:13.0e}")
     best = min(("ours", "ours, torch.compile"), key=lambda name: statistics.median(seconds[name]))
     compiled = seconds["plain PyTorch, torch.compile"]
-    return f"{best}: {Speedup(base, seconds[best])} of plain PyTorch, {Speedup(compiled, seconds[best])} of it compiled"
+    return f"{best}: {speedup(base, seconds[best])} of plain PyTorch, {speedup(compiled, seconds[best])} of it compiled"
 
 
-class Speedup:
-    """Of paired samples, with its interval."""
-
-    def __init__(self, before: list[float], after: list[float]) -> None:
-        self.found = compare_paired(before, after).speedup
-
-    def __str__(self) -> str:
-        return f"{self.found.median:.2f}x ({self.found.low:.2f} to {self.found.high:.2f})"
+def speedup(before: list[float], after: list[float]) -> str:
+    """The speedup of paired samples, with its interval."""
+    found = compare_paired(before, after).speedup
+    return f"{found.median:.2f}x ({found.low:.2f} to {found.high:.2f})"
 
 
 def main(argv: list[str] | None = None) -> None:
     """Train, write, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
-    parser.add_argument(
-        "--out", type=Path, help="folder of the checkpoints, from which it goes on; else a temporary one"
-    )
+    parser.add_argument("--out", type=Path, help="folder of the checkpoints, to resume from; default: a temporary one")
     options = parser.parse_args(argv)
     s = sizes(options.quick)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)
         before = loss_of_unseen(model_and_optimizer(s)[0], s)
         model, _ = train(s, folder)
-        print(
-            f"unseen text: {before:.3f} nats a byte before, {loss_of_unseen(model, s):.3f} after; checkpoints: {folder}"
-        )
+        after = loss_of_unseen(model, s)
+        print(f"unseen text: {before:.3f} nats a byte before, {after:.3f} after; checkpoints: {folder}")
         print(f"it writes:\n{text_of(model, s)}")
     print(compare(s, 12 if options.quick else 47))
 

@@ -64,8 +64,8 @@ class Counted:
     """Of one forward with gradients: kernels, bytes that they read and write, bytes kept for the backward."""
 
     kernels: int
-    moved: int | None
-    kept: int | None
+    moved: int = 0
+    kept: int = 0
 
 
 def counted(block: nn.Module, x: Tensor, on_gpu: bool) -> Counted:
@@ -74,13 +74,12 @@ def counted(block: nn.Module, x: Tensor, on_gpu: bool) -> Counted:
     from kernel_pytorch.compile_recipes.recorder import record
 
     nodes = [node for node in record(block, (x,)).nodes if node.cost.launches]
-    kept = sum(k.bytes for k in saved(block, (x,)))
     kernels = len(nodes)
     if on_gpu:
         with torch.no_grad(), watch_device(x.device) as names:
             block(x)
         kernels = len(names)
-    return Counted(kernels, sum(node.cost.bytes for node in nodes), kept)
+    return Counted(kernels, sum(node.cost.bytes for node in nodes), sum(k.bytes for k in saved(block, (x,))))
 
 
 def counted_compiled(block: nn.Module, x: Tensor) -> Counted:
@@ -89,7 +88,7 @@ def counted_compiled(block: nn.Module, x: Tensor) -> Counted:
 
     with torch.no_grad():
         _, code = run_and_get_code(block, x)
-    return Counted(len(KERNELS.findall("\n".join(code))), None, None)
+    return Counted(len(KERNELS.findall("\n".join(code))))
 
 
 # %% The table
@@ -101,7 +100,7 @@ def report(found: dict[str, Counted], compared: dict[str, tuple[str, str, str, s
     for column in ("step", "kernels", "moved, MiB", "kept, MiB", "time", "x naive", "x best PyTorch", "error"):
         table.add_column(column, justify="left" if column == "step" else "right")
     for name, c in found.items():
-        sizes = ["" if size is None else f"{size / 2**20:.1f}" for size in (c.moved, c.kept)]
+        sizes = [f"{size / 2**20:.1f}" if size else "" for size in (c.moved, c.kept)]
         table.add_row(name, str(c.kernels), *sizes, *compared[name])
     Console(width=120).print(table)
     print(*notes, sep="\n")
@@ -110,9 +109,6 @@ def report(found: dict[str, Counted], compared: dict[str, tuple[str, str, str, s
 def sentences(found: dict[str, Counted], ratios: dict[str, tuple[float, float, float]]) -> list[str]:
     """What the figures say, gains and their absence."""
     naive, native, default = (found[name] for name in ("naive", "native", "default"))
-    assert naive.moved is not None
-    assert native.moved is not None
-    assert default.moved is not None
     lines = [
         f"From naive to native: {naive.kernels} kernels become {native.kernels}, and what they move becomes "
         f"{native.moved / naive.moved:.0%}; the default moves {default.moved / naive.moved:.0%}."
@@ -141,8 +137,7 @@ def main(argv: list[str] | None = None) -> dict[str, Counted]:
     rotary = RotaryTable(dim // heads)
     block = TransformerBlock(dim, heads, num_kv_heads=heads // 2, rotary=rotary).to(device, dtype)
     x = torch.randn(1, tokens, dim, device=device, dtype=dtype)
-    blocks = steps(block)
-    notes = []
+    blocks, notes = steps(block), []
     if not importlib.util.find_spec("kernel_pytorch.cuda_ops"):
         blocks.pop("cuda")
         notes.append("cuda is left out: pip install ./packages/cuda-ops")
@@ -154,9 +149,8 @@ def main(argv: list[str] | None = None) -> dict[str, Counted]:
         triton = blocks.pop("triton")
         with torch.no_grad(), count_launches() as names:
             off = float((triton(x) - blocks["naive"](x)).abs().max())
-        notes.append(
-            f"triton: {len(names)} kernels ran in Triton's interpreter, off by {off:.0e}; no time without a GPU."
-        )
+        ran = f"{len(names)} kernels ran in Triton's interpreter, off by {off:.0e}"
+        notes.append(f"triton: {ran}; no time without a GPU.")
     for name in ("PyTorch", "default"):
         compiled = torch.compile(copy.deepcopy(blocks[name]), fullgraph=True)
         found[f"{name}, compiled"] = counted_compiled(compiled, x)

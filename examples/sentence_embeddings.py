@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.harness.clock import compare_paired
+from kernel_pytorch.harness.pretrained import real_text
 from kernel_pytorch.harness.quick import Comparison, compare_implementations
-from kernel_pytorch.harness.real_input import real_text
 from kernel_pytorch.models import SentenceEncoder
 
 Encode = Callable[[list[str]], Tensor]
@@ -227,8 +227,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     speedups = show(found, cosines, count)
     rival = min(speedups, key=lambda name: speedups[name])
     verdict = "faster" if speedups[rival] > 1.0 else "no faster"
-    print(f"\n{torch.get_num_threads()} threads: packed texts are {verdict} than the next best, {rival}: "
-          f"{speedups[rival]:.2f}x.")  # fmt: skip
+    threads, gain = torch.get_num_threads(), speedups[rival]
+    print(f"\n{threads} threads: packed texts are {verdict} than the next best, {rival}: {gain:.2f}x.")
     return speedups
 
 

@@ -123,8 +123,7 @@ def show(found: Comparison) -> dict[str, float]:
             continue
         speedup = compare_paired(first.samples, c.samples).speedup
         speedups[c.name] = speedup.median
-        if speedup.low > 1.0:
-            gains[c.name] = speedup.median
+        gains |= {c.name: speedup.median} if speedup.low > 1.0 else {}
         ratio = f"{speedup.median:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]"
         print(f"{c.name:30}{c.seconds.median * 1e3:8.2f}{ratio:>24}{c.relative_error:10.1e}")
     best = max(gains, key=lambda name: gains[name], default="")

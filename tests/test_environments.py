@@ -72,20 +72,6 @@ def test_bench_installs_the_technique_that_is_named(environments, arguments, alo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "packages"),
-    [
-        (["rmsnorm", "--full"], ["rmsnorm"]),
-        (["--device", "cpu", "--full", "rmsnorm", "qkv-fusion"], ["qkv-fusion", "rmsnorm"]),
-        (["--full"], None),
-    ],
-)
-def test_a_full_run_records_the_benchmarks_of_what_it_measured_and_no_others(environments, arguments, packages):
-    every = sorted(file.parent.parent.name for file in ROOT.glob("packages/*/benchmarks/bench_*.py"))
-    folders = environments.benchmark_folders(arguments)
-    assert folders == [f"packages/{name}/benchmarks" for name in packages or every]
-
-
-@pytest.mark.parametrize(
     ("arguments", "alone"),
     [
         (["packages/rmsnorm"], True),

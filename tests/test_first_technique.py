@@ -102,16 +102,8 @@ def make(copy, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def bench(copy, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Measure, and let pytest-benchmark record what was measured."""
-    done = copy.kernel_pytorch("bench", *arguments)
-    if done.returncode:
-        return done
-    results = Path("results", copy.kernel_pytorch("machine", "--slug").stdout.splitlines()[-1].strip())
-    (copy.root / results / "models.json").write_text("{}")  # a record of another kind, as a checkout has them
-    record = [f"--kernel-pytorch-replay={results}", f"--benchmark-json={results / 'pytest-benchmark.json'}"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"packages/{NAME}/benchmarks"]
-    replayed = copy.run(*command, *record)
-    return replayed if replayed.returncode else done
+    """Measure."""
+    return copy.kernel_pytorch("bench", *arguments)
 
 
 def lint(copy) -> subprocess.CompletedProcess[str]:
@@ -177,7 +169,6 @@ def test_the_page_does_what_it_says(copy, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the page shows what a CPU prints
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("MYPYPATH", f"harness/src:packages/{NAME}/src")
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark records nothing in the first worker
     before = copy.files()
     for step in steps(PAGE.read_text()):
         if isinstance(step, File):

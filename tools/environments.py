@@ -64,12 +64,6 @@ def projects_named(arguments: list[str]) -> list[Path]:
     return with_siblings(packages_named(arguments))
 
 
-def benchmark_folders(arguments: list[str]) -> list[str]:
-    """The folders whose benchmarks record what `kernel-pytorch bench` has measured, relative to the checkout."""
-    folders = [package / "benchmarks" for package in packages_named(arguments) or PACKAGES]
-    return [folder.relative_to(ROOT).as_posix() for folder in folders if folder.is_dir()]
-
-
 def projects_of_paths(arguments: list[str]) -> list[Path]:
     """The packages that hold all the folders and files which pytest is given, and what they name; else all."""
     chosen: list[Path] = []

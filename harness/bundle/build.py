@@ -1,6 +1,6 @@
 """Builds the bundle: one folder that verifies and benchmarks every technique where there is no network.
 
-Run by `nox -s bundle`, in an environment that holds hatchling, transformers and the pretrained model.
+Run by `nox -s bundle`, in an environment that holds hatchling.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-from kernel_pytorch.harness.real_input import save_activations
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +26,6 @@ PRESENT = {"torch", "triton", "numpy"}
 EXTRAS = ["test"]
 MORE = ["safetensors", "nvidia-ml-py", "pytest-xdist"]
 
-TOKENS = 4096
 LARGEST = 30 * 2**20  # bytes of the whole bundle
 
 
@@ -41,7 +38,6 @@ def main(target: Path) -> None:
         pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(project))
     download(wheels)
     copy_tests(target)
-    save_activations(target / "activations.safetensors", tokens=TOKENS)
     shutil.copy2(ROOT / "harness" / "bundle" / "run.py", target / "run.py")
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     if size > LARGEST:

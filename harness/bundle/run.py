@@ -109,7 +109,6 @@ def unpack(folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "4",  # of every process; there are many
-        "KERNEL_PYTORCH_ACTIVATIONS": str(BUNDLE / "activations.safetensors"),
     }
 
 

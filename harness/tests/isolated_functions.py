@@ -40,3 +40,15 @@ def hangs(announce):
 
 def process_id(announce):
     return os.getpid()
+
+
+def variable(name, announce):
+    return os.environ.get(name)
+
+
+def not_picklable(announce):
+    return lambda: None
+
+
+def prepares_badly():
+    raise ValueError("planted")

@@ -1,4 +1,4 @@
-"""Activations join what is verified: an imitation everywhere, those of a real network where there are some."""
+"""Imitated activations are verified, with the outlying channels of a trained network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from kernel_pytorch.harness import trials as trials_module
-from kernel_pytorch.harness.real_input import ACTIVATIONS_VARIABLE, TOKENS, has_real_activations, imitated_activations
-from kernel_pytorch.harness.trials import IMITATED, REAL, make_arguments, trials
+from kernel_pytorch.harness.adversaries import IMITATED, TOKENS, imitated_activations
+from kernel_pytorch.harness.trials import trials
 from kernel_pytorch.harness.verification import verify
 
 CPU = torch.device("cpu")
@@ -20,9 +19,8 @@ def gate_of_activations(activations, dtype):
 
 
 @pytest.fixture
-def operation(toy, monkeypatch):
-    monkeypatch.setattr(trials_module, "has_real_activations", lambda: False)
-    return dataclasses.replace(toy.gate, real_input=gate_of_activations, adversarial=())
+def operation(toy):
+    return dataclasses.replace(toy.gate, real_input=gate_of_activations, roles={})
 
 
 def failures(toy, operation):
@@ -41,23 +39,10 @@ def test_the_imitation_has_the_channels_of_a_trained_network():
     assert x.abs().max() > 20 * x.abs().median()
 
 
-def test_activations_are_tried_in_every_dtype_where_they_mean_something(toy, operation, monkeypatch):
+def test_activations_are_tried_in_every_dtype_where_they_mean_something(toy, operation):
     kinds = {(t.adversary, t.case.dtype) for t in trials(operation, CPU)}
     assert {(IMITATED, torch.float32), (IMITATED, torch.float16)} < kinds
-    assert REAL not in {kind for kind, _ in kinds}
-    assert not {IMITATED, REAL} & {t.adversary for t in trials(toy.gate, CPU)}
-    monkeypatch.setattr(trials_module, "has_real_activations", lambda: True)
-    assert [t.adversary for t in trials(operation, CPU)][-4:] == [IMITATED] * 2 + [REAL] * 2
-
-
-def test_real_activations_are_those_of_the_file(operation, monkeypatch, tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch", reason="reading the file needs safetensors")
-    stored = torch.randn(TOKENS, 384)
-    safetensors.save_file({"activations": stored}, tmp_path / "activations.safetensors")
-    monkeypatch.setattr(trials_module, "has_real_activations", has_real_activations)
-    monkeypatch.setenv(ACTIVATIONS_VARIABLE, str(tmp_path / "activations.safetensors"))
-    real = next(t for t in trials(operation, CPU) if t.adversary == REAL and t.case.dtype == torch.float16)
-    assert torch.equal(make_arguments(operation, real, CPU)[0], stored.half())
+    assert IMITATED not in {t.adversary for t in trials(toy.gate, CPU)}
 
 
 def test_a_fault_of_outlying_channels_is_found(toy, operation, monkeypatch):

@@ -9,9 +9,9 @@ import torch
 
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
+from kernel_pytorch.harness.exemptions import BACKWARD_TIME
 from kernel_pytorch.harness.jobs import find_job, jobs
-from kernel_pytorch.harness.results import Accuracy
-from kernel_pytorch.harness.technique import Direction
+from kernel_pytorch.harness.technique import Direction, Exemption
 from kernel_pytorch.harness.whole_cost import no_cost
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def test_a_short_run_is_the_first_cases_in_both_directions(toy):
 def test_an_operation_says_which_directions_are_timed(toy):
     """One that computes its gradients in the forward, for example."""
     (gate,) = toy.technique.operations
-    together = dataclasses.replace(gate, directions=(Direction.FORWARD, Direction.BOTH))
+    together = dataclasses.replace(gate, exemptions=[Exemption((BACKWARD_TIME,), "a good one")])
     technique = dataclasses.replace(toy.technique, operations=[together])
     assert [job.direction.value for job in jobs(technique, CPU, first=1)] == ["forward", "both"]
     assert [job.direction.value for job in Plan(quick=True, cases=1).jobs(technique, CPU)] == ["forward", "both"]
@@ -67,13 +67,12 @@ def test_a_job_is_found_again_by_its_key(site, toy):
         find_job(("toy", "gate", "nope", "forward"), CPU)
 
 
-def test_results_identify_their_code_and_say_why_there_is_no_accuracy(toy, machine):
+def test_results_identify_their_code(toy, machine):
     found = benchmark(toy.technique, machine, CPU, Plan(quick=True, directions=(Direction.FORWARD,)))
     assert found.complete
     assert found.quick
     assert list(found.identities) == ["gate/reference", "gate/native", "gate/compile"]  # the toy has no kernel
     assert {i.made_by for i in found.identities.values()} == {f"torch {torch.__version__.partition('+')[0]}"}
-    assert (found.accuracy, found.real_input.partition(":")[0]) == ((), "not measured here")
     assert len(found.measurements) == 2 * 4
 
 
@@ -136,14 +135,13 @@ def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
     assert again.measurements == whole.measurements
 
 
-def test_whole_costs_and_accuracy_outlast_a_run_that_does_not_ask_for_them(toy, machine):
+def test_whole_costs_outlast_a_run_that_does_not_ask_for_them(toy, machine):
     whole = benchmark(toy.technique, machine, CPU, QUICK)
     costs = (no_cost(toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], "made up"),)
-    accuracy = (Accuracy(operation="gate", implementation="compile", dtype="float32", reason="made up"),)
-    before = whole.model_copy(update={"costs": costs, "accuracy": accuracy})
+    before = whole.model_copy(update={"costs": costs})
     for on_job in (lambda label: None, interrupt_at(1)):
         again = benchmark(toy.technique, machine, CPU, QUICK, previous=before, on_job=on_job)
-        assert (again.costs, again.accuracy) == (costs, accuracy)
+        assert again.costs == costs
 
 
 def test_a_job_that_lacks_a_level_is_measured_again_with_those_that_it_has(toy, machine):
@@ -187,4 +185,11 @@ def test_ceilings_are_measured_again_before_anything_is_rejected_by_them(toy, ma
     assert (found.machine.ceilings, asked) == (machine.ceilings, [1])
     slow = benchmark(toy.technique, busy, CPU, plan, again=lambda: asked.append(1) or busy.ceilings)
     assert {m.status for m in slow.measurements} == {"rejected"}
-    assert len(asked) == 2, "once a run"
+    assert len(asked) == 1 + 2, "once for each of the two jobs"
+
+
+def test_a_machine_that_is_still_busy_at_the_first_rejection_is_measured_again_at_the_next(toy, machine, make_machine):
+    busy, plan = make_machine(1.0), Plan(("native",), quick=True, directions=(Direction.FORWARD,))
+    answers = iter([busy.ceilings, machine.ceilings])
+    found = benchmark(toy.technique, busy, CPU, plan, again=lambda: next(answers))
+    assert [m.status for m in found.measurements] == ["rejected"] * 2 + ["measured"] * 2

@@ -21,7 +21,7 @@ from kernel_pytorch.harness.commands import machine as machine_module
 from kernel_pytorch.harness.commands import verify as verify_module
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.results import VerificationReport, load
-from kernel_pytorch.harness.technique import Spared
+from kernel_pytorch.harness.technique import Exemption
 
 OPTIONS = {
     "list": ("--device",),
@@ -30,7 +30,7 @@ OPTIONS = {
         *("--quick", "--full", "--level", "--operation", "--direction", "--device"),
         *("--json", "--out", "--machine", "--resume", "--timeout"),
     ),
-    "machine": ("--device", "--quick", "--self-test", "--slug", "--json"),
+    "machine": ("--device", "--quick", "--slug", "--json"),
 }
 FOREIGN = '''
 import typer
@@ -148,15 +148,15 @@ def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
 
 
 def test_verify_says_what_it_did_not_ask_and_why(toy_alone, toy, command_line, monkeypatch, tmp_path):
-    spared = Spared(("x",), ("zero rows",), "a good [one]", dtypes=(torch.float16,))
-    operation = dataclasses.replace(toy.gate, spared=(spared,))
+    exemption = Exemption(("zero rows",), "a good [one]", arguments=("x",), dtypes=(torch.float16,))
+    operation = dataclasses.replace(toy.gate, exemptions=[exemption])
     monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())  # this process will do
     monkeypatch.setattr(toy, "technique", dataclasses.replace(toy.technique, operations=[operation]))
     path = tmp_path / "found.json"
     printed = command_line("verify", "--device", "cpu", "--level", "native", "--json", str(path))
     assert printed.code == 0
     assert "21 of 21" in printed.out
-    said = "gate: x spared zero rows in float16: a good [one]"
+    said = "gate: zero rows of x in float16: a good [one]"
     assert f"not asked: {said}\n" in printed.out
     assert VerificationReport.model_validate_json(path.read_text()).spared == (said,)
 
@@ -182,6 +182,12 @@ def test_a_cell_names_a_few_reasons_and_counts_the_others():
 def test_the_slug_is_alone_on_its_line(command_line):
     printed = command_line("machine", "--device", "cpu", "--slug")
     assert printed == (0, describe_environment("cpu").slug + "\n", "")
+
+
+def test_the_self_test_that_was_removed_names_its_replacement(toy_alone, command_line):
+    printed = command_line("machine", "--device", "cpu", "--self-test")
+    assert printed.code == 2
+    assert "compare_implementations times one function under two names" in " ".join(printed.err.split())
 
 
 def test_the_machine_is_printed_and_written(toy_alone, machine, command_line, tmp_path):

@@ -11,20 +11,16 @@ import torch
 from kernel_pytorch.harness.clock import (
     Subject,
     Timing,
-    Verdict,
     cold_pool_bytes,
     last_level_cache_bytes,
     measure,
     on_clock_stream,
-    self_test,
     sets_needed,
 )
 from kernel_pytorch.harness.clock import cpu as cpu_clock
 from kernel_pytorch.harness.clock import pool as pool_module
 from kernel_pytorch.harness.clock.cpu import CpuSampler
 from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, Rotation, calls_per_sample
-from kernel_pytorch.harness.clock.self_test import SelfTestResult
-from kernel_pytorch.harness.clock.statistics import Comparison, Interval
 
 CPU = torch.device("cpu")
 
@@ -255,23 +251,6 @@ def test_garbage_collection_is_as_before_even_after_an_exception(enabled: bool) 
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was_enabled else gc.disable)()
-
-
-# The self-test.
-
-
-def test_being_unsure_is_not_passing() -> None:
-    interval = Interval(1.0, 0.9, 1.1)
-    assert not SelfTestResult("a", Verdict.SAME, Comparison(interval, Verdict.UNSURE)).passed
-    assert SelfTestResult("a", Verdict.SAME, Comparison(interval, Verdict.SAME)).passed
-
-
-def test_the_self_test_asks_both_questions() -> None:
-    results = self_test("cpu", rounds=8)
-    assert [(result.name, result.expected) for result in results] == [
-        ("identical work", Verdict.SAME),
-        ("ten percent more work", Verdict.SLOWER),
-    ]
 
 
 def test_on_a_cpu_there_is_no_clock_stream() -> None:

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernel_pytorch.harness.clock import Subject, capture, measure, on_clock_stream, self_test
+from kernel_pytorch.harness.clock import Subject, capture, measure, on_clock_stream
 from kernel_pytorch.harness.clock import cuda as cuda_clock
 from kernel_pytorch.harness.clock.cuda import CudaSampler
 from kernel_pytorch.harness.clock.sampling import SHORTEST_SAMPLE
+from kernel_pytorch.harness.clock.statistics import Verdict, compare_paired
 
 CUDA = torch.device("cuda", 0)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -213,5 +214,18 @@ def test_a_gpu_captures_forward_and_backward_and_reports_a_call_that_waits() -> 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_the_clock_of_a_gpu_passes_its_self_test() -> None:
-    assert [result.passed for result in self_test("cuda", rounds=100)] == [True, True]
+def test_the_clock_of_a_gpu_tells_the_same_from_ten_percent_more() -> None:
+    inputs = [torch.randn(8 * 2**20, device="cuda") for _ in range(4)]
+    # All subjects write to the same memory: where a buffer lies can change its time by two percent.
+    outputs = [torch.empty_like(tensor) for tensor in inputs]
+
+    def run(operations: int, index: int) -> None:
+        for _ in range(operations):
+            torch.sigmoid(inputs[index], out=outputs[index])
+
+    work = {"baseline": 10, "the same": 10, "ten percent more": 11}
+    subjects = [Subject(name, functools.partial(run, count), 4, 2 * inputs[0].nbytes) for name, count in work.items()]
+    timings = measure(subjects, "cuda", rounds=100)
+    samples = timings["baseline"].samples
+    found = [compare_paired(samples, timings[name].samples).verdict for name in list(work)[1:]]
+    assert found == [Verdict.SAME, Verdict.SLOWER]

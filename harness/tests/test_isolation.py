@@ -1,5 +1,7 @@
 """A case that raises, aborts, exits or hangs costs itself alone."""
 
+import functools
+import os
 import sys
 import threading
 import time
@@ -28,6 +30,7 @@ ENDS = {
     "exits": ("its process exited with code 3", ""),
     "exits_hard": ("its process exited with code 4", ""),
     "is_killed": ("its process was killed by SIGKILL", ""),
+    "not_picklable": ("raised AttributeError: Can't pickle local object 'not_picklable.<locals>.<lambda>'", ""),
     "hangs": ("did not end within 5 seconds and was stopped", "hanging"),
 }
 
@@ -37,7 +40,8 @@ def test_failure_is_recorded_and_the_next_case_runs(functions, name):
     with Worker(timeout=5) as worker:
         failure, stage = ENDS[name]
         outcome = worker.call(getattr(functions, name))
-        assert (outcome.value, outcome.failure, outcome.stage) == (None, failure, stage)
+        found = outcome.failure.replace("Can't get", "Can't pickle")  # before Python 3.12
+        assert (outcome.value, found, outcome.stage) == (None, failure, stage)
         assert worker.call(functions.double, 21).value == 42
 
 
@@ -61,6 +65,18 @@ def test_the_child_ends_with_the_worker(functions):
         worker.call(functions.double, 1)
         process = worker._process
     assert not process.is_alive()
+
+
+def test_variables_are_set_in_the_child_alone(functions, monkeypatch):
+    monkeypatch.setenv("PLANTED", "mine")
+    with Worker(30, functools.partial(isolation.set_environment, {"PLANTED": "other"})) as worker:
+        assert worker.call(functions.variable, "PLANTED").value == "other"
+    assert os.environ["PLANTED"] == "mine"
+
+
+def test_a_child_that_cannot_start_is_reported(functions):
+    with Worker(30, functions.prepares_badly) as worker:
+        assert worker.call(functions.double, 1).failure == "raised ValueError before the first call: planted"
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])

@@ -1,8 +1,7 @@
-"""A profile: no time counted twice, limits kept, memory by category, and no name that becomes part of the page."""
+"""A profile: no time counted twice, limits kept, memory by category, trace and snapshot."""
 
 from __future__ import annotations
 
-import html.parser
 import subprocess
 import sys
 
@@ -13,9 +12,8 @@ from torch import nn
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings, Machine
 from kernel_pytorch.harness.profiling import events, placement, profile_module
-from kernel_pytorch.harness.profiling.records import MemoryTimeline
+from kernel_pytorch.harness.profiling.peak_memory import TOTAL, peak_memory
 from kernel_pytorch.harness.profiling.tables import NOT_KNOWN, TOO_FAST, remarks, summary
-from kernel_pytorch.harness.profiling.timeline import TOTAL, memory_timeline
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -159,15 +157,11 @@ def test_what_is_above_the_limit_is_no_success(network, make_machine):
 
 
 def test_memory_is_split_by_what_it_is_for(profiled):
-    timeline = profiled.memory
-    assert timeline.note == ""
-    assert {"parameters", "activations", "gradients"} <= set(timeline.bytes)
-    parameters = 4 * (32 * 64 + 64 + 64 * 16 + 16)
-    assert max(timeline.bytes["parameters"]) == parameters
-    assert timeline.bytes["gradients"][-1] == parameters  # one of the same size for each, at the end of the step
-    assert timeline.peak == max(map(sum, zip(*timeline.bytes.values(), strict=True)))
-    assert sum(timeline.at_peak.values()) == timeline.peak
-    assert list(timeline.seconds) == sorted(timeline.seconds)
+    memory = profiled.memory
+    assert memory.note == ""
+    assert {"parameters", "activations", "gradients"} <= set(memory.at_peak)
+    assert memory.at_peak["parameters"] == 4 * (32 * 64 + 64 + 64 * 16 + 16)
+    assert sum(memory.at_peak.values()) == memory.peak
 
 
 def test_memory_of_a_forward_is_not_split():
@@ -178,11 +172,10 @@ def test_memory_of_a_forward_is_not_split():
         return second.sum()
 
     two_temporaries()
-    timeline = memory_timeline(two_temporaries, CPU)
-    assert list(timeline.bytes) == [TOTAL]
-    assert timeline.note == "not split: the profiler saw no gradient"
-    assert 2 * MIB <= timeline.peak < 2 * MIB + 4096
-    assert timeline.bytes[TOTAL][-1] < 4096
+    found = peak_memory(two_temporaries, CPU)
+    assert found.at_peak == {TOTAL: found.peak}
+    assert found.note == "not split: the profiler saw no gradient"
+    assert 2 * MIB <= found.peak < 2 * MIB + 4096
 
 
 def test_what_the_profiler_cannot_split_is_told_whole(monkeypatch):
@@ -190,72 +183,21 @@ def test_what_the_profiler_cannot_split_is_told_whole(monkeypatch):
         raise AssertionError("a graph it does not know")
 
     monkeypatch.setattr(torch.profiler.profile, "_memory_profile", broken)
-    timeline = memory_timeline(lambda: torch.empty(MIB // 4) + 1, CPU)
-    assert timeline.note == "not split: the profiler failed on it (AssertionError: a graph it does not know)"
-    assert 2 * MIB <= timeline.peak < 2 * MIB + 4096
+    found = peak_memory(lambda: torch.empty(MIB // 4) + 1, CPU)
+    assert found.note == "not split: the profiler failed on it (AssertionError: a graph it does not know)"
+    assert 2 * MIB <= found.peak < 2 * MIB + 4096
 
 
 def test_nothing_allocated_is_no_error():
-    assert memory_timeline(lambda: None, CPU).peak == 0
-    assert MemoryTimeline(seconds=(0.0,), bytes={}, peak=0).at_peak == {}
+    found = peak_memory(lambda: None, CPU)
+    assert (found.peak, found.at_peak) == (0, {})
 
 
-class Tags(html.parser.HTMLParser):
-    """Tags, texts and addresses of a page."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.texts, self.addresses = [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attributes if name in ("src", "href")]
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def hostile(profile):
-    """The profile of a module whose class is named like a script."""
-    return profile.model_copy(update={"module": SCRIPT, "inputs": (SCRIPT,)})
-
-
-def test_the_page_stands_alone_and_escapes_every_name(profiled, tmp_path):
-    written = hostile(profiled).write(tmp_path / "new")
-    assert {path.name for path in written} >= {"page.html", "profile.json"}
-    page = Tags((tmp_path / "new" / "page.html").read_text())
-    assert "script" not in page.tags
-    assert all(address.startswith("data:image/svg+xml;base64,") for address in page.addresses)
-    text = "".join(page.texts)
-    assert f"{SCRIPT} (host)" in text  # the annotation of the network
-    assert text.count(SCRIPT) >= 3  # and the names of the class and its input
-    assert type(profiled).model_validate_json((tmp_path / "new" / "profile.json").read_text()) == hostile(profiled)
-
-
-def test_the_page_holds_its_pictures(profiled, tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    written = profiled.write(tmp_path)
-    assert sorted(path.name for path in written) == ["memory.svg", "page.html", "profile.json"]
-    page = Tags((tmp_path / "page.html").read_text())
-    assert page.tags.count("img") == len(page.addresses) == 2
-    assert (tmp_path / "memory.svg").read_bytes().startswith(b"<?xml")
-
-
-def test_a_page_that_does_not_escape_would_be_seen(profiled, monkeypatch):
-    from kernel_pytorch.harness.profiling import page
-
-    monkeypatch.setattr(page, "escape", lambda text: text)
-    assert "script" in Tags(page.page(hostile(profiled))).tags
-
-
-def test_without_matplotlib_the_page_says_what_is_missing(profiled, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    written = profiled.write(tmp_path)
-    assert sorted(path.name for path in written) == ["page.html", "profile.json"]
-    page = Tags((tmp_path / "page.html").read_text())
-    assert "img" not in page.tags
-    assert "".join(page.texts).count("matplotlib is not installed") == 2
+def test_the_record_is_written_and_an_option_of_the_page_warns(profiled, tmp_path):
+    (written,) = profiled.write(tmp_path / "new")
+    assert type(profiled).model_validate_json(written.read_text()) == profiled
+    with pytest.warns(DeprecationWarning, match=r"page\.html is no longer written.*ui\.perfetto\.dev"):
+        profiled.write(tmp_path, top=3)
 
 
 def test_the_table_shows_what_is_known_and_says_what_is_not(profiled):
@@ -272,6 +214,26 @@ def test_a_trace_is_written_for_perfetto(network, machine, tmp_path):
     profile_module(network, torch.randn(4, 32), steps=1, machine=machine, trace=tmp_path / "trace.json")
     names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"aten::addmm", events.STEP} <= names
+
+
+def test_a_snapshot_on_a_cpu_is_refused(network, machine, tmp_path):
+    with pytest.raises(ValueError, match="memory snapshots on CUDA only; the module is on cpu"):
+        profile_module(network, torch.randn(4, 32), machine=machine, snapshot=tmp_path / "memory.pickle")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_snapshot_holds_the_allocations_of_a_step(network, machine, tmp_path):
+    import pickle
+
+    network, x = network.cuda(), torch.randn(64, 32, device="cuda")
+    profile_module(network, x, backward=True, machine=machine, snapshot=tmp_path / "memory.pickle")
+    written = pickle.loads((tmp_path / "memory.pickle").read_bytes())
+    assert any(event["action"] == "alloc" for events in written["device_traces"] for event in events)
+    torch.empty(8, device="cuda")
+    torch.cuda.memory._dump_snapshot(str(tmp_path / "after.pickle"))
+    after = pickle.loads((tmp_path / "after.pickle").read_bytes())
+    assert not any(after["device_traces"]), "recording goes on"
 
 
 LAZY = """
@@ -314,7 +276,7 @@ def test_kernels_are_placed_through_the_operator_that_launched_them():
     assert 0.0 < found.busy_seconds <= total * 1.001
     assert total <= found.profiled_seconds
     assert found.device_peak >= found.memory.peak > 2 * 8192 * 4096
-    assert "activations" in found.memory.bytes
+    assert "activations" in found.memory.at_peak
 
 
 @pytest.mark.gpu

@@ -15,13 +15,22 @@ import torch
 from kernel_pytorch.harness import pytest_plugin
 from kernel_pytorch.harness.adversaries import ADVERSARIES
 from kernel_pytorch.harness.jobs import jobs
-from kernel_pytorch.harness.pytest_plugin import Recorder, Replay
+from kernel_pytorch.harness.pytest_plugin import SampleTimer, measured_once
 from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results
 
 CPU = torch.device("cpu")
 CHILD = """
+import pathlib
 import pytest
+from kernel_pytorch.harness import pytest_plugin
 from kernel_pytorch.harness.pytest_plugin import benchmark_jobs, verification_trials
+from kernel_pytorch.harness.results import load
+
+def recorded(job, machine, device):
+    every = load(pathlib.Path(__file__).with_name("toy.json")).measurements
+    return [m for m in every if (m.direction, m.case.label) == (job.direction.value, job.key[2])]
+
+pytest_plugin.run_job, pytest_plugin.measure_machine = recorded, lambda device, quick: None
 
 @pytest.mark.parametrize(("operation", "implementation", "trial"), verification_trials("toy"))
 def test_level(verify_level, operation, implementation, trial):
@@ -51,12 +60,13 @@ def record(job, level, status="measured", samples=(), reason=""):
 
 @pytest.fixture
 def recorded(toy, machine):
-    """Results of every job: one level measured, one unavailable, one wrong, and none of the reference."""
+    """Results of every job: one level measured, two unavailable, one wrong."""
     generator = torch.Generator().manual_seed(0)
     measurements = []
     for job in jobs(toy.technique, CPU):
         samples = tuple((torch.rand(9, generator=generator, dtype=torch.float64) * 1e-5).tolist())
         measurements += [
+            record(job, "reference", "unavailable", reason="no reference when it was measured"),
             record(job, "native", samples=samples),
             record(job, "cuda", "unavailable", reason="no kernel when it was measured"),
             record(job, "compile", "wrong", reason="output is off"),
@@ -88,11 +98,10 @@ def child(site, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the records are of the CPU")
-def test_levels_are_verified_and_recorded_samples_replayed(child, recorded, tmp_path):
-    results, report = tmp_path / "results", tmp_path / "benchmark.json"
-    recorded.save(results / "toy.json")
-    (results / "pytest-benchmark.json").write_text("not a results file")
-    printed = child(f"--kernel-pytorch-replay={results}", f"--benchmark-json={report}", "-W", "error")
+def test_levels_are_verified_and_pytest_benchmark_holds_the_samples(child, recorded, tmp_path):
+    report = tmp_path / "benchmark.json"
+    recorded.save(tmp_path / "toy.json")
+    printed = child(f"--benchmark-json={report}", "-W", "error")
     cases, adversarial, timed = 4, 2 * (len(ADVERSARIES) - 1), 6  # a gate is not invariant to offsets
     trials = cases + adversarial
     natives = trials // 2 + timed  # right in float32, wrong in float16; recorded as measured
@@ -104,7 +113,7 @@ def test_levels_are_verified_and_recorded_samples_replayed(child, recorded, tmp_
     for text in (
         "the toy has no kernel",
         "no kernel when it was measured",
-        "the results that are replayed hold no such measurement",
+        "no reference when it was measured",
         "AssertionError: toy gate level 'native', case plain [rows=4 columns=16] float16: output is off by",
         "AssertionError: wrong: output is off",
     ):
@@ -118,46 +127,38 @@ def test_levels_are_verified_and_recorded_samples_replayed(child, recorded, tmp_
         assert (stats["min"], stats["max"], stats["rounds"]) == (min(m.samples), max(m.samples), len(m.samples))
 
 
-def test_a_folder_is_replayed_whatever_else_was_recorded_there(toy, recorded, tmp_path):
-    recorded.save(tmp_path / "toy.json")
-    (tmp_path / "models.json").write_text('{"runs": {}}')
-    recorder = Recorder(tmp_path, CPU)
-    native = toy.gate.implementation("native")
-    found = [recorder.measurement(job, native) for job in jobs(toy.technique, CPU)]
-    assert {m.status for m in found if m is not None} == {"measured"}
-    (tmp_path / "toy.json").unlink()
-    assert Recorder(tmp_path, CPU).measurement(jobs(toy.technique, CPU)[0], native) is None
-
-
 def test_the_timer_moves_by_the_samples_and_then_stands_still():
-    timer, samples = Replay(), (1e-5, 0.1, 3.0)
+    timer, samples = SampleTimer(), (1e-5, 0.1, 3.0)
     timer.load(samples)
     assert tuple(-timer() + timer() for _ in samples) == samples
     assert [timer(), timer()] == [0.0, 0.0]
 
 
-def test_without_a_record_each_job_is_measured_once(toy, machine, monkeypatch):
-    measured = []
+def test_each_job_is_measured_once_and_the_machine_too(toy, machine, monkeypatch):
+    measured, machines = [], []
 
     def run_job(job, on, device):
         measured.append((job.key, on))
         return [record(job, "native", samples=(1e-6,))]
 
+    def measure_machine(device, quick):
+        machines.append(device)
+        return machine
+
     monkeypatch.setattr(pytest_plugin, "run_job", run_job)
-    monkeypatch.setattr(pytest_plugin, "measure_machine", lambda device, quick: machine)
-    recorder = Recorder(None, CPU)
+    monkeypatch.setattr(pytest_plugin, "measure_machine", measure_machine)
+    measure = measured_once(CPU)
     first, second = jobs(toy.technique, CPU)[:2]
-    native, compiled = toy.gate.implementation("native"), toy.gate.implementation("compile")
-    assert recorder.measurement(first, native).implementation == "native"
-    assert recorder.measurement(first, compiled) is None
-    assert recorder.measurement(second, native).direction == "backward"
+    assert measure(first) is measure(first)
+    assert [m.direction for m in measure(second)] == ["backward"]
     assert measured == [(first.key, machine), (second.key, machine)]
+    assert machines == [CPU]
 
 
-def test_records_of_another_technique_are_not_taken(toy, recorded, tmp_path):
-    recorded.model_copy(update={"technique": "another"}).save(tmp_path / "another.json")
-    recorder = Recorder(tmp_path / "another.json", CPU)
-    assert recorder.measurement(jobs(toy.technique, CPU)[0], toy.gate.implementation("native")) is None
+def test_the_option_that_was_removed_names_what_replaces_it():
+    config = SimpleNamespace(getoption=lambda name, default: "results")
+    with pytest.raises(pytest.UsageError, match=r"was removed: `pytest packages/NAME/benchmarks` measures"):
+        pytest_plugin.pytest_configure(config)
 
 
 def test_the_interpreter_is_on_where_there_is_no_gpu(monkeypatch):
@@ -165,5 +166,5 @@ def test_the_interpreter_is_on_where_there_is_no_gpu(monkeypatch):
         monkeypatch.setenv("TRITON_INTERPRET", "")  # noted as absent, so that what is set below is undone
         monkeypatch.delenv("TRITON_INTERPRET")
         monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_available=lambda has_gpu=has_gpu: has_gpu))
-        pytest_plugin.pytest_configure(SimpleNamespace(addinivalue_line=lambda *_: None))
+        pytest_plugin.pytest_configure(SimpleNamespace(addinivalue_line=lambda *_: None, getoption=lambda *_: None))
         assert os.environ.get("TRITON_INTERPRET") == wanted

@@ -15,8 +15,6 @@ from kernel_pytorch.harness.report import (
     COLUMNS,
     best_pytorch,
     cells,
-    endurance_rows,
-    endurance_table,
     groups,
     reasons,
     seconds,
@@ -153,27 +151,6 @@ def test_brackets_in_names_are_printed(results):
     m = timed("native", 1e-6)
     odd = m.model_copy(update={"case": m.case.model_copy(update={"name": "[bold]odd[/]"})})
     assert "[bold]odd[/] 8x64 float16" in printed(terminal_tables(results.model_copy(update={"measurements": (odd,)})))
-
-
-def test_what_long_work_does_is_one_row_a_case(results):
-    assert endurance_rows(results) == []
-    assert "TFLOP/s" not in markdown(results)
-    long = {"flops": 10**12, "burst": 2e-3, "sustained": 4e-3}
-    measurements = tuple(
-        m.model_copy(update=long) if m.implementation in ("compile", "cuda") else m for m in results.measurements
-    )
-    backward = measurements[2].model_copy(update={"direction": "backward"})
-    enduring = results.model_copy(update={"measurements": (*measurements, backward)})
-    assert endurance_rows(enduring) == [
-        ["operation", "direction", "case", "compile", "cuda"],
-        ["gate", "forward", "prefill 8x64 float16", "500.0, 250.0", "500.0, 250.0"],
-        ["gate", "backward", "prefill 8x64 float16", "500.0, 250.0", "-"],
-    ]
-    lines = markdown(enduring).splitlines()
-    title = lines.index("**TFLOP/s of long matrix kernels: after a rest, sustained**")
-    assert lines[title + 2] == "| operation | direction | case | compile | cuda |"
-    assert lines[title + 5] == "| gate | backward | prefill 8x64 float16 | 500.0, 250.0 | - |"
-    assert "500.0, 250.0" in printed([endurance_table(enduring)])
 
 
 def test_a_page_says_where_when_and_how(results):

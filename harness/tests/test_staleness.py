@@ -139,7 +139,14 @@ def test_the_date_is_that_of_the_run(results, toy):
 @pytest.fixture
 def models(machine, toy):
     """A record of two models, the first of the present code, the second older than identities."""
-    about = {"date": DAY, "environment": machine.environment, "tiny": True, "transformers": "5", "rows": ()}
+    about = {
+        "date": DAY,
+        "environment": machine.environment,
+        "tiny": True,
+        "transformers": "5",
+        "packages": ("toy",),
+        "rows": (),
+    }
     now = fingerprint(identify(toy.technique, machine.environment))
     return Record(runs={"a/training": ModelRun(**about, identities={"toy": now}), "b/training": ModelRun(**about)})
 

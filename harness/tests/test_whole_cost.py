@@ -53,3 +53,7 @@ def test_the_report_shows_figures_and_reasons(toy, machine):
     assert cuda[2:] == ["-"] * 9
     assert any(line.startswith("cuda: ") and line.endswith("the toy has no kernel") for line in missing_costs(found))
     assert "**Whole cost of a call**:" in markdown(found)
+
+
+def test_the_number_of_the_run_is_no_figure_that_is_missing(toy):
+    assert "run" not in cost_of(toy, "cuda").missing

@@ -1,4 +1,4 @@
-"""cuda-ops for pytest-benchmark: `pytest packages/cuda-ops/benchmarks`, or through `nox -s bench`."""
+"""cuda-ops for pytest-benchmark: `pytest packages/cuda-ops/benchmarks`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""flash-attn-triton for pytest-benchmark: `pytest packages/flash-attn-triton/benchmarks`, or through `nox -s bench`."""
+"""flash-attn-triton for pytest-benchmark: `pytest packages/flash-attn-triton/benchmarks`."""
 
 import pytest
 

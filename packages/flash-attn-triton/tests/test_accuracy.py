@@ -14,7 +14,7 @@ from kernel_pytorch.flash_attn_triton import (
 )
 from kernel_pytorch.flash_attn_triton.levels import LADDER
 from kernel_pytorch.flash_attn_triton.technique.inputs import flash_attention_real
-from kernel_pytorch.harness.real_input import imitated_activations
+from kernel_pytorch.harness.adversaries import imitated_activations
 
 pytest.importorskip("triton")
 pytestmark = [

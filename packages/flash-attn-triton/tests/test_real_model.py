@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from kernel_pytorch.flash_attn_triton import flash_attention_masked
-from kernel_pytorch.harness.real_input import embedding_cosine
+from kernel_pytorch.harness.pretrained import embedding_cosine
 
 pytestmark = pytest.mark.slow
 SAME = 1.0 - 1e-9  # 0.99999 would not tell a mask that lets one padded token through

@@ -1,4 +1,4 @@
-"""fused-ln-act for pytest-benchmark: `pytest packages/fused-ln-act/benchmarks`, or through `nox -s bench`."""
+"""fused-ln-act for pytest-benchmark: `pytest packages/fused-ln-act/benchmarks`."""
 
 import pytest
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import MLP, AddLayerNorm, LayerNorm
-from kernel_pytorch.harness.real_input import embedding_cosine
+from kernel_pytorch.harness.pretrained import embedding_cosine
 
 pytestmark = pytest.mark.slow
 LEVELS = [None, "native", "triton"]

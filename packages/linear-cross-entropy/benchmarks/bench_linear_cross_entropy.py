@@ -1,4 +1,4 @@
-"""linear-cross-entropy for pytest-benchmark, which `nox -s bench` lets record what was measured."""
+"""linear-cross-entropy for pytest-benchmark: `pytest packages/linear-cross-entropy/benchmarks`."""
 
 import pytest
 

@@ -150,7 +150,7 @@ def test_missing_unknown_and_wrong_tensors_are_named():
         "unknown are model.layers.2.mlp.up_proj.weight"
     )
     state = dict(stock.state_dict()) | {"model.norm.weight": torch.zeros(47)}
-    with pytest.raises(ValueError, match=r"norm.weight has shape \(47,\), not \(48,\)"):
+    with pytest.raises(ValueError, match=r"(?s)state_dict:.*size mismatch for norm.weight.*47.*48"):
         LanguageModel.from_llama(stock.config, state)
     with pytest.raises(TypeError, match="state_dict: given None; with a configuration"):
         LanguageModel.from_llama(stock.config)
@@ -161,8 +161,8 @@ def test_missing_unknown_and_wrong_tensors_are_named():
     [
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn'; allowed are default, linear"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; 1.0 alone"),
-        ({"mlp_bias": True}, "mlp_bias is True; False alone"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; it must be 1.0"),
+        ({"mlp_bias": True}, "mlp_bias is True; it must be False"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; allowed are silu"),
         ({"model_type": "gemma"}, "model_type is 'gemma'; it must be 'llama'"),
     ],

@@ -163,7 +163,7 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="patch_size: given 5; it must divide image_size, 8"):
         VisionTransformer(8, 5)
     stock = vit()
-    with pytest.raises(ValueError, match="config: qkv_bias is False; True alone"):
+    with pytest.raises(ValueError, match="config: qkv_bias is False; it must be True"):
         VisionTransformer.from_transformers(stock.config.to_dict() | {"qkv_bias": False}, stock.state_dict())
     state = {name: tensor for name, tensor in stock.state_dict().items() if name != "vit.layernorm.bias"}
     with pytest.raises(ValueError, match=r"state_dict: missing are vit.layernorm.bias; unknown are extra"):

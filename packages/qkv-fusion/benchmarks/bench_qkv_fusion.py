@@ -1,4 +1,4 @@
-"""qkv-fusion for pytest-benchmark: `pytest packages/qkv-fusion/benchmarks`, or through `nox -s bench`."""
+"""qkv-fusion for pytest-benchmark: `pytest packages/qkv-fusion/benchmarks`."""
 
 import pytest
 

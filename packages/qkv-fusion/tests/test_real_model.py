@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from kernel_pytorch.harness.real_input import embedding_cosine
+from kernel_pytorch.harness.pretrained import embedding_cosine
 from kernel_pytorch.qkv_fusion import LinearGroup, fuse, unfuse
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""rmsnorm for pytest-benchmark: `pytest packages/rmsnorm/benchmarks`, or through `nox -s bench`."""
+"""rmsnorm for pytest-benchmark: `pytest packages/rmsnorm/benchmarks`."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""Which levels a machine should have as defaults: those that are right, and faster than native in every case.
+"""Choose defaults for this machine: levels that are right, and faster than native in every case.
 
-What is found is written into a file of the user, which the packages read themselves: `core/adoption.py` says where it
-is and what it holds. A row names a device, a function and a dtype, and never a shape: levels round differently, and the
-bits of a result must not depend on how many rows there are.
+They are written into a file of the user, which the packages read: `core/adoption.py` documents it. A row names a
+device, a function and a dtype, and never a shape: levels round differently, and the bits of a result must not depend on
+the number of rows.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from kernel_pytorch.harness.sources import package_digest
 from kernel_pytorch.harness.technique import Operation, Technique
 from kernel_pytorch.harness.verification import Verification, verify
 
-Key = tuple[str, str]
-"""Names of an operation and of a level."""
+Wanted = dict[str, dict[torch.dtype, tuple[str, ...]]]
+"""Levels that could become defaults, by the names of functions and dtypes."""
 
 
 @dataclass
 class Verified:
-    """What a verification says of levels.
+    """The result of a verification of levels.
 
     Attributes:
-        wrong: by operation and level, the first thing that was wrong.
+        wrong: by operation and level, the first failure.
         right: operation, level and dtype of each case that was right.
     """
 
-    wrong: dict[Key, str] = field(default_factory=dict)
+    wrong: dict[tuple[str, str], str] = field(default_factory=dict)
     right: set[tuple[str, str, torch.dtype]] = field(default_factory=set)
 
 
@@ -73,30 +73,23 @@ def user_file(techniques: Iterable[Technique]) -> Any:
     return next((found for t in techniques if (found := getattr(t.ladder(), "user_file", None))), None)
 
 
-def candidates(
-    technique: Technique, device: torch.device, operations: Collection[str] | None = None
-) -> dict[str, dict[torch.dtype, tuple[str, ...]]]:
-    """The levels that could become defaults there, by function and dtype; what the package's own table decides is not.
+def candidates(technique: Technique, device: torch.device, operations: Collection[str] | None = None) -> Wanted:
+    """The levels that could become defaults there, except where the package's own table has a row.
 
     Args:
         technique: whose.
         device: where.
         operations: names of functions, or None for all.
     """
-    found: dict[str, dict[torch.dtype, tuple[str, ...]]] = {}
+    found: Wanted = {}
     for operation in technique.operations if hasattr(technique.ladder(), "user_file") else ():
         if operations is not None and operation.name not in operations:
             continue
+        ours = [i for i in operation.implementations if isinstance(i, PublicLevel) and i.name in OUR_KERNELS]
         for dtype in dict.fromkeys(case.dtype for case in operation.bench_grid.cases(device.type)):
-            if own_default(technique, operation, device, dtype) is None:
-                levels = tuple(
-                    i.name
-                    for i in operation.implementations
-                    if isinstance(i, PublicLevel) and i.name in OUR_KERNELS
-                    and why_not_timed(technique, i, device, dtype) is None
-                )  # fmt: skip
-                if levels:
-                    found.setdefault(operation.name, {})[dtype] = levels
+            levels = tuple(i.name for i in ours if why_not_timed(technique, i, device, dtype) is None)
+            if levels and own_default(technique, operation, device, dtype) is None:
+                found.setdefault(operation.name, {})[dtype] = levels
     return found
 
 
@@ -117,14 +110,14 @@ def own_default(technique: Technique, operation: Operation, device: torch.device
 def verified(
     technique: Technique,
     device: torch.device,
-    wanted: dict[str, dict[torch.dtype, tuple[str, ...]]],
+    wanted: Wanted,
     workers: Workers | None = None,
     on_trial: Callable[[Verification], None] = lambda verification: None,
 ) -> Verified:
     """Check the candidates on all cases, in all dtypes, adversarial inputs among them."""
     part = dataclasses.replace(technique, operations=[o for o in technique.operations if o.name in wanted])
     found = Verified()
-    for each in verify(part, device, levels=levels_of(wanted), workers=workers):
+    for each in verify(part, device, levels=plan_for(wanted).levels, workers=workers):
         on_trial(each)
         key = each.operation, each.implementation
         if not each.passed:
@@ -134,24 +127,16 @@ def verified(
     return found
 
 
-def levels_of(wanted: dict[str, dict[torch.dtype, tuple[str, ...]]]) -> list[str]:
-    """The levels of all candidates, each once."""
-    return sorted({level for dtypes in wanted.values() for levels in dtypes.values() for level in levels})
-
-
-def plan_for(wanted: dict[str, dict[torch.dtype, tuple[str, ...]]]) -> Plan:
-    """Every case of the candidates, in the rounds of a short run: what is not clear then is not adopted."""
-    return Plan(tuple(levels_of(wanted)), quick=True, operations=tuple(wanted), cases=sys.maxsize)
+def plan_for(wanted: Wanted) -> Plan:
+    """Every case of the candidates, in the rounds of a short run: a level that needs more rounds is not adopted."""
+    levels = sorted({level for dtypes in wanted.values() for levels in dtypes.values() for level in levels})
+    return Plan(tuple(levels), quick=True, operations=tuple(wanted), cases=sys.maxsize)
 
 
 def judged(
-    technique: Technique,
-    device: torch.device,
-    wanted: dict[str, dict[torch.dtype, tuple[str, ...]]],
-    checked: Verified,
-    results: Results,
+    technique: Technique, device: torch.device, wanted: Wanted, checked: Verified, results: Results
 ) -> list[Verdict]:
-    """A verdict on each candidate; of a function and dtype at most one level is adopted, the fastest of the mean."""
+    """A verdict on each candidate; one level at most is adopted per function and dtype, that of the best mean."""
     jobs = plan_for(wanted).jobs(technique, device)
     by_case: dict[tuple[str, ...], Measurement] = {
         (m.operation, m.case.label, m.direction, m.implementation): m for m in results.measurements
@@ -160,18 +145,18 @@ def judged(
     for operation, dtypes in wanted.items():
         for dtype, levels in dtypes.items():
             of_dtype = [job for job in jobs if job.operation.name == operation and job.case.dtype == dtype]
-            cases = {
-                level: [
-                    (CaseRecord.of(job.case).label, job.direction.value)
-                    for job in of_dtype
+            cases = [(job, CaseRecord.of(job.case).label, job.direction.value) for job in of_dtype]
+            measured = {
+                level: {
+                    (case, direction): by_case.get((operation, case, direction, level))
+                    for job, case, direction in cases
                     if job.operation.why_lacking(level, job.case) is None
-                ]
+                }
                 for level in levels
             }
-            measured = {level: [by_case.get((operation, *case, level)) for case in cases[level]] for level in levels}
-            verdicts = [_verdict(operation, dtype, level, measured[level], cases[level], checked) for level in levels]
+            verdicts = [_verdict(operation, dtype, level, measured[level], checked) for level in levels]
             good = [v.level for v in verdicts if not v.reason]
-            best = max(good, key=lambda level: _mean_gain(measured[level]), default=None)
+            best = max(good, key=lambda level: _mean_gain(measured[level].values()), default=None)
             found += [
                 v if v.reason or v.level == best else dataclasses.replace(v, reason=f"{best!r} is faster still")
                 for v in verdicts
@@ -183,33 +168,31 @@ def _verdict(
     operation: str,
     dtype: torch.dtype,
     level: str,
-    measured: list[Measurement | None],
-    cases: list[tuple[str, str]],
+    measured: dict[tuple[str, str], Measurement | None],
     checked: Verified,
 ) -> Verdict:
-    """What speaks against a level, or how much it gains at least."""
+    """The first reason against a level, or the least that it gains."""
     if (wrong := checked.wrong.get((operation, level))) is not None:
         return Verdict(operation, dtype, level, f"wrong: {wrong}", wrong=True)
     if (operation, level, dtype) not in checked.right:
         return Verdict(operation, dtype, level, "no case of this dtype was verified")
     least = math.inf
-    for m, (case, direction) in zip(measured, cases, strict=True):
-        where = f"{direction}, {case}"
+    for (case, direction), m in measured.items():
         if m is None or m.status != "measured":
-            why = "not measured" if m is None else f"{m.status}: {m.reason}"
-            return Verdict(operation, dtype, level, f"{where}: {why}")
-        if "native" not in m.comparisons:
-            return Verdict(operation, dtype, level, f"{where}: native could not be timed beside it")
-        gain = m.comparisons["native"].speedup
-        if not gain.low > 1.0:
-            reason = f"{where}: {gain.low:.2f} to {gain.high:.2f} times as fast as native"
-            return Verdict(operation, dtype, level, reason)
-        least = min(least, gain.low)
+            reason = "not measured" if m is None else f"{m.status}: {m.reason}"
+        elif "native" not in m.comparisons:
+            reason = "native could not be timed beside it"
+        elif not (gain := m.comparisons["native"].speedup).low > 1.0:
+            reason = f"{gain.low:.2f} to {gain.high:.2f} times as fast as native"
+        else:
+            least = min(least, gain.low)
+            continue
+        return Verdict(operation, dtype, level, f"{direction}, {case}: {reason}")
     return Verdict(operation, dtype, level, speedup=least)
 
 
-def _mean_gain(measured: list[Measurement | None]) -> float:
-    """Mean of the logarithms of the speedups over native."""
+def _mean_gain(measured: Iterable[Measurement | None]) -> float:
+    """The mean of the logarithms of the speedups over native."""
     logs = [math.log(m.comparisons["native"].speedup.median) for m in measured if m is not None]
     return sum(logs) / len(logs)
 
@@ -217,7 +200,7 @@ def _mean_gain(measured: list[Measurement | None]) -> float:
 def rows(
     technique: Technique, verdicts: Iterable[Verdict], environment: Environment, device: torch.device
 ) -> list[Any]:
-    """The rows of what is adopted."""
+    """A row of the user's file for each adopted level."""
     file = technique.ladder().user_file
     return [
         file.Row(
@@ -242,13 +225,13 @@ def rows(
 def merged(
     before: Iterable[Any], new: Iterable[Any], technique: str, device: str, functions: Collection[str]
 ) -> list[Any]:
-    """New rows in the place of those that a file holds of the same functions on the same device."""
+    """Replace the rows of these functions on this device by new ones."""
     kept = [r for r in before if not (r.package == technique and r.device == device and r.function in functions)]
     return [*kept, *new]
 
 
 def save(file: Path, found: Iterable[Any], schema_version: int) -> None:
-    """Write the file in one step, that which a link leads to; without rows it is removed."""
+    """Write the file, or the target of a link, in one step; without rows remove it."""
     file = file.resolve()
     every = sorted((dataclasses.asdict(row) for row in found), key=lambda row: [str(value) for value in row.values()])
     if not every:

@@ -6,26 +6,21 @@ import dataclasses
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
-from kernel_pytorch.harness.accuracy import measure_accuracy
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.jobs import QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.provenance import identify
-from kernel_pytorch.harness.results import Accuracy, Measurement, Results, Run, WholeCost
+from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
 from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
 from kernel_pytorch.harness.whole_cost import call_cost, no_cost, with_starts
 
 QUICK_ROUNDS = 12
-ACCURACY = "accuracy on real activations"
-
-Record = TypeVar("Record", Accuracy, WholeCost)
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class Plan:
 
     Attributes:
         levels: names of the implementations, or None for all. The reference and native always run: they are baselines.
-        quick: fewer rounds, only the first cases of each operation, no accuracy on real activations.
+        quick: fewer rounds, only the first cases of each operation.
         directions: passes to time, or None for those of each operation.
         whole_cost: measure host time, memory, compilation and launches too, on the first case of each operation.
         operations: names of the operations to measure, or None for all.
@@ -80,7 +75,7 @@ def benchmark(
     on_progress: Callable[[Results], None] = lambda results: None,
     again: Callable[[], Ceilings] | None = None,
 ) -> Results:
-    """Measure every job of a technique, and its accuracy on real activations.
+    """Measure every job of a technique.
 
     Args:
         technique: what to measure.
@@ -92,8 +87,9 @@ def benchmark(
             not ask for or has not reached yet.
         on_job: called with the label of each job before it starts.
         on_progress: called with what stands after each job, marked as not complete.
-        again: measures the ceilings once more before anything is rejected by them: they may have been measured while
-            the machine was busy. None if they are given. Called once at most.
+        again: measures the ceilings again before a result is rejected for exceeding them, because the machine may have
+            been busy the first time; the higher ones hold from then on. Called once at most for each job. None if the
+            ceilings are given.
 
     Returns:
         The results; after Ctrl-C those that stood by then, marked as not complete.
@@ -101,11 +97,6 @@ def benchmark(
     known = _Known(technique, machine, device, plan, previous)
     try:
         _time_jobs(known, device, plan, worker, on_job, on_progress, again)
-        if plan.quick:
-            known.explain_missing_accuracy("not measured here: a short run; --full measures it")
-        else:
-            on_job(ACCURACY)
-            known.add_accuracy(*_accuracy(technique, device, plan, worker))
         if plan.whole_cost:
             known.add_costs(_costs(technique, device, plan, worker, on_job))
     except KeyboardInterrupt:
@@ -130,9 +121,7 @@ class _Known:
         self.measured = {} if previous is None else by_job(previous)
         self._identities = identify(technique, machine.environment, compiling=not plan.quick)
         self._runs, self._number = (*earlier, run_on(machine, now())), len(earlier)
-        self._accuracy = () if previous is None else previous.accuracy
         self._costs = () if previous is None else previous.costs
-        self._real_input = "" if previous is None else previous.real_input
         self._order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
 
     def implementations(self, job: Job) -> set[str]:
@@ -146,16 +135,6 @@ class _Known:
     def raise_ceilings(self, again: Ceilings) -> None:
         """Take the higher of two measurements of the machine."""
         self.machine = self.machine.model_copy(update={"ceilings": higher(self.machine.ceilings, again)})
-
-    def add_accuracy(self, found: tuple[Accuracy, ...], real_input: str) -> None:
-        """Renew the accuracy on real activations; the reason why nothing was found hides no earlier record."""
-        if found or not self._accuracy:
-            self._real_input = real_input
-        self._accuracy = _renewed(self.technique, self._accuracy, found, self._number)
-
-    def explain_missing_accuracy(self, reason: str) -> None:
-        """Say why there is none, unless an earlier run measured it or said so."""
-        self._real_input = self._real_input or reason
 
     def add_costs(self, found: tuple[WholeCost, ...]) -> None:
         """Renew the whole costs of calls."""
@@ -172,8 +151,6 @@ class _Known:
             identities=self._identities,
             runs=self._runs,
             measurements=tuple(m for key in self._order if key in self.measured for m in self.measured[key]),
-            accuracy=self._accuracy,
-            real_input=self._real_input,
             costs=self._costs,
         )
 
@@ -197,7 +174,6 @@ def _time_jobs(
             found = _measure(job, known.machine, device, wanted, worker)
             if again is not None and any(m.status == "rejected" for m in found):
                 known.raise_ceilings(again())
-                again = None
                 found = _measure(job, known.machine, device, wanted, worker)
             known.add(job, found)
         on_progress(known.results(complete=False))
@@ -244,11 +220,11 @@ def runs_of(results: Results) -> tuple[Run, ...]:
 
 
 def _renewed(
-    technique: Technique, before: tuple[Record, ...], after: tuple[Record, ...], number: int
-) -> tuple[Record, ...]:
+    technique: Technique, before: tuple[WholeCost, ...], after: tuple[WholeCost, ...], number: int
+) -> tuple[WholeCost, ...]:
     """New records, of the run of this number, and old ones of implementations that have none, as they are declared."""
     new = {(record.operation, record.implementation) for record in after}
-    every: list[Record] = [r for r in before if (r.operation, r.implementation) not in new]
+    every: list[WholeCost] = [r for r in before if (r.operation, r.implementation) not in new]
     every += [record.model_copy(update={"run": number}) for record in after]
     names = [(o.name, i.name) for o in technique.operations for i in o.implementations]
     places = {name: place for place, name in enumerate(names)}
@@ -284,22 +260,6 @@ def _run_in_child(
     where = torch.device(device)
     job = find_job(key, where)
     return run_job(job, machine, where, wanted, rounds=rounds, excluded=excluded, announce=announce)
-
-
-def _accuracy(
-    technique: Technique, device: torch.device, plan: Plan, worker: Worker | None
-) -> tuple[tuple[Accuracy, ...], str]:
-    if worker is None:
-        return measure_accuracy(technique, device, plan.wanted, plan.operations)
-    outcome = worker.call(_accuracy_in_child, technique.name, str(device), plan.wanted, plan.operations)
-    return outcome.value if not outcome.failure else ((), f"not measured here: {outcome.failure}")
-
-
-def _accuracy_in_child(
-    technique: str, device: str, wanted: set[str] | None, operations: tuple[str, ...] | None, announce: Announce
-) -> tuple[tuple[Accuracy, ...], str]:
-    announce(ACCURACY)
-    return measure_accuracy(discover().get(technique), torch.device(device), wanted, operations)
 
 
 def _costs(

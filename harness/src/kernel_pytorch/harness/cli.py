@@ -36,7 +36,7 @@ from kernel_pytorch.harness.commands.support import support_command
 from kernel_pytorch.harness.commands.verify import verify_command
 from kernel_pytorch.harness.discovery import UnknownNameError
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
-from kernel_pytorch.harness.scratch import guarded_scratch
+from kernel_pytorch.harness.scratch import command_scratch
 
 COMMAND_GROUP = "kernel_pytorch.commands"
 
@@ -131,7 +131,7 @@ def main() -> None:
     interpret_without_gpu()
     add_foreign_commands()
     try:
-        with _ended_by_sigterm(), guarded_scratch():
+        with _ended_by_sigterm(), command_scratch():
             app()
     except UnknownNameError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)

@@ -1,19 +1,19 @@
-"""What a user pays before and around the kernel: seconds of the first call, microseconds of host time of every call."""
+"""Costs beside the kernel's device time: seconds of the first call, and host time of every call."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import statistics
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
+from kernel_pytorch.harness.clock.wall import host_seconds, wait_for
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.isolation import Announce, Worker, set_environment
 from kernel_pytorch.harness.oracle import random_like, run
 from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.technique import Case, Operation
@@ -55,9 +55,10 @@ class HostTime:
 def compile_cost(technique: str, operation: str, implementation: str, case: Case, device: torch.device) -> CompileCost:
     """Measure the first call twice, each time in a process of its own: with empty caches, and with those it left."""
     seconds: list[float] = []
-    with scratch_folder() as folder, _environment(dict.fromkeys(CACHES, folder)):
+    with scratch_folder() as folder:
+        prepare = functools.partial(set_environment, dict.fromkeys(CACHES, folder))
         for _ in ("cold", "warm"):
-            with Worker(TIMEOUT) as worker:
+            with Worker(TIMEOUT, prepare) as worker:
                 outcome = worker.call(_first_call, technique, operation, implementation, case, str(device))
             if outcome.failure:
                 return CompileCost(None, None, outcome.failure)
@@ -67,44 +68,30 @@ def compile_cost(technique: str, operation: str, implementation: str, case: Case
 
 
 def host_time(operation: Operation, implementation: str, case: Case, device: torch.device) -> HostTime:
-    """Measure the host's share of a call on a case that is small enough for the device to be faster.
+    """Measure the host time of a call, on a case small enough for the device to be faster than the host.
 
     On a CPU there is no device to launch on: the figures are those of the whole call.
     """
     chosen = operation.implementation(implementation)
     arguments = operation.arguments(case, torch.Generator(device).manual_seed(0))
     function, call = chosen.load(), chosen.call(arguments)
+    calls = {"eager": call}
     torch._dynamo.reset()
-    compiled: float | None = None
-    with contextlib.suppress(Exception):  # TorchScript functions, and whatever else cannot be traced as one graph
-        traced = torch.compile(lambda *a: function(*a), fullgraph=True)
-        compiled = _seconds_per_call(lambda: traced(*arguments), device)
-    graph = None
-    if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # what waits for the device cannot be captured
-            graph = _seconds_per_call(_captured(call), device)
-    return HostTime(_seconds_per_call(call, device), compiled, graph)
-
-
-def _seconds_per_call(call: Callable[[], object], device: torch.device, calls: int = 50, rounds: int = 15) -> float:
-    """The median of a few rounds; the queue is emptied between them, so that it never fills up and blocks the host."""
-    samples = []
     with torch.no_grad():
-        for _ in range(5):
-            call()
-        for _ in range(rounds):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            begin = time.perf_counter()
-            for _ in range(calls):
-                call()
-            samples.append((time.perf_counter() - begin) / calls)
-    return statistics.median(samples)
+        with contextlib.suppress(Exception):  # TorchScript functions, and others that cannot be traced as one graph
+            traced = torch.compile(lambda *a: function(*a), fullgraph=True)
+            traced(*arguments)
+            calls["compiled"] = lambda: traced(*arguments)
+        if device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # a call that waits for the device cannot be captured
+                calls["graph"] = _captured(call)
+        seconds = host_seconds(calls, device)
+    return HostTime(seconds["eager"], seconds.get("compiled"), seconds.get("graph"))
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:
     stream = torch.cuda.Stream()
-    with torch.no_grad(), torch.cuda.stream(stream):
+    with torch.cuda.stream(stream):
         call()
         with waiting_is_an_error():
             call()
@@ -131,22 +118,6 @@ def _first_call(
         announce(turn)
         begin = time.perf_counter()
         run(function, names, arguments, incoming)
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(torch.device(device))
         seconds.append(time.perf_counter() - begin)
     return max(0.0, seconds[0] - seconds[1])
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables that child processes inherit, and put them back."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -1,13 +1,15 @@
-"""Running cases in a process of their own: one that crashes, hangs or exits costs itself alone.
+"""Run functions in other processes, so that one that crashes, hangs or exits does not affect the others.
 
-A CUDA fault poisons its process, an abort ends it, a deadlock never comes back. So cases run one after the other in a
-worker process, and the worker is replaced when it dies, raises, outlasts its limit or leaves its GPU faulty; the
-caller goes on with the next case.
+A CUDA fault poisons its process, an abort ends it, and a deadlock never returns. A worker process is therefore replaced
+when it dies, raises, exceeds its limit or leaves its GPU faulty; the caller goes on with the next case. `Worker` runs
+one case after the other, `Workers` several at once, and `support.Processes` one function in all members of a
+`torch.distributed` group.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import signal
 import sys
@@ -24,7 +26,7 @@ Found = TypeVar("Found")
 Announce = Callable[[str], None]
 
 GOODBYE_TIMEOUT = 5.0
-"""Seconds for an idle process to tidy up: what it shares with others outlives it if it is killed."""
+"""Seconds for an idle process to tidy up before it is killed."""
 
 START_TIMEOUT = 300.0
 """Seconds for a new process to import what it needs; a busy machine may take long."""
@@ -32,12 +34,12 @@ START_TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one call.
+    """The result of one call.
 
     Attributes:
         value: what the function returned; None if it did not return.
-        failure: what happened instead, empty if it returned.
-        stage: the last stage that the function announced: what it was doing when it failed.
+        failure: why it did not return; empty if it did.
+        stage: the last stage that the function announced.
     """
 
     value: Any = None
@@ -50,7 +52,7 @@ class Worker:
 
     Attributes:
         timeout: seconds that one call may take.
-        prepare: called first thing in every child, importable by name; None for nothing.
+        prepare: called in every child before anything else; picklable. None for nothing.
     """
 
     def __init__(self, timeout: float, prepare: Callable[[], object] | None = None) -> None:
@@ -72,7 +74,7 @@ class Worker:
             on_stage: called in this process with each announced stage.
 
         Returns:
-            The value, or what happened instead.
+            The value, or the failure.
         """
         connection = self._connected()
         stage, limit = "", START_TIMEOUT
@@ -93,7 +95,7 @@ class Worker:
                         self.close()
                     return Outcome(value=content, stage=stage)
                 else:
-                    # Whatever raised may have left the device in a state that spoils the next case.
+                    # A call that raised may have left the device in a state that spoils the next case.
                     self.close()
                     return Outcome(failure=content, stage=stage)
         except (EOFError, OSError):
@@ -105,7 +107,7 @@ class Worker:
         return Outcome(failure=f"did not end within {limit:g} seconds and was stopped", stage=stage)
 
     def close(self) -> None:
-        """End the child: it leaves by itself if it waits for work, and is killed if it does anything else."""
+        """End the child: it exits by itself if it waits for work, and is killed otherwise."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -115,7 +117,7 @@ class Worker:
         self._process = self._connection = None
 
     def kill(self) -> None:
-        """End the child whatever it does; whoever waits for it, in another thread, is told so."""
+        """Kill the child; a thread that waits in `call` gets a failure."""
         if self._process is not None and self._process.pid is not None:
             self._process.kill()
 
@@ -144,9 +146,9 @@ class Worker:
 
 
 class Workers:
-    """Several workers side by side, for cases that do not disturb each other: right or wrong, never time.
+    """Several workers at once, for cases that are not timed.
 
-    A context manager; the children end with it, those that are busy at once.
+    A context manager; the children end with it, busy ones at once.
     """
 
     def __init__(self, processes: int, timeout: float, prepare: Callable[[], object] | None = None) -> None:
@@ -161,7 +163,7 @@ class Workers:
         self._threads = ThreadPoolExecutor(processes)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Outcome:
-        """Call `function(*arguments, announce)` in the child of a worker that is free, or gets free.
+        """Call `function(*arguments, announce)` in the child of the next free worker.
 
         Raises:
             RuntimeError: the workers have been closed.
@@ -177,14 +179,14 @@ class Workers:
             self._free.put(worker)
 
     def map(self, ask: Callable[[Item], Found], items: Iterable[Item]) -> Iterator[Found]:
-        """`ask(item)` for each item, in the order of the items, as many at once as there are workers.
+        """`ask(item)` for each item, in the order of the items, one thread of this process per worker.
 
-        `ask` runs in a thread of this process, and is expected to `call` for what takes long.
+        `ask` leaves long work to `call`.
         """
         return self._threads.map(ask, items)
 
     def close(self) -> None:
-        """End all children, and what waits for them."""
+        """End all children and the threads that wait for them."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._busy:
@@ -201,18 +203,27 @@ class Workers:
         self.close()
 
 
+def set_environment(values: dict[str, str]) -> None:
+    """Set variables of this process: with `functools.partial`, what a `Worker` prepares its child with."""
+    os.environ.update(values)
+
+
 def _serve(connection: Connection, prepare: Callable[[], object] | None) -> None:
     """The child's loop."""
-    # Ctrl-C reaches the whole process group; the parent decides what becomes of the child.
+    # Ctrl-C reaches the whole process group; the parent decides when the child ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if prepare is not None:
-        prepare()
+    try:
+        if prepare is not None:
+            prepare()
+    except Exception as error:
+        connection.send(("raised", f"raised {type(error).__name__} before the first call: {error}"))
+        return
     while True:
         try:
             function, arguments = connection.recv()
         except EOFError:
             sys.exit()
-        # Receiving the function has imported its module, which is no part of the case.
+        # Receiving the function has imported its module, which does not count towards the limit.
         try:
             connection.send(("started", None))
             _answer(connection, function, arguments)
@@ -223,16 +234,15 @@ def _serve(connection: Connection, prepare: Callable[[], object] | None) -> None
 def _answer(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     try:
         value = function(*arguments, lambda stage: connection.send(("stage", stage)))
+        connection.send(("value" if _is_usable() else "last value", value))  # raises if it cannot be pickled
     except BrokenPipeError:
         raise
     except Exception as error:
         connection.send(("raised", f"raised {type(error).__name__}: {error}"))
-    else:
-        connection.send(("value" if _is_usable() else "last value", value))
 
 
 def _is_usable() -> bool:
-    """Whether the next case would find the GPU as it should be: a fault stays, though the function caught its error."""
+    """Whether the GPU still works: a fault persists, even if the function caught its error."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return True

@@ -1,8 +1,9 @@
-"""What a call holds in memory: at most while it runs, and until its backward."""
+"""Memory of a call: the peak while it runs, and what it keeps until its backward."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,13 +74,16 @@ def peak(call: Callable[[], object], device: torch.device) -> int:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         call()
-    # Every allocation and release of torch's CPU allocator, in order; releases are negative.
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    return max(itertools.accumulate(allocations(profiler, device), initial=0))
+
+
+def allocations(profiler: torch.profiler.profile, device: torch.device) -> list[int]:
+    """Bytes of every allocation on a device that a finished profile recorded, in order; releases are negative."""
+    assert profiler.profiler is not None
+    kind = getattr(torch.autograd.DeviceType, device.type.upper())
+    events = profiler.profiler.kineto_results.events()
+    found = [event for event in events if event.name() == "[memory]" and event.device_type() == kind]
+    return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
 
 
 def _saved(function: Callable[..., Any], leaves: Sequence[Any], parameters: Sequence[Tensor]) -> int:

@@ -6,16 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kernel_pytorch.harness.report import (
     COST_COLUMNS,
-    ENDURANCE,
     NO_FIGURE,
     NOT_MEASURED,
     PYTORCH_LEVELS,
-    accuracy_figures,
     best_peer,
     best_pytorch,
     conditions,
     cost_rows,
-    endurance_rows,
     fastest,
     groups,
     missing_costs,
@@ -130,15 +127,10 @@ def markdown(results: Results) -> str:
         for direction, found in directions.items():
             tables += [f"**`{operation}`, {direction}**", "", *time_table(found), ""]
         lines += tables if len(cases) <= UNFOLDED else folded(summary(operation, directions), tables)
-    if results.accuracy:
-        lines += [f"**Relative error on {results.real_input}**: output, worst gradient", ""]
-        lines += [*accuracy_table(results), ""]
     if results.costs:
         labels = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
         lines += [f"**Whole cost of a call**: {labels}", "", *_table(COST_COLUMNS, cost_rows(results)), ""]
         lines += [f"{reason}.  " for reason in missing_costs(results)]
-    if endurance := endurance_rows(results):
-        lines += [f"**{ENDURANCE}**", "", *_table(endurance[0], endurance[1:]), ""]
     lines += [f"{_sentence(line)}  " for line in (*conditions(results), *provenance(results), *reasons(results))]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -206,15 +198,6 @@ def time_cell(measurement: Measurement | None) -> str:
     spread = (m.seconds.high - m.seconds.low) / 2.0 / m.seconds.median
     share = max(m.share_of_copy or 0.0, m.share_of_matmul or 0.0)
     return f"{seconds(m.seconds.median)} ± {spread:.1%}" + (f", {share:.0%}" if share else "")
-
-
-def accuracy_table(results: Results) -> list[str]:
-    """The lines of the table of errors: operation and level below each other, dtypes beside each other."""
-    dtypes = list(dict.fromkeys(a.dtype for a in results.accuracy))
-    figures = accuracy_figures(results)
-    names = list(dict.fromkeys((a.operation, a.implementation) for a in results.accuracy))
-    rows = [[*name, *(figures.get((*name, dtype), NO_FIGURE) for dtype in dtypes)] for name in names]
-    return _table(["operation", "level", *dtypes], rows)
 
 
 def _others(peers: bool) -> list[str]:

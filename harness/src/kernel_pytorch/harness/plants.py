@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.exemptions import SUPPORT_ROWS, of_levels
 from kernel_pytorch.harness.technique import Implementation, Level, Operation, Point, Technique
 from kernel_pytorch.harness.verification import verify
 
@@ -68,11 +69,9 @@ def failures_of(
     kept = tuple(chosen for point in declared.test_grid.points if (chosen := points(point)) is not None)
     changed = dataclasses.replace(
         declared,
-        **_levels(declared, level, function, budget_factor),
+        **_levels(declared, level, function, budget_factor, adversarial),
         test_grid=dataclasses.replace(declared.test_grid, points=kept),
-        adversarial=declared.adversarial if adversarial else (),
-        spared=declared.spared if adversarial else (),
-        shift_invariant=declared.shift_invariant if adversarial else (),
+        roles=declared.roles if adversarial else {},
     )
     stand = contextlib.nullcontext()
     if declared.function:
@@ -85,15 +84,14 @@ def failures_of(
     return [line for v in found for line in v.failures()]
 
 
-def _levels(declared: Operation, level: Level, function: Callable[..., Any], budget_factor: float) -> dict[str, Any]:
-    """The reference and the level of the plant, as fields of an operation."""
+def _levels(
+    declared: Operation, level: Level, function: Callable[..., Any], budget_factor: float, adversarial: bool
+) -> dict[str, Any]:
+    """The reference and the level of the plant, as fields of an operation; support is not verified."""
     name, reason = level.value, "that of what it stands for"
+    kept = [e for e in declared.exemptions if (adversarial or not e.of_adversary) and e.what[0] not in SUPPORT_ROWS]
     if declared.function:
-        return {
-            "levels": [Level.REFERENCE.value, name],
-            "budgets": {name: (budget_factor, reason)},
-            "unsupported": {},
-            "lacks": {name: declared.lacks[name]} if name in declared.lacks else {},
-        }
+        levels: list[Any] = [Level.REFERENCE.value, name]
+        return {"levels": levels, "budgets": {name: (budget_factor, reason)}, "exemptions": of_levels(kept, levels)}
     planted = Planted(name, level, f"{__name__}:planted", budget_factor, reason, function=function)
-    return {"levels": [declared.reference, planted]}
+    return {"levels": [declared.reference, planted], "exemptions": of_levels(kept, [declared.reference.name, name])}

@@ -7,11 +7,12 @@ harness measured, so its JSON, its comparison and its histogram hold them.
 
 from __future__ import annotations
 
+import argparse
+import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,10 @@ from kernel_pytorch.harness.checks import Skipped, check_trial
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.isolation import Worker
-from kernel_pytorch.harness.jobs import Job, jobs
+from kernel_pytorch.harness.jobs import Job, JobKey, jobs
 from kernel_pytorch.harness.machine import measure_machine
-from kernel_pytorch.harness.real_input import RealInputUnavailable, real_model
-from kernel_pytorch.harness.results import Measurement, load
+from kernel_pytorch.harness.pretrained import RealInputUnavailable, real_model
+from kernel_pytorch.harness.results import Measurement
 from kernel_pytorch.harness.support import (
     CAPABILITIES,
     Capability,
@@ -44,14 +45,8 @@ SUPPORT_TIMEOUT = 300.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where benchmarks take their samples from."""
-    group = parser.getgroup("kernel-pytorch")
-    group.addoption(
-        "--kernel-pytorch-replay",
-        metavar="PATH",
-        type=Path,
-        help="Results file, or folder of results files: benchmarks report its samples instead of measuring anew.",
-    )
+    """Refuse the option that was removed."""
+    parser.getgroup("kernel-pytorch").addoption("--kernel-pytorch-replay", help=argparse.SUPPRESS)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,6 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     What a user adopted on this machine is no concern of tests, unless they say so.
     """
+    if config.getoption("--kernel-pytorch-replay", None) is not None:
+        raise pytest.UsageError(
+            "--kernel-pytorch-replay was removed: `pytest packages/NAME/benchmarks` measures, `kernel-pytorch report` "
+            "and `kernel-pytorch compare` read the files in results/"
+        )
     interpret_without_gpu()
     os.environ.setdefault("KERNEL_PYTORCH_DEFAULTS", "off")
     config.addinivalue_line("markers", "support: a cell of a support table; `nox -s tests -- -m support` asks them all")
@@ -196,7 +196,7 @@ def check_support(_support: Callable[[str], Shared]) -> Callable[[str, Operation
     return check
 
 
-class Replay:
+class SampleTimer:
     """A timer for pytest-benchmark that stands still except for the samples it is given.
 
     pytest-benchmark calls its timer at the start and at the end of each round; the difference is the sample.
@@ -216,7 +216,7 @@ class Replay:
         return next(self._ticks, 0.0)
 
 
-REPLAY = Replay()
+TIMER = SampleTimer()
 
 
 def benchmark_jobs(technique: str) -> list[Any]:
@@ -227,7 +227,7 @@ def benchmark_jobs(technique: str) -> list[Any]:
             implementation,
             id=f"{job.label}-{implementation.name}",
             marks=[
-                pytest.mark.benchmark(timer=REPLAY, group=job.label),
+                pytest.mark.benchmark(timer=TIMER, group=job.label),
                 # A level that was refused has nothing to hand over, and fails for that already.
                 pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"),
             ],
@@ -237,62 +237,41 @@ def benchmark_jobs(technique: str) -> list[Any]:
     ]
 
 
-class Recorder:
-    """Measurements of this session: measured once per job, or read from a file."""
+def measured_once(device: torch.device) -> Callable[[Job], list[Measurement]]:
+    """A function that measures a job when it is first asked for it, and the machine before the first job."""
+    machine = functools.cache(lambda: measure_machine(device, quick=True))
+    found: dict[JobKey, list[Measurement]] = {}
 
-    def __init__(self, replay: Path | None, device: torch.device) -> None:
-        self._device = device
-        self._found: dict[tuple[str, str, str, str], list[Measurement]] = {}
-        self._machine: Any = None
-        self._replay = replay
-        self._read: set[Path] = set()
+    def measure(job: Job) -> list[Measurement]:
+        if job.key not in found:
+            found[job.key] = run_job(job, machine(), device)
+        return found[job.key]
 
-    def _remember(self, technique: str) -> None:
-        """Read what was recorded of a technique, once. A folder also holds records of other kinds, as of models."""
-        assert self._replay is not None
-        in_folder = self._replay.is_dir()
-        path = self._replay / f"{technique}.json" if in_folder else self._replay
-        if path in self._read or (in_folder and not path.is_file()):
-            return
-        self._read.add(path)
-        results = load(path)
-        for m in results.measurements:
-            self._found.setdefault((results.technique, m.operation, m.direction, m.case.label), []).append(m)
-
-    def measurement(self, job: Job, implementation: Implementation) -> Measurement | None:
-        """The measurement of one level; None where the file that is replayed has none."""
-        if self._replay is not None:
-            self._remember(job.technique.name)
-        label = job.key[2]
-        key = (job.technique.name, job.operation.name, job.direction.value, label)
-        if key not in self._found and self._replay is None:
-            self._machine = self._machine or measure_machine(self._device, quick=True)
-            self._found[key] = run_job(job, self._machine, self._device)
-        return next((m for m in self._found.get(key, []) if m.implementation == implementation.name), None)
+    return measure
 
 
 @pytest.fixture(scope="session")
-def _recorder(request: pytest.FixtureRequest) -> Recorder:
-    return Recorder(request.config.getoption("--kernel-pytorch-replay"), best_device())
+def _measure() -> Callable[[Job], list[Measurement]]:
+    return measured_once(best_device())
 
 
 @pytest.fixture
-def report_samples(_recorder: Recorder, benchmark: Any) -> Callable[[Job, Implementation], None]:
+def report_samples(
+    _measure: Callable[[Job], list[Measurement]], benchmark: Any
+) -> Callable[[Job, Implementation], None]:
     """`(job, implementation)`: hand the level's samples to pytest-benchmark; skip with the reason if there are none."""
 
     def report(job: Job, implementation: Implementation) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-            measurement = _recorder.measurement(job, implementation)
-        if measurement is None:
-            pytest.skip("the results that are replayed hold no such measurement")
+            measurement = next(m for m in _measure(job) if m.implementation == implementation.name)
         if measurement.status == "unavailable":
             pytest.skip(measurement.reason)
         assert measurement.status == "measured", f"{measurement.status}: {measurement.reason}"
         benchmark.extra_info.update(
             measurement.model_dump(include={"method", "bytes", "bytes_per_second", "share_of_copy", "relative_error"})
         )
-        REPLAY.load(measurement.samples)
+        TIMER.load(measurement.samples)
         benchmark.pedantic(lambda: None, rounds=len(measurement.samples), iterations=1, warmup_rounds=0)
 
     return report

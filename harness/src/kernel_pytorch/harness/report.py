@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from kernel_pytorch.harness.results import Accuracy, ComparisonRecord, Measurement, Results
+from kernel_pytorch.harness.results import ComparisonRecord, Measurement, Results
 
 NOT_MEASURED = "not measured here"
 NOT_INSTALLED = "not installed"
@@ -125,9 +124,6 @@ def reasons(results: Results) -> list[str]:
             found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {over}: {m.reason}"] = None
         elif m.status != "measured":
             found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {m.status}: {m.reason}"] = None
-    for a in results.accuracy:
-        if a.reason and a.quantity:
-            found[f"{a.operation} {a.implementation}, {a.dtype}, real activations: {a.quantity} {a.reason}"] = None
     return list(found)
 
 
@@ -156,40 +152,6 @@ def conditions(results: Results) -> list[str]:
     if samples and any("clock" in part for part in parts):
         parts.append(f"{sum(len(m.marked) for m in timed) / samples:.1%} of the samples taken while the clock moved")
     return [f"While it was measured: {'; '.join(parts)}"] if parts else []
-
-
-ENDURANCE = "TFLOP/s of long matrix kernels: after a rest, sustained"
-
-
-def endurance_rows(results: Results) -> list[list[str]]:
-    """What long work does to matrix kernels: a header, then cases below each other and levels beside each other."""
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for m in results.measurements:
-        if m.burst and m.sustained:
-            burst, sustained = (f"{m.flops / s / 1e12:.1f}" for s in (m.burst, m.sustained))
-            found.setdefault((m.operation, m.direction, m.case.label), {})[m.implementation] = f"{burst}, {sustained}"
-    every = dict.fromkeys(m.implementation for m in results.measurements)
-    names = [name for name in every if any(name in figures for figures in found.values())]
-    rows = [[*about, *(figures.get(name, NO_FIGURE) for name in names)] for about, figures in found.items()]
-    return [["operation", "direction", "case", *names], *rows] if rows else []
-
-
-def endurance_table(results: Results) -> Group:
-    """`endurance_rows` for the terminal: the levels of a case below it, in one line."""
-    header, *rows = endurance_rows(results)
-    found: list[RenderableType] = [Text(f"\n{ENDURANCE}", style="bold italic")]
-    for operation, direction, case, *figures in rows:
-        told = [f"{name} {figure}" for name, figure in zip(header[3:], figures, strict=True) if figure != NO_FIGURE]
-        found += [Text(f"{operation}, {direction}: {case}", style="bold"), Text(f"  {'; '.join(told)}")]
-    return Group(*found)
-
-
-def wrong_on_real_input(results: Results) -> bool:
-    """Whether a level of ours is over its budget on real activations; what PyTorch's levels and peers do is told."""
-    return any(
-        a.reason and a.quantity and a.implementation not in PYTORCH_LEVELS and not a.implementation.startswith("peer:")
-        for a in results.accuracy
-    )
 
 
 def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
@@ -227,56 +189,6 @@ def terminal_tables(results: Results) -> list[Group]:
                 table.add_row(*map(escape, (*row[:2], _half(half), *row[3:])))
         found.append(Group(Text(label, style="bold"), table, *absent))
     return [Group(*found) for found in tables.values()]
-
-
-ACCURACY_COLUMNS = ("operation", "level", "dtype", "output", "reference", "worst gradient", "reference", "of budget")
-
-
-def accuracy_rows(results: Results) -> list[list[str]]:
-    """Relative errors on real activations by `ACCURACY_COLUMNS`: ours, then the reference's in the same dtype."""
-    found: dict[tuple[str, str, str], list[Accuracy]] = {}
-    for a in results.accuracy:
-        found.setdefault((a.operation, a.implementation, a.dtype), []).append(a)
-    rows = []
-    for names, quantities in found.items():
-        measured = [a for a in quantities if a.relative_error is not None]
-        if not measured:
-            rows.append([*names, "wrong" if quantities[0].quantity else NOT_MEASURED, "", "", "", ""])
-            continue
-        gradients = [a for a in measured if a.quantity.startswith("gradient")]
-        outputs = [a for a in measured if a not in gradients]
-        figures = []
-        for group in (outputs, gradients):
-            worst = max(group, key=lambda a: a.relative_error or 0.0, default=None)
-            errors = (worst.relative_error, worst.reference_error) if worst else (None, None)
-            figures += ["" if error is None else f"{error:.1e}" for error in errors]
-        over = [a.error_over_budget for a in measured]
-        worst_share = max(filter(None, over), default=0.0)
-        mark = "wrong" if None in over else f"{'over: ' if worst_share > 1.0 else ''}{worst_share:.0%}"
-        rows.append([*names, *figures, mark])
-    return rows
-
-
-def accuracy_figures(results: Results) -> dict[tuple[str, str, str], str]:
-    """Worst output and worst gradient by operation, level and dtype, in one cell."""
-    found = {}
-    for operation, level, dtype, output, _, gradient, _, share in accuracy_rows(results):
-        over = f" ({share})" if share.startswith("over") else ""
-        found[operation, level, dtype] = ", ".join(filter(None, [output, gradient])) + over
-    return {name: NO_FIGURE if cell == NOT_MEASURED else cell for name, cell in found.items()}
-
-
-def accuracy_table(results: Results) -> Group:
-    """`accuracy_rows` for the terminal, a table per operation."""
-    found: list[RenderableType] = [Text(f"\nrelative error on {results.real_input}", style="bold italic")]
-    for operation, of_operation in itertools.groupby(accuracy_rows(results), key=lambda row: row[0]):
-        table = Table(title=escape(operation), title_justify="left", box=None, padding=(0, 1, 0, 0))
-        for column in ACCURACY_COLUMNS[1:]:
-            table.add_column(column)
-        for row in of_operation:
-            table.add_row(*map(escape, row[1:]))
-        found.append(table)
-    return Group(*found)
 
 
 COST_COLUMNS = (

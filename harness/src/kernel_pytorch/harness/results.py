@@ -132,8 +132,6 @@ class Measurement(Part):
         error_over_budget: the worst element's error divided by what it is allowed.
         marked: indices of the samples that were taken while the clock moved.
         conditions: of the machine meanwhile, the same for all implementations of a case.
-        burst: seconds per call right after a rest; of long matrix kernels on a GPU, else None.
-        sustained: seconds per call at the end of seconds of continuous work; None as for `burst`.
     """
 
     operation: Name
@@ -159,31 +157,6 @@ class Measurement(Part):
     error_over_budget: Amount | None = None
     marked: tuple[Count, ...] = ()
     conditions: Conditions | None = None
-    burst: Amount | None = None
-    sustained: Amount | None = None
-    run: Count = 0
-
-
-class Accuracy(Part):
-    """One implementation on real activations, forward and gradients, against float64.
-
-    Attributes:
-        quantity: "output", "gradient of weight", ...
-        relative_error: ||candidate - truth|| / ||truth||.
-        reference_error: the same for the reference in this dtype: careful PyTorch.
-        error_over_budget: the worst element's error divided by what it is allowed.
-        reason: why there is no figure, if there is none.
-        run: which of the file's runs found it out.
-    """
-
-    operation: Name
-    implementation: Name
-    dtype: Name
-    quantity: Name = ""
-    relative_error: Amount | None = None
-    reference_error: Amount | None = None
-    error_over_budget: Amount | None = None
-    reason: str = ""
     run: Count = 0
 
 
@@ -228,7 +201,6 @@ class Results(Record):
         complete: false if the run was interrupted.
         identities: what identifies each implementation, by `operation/implementation`; empty in files that are older.
         runs: that found this out; empty in files that are older than it.
-        real_input: what the accuracy was measured on, or why it was not.
     """
 
     kind = f"a results file of schema version {SCHEMA_VERSION}"
@@ -243,15 +215,12 @@ class Results(Record):
     identities: dict[Name, Identity] = Field(default_factory=dict)
     runs: tuple[Run, ...] = ()
     measurements: tuple[Measurement, ...]
-    accuracy: tuple[Accuracy, ...] = ()
     costs: tuple[WholeCost, ...] = ()
-    real_input: str = ""
 
     @model_validator(mode="after")
     def _check_rows(self) -> Results:
         check_once((m.operation, m.case.label, m.direction, m.implementation) for m in self.measurements)
         check_once((c.operation, c.case.label, c.implementation) for c in self.costs)
-        check_once((a.operation, a.implementation, a.dtype, a.quantity) for a in self.accuracy)
         return self
 
 

@@ -14,12 +14,9 @@ from torch import Tensor
 
 from kernel_pytorch.harness.availability import why_not_timed
 from kernel_pytorch.harness.clock import (
-    Endurance,
     Subject,
     Timing,
     compare_paired,
-    elapsed_on_cuda,
-    endurance,
     measure,
     median_interval,
     on_clock_stream,
@@ -49,8 +46,6 @@ ROUNDS = 30
 TOO_LARGE = "needs the most memory of all that take turns"
 """Start of the reason for leaving out an implementation so that the others fit into GPU memory."""
 MEMORY_LIMIT = {"cpu": 2 * 2**30, "cuda": 24 * 2**30}  # bytes for all input sets of one case
-MATRIX_INTENSITY = 32  # FLOPs per byte from which arithmetic, not memory, is what heats a GPU up
-LONG_CALL = 100e-6  # seconds; what is shorter is surrounded by pauses in any network
 BASELINES = (Level.REFERENCE, Level.NATIVE, Level.TORCHSCRIPT, Level.COMPILE, Level.PEER)
 DRIFT = 2.0
 """How many times as far off as before it was timed an implementation may be afterwards, on other random numbers."""
@@ -194,7 +189,6 @@ class _Measured:
     timings: dict[str, Timing]
     beside: dict[str, Timing]
     trace: Trace
-    endurance: dict[str, Endurance]
 
 
 def _time(job: Job, implementations: list[Implementation], device: torch.device, rounds: int) -> _Measured:
@@ -211,20 +205,7 @@ def _time(job: Job, implementations: list[Implementation], device: torch.device,
     with watching(reader_for(device)) as readings:
         timings = measure(subjects, device, rounds=rounds)
     others = {subject.name: timings.pop(subject.name) for subject in beside}
-    enduring = {
-        name: endurance(elapsed_on_cuda(calls[name], sets, device), seconds)
-        for name, seconds in _long_products(job, timings, device).items()
-    }
-    return _Measured(workload, calls, timings, others, Trace(tuple(readings)), enduring)
-
-
-def _long_products(job: Job, timings: Mapping[str, Timing], device: torch.device) -> dict[str, float]:
-    """Seconds per call of what makes a GPU hot: long kernels with much arithmetic for every byte."""
-    cost = job.operation.cost(job.case, job.direction)
-    if device.type != "cuda" or cost.flops < MATRIX_INTENSITY * cost.bytes:
-        return {}
-    medians = {name: statistics.median(timing.samples) for name, timing in timings.items()}
-    return {name: seconds for name, seconds in medians.items() if seconds >= LONG_CALL}
+    return _Measured(workload, calls, timings, others, Trace(tuple(readings)))
 
 
 def _check_again(
@@ -293,7 +274,6 @@ def _measurement(
 ) -> Measurement:
     """Set one timing beside the machine's limits and every trusted level of PyTorch and of others."""
     timing = measured.timings[implementation.name]
-    enduring = measured.endurance.get(implementation.name)
     cost = job.operation.cost(job.case, job.direction)
     attained = _attained(job, timing, machine)
     impossible = faster_than_physics(attained)
@@ -328,6 +308,4 @@ def _measurement(
         error_over_budget=max(j.error_over_budget for j in judgements),
         marked=tuple(index for index, moved in enumerate(marked(measured.trace, timing.spans)) if moved),
         conditions=Conditions.of(measured.trace),
-        burst=enduring.burst if enduring else None,
-        sustained=enduring.sustained if enduring else None,
     )

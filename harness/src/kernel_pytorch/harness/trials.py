@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES, IMITATED, REAL
-from kernel_pytorch.harness.real_input import TOKENS, has_real_activations, imitated_activations, real_activations
+from kernel_pytorch.harness.adversaries import ADVERSARIES, IMITATED, TOKENS, imitated_activations
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation
 
 RANDOM = "random"
@@ -21,7 +20,7 @@ class Trial:
 
     Attributes:
         case: shape and dtype.
-        adversary: "random", a key of `ADVERSARIES`, "imitated activations" or "real activations".
+        adversary: "random", a key of `ADVERSARIES`, or "imitated activations".
     """
 
     case: Case
@@ -36,7 +35,7 @@ class Trial:
 def trials(operation: Operation, device: torch.device) -> list[Trial]:
     """Every case with random input, and on the first core case of each dtype every adversary that is not spared.
 
-    In these dtypes activations too: those of a real network where there are some, and an imitation everywhere.
+    In these dtypes imitated activations too, where the operation declares what it makes of them.
     """
     cases = operation.test_grid.cases(device.type)
     planted: dict[torch.dtype, Case] = {}
@@ -51,18 +50,12 @@ def trials(operation: Operation, device: torch.device) -> list[Trial]:
             for adversary in ADVERSARIES
             if operation.planted_in(adversary, case.dtype, device.type)
         ]
-        + [Trial(case, kind) for kind in _kinds_of_activations(operation) for case in map(of_activations, planted)]
+        + [Trial(of_activations(dtype), IMITATED) for dtype in planted if operation.real_input is not None]
     )
 
 
-def _kinds_of_activations(operation: Operation) -> list[str]:
-    if operation.real_input is None:
-        return []
-    return [IMITATED, REAL] if has_real_activations() else [IMITATED]
-
-
 def of_activations(dtype: torch.dtype) -> Case:
-    """The case of real or imitated activations in a dtype."""
+    """The case of imitated activations in a dtype."""
     return Case("hidden states", dtype, {"tokens": TOKENS})
 
 
@@ -73,8 +66,9 @@ def is_economical(implementation: Implementation, trial: Trial) -> bool:
 
 def make_arguments(operation: Operation, trial: Trial, device: torch.device, seed: int = 0) -> list[object]:
     """The arguments of a trial: the same for every implementation, different for every trial and seed."""
-    if trial.adversary in (IMITATED, REAL):
-        return _arguments_of_activations(operation, trial, device, seed)
+    if trial.adversary == IMITATED:
+        given = operation.real_arguments(imitated_activations(seed).to(device), trial.case.dtype)
+        return [a.to(device) if isinstance(a, Tensor) else a for a in given]
     generator = torch.Generator(device).manual_seed(zlib.crc32(trial.label.encode()) ^ seed)
     arguments = list(operation.arguments(trial.case, generator))
     if trial.adversary != RANDOM:
@@ -86,15 +80,3 @@ def make_arguments(operation: Operation, trial: Trial, device: torch.device, see
             if isinstance(argument, Tensor):
                 arguments[names.index(name)] = ADVERSARIES[trial.adversary](argument)
     return arguments
-
-
-def _arguments_of_activations(operation: Operation, trial: Trial, device: torch.device, seed: int) -> list[object]:
-    """Arguments made of activations; of real ones another seed scales each row a little, which keeps the outliers."""
-    if trial.adversary == IMITATED:
-        activations = imitated_activations(seed)
-    else:
-        activations = real_activations(tokens=TOKENS)
-        if seed:
-            activations *= 0.75 + 0.5 * torch.rand(TOKENS, 1, generator=torch.Generator().manual_seed(seed))
-    given = operation.real_arguments(activations.to(device), trial.case.dtype)
-    return [a.to(device) if isinstance(a, Tensor) else a for a in given]

@@ -210,17 +210,17 @@ def verify_trial(
     """Run one implementation on one trial, forward and backward, and judge it."""
     about = (technique.name, operation.name, implementation.name, trial)
     reason = why_unavailable(technique, implementation, device, trial.case.dtype)
-    spared = operation.spared_at(implementation.name, trial.adversary, trial.case.dtype, device.type)
-    if spared is not None and not spared.instead:
-        reason = reason or spared.reason
+    exempt = operation.exemption_of(implementation.name, trial.adversary, trial.case.dtype, device.type)
+    if exempt is not None and not exempt.instead:
+        reason = reason or exempt.reason
     reason = reason or operation.why_lacking(implementation.name, trial.case)
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or standard(operation, trial, device)
     if reason := _refused_beside(technique, implementation, against, device):
         return Verification(*about, unavailable=reason)
-    if spared is not None:
-        against = by_error_of(operation.implementation(spared.instead), against)
+    if exempt is not None:
+        against = by_error_of(operation.implementation(exempt.instead), against)
         implementation = replace(implementation, budget_factor=BUDGET_FACTOR)
     judgements = examine(implementation, against)
     if reason := not_offered(implementation, judgements):
@@ -356,7 +356,7 @@ def report(technique: Technique, found: list[Verification], device: torch.device
         environment=environment,
         identities=identify(technique, environment),
         levels=tuple(_level(*names, verifications) for names, verifications in rows.items()),
-        spared=tuple(f"{o.name}: {each}" for o in technique.operations for each in o.spared),
+        spared=tuple(f"{o.name}: {each}" for o in technique.operations for each in o.exemptions if each.of_adversary),
     )
 
 

@@ -73,9 +73,8 @@ def no_cost(operation: Operation, implementation: Implementation, case: Case, re
     )
 
 
-FIGURES = tuple(
-    name for name in WholeCost.model_fields if name not in ("operation", "implementation", "case", "missing")
-)
+FIGURES = tuple(name for name, field in WholeCost.model_fields.items() if field.default is None)
+"""Fields of a `WholeCost` that hold a measured figure, or None."""
 
 
 def with_starts(

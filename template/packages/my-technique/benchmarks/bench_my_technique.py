@@ -1,4 +1,4 @@
-"""my-technique for pytest-benchmark, which `nox -s bench` lets record what was measured."""
+"""my-technique for pytest-benchmark: `pytest packages/my-technique/benchmarks`."""
 
 import pytest
 

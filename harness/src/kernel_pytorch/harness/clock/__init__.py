@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from kernel_pytorch.harness.clock.cuda import on_clock_stream
-from kernel_pytorch.harness.clock.endurance import Endurance, elapsed_on_cuda, endurance
 from kernel_pytorch.harness.clock.interleave import measure
 from kernel_pytorch.harness.clock.pool import cold_pool_bytes, last_level_cache_bytes, sets_needed
-from kernel_pytorch.harness.clock.self_test import SelfTestResult, self_test
 from kernel_pytorch.harness.clock.statistics import (
     Comparison,
     Interval,
@@ -19,21 +17,16 @@ from kernel_pytorch.harness.clock.subject import Subject, Timing
 
 __all__ = [
     "Comparison",
-    "Endurance",
     "Interval",
-    "SelfTestResult",
     "Subject",
     "Timing",
     "Verdict",
     "cold_pool_bytes",
     "compare_intervals",
     "compare_paired",
-    "elapsed_on_cuda",
-    "endurance",
     "last_level_cache_bytes",
     "measure",
     "median_interval",
     "on_clock_stream",
-    "self_test",
     "sets_needed",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,18 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kernel_pytorch.harness.adoption import (
-    Verdict,
-    candidates,
-    judged,
-    merged,
-    plan_for,
-    rows,
-    save,
-    state,
-    user_file,
-    verified,
-)
+from kernel_pytorch.harness import adoption
+from kernel_pytorch.harness.adoption import Verdict, Wanted
 from kernel_pytorch.harness.api import bench
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
@@ -47,6 +36,7 @@ from kernel_pytorch.harness.technique import Technique
 from kernel_pytorch.harness.verification import Verification
 
 CASE_TIMEOUT = 600.0
+COLUMNS = ("function", "dtype", "level", "verdict")
 
 
 def adopt_command(
@@ -85,7 +75,7 @@ def adopt_command(
     before = _read(file, known)
     check_writable(file.parent)
     warn_if_busy()
-    wanted = {t.name: candidates(t, where, operations) for t in techniques}
+    wanted = {t.name: adoption.candidates(t, where, operations) for t in techniques}
     if not any(wanted.values()):
         output.print(
             f"Nothing to adopt on {where}: no function has a kernel that can be timed there and whose place the"
@@ -97,11 +87,15 @@ def adopt_command(
     wrong = False
     for each in (t for t in techniques if wanted[t.name]):
         verdicts = _measured(each, where, wanted[each.name], machine, timeout, processes)
-        output.print(_table(each, verdicts))
-        found = rows(each, verdicts, machine.environment, where)
+        table = Table(*COLUMNS, title=escape(f"{each.name}: {each.title}"), title_justify="left")
+        for v in verdicts:
+            good = f"[green]adopted[/green]: at least {v.speedup:.2f} times as fast as native"
+            table.add_row(v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good)
+        output.print(table)
+        found = adoption.rows(each, verdicts, machine.environment, where)
         # Another run may have written meanwhile.
-        before = merged(_read(file, known), found, each.name, known.device_name(where), wanted[each.name])
-        save(file, before, known.SCHEMA_VERSION)
+        before = adoption.merged(_read(file, known), found, each.name, known.device_name(where), wanted[each.name])
+        adoption.save(file, before, known.SCHEMA_VERSION)
         wrong |= any(v.wrong for v in verdicts)
     output.print(escape(f"written: {file}" if before else "nothing is adopted"), **PLAIN)
     if wrong:
@@ -110,7 +104,7 @@ def adopt_command(
 
 def _user_file(techniques: list[Technique], name: str | None) -> tuple[Any, Path]:
     """The module that knows the user's file, and that file; end with one line where there is none."""
-    known = user_file(techniques)
+    known = adoption.user_file(techniques)
     if known is None:
         _stop("no technique is installed whose defaults could be adopted" if name is None
               else f"{name} has no defaults of its own")  # fmt: skip
@@ -121,31 +115,26 @@ def _user_file(techniques: list[Technique], name: str | None) -> tuple[Any, Path
 
 
 def _measured(
-    technique: Technique,
-    device: torch.device,
-    wanted: dict[str, dict[torch.dtype, tuple[str, ...]]],
-    machine: Machine,
-    timeout: float,
-    processes: int,
+    technique: Technique, device: torch.device, wanted: Wanted, machine: Machine, timeout: float, processes: int
 ) -> list[Verdict]:
     with Workers(processes, timeout) as workers, Steps(f"verify {technique.name}") as done:
 
         def on_trial(verification: Verification) -> None:
             done(f"{verification.operation} {verification.implementation}")
 
-        checked = verified(technique, device, wanted, workers, on_trial)
-    plan = plan_for(wanted)
+        checked = adoption.verified(technique, device, wanted, workers, on_trial)
+    plan = adoption.plan_for(wanted)
     with Worker(timeout) as worker, Steps(technique.name, len(plan.jobs(technique, device))) as step:
         results = bench(technique.name, plan, device=device, machine=machine, worker=worker, on_job=step)
     if not results.complete:
         messages.print(f"interrupted: nothing of {technique.name} is changed", **PLAIN)
         raise typer.Exit(130)
-    return judged(technique, device, wanted, checked, results)
+    return adoption.judged(technique, device, wanted, checked, results)
 
 
 def show_adopted(techniques: list[Technique], device: torch.device, name: str | None = None) -> None:
-    """Print what is adopted, of one technique or all, and whether it is used on a device."""
-    known = user_file(techniques)
+    """Print the adopted levels of one technique or all, and whether they are used on a device."""
+    known = adoption.user_file(techniques)
     if known is None:
         return
     file = known.place()
@@ -159,24 +148,13 @@ def show_adopted(techniques: list[Technique], device: torch.device, name: str | 
         return
     if not found:
         return
-    table = Table(title=escape(f"adopted: {file}"), title_justify="left")
-    for column in ("technique", "function", "dtype", "level", "device", "measured", f"on {device}"):
-        table.add_column(column)
+    columns = ("technique", "function", "dtype", "level", "device", "measured", f"on {device}")
+    table = Table(*columns, title=escape(f"adopted: {file}"), title_justify="left")
     for row in found:
         about = f"{row.date}, torch {row.torch}, at least {row.speedup:.2f} times as fast as native"
-        cells = (row.package, row.function, row.dtype, row.level, row.device, about, state(row, techniques, device))
-        table.add_row(*map(escape, cells))
+        used = adoption.state(row, techniques, device)
+        table.add_row(*map(escape, (row.package, row.function, row.dtype, row.level, row.device, about, used)))
     output.print(table)
-
-
-def _table(technique: Technique, verdicts: Iterable[Verdict]) -> Table:
-    table = Table(title=escape(f"{technique.name}: {technique.title}"), title_justify="left")
-    for column in ("function", "dtype", "level", "verdict"):
-        table.add_column(column)
-    for v in verdicts:
-        good = f"[green]adopted[/green]: at least {v.speedup:.2f} times as fast as native"
-        table.add_row(v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good)
-    return table
 
 
 def _reset(file: Path, known: Any, technique: str | None) -> None:
@@ -189,7 +167,7 @@ def _reset(file: Path, known: Any, technique: str | None) -> None:
     if technique is not None and len(kept) == len(before):
         output.print(f"nothing of {technique} is adopted", **PLAIN)
         return
-    save(file, kept, known.SCHEMA_VERSION)
+    adoption.save(file, kept, known.SCHEMA_VERSION)
     output.print(escape(f"{'written' if kept else 'removed'}: {file}"), **PLAIN)
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib
-import importlib.metadata
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -26,12 +21,11 @@ from kernel_pytorch.harness.commands.common import (
     warn_if_busy,
 )
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.models.host import host_costs, host_table
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline
-from kernel_pytorch.harness.models.record import FILE, LossRun, Origin, Record, Row, Run, load, run_name
-from kernel_pytorch.harness.models.run import measure
+from kernel_pytorch.harness.models.record import FILE, LossRun, Record, Run, load, run_name
+from kernel_pytorch.harness.models.run import failures, measure, origin
 from kernel_pytorch.harness.models.tables import tables
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
 from kernel_pytorch.harness.models.works import WORKS, Work, find_work
@@ -44,19 +38,12 @@ from kernel_pytorch.harness.models.zoo import (
     find_model,
     import_transformers,
 )
-from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.technique import Technique
 
 ROUNDS = 15
 BLOCK = "models"
-TOLERANCE = 0.05
-"""Of the first loss or of logits in 16 bits, after all layers."""
-OF_GRADIENTS = 0.1
-"""Of the norms of gradients: with dropout, which draws other elements, they move by a few percent; a missing piece of
-a layer moves them by far more."""
-
 
 ModelArgument = Annotated[
     str | None,
@@ -132,8 +119,8 @@ def models_command(
     the same process and the same rounds. Each work of a model is kept when it is done.
 
     --losses, a run of its own, trains each model for some steps, stock and ours from the same weights: in float32 the
-    losses are the same to 1e-4, in 16 bits they may differ as far as other rounding errors move those of stock.
-    The distances of both from stock in float32 are printed too; they decide nothing.
+    losses are the same to 1e-4, in 16 bits those of ours may be no farther from stock in float32 than stock's are,
+    apart from chance.
 
     --host prints microseconds of single calls, beside PyTorch's own, of the functions of which a kernel is the default.
 
@@ -166,7 +153,9 @@ def models_command(
         if _compare_losses(chosen, techniques, where, json, tiny=tiny, resume=resume):
             raise typer.Exit(1)
         return
-    done = _done(json, variants, techniques, where, tiny=tiny) if resume else set()
+    done: set[str] = set()
+    if resume:
+        done = _loaded(json).done(origin(techniques, where, tiny=tiny), [each.name for each in variants])
     pending = [(m, w) for m in chosen for w in works if w.applies(m) and run_name(m.name, w.name) not in done]
     if _measure_all(pending, variants, techniques, where, json, tiny=tiny, rounds=rounds):
         raise typer.Exit(1)
@@ -220,21 +209,20 @@ def _compare_losses(
         import_transformers()
     except TransformersMissingError as error:
         _stop(str(error))
-    now, failed = _origin(techniques, device, tiny=tiny), False
-    known = _loaded(json).losses if resume and json is not None and json.is_file() else {}
+    now, failed = origin(techniques, device, tiny=tiny), False
+    known = _loaded(json).losses if resume else {}
     for spec in chosen:
-        if spec.name in known and _same_code(known[spec.name], now):
+        if spec.name in known and known[spec.name].matches(now):
             continue
         with Steps(spec.name) as steps:
             curves = compare_losses(spec, techniques, device, tiny=tiny, on_step=steps)
-        kept = [name for name in LossRun.model_fields if name not in Origin.model_fields]
-        found = LossRun(**dict(now), **{name: getattr(curves, name) for name in kept})
-        same = found.difference <= found.allowed
+        found = LossRun(**dict(now), **dict(curves))
+        same = found.held <= found.allowed
         failed |= not same
         output.print(
             f"{spec.title}{', tiny' if tiny else ''}, {found.dtype}: losses of {STEPS} steps"
             f" {'are the same' if same else 'DIFFER'}, at most {found.difference:.1e} of the loss away from"
-            f" stock's; allowed is {found.allowed:.1e}{_errors(found)}", **PLAIN,
+            f" stock's{_errors(found)}; allowed is {found.allowed:.1e}", **PLAIN,
         )  # fmt: skip
         if json is not None:
             _keep(json, losses={spec.name: found})
@@ -245,7 +233,7 @@ def _errors(found: LossRun) -> str:
     if found.errors is None:
         return ""
     ours, stock = found.errors
-    return f"; the distance from float32 is {ours:.1e} for ours and {stock:.1e} for stock"
+    return f", and {ours:.1e} from float32, where stock's are {stock:.1e} away"
 
 
 def _write_readme(readme: Path, json: Path | None) -> None:
@@ -271,106 +259,38 @@ def _measure_all(
     pending: list[tuple[Model, Work]], variants: tuple[Variant, ...], techniques: list[Technique],
     device: torch.device, json: Path | None, *, tiny: bool, rounds: int,
 ) -> bool:  # fmt: skip
-    """Measure, print and keep each work of a model; whether a variant of ours failed."""
-    failed = False
+    """Measure, print and keep each work of a model; whether stock or a variant of ours failed."""
+    failed, mine = False, [STOCK, *(each for each in VARIANTS if each.ours)]
     for spec, work in pending:
         try:
-            rows = _measure(spec, work, variants, techniques, device, tiny=tiny, rounds=rounds)
+            with Steps(spec.name) as steps:
+                rows = measure(
+                    spec, work, variants, techniques, device, tiny=tiny, rounds=rounds, on_step=steps
+                )  # fmt: skip
         except TransformersMissingError as error:
             _stop(str(error))
         for table in tables(rows):
             output.print(table)
-        failed |= _report_failures(rows)
+        for line in (lines := failures(rows, mine)):
+            messages.print(escape(line), **PLAIN)
+        failed |= bool(lines)
         if json is not None:
-            run = Run(**dict(_origin(techniques, device, tiny=tiny)), rows=tuple(rows))
+            run = Run(**dict(origin(techniques, device, tiny=tiny)), rows=rows)
             _keep(json, runs={run_name(spec.name, work.name): run})
     return failed
 
 
-def _measure(
-    spec: Model, work: Work, variants: tuple[Variant, ...], techniques: list[Technique], device: torch.device, *,
-    tiny: bool, rounds: int,
-) -> list[Row]:  # fmt: skip
-    here = tuple(each for each in variants if each is not LIGER)
-    with Steps(spec.name) as steps:
-        found = list(measure(spec, work, here, techniques, device, tiny=tiny, rounds=rounds, on_step=steps))
-        if LIGER in variants:
-            found.append(_liger(spec, work, device, tiny=tiny, rounds=rounds, steps=steps))
-    return found
-
-
-def _liger(spec: Model, work: Work, device: torch.device, *, tiny: bool, rounds: int, steps: Steps) -> Row:
-    """Liger-Kernel beside stock in a process of its own."""
-    reason = LIGER.why_not(spec, work, device)
-    if reason is not None:
-        return Row(model=spec.name, work=work.name, variant=LIGER.name, reason=reason)
-    steps(f"{spec.name}, {work.name}: {LIGER.name}")
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        task = pool.submit(measure, spec, work, (STOCK, LIGER), (), device, tiny=tiny, rounds=rounds)
-        return next(row for row in task.result() if row.variant == LIGER.name)
-
-
-def _report_failures(rows: list[Row]) -> bool:
-    """Name what of ours did not run although it should have, or is wrong; whether there was any."""
-    mine = {STOCK.name, *(each.name for each in VARIANTS if each.ours)}
-    failures = []
-    for row in rows:
-        name = f"{row.model}, {row.work}, {row.variant}"
-        if row.variant in mine and row.failed:
-            failures.append(f"{name}: {row.reason}")
-        elif row.variant in mine and row.cost is not None:
-            for what, found, allowed in (
-                ("result is", row.cost.difference, TOLERANCE),
-                ("gradients are", row.cost.gradients or 0.0, OF_GRADIENTS),
-            ):
-                if not found <= allowed:
-                    failures.append(f"{name}: its {what} {found:.1%} from stock's; allowed is {allowed:.0%}")
-    for failure in failures:
-        messages.print(escape(failure), **PLAIN)
-    return bool(failures)
-
-
-def _origin(techniques: list[Technique], device: torch.device, *, tiny: bool) -> Origin:
-    environment = describe_environment(device)
-    return Origin(
-        date=datetime.date.today().isoformat(),
-        environment=environment,
-        tiny=tiny,
-        transformers=importlib.metadata.version("transformers"),
-        identities={technique.name: fingerprint(identify(technique, environment)) for technique in techniques},
-    )
-
-
-def _done(
-    file: Path | None, variants: tuple[Variant, ...], techniques: list[Technique], device: torch.device, *, tiny: bool
-) -> set[str]:
-    """What a file holds of the present code, of this device and of all these variants, none of which failed."""
-    if file is None or not file.is_file():
-        return set()
-    now = _origin(techniques, device, tiny=tiny)
-    return {
-        name
-        for name, run in _loaded(file).runs.items()
-        if _same_code(run, now)
-        and {each.name for each in variants} <= {row.variant for row in run.rows if not row.failed}
-    }
-
-
-def _same_code(before: Origin, now: Origin) -> bool:
-    """Whether a run was of the present code, of this device and this size of models."""
-    return (before.identities, before.tiny, before.environment.slug) == (now.identities, now.tiny, now.environment.slug)
-
-
 def _keep(file: Path, runs: dict[str, Run] | None = None, losses: dict[str, LossRun] | None = None) -> None:
     """Put what is new into a file beside what it holds."""
-    before = _loaded(file) if file.is_file() else Record(runs={})
+    before = _loaded(file)
     Record(runs=before.runs | (runs or {}), losses=before.losses | (losses or {})).save(file)
     output.print(escape(f"written: {file}"), **PLAIN)
 
 
-def _loaded(file: Path) -> Record:
+def _loaded(file: Path | None) -> Record:
+    """What the file holds; nothing if there is none."""
     try:
-        return load(file)
+        return load(file) if file is not None and file.is_file() else Record(runs={})
     except RecordError as error:
         _stop(str(error))
 

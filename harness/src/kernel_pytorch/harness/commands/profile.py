@@ -1,8 +1,7 @@
-"""`kernel-pytorch profile`: where the time and the memory of any module go."""
+"""`kernel-pytorch profile`: time and memory of any module, by operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,10 +18,14 @@ from kernel_pytorch.harness.commands.common import (
     warn_if_busy,
 )
 from kernel_pytorch.harness.profiling import profile_module
-from kernel_pytorch.harness.profiling.factory import FactoryError, Made, make, moved, place_of
+from kernel_pytorch.harness.profiling.factory import FactoryError, make, moved, place_of
 from kernel_pytorch.harness.profiling.profile import STEPS
-from kernel_pytorch.harness.profiling.records import Profile
 from kernel_pytorch.harness.profiling.tables import remarks, summary
+
+VIEWERS = (
+    "page.html and memory.svg are no longer written: trace.json opens at https://ui.perfetto.dev, memory.pickle at "
+    "https://docs.pytorch.org/memory_viz; neither leaves your machine."
+)
 
 
 def profile_command(
@@ -44,15 +47,18 @@ def profile_command(
     top: Annotated[int, typer.Option("--top", min=1, help="How many rows are printed.")] = 20,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Write page.html, profile.json, memory.svg and trace.json (Perfetto) there."),
+        typer.Option(
+            "--out", help="Write profile.json, trace.json (Perfetto) and, on a GPU, memory.pickle (memory_viz) there."
+        ),
     ] = None,
 ) -> None:
-    """Profile a module: top operators and kernels on the roofline, memory over time, a trace, a page.
+    """Profile a module: top operators and kernels against the machine's limits, peak memory, a trace, a snapshot.
 
     Exit code: 0; 2 for what cannot be imported, made, run or written.
     """
     where = parse_device(device)
     trace = None if out is None else out / "trace.json"
+    snapshot = None if out is None or where.type != "cuda" else out / "memory.pickle"
     check_writable(trace)
     try:
         made = make(factory)
@@ -61,30 +67,27 @@ def profile_command(
     warn_if_busy()
     try:
         with messages.status("profiling") as status:
-            profile = _profile(moved(made, where), backward, compile, steps, trace, status.update)
+            made = moved(made, where)
+            profile = profile_module(
+                made.module,
+                *made.inputs,
+                kwargs=made.kwargs,
+                backward=backward,
+                steps=steps,
+                compile=compile,
+                trace=trace,
+                snapshot=snapshot,
+                on_stage=status.update,
+            )
     except Exception as error:  # most of what runs here is the module's own code
         _stop(f"{factory} could not be profiled: {type(error).__name__}: {error}{place_of(error)}")
     output.print(profile.table(top))
     for line in (*summary(profile), *remarks(profile, top)):
         output.print(escape(line), **PLAIN)
-    if out is not None and trace is not None:
-        output.print(f"Written: {escape(', '.join(map(str, [*profile.write(out), trace])))}", **PLAIN)
-        output.print("trace.json opens at https://ui.perfetto.dev; it does not leave your machine.", **PLAIN)
-
-
-def _profile(
-    made: Made, backward: bool, compile: bool, steps: int, trace: Path | None, on_stage: Callable[[str], None]
-) -> Profile:
-    return profile_module(
-        made.module,
-        *made.inputs,
-        kwargs=made.kwargs,
-        backward=backward,
-        compile=compile,
-        steps=steps,
-        trace=trace,
-        on_stage=on_stage,
-    )
+    if out is not None:
+        written = [str(file) for file in (*profile.write(out), trace, snapshot) if file is not None]
+        output.print(f"Written: {escape(', '.join(written))}", **PLAIN)
+        messages.print(VIEWERS, **PLAIN)
 
 
 def _stop(message: str) -> NoReturn:

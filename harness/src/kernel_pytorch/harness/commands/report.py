@@ -23,11 +23,8 @@ from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.report import (
-    accuracy_table,
     conditions,
     cost_table,
-    endurance_rows,
-    endurance_table,
     missing_costs,
     provenance,
     reasons,
@@ -196,15 +193,9 @@ def show_tables(results: Results) -> None:
 
 
 def show_rest(results: Results) -> None:
-    """Print what follows the tables of times: accuracy, costs, and why figures are missing."""
-    if results.accuracy:
-        output.print(accuracy_table(results))
-    elif results.real_input:
-        output.print(f"accuracy on real activations: {escape(results.real_input)}", **PLAIN)
+    """Print what follows the tables of times: costs and why figures are missing."""
     if results.costs:
         output.print(cost_table(results))
-    if endurance_rows(results):
-        output.print(endurance_table(results))
     for line in [*conditions(results), *provenance(results), *missing_costs(results), *reasons(results)]:
         output.print(escape(line), **PLAIN)
 

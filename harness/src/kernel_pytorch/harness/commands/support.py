@@ -11,6 +11,7 @@ import torch
 import typer
 from rich.markup import escape
 from rich.status import Status
+from rich.table import Table
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
@@ -29,7 +30,7 @@ from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load, problems
 from kernel_pytorch.harness.support.capabilities import without_a_device_each, without_compiler
 from kernel_pytorch.harness.support.record import FOLDER
-from kernel_pytorch.harness.support.table import terminal_table
+from kernel_pytorch.harness.support.table import tabulate
 from kernel_pytorch.harness.technique import Technique
 
 TIMEOUT = 300.0
@@ -132,9 +133,12 @@ def _telling(status: Status) -> Callable[[str], None]:
 def _show(technique: Technique, record: SupportRecord) -> None:
     """Print the tables of a technique, and what is wrong."""
     for operation in technique.operations:
-        table, notes = terminal_table(operation, record)
+        found = tabulate(operation, [record])
+        table = Table("", *found.levels, title=operation.name, title_justify="left")
+        for row in found.rows:
+            table.add_row(*(f"[red]{text}[/red]" if text.startswith("wrong") else text for text in row))
         output.print(table)
-        for note in notes:
+        for note in (*(f"({number}) {reason}" for number, reason in enumerate(found.reasons, 1)), *found.absent):
             output.print(escape(note), **PLAIN)
     for line in record.wrong():
         output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)

@@ -1,32 +1,28 @@
-"""What calls of public functions cost the host: the default level beside PyTorch's own, on the smallest bench case.
+"""Host time of calls of public functions: the default level beside PyTorch's own, on the smallest bench case.
 
 Models with small batches wait for the host, so a kernel that is fast on the device may lose there.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 from rich.table import Table
 
+from kernel_pytorch.harness.clock.wall import host_seconds
 from kernel_pytorch.harness.jobs import Job
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
 from kernel_pytorch.harness.workload import Workload
-
-CALLS, ROUNDS = 40, 9
-"""Calls of a sample, few enough for the queue of launches, and samples of each level, which take turns."""
 
 WAYS = ("forward", "with gradients", "and backward")
 
 
 @dataclass(frozen=True)
 class HostCost:
-    """Of one function.
+    """Host time of one function.
 
     Attributes:
         function: its name.
@@ -37,12 +33,12 @@ class HostCost:
 
     function: str
     level: str
-    ours: tuple[float, float, float]
-    native: tuple[float, float, float]
+    ours: tuple[float, ...]
+    native: tuple[float, ...]
 
 
 def host_costs(techniques: Iterable[Technique], device: torch.device) -> Iterable[HostCost]:
-    """Measure every function of which another level than "native" is the default here, and can be timed beside it."""
+    """Measure every function whose default level here is not "native" and can be timed beside it."""
     for technique in techniques:
         for operation in technique.operations:
             cases = [case for case in operation.bench_grid.cases(device.type) if case.dtype.itemsize == 2]
@@ -55,24 +51,14 @@ def host_costs(techniques: Iterable[Technique], device: torch.device) -> Iterabl
             ours = next((i for i in operation.implementations if i.level.value == level), None)
             if ours is None or native is None or ours is native:
                 continue
-            yield HostCost(operation.name, level, *_measured(technique, operation, case, (ours, native), device))
-
-
-def _measured(
-    technique: Technique, operation: Operation, case: Case, pair: Sequence[Implementation], device: torch.device
-) -> list[tuple[float, float, float]]:
-    ways = [_ways(technique, operation, case, implementation, device) for implementation in pair]
-    found: list[list[float]] = [[], []]
-    for calls in zip(*ways, strict=True):
-        samples: list[list[float]] = [[], []]
-        for call in calls:
-            _sample(call, device)
-        for _ in range(ROUNDS):
-            for call, own in zip(calls, samples, strict=True):
-                own.append(_sample(call, device))
-        for own, of in zip(samples, found, strict=True):
-            of.append(median(own))
-    return [(a, b, c) for a, b, c in found]
+            calls = {
+                f"{who} {way}": call
+                for who, implementation in (("ours", ours), ("native", native))
+                for way, call in zip(WAYS, _ways(technique, operation, case, implementation, device), strict=True)
+            }
+            found = host_seconds(calls, device)
+            of_each = (tuple(found[f"{who} {way}"] for way in WAYS) for who in ("ours", "native"))
+            yield HostCost(operation.name, level, *of_each)
 
 
 def _ways(
@@ -88,18 +74,8 @@ def _ways(
     return [lambda: without(0), with_graph, lambda: with_backward(0)]
 
 
-def _sample(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of a call until it returns."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    return (time.perf_counter() - began) / CALLS
-
-
 def host_table(costs: Iterable[HostCost], device: torch.device) -> Table:
-    """Microseconds, and how many times those of PyTorch's own level."""
+    """Microseconds, and the ratio to PyTorch's own level."""
     whole = "On a CPU there is no device to launch on: these are whole calls." if device.type == "cpu" else None
     title = "Host time of a call, us (x of level native)"
     shown = Table(title=title, title_justify="left", caption=whole, caption_justify="left", width=80)

@@ -69,15 +69,15 @@ def losses(record: Record) -> str:
             run.dtype,
             f"{run.stock[0]:.4f} to {run.stock[-1]:.4f}",
             f"{run.difference:.1e}",
-            f"{run.allowed:.1e}",
             "" if run.errors is None else " / ".join(f"{error:.1e}" for error in run.errors),
+            f"{run.held:.1e} of {run.allowed:.1e}",
         ]
         for m in EVERY
         if (run := record.losses.get(m.name)) is not None
     ]
     heads = [
-        "model", "weights", "loss of stock", "difference of ours, of the loss", "allowed",
-        "distance from float32, ours / stock",
+        "model", "weights", "loss of stock", "difference of ours, of the loss",
+        "distance from float32, ours / stock", "reached of what is allowed",
     ]  # fmt: skip
     return "\n".join([_provenance(record.losses.values()), "", *_table(heads, rows)]) + "\n"
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.models.profiles import Kernel
 from kernel_pytorch.harness.records import Amount, Count, Name, Part, check_once
 from kernel_pytorch.harness.records import Record as File
 
 FILE = "models.json"
+
+
+class Kernel(Part):
+    """The launches of one kernel in a step.
+
+    Attributes:
+        name: of the kernel.
+        seconds: of all its launches.
+        count: of launches.
+    """
+
+    name: str
+    seconds: Amount
+    count: Count
 
 
 class Ratio(Part):
@@ -91,16 +107,26 @@ class Origin(Part):
         environment: where.
         tiny: whether it was the model for a CPU.
         transformers: version.
+        packages: the techniques that were patched in.
         identities: by technique that was patched in the `fingerprint` of its code; empty in files that are older.
     """
-
-    former = frozenset({"packages"})
 
     date: str
     environment: Environment
     tiny: bool
     transformers: str
+    packages: tuple[Name, ...]
     identities: dict[Name, str] = Field(default_factory=dict)
+
+    @field_validator("packages", mode="before")
+    @classmethod
+    def _names(cls, packages: Any) -> tuple[str, ...]:
+        return tuple(packages)  # older files have digests by name
+
+    def matches(self, now: Origin) -> bool:
+        """Whether it was measured of the same code, on the same device, with models of the same size."""
+        mine, other = ((each.packages, each.identities, each.tiny, each.environment.slug) for each in (self, now))
+        return mine == other
 
 
 class Run(Origin):
@@ -118,28 +144,37 @@ class Run(Origin):
         return self
 
 
-class LossRun(Origin):
-    """The losses of the first steps of training of a model, stock beside ours.
+class Curves(Part):
+    """The losses of the first steps of training, without dropout, from the same weights on the same batch.
 
     Attributes:
         dtype: of the weights.
         stock: losses of the model as it comes.
         ours: with the techniques patched in.
-        seeds: of stock with other rounding errors, by seed; none in float32.
-        difference: the largest of a step between ours and stock, over the loss.
-        allowed: how large it may be.
         exact: of stock that computes in float32; none in float32, or in older records.
-        errors: the same difference of ours and of stock from that.
+        difference: the largest of a step between ours and stock, over the loss.
+        errors: the same difference of ours and of stock from `exact`.
+        allowed: the largest that `held` may be.
+        seeds: in older records, losses of stock with other rounding errors, which limited `difference` there.
     """
 
     dtype: str
     stock: tuple[float, ...]
     ours: tuple[float, ...]
-    seeds: tuple[tuple[float, ...], ...]
-    difference: float
-    allowed: float
     exact: tuple[float, ...] = ()
+    difference: float
     errors: tuple[float, float] | None = None
+    allowed: float
+    seeds: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def held(self) -> float:
+        """The distance that is limited: that of ours from float32, or from stock where everything is in float32."""
+        return self.difference if self.errors is None or self.seeds else self.errors[0]
+
+
+class LossRun(Origin, Curves):
+    """The curves of one model, and where they were measured."""
 
 
 class Record(File):
@@ -154,6 +189,14 @@ class Record(File):
 
     runs: dict[Name, Run]
     losses: dict[Name, LossRun] = Field(default_factory=dict)
+
+    def done(self, now: Origin, variants: Iterable[str]) -> set[str]:
+        """Names of the runs that match `now` and hold all these variants, none of which failed."""
+        return {
+            name
+            for name, run in self.runs.items()
+            if run.matches(now) and {*variants} <= {row.variant for row in run.rows if not row.failed}
+        }
 
 
 load = Record.load

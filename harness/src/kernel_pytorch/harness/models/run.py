@@ -1,27 +1,49 @@
-"""Run the variants of a model in turns, and keep what they cost."""
+"""Run the variants of a model in turns, and record what they cost."""
 
 from __future__ import annotations
 
 import copy
+import datetime
 import gc
+import importlib
+import importlib.metadata
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 
 from kernel_pytorch.harness.clock.statistics import compare_paired, median_interval
-from kernel_pytorch.harness.models.profiles import profile
-from kernel_pytorch.harness.models.record import Cost, Ratio, Row
-from kernel_pytorch.harness.models.variants import Variant, captured
+from kernel_pytorch.harness.clock.wall import step_seconds, wait_for
+from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.memory import peak
+from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Ratio, Row
+from kernel_pytorch.harness.models.variants import LIGER, STOCK, Variant, captured
 from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepare, step_of
 from kernel_pytorch.harness.models.zoo import Model
+from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.technique import Technique
 
-LEAST_SECONDS = 0.02
-"""Of a sample: shorter steps are done several times."""
 RECOMPILES = 64
 """All variants of a model run the same code, and each is a compilation of its own."""
+
+KERNELS = 12
+"""Kernels of a step that are recorded: those that take longest."""
+
+LIGER_TIMEOUT = 3600.0
+"""Seconds for the process that measures Liger-Kernel."""
+
+TOLERANCE = 0.05
+"""Of the first loss or of logits in 16 bits, after all layers."""
+
+OF_GRADIENTS = 0.1
+"""Of the norms of gradients: with dropout, which draws other elements, they move by a few percent; a missing piece of
+a layer moves them by far more."""
 
 
 @dataclass
@@ -35,8 +57,7 @@ class Prepared:
         replaced: what was patched in.
         result: of the first step.
         gradients: their norms, by parameter, where there is training.
-        times: seconds of a step, one a round.
-        host: seconds until a step returned, without waiting for the device, one a round.
+        losses: of the first steps of training after the first.
     """
 
     variant: Variant
@@ -46,8 +67,6 @@ class Prepared:
     result: torch.Tensor
     gradients: torch.Tensor | None = None
     losses: list[float] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    host: list[float] = field(default_factory=list)
 
 
 def measure(
@@ -66,13 +85,47 @@ def measure(
     Args:
         spec: the model.
         work: what it does.
-        variants: the first is what the others are compared with. What cannot run here is left out with its reason.
+        variants: the others are compared with the first. Those that cannot run here are left out with the reason;
+            Liger-Kernel, which changes the classes of transformers, runs in another process with stock beside it.
         techniques: those that are patched in.
         device: where.
         tiny: whether it is the model for a CPU.
-        rounds: of a step, or several, each; at least `statistics.FEWEST_ROUNDS`.
+        rounds: samples of each variant; at least `statistics.FEWEST_ROUNDS`.
         on_step: called with what is done next.
     """
+    here = [variant for variant in variants if variant is not LIGER]
+    rows = _measure(spec, work, here, techniques, device, tiny=tiny, rounds=rounds, on_step=on_step)
+    if LIGER not in variants:
+        return rows
+    if (reason := LIGER.why_not(spec, work, device)) is not None:
+        return (*rows, _left_out(spec, work, LIGER, reason))
+    return (*rows, measure_apart(LIGER, spec, work, device, tiny=tiny, rounds=rounds, on_step=on_step))
+
+
+def measure_apart(
+    variant: Variant, spec: Model, work: Work, device: torch.device, *, tiny: bool, rounds: int,
+    on_step: Callable[[str], None] = lambda what: None,
+) -> Row:  # fmt: skip
+    """The row of a variant without techniques, measured beside stock in another process."""
+    with Worker(LIGER_TIMEOUT) as worker:
+        given = (spec, work, (STOCK, variant), device, tiny, rounds)
+        outcome = worker.call(_measure_in_child, *given, on_stage=on_step)
+    if outcome.failure:
+        return _left_out(spec, work, variant, outcome.failure, failed=True)
+    return next(row for row in outcome.value if row.variant == variant.name)
+
+
+def _measure_in_child(
+    spec: Model, work: Work, variants: Sequence[Variant], device: torch.device, tiny: bool, rounds: int,
+    announce: Announce,
+) -> tuple[Row, ...]:  # fmt: skip
+    return _measure(spec, work, variants, (), device, tiny=tiny, rounds=rounds, on_step=announce)
+
+
+def _measure(
+    spec: Model, work: Work, variants: Sequence[Variant], techniques: Sequence[Technique], device: torch.device, *,
+    tiny: bool, rounds: int, on_step: Callable[[str], None],
+) -> tuple[Row, ...]:  # fmt: skip
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = RECOMPILES
     torch.manual_seed(0)
@@ -90,20 +143,30 @@ def measure(
                 continue
             except Exception as error:
                 reason, failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", True
-        rows[variant.name] = Row(model=spec.name, work=work.name, variant=variant.name, reason=reason, failed=failed)
+        rows[variant.name] = _left_out(spec, work, variant, reason, failed=failed)
     if variants[0].name in rows:  # without it there is nothing to compare with
         reason = f"{variants[0].name} did not run"
-        names = [each.variant.name for each in ready]
-        rows |= {n: Row(model=spec.name, work=work.name, variant=n, reason=reason, failed=True) for n in names}
+        rows |= {each.variant.name: _left_out(spec, work, each.variant, reason, failed=True) for each in ready}
         ready.clear()
     on_step(f"{spec.name}, {work.name}: {rounds} rounds")
-    _in_turns(ready, device, rounds)
-    for each in ready:
+    steps = {str(index): each.step for index, each in enumerate(ready)}
+    timed = step_seconds(steps, device, rounds) if steps else {}
+    for each, times in zip(ready, timed.values(), strict=True):
         on_step(f"{spec.name}, {work.name}: memory and kernels of {each.variant.name}")
-        rows[each.variant.name] = _row(spec, work, each, ready[0], device)
-    del ready
-    _free(device)
+        ratio = Ratio(**vars(compare_paired(timed["0"][0], times[0]).speedup))
+        cost = _cost(each, ready[0], times, device)
+        rows[each.variant.name] = Row(
+            model=spec.name, work=work.name, variant=each.variant.name, cost=cost, ratio=ratio
+        )
+    del ready, steps
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     return tuple(rows[variant.name] for variant in variants)
+
+
+def _left_out(spec: Model, work: Work, variant: Variant, reason: str, *, failed: bool = False) -> Row:
+    return Row(model=spec.name, work=work.name, variant=variant.name, reason=reason, failed=failed)
 
 
 def _ready(
@@ -117,86 +180,79 @@ def _ready(
     gradients = gradients_of(work, spec, model, call, device, tiny=tiny) if work.training else None
     step = step_of(work, spec, model, call, device, tiny=tiny)
     result = step().float().cpu()
-    _wait(device)
+    wait_for(device)
     seconds = time.perf_counter() - began
     if variant.graph:
         step = captured(step)
-    ready = Prepared(variant, step, seconds, replaced, result, gradients)
-    for _ in range(3):
-        last = step()
-        if work.training:
-            ready.losses.append(float(last))
-    return ready
+    last = [step() for _ in range(3)]
+    losses = [float(loss) for loss in last] if work.training else []
+    return Prepared(variant, step, seconds, replaced, result, gradients, losses)
 
 
-def _in_turns(ready: Sequence[Prepared], device: torch.device, rounds: int) -> None:
-    """One sample of each variant a round, in an order that changes, so that none always follows the same."""
-    often = {}
-    for each in ready:
-        took = _sample(each.step, 1, device)[0]
-        often[each.variant.name] = max(1, min(20, round(LEAST_SECONDS / took)))
-    for index in range(rounds if ready else 0):
-        shift = index % len(ready)
-        for each in (*ready[shift:], *ready[:shift]):
-            wall, host = _sample(each.step, often[each.variant.name], device)
-            each.times.append(wall)
-            each.host.append(host)
-
-
-def _sample(step: Step, often: int, device: torch.device) -> tuple[float, float]:
-    """Seconds of a step, and those until it returned."""
-    _wait(device)
-    began = time.perf_counter()
-    step()
-    returned = time.perf_counter() - began
-    for _ in range(often - 1):
-        step()
-    _wait(device)
-    return (time.perf_counter() - began) / often, returned
-
-
-def _row(spec: Model, work: Work, each: Prepared, baseline: Prepared, device: torch.device) -> Row:
-    wall = median_interval(each.times)
-    speedup = compare_paired(baseline.times, each.times).speedup
-    peak = _peak(each.step, device)
-    kernels = profile(each.step) if device.type == "cuda" else []
-    cost = Cost(
-        wall=wall.median, wall_low=wall.low, wall_high=wall.high, host=median_interval(each.host).median,
+def _cost(
+    each: Prepared, baseline: Prepared, times: tuple[Sequence[float], Sequence[float]], device: torch.device
+) -> Cost:
+    wall, host = map(median_interval, times)
+    on_gpu = device.type == "cuda"
+    kernels = profile(each.step) if on_gpu else []
+    return Cost(
+        wall=wall.median, wall_low=wall.low, wall_high=wall.high, host=host.median,
         device=sum(kernel.seconds for kernel in kernels) or None, launches=sum(kernel.count for kernel in kernels),
-        peak_bytes=peak, first_call=each.first_call, kernels=tuple(kernels[:12]), losses=tuple(each.losses),
-        difference=_difference(each.result, baseline.result), replaced=len(each.replaced),
+        peak_bytes=peak(each.step, device) if on_gpu else None, first_call=each.first_call,
+        kernels=tuple(kernels[:KERNELS]), losses=tuple(each.losses), replaced=len(each.replaced),
+        difference=_difference(each.result, baseline.result),
         gradients=None if each.gradients is None or baseline.gradients is None
         else _difference(each.gradients, baseline.gradients),
     )  # fmt: skip
-    ratio = Ratio(median=speedup.median, low=speedup.low, high=speedup.high)
-    return Row(model=spec.name, work=work.name, variant=each.variant.name, cost=cost, ratio=ratio)
 
 
 def _difference(result: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest, over the largest that is expected; infinite where something is not finite, or of another shape."""
     if result.shape != expected.shape or not bool(result.isfinite().all()):
-        return float("inf")
+        return math.inf
     return float((result - expected).abs().max() / expected.abs().max())
 
 
-def _peak(step: Step, device: torch.device) -> int | None:
-    """Bytes that a step needs above what it finds."""
-    if device.type != "cuda":
-        return None
-    _free(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+def profile(step: Step) -> list[Kernel]:
+    """The kernels, copies and fills of a step on a GPU, the longest first."""
     step()
-    _wait(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+    found = [
+        Kernel(name=event.key, seconds=event.self_device_time_total / 1e6, count=event.count)
+        for event in profiler.key_averages()
+        if event.device_type == DeviceType.CUDA and event.self_device_time_total > 0
+    ]
+    return sorted(found, key=lambda kernel: -kernel.seconds)
 
 
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+def failures(rows: Sequence[Row], variants: Sequence[Variant]) -> list[str]:
+    """One line for each of these variants that raised an error, or whose result or gradients differ from stock's."""
+    found = []
+    for row in rows:
+        name = f"{row.model}, {row.work}, {row.variant}"
+        if row.variant not in [variant.name for variant in variants]:
+            continue
+        if row.failed:
+            found.append(f"{name}: {row.reason}")
+        elif row.cost is not None:
+            for what, difference, allowed in (
+                ("result is", row.cost.difference, TOLERANCE),
+                ("gradients are", row.cost.gradients or 0.0, OF_GRADIENTS),
+            ):
+                if not difference <= allowed:
+                    found.append(f"{name}: its {what} {difference:.1%} from stock's; allowed is {allowed:.0%}")
+    return found
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def origin(techniques: Sequence[Technique], device: torch.device, *, tiny: bool) -> Origin:
+    """What a run of now is measured of."""
+    environment = describe_environment(device)
+    return Origin(
+        date=datetime.date.today().isoformat(),
+        environment=environment,
+        tiny=tiny,
+        transformers=importlib.metadata.version("transformers"),
+        packages=tuple(technique.name for technique in techniques),
+        identities={technique.name: fingerprint(identify(technique, environment)) for technique in techniques},
+    )

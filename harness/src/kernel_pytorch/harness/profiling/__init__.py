@@ -1,6 +1,6 @@
-"""Where the time and the memory of any module go, operator by operator, against what the machine can do."""
+"""Profiling of any module: time and memory by operator, as shares of the machine's measured limits."""
 
 from kernel_pytorch.harness.profiling.profile import profile_module
-from kernel_pytorch.harness.profiling.records import KernelUse, MemoryTimeline, OperatorUse, Profile
+from kernel_pytorch.harness.profiling.records import KernelUse, OperatorUse, PeakMemory, Profile
 
-__all__ = ["KernelUse", "MemoryTimeline", "OperatorUse", "Profile", "profile_module"]
+__all__ = ["KernelUse", "OperatorUse", "PeakMemory", "Profile", "profile_module"]

@@ -18,9 +18,9 @@ from kernel_pytorch.harness.clock import Interval, median_interval
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.profiling.events import STEP, Recording, profiler, read, tensor_label
+from kernel_pytorch.harness.profiling.peak_memory import peak_memory
 from kernel_pytorch.harness.profiling.placement import local_machine, operator_uses
-from kernel_pytorch.harness.profiling.records import MemoryTimeline, Profile
-from kernel_pytorch.harness.profiling.timeline import memory_timeline
+from kernel_pytorch.harness.profiling.records import PeakMemory, Profile
 from kernel_pytorch.harness.results import IntervalRecord
 
 STEPS = 5
@@ -36,12 +36,13 @@ def profile_module(
     compile: bool = False,
     machine: Machine | None = None,
     trace: Path | str | None = None,
+    snapshot: Path | str | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Profile:
-    """Find out where the time and the memory of a module go, on the device that it is on.
+    """Profile the time and the memory of a module by operator, on its device.
 
-    The module keeps its mode (train or eval) and its gradients; whatever else its forward changes (running statistics,
-    the state of random generators) is changed.
+    The module keeps its mode (train or eval) and its gradients; other state that its forward changes (running
+    statistics, random generators) is changed.
 
     Args:
         module: any module, its tensors on one device.
@@ -52,24 +53,29 @@ def profile_module(
         steps: how many are profiled.
         compile: run `torch.compile(module)`.
         machine: the limits that shares are of; measured now, once per process, if None.
-        trace: where to write what happened when, as a file for https://ui.perfetto.dev; `.json` or `.json.gz`.
+        trace: where to write the trace of the profiled steps, a file for https://ui.perfetto.dev; `.json` or
+            `.json.gz`. It holds the allocations too.
+        snapshot: where to write PyTorch's memory snapshot of one step, a `.pickle` for
+            https://docs.pytorch.org/memory_viz; on CUDA only.
         on_stage: called with the name of each stage before it begins.
 
     Raises:
-        ValueError: `steps` below 1, tensors on several devices or on one that is neither cpu nor cuda, or `backward`
-            where no output requires a gradient.
+        ValueError: `steps` below 1, tensors on several devices or on one that is neither cpu nor cuda, `backward`
+            where no output requires a gradient, or `snapshot` on a CPU.
     """
     if steps < 1:
         raise ValueError(f"steps is {steps}; allowed is 1 or more")
     named = dict(kwargs or {})
     device = device_of(module, (inputs, named))
+    if snapshot is not None and device.type != "cuda":
+        raise ValueError(f"snapshot: PyTorch takes memory snapshots on CUDA only; the module is on {device}")
     if machine is None:
         on_stage("measuring what the machine can do")
         machine = local_machine(str(device))
     with _gradients_kept(module, (inputs, named)) as clear, _named_kernels(compile, device):
         on_stage("warming up")
         step = _step(torch.compile(module) if compile else module, inputs, named, backward)
-        measured = _measure(step, clear, device, steps, trace, on_stage)
+        measured = _measure(step, clear, device, steps, (trace, snapshot), on_stage)
     return Profile(
         module=type(module).__name__,
         inputs=tuple(tensor_label(t.dtype, t.shape) for t in tree_leaves((inputs, named)) if isinstance(t, Tensor)),
@@ -92,7 +98,7 @@ class _Measured:
     interval: Interval
     recording: Recording
     wall: float
-    memory: MemoryTimeline
+    memory: PeakMemory
     device_peak: int | None
 
 
@@ -173,7 +179,7 @@ def _measure(
     clear: Callable[[], None],
     device: torch.device,
     steps: int,
-    trace: Path | str | None,
+    files: tuple[Path | str | None, Path | str | None],
     on_stage: Callable[[str], None],
 ) -> _Measured:
     """Run steps to warm up, on the clock, under the profiler, and one with its memory."""
@@ -183,9 +189,9 @@ def _measure(
     on_stage("timing without the profiler")
     interval = _time(step, clear, device, max(steps, FEWEST_ROUNDS))
     on_stage("profiling")
-    recording, wall = _record(step, clear, device, steps, trace)
+    recording, wall = _record(step, clear, device, steps, files[0])
     on_stage("recording memory")
-    return _Measured(interval, recording, wall, *_memory(step, clear, device))
+    return _Measured(interval, recording, wall, *_memory(step, clear, device, files[1]))
 
 
 def _time(step: Callable[[], None], clear: Callable[[], None], device: torch.device, rounds: int) -> Interval:
@@ -221,14 +227,22 @@ def _record(
 
 
 def _memory(
-    step: Callable[[], None], clear: Callable[[], None], device: torch.device
-) -> tuple[MemoryTimeline, int | None]:
+    step: Callable[[], None], clear: Callable[[], None], device: torch.device, snapshot: Path | str | None
+) -> tuple[PeakMemory, int | None]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    timeline = memory_timeline(step, device)
+    found = peak_memory(step, device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     clear()
-    return timeline, peak
+    if snapshot is not None:
+        torch.cuda.memory._record_memory_history()
+        try:
+            step()
+            torch.cuda.memory._dump_snapshot(str(snapshot))
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        clear()
+    return found, peak
 
 
 def _wait(device: torch.device) -> None:

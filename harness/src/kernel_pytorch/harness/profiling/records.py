@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from kernel_pytorch.harness.machine import Machine
-from kernel_pytorch.harness.results import IntervalRecord
+from kernel_pytorch.harness.results import IntervalRecord, write_atomically
 
 if TYPE_CHECKING:
     from kernel_pytorch.harness.profiling.tables import PrintableTable
@@ -91,29 +92,19 @@ class OperatorUse(_Record):
     kernels: tuple[KernelUse, ...] = ()
 
 
-class MemoryTimeline(_Record):
-    """What is allocated while a step runs.
+class PeakMemory(_Record):
+    """The most memory that a step holds.
 
     Attributes:
-        seconds: since the step began, one per change.
-        bytes: by category ("parameters", "activations", ...), or "allocated" alone; one figure per entry of `seconds`.
-        peak: the most at any time, all categories together.
+        peak: bytes.
+        at_peak: bytes by category at that time ("parameters", "activations", ...), or "allocated" alone; categories
+            without any are left out.
         note: why it is not split by category; empty if it is.
     """
 
-    seconds: tuple[float, ...]
-    bytes: dict[str, tuple[int, ...]]
     peak: int
+    at_peak: dict[str, int]
     note: str = ""
-
-    @property
-    def at_peak(self) -> dict[str, int]:
-        """Bytes by category at the peak, those of none left out."""
-        totals = [sum(column) for column in zip(*self.bytes.values(), strict=True)]
-        if not totals:
-            return {}
-        moment = totals.index(max(totals))
-        return {name: series[moment] for name, series in self.bytes.items() if series[moment]}
 
 
 class Profile(_Record):
@@ -132,7 +123,7 @@ class Profile(_Record):
         busy_seconds: how long the GPU had work during these; None on a CPU.
         operators: one row per operator and shapes, the longest first. Their times add up to at most
             `profiled_seconds` (on a GPU: unless kernels overlap).
-        memory: over one step.
+        memory: the peak over one step.
         device_peak: the most that PyTorch had allocated on the GPU during that step, from its allocator; None on a
             CPU.
     """
@@ -148,7 +139,7 @@ class Profile(_Record):
     profiled_seconds: float
     busy_seconds: float | None
     operators: tuple[OperatorUse, ...]
-    memory: MemoryTimeline
+    memory: PeakMemory
     device_peak: int | None
 
     def to_json(self) -> str:
@@ -161,8 +152,17 @@ class Profile(_Record):
 
         return table(self, top)
 
-    def write(self, folder: Path | str, top: int = 40) -> list[Path]:
-        """Write `profile.json`, `page.html` and, where matplotlib is installed, `memory.svg`; the paths come back."""
-        from kernel_pytorch.harness.profiling.page import write
+    def write(self, folder: Path | str, top: int | None = None) -> list[Path]:
+        """Write `profile.json` into a folder and return its path.
 
-        return write(self, Path(folder), top)
+        `top` belonged to the page, which is no longer written, and is ignored with a DeprecationWarning.
+        """
+        if top is not None:
+            warnings.warn(
+                "Profile.write(top=...) has no effect: page.html is no longer written; print `table(top)`, and open "
+                "the trace at https://ui.perfetto.dev",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        write_atomically(Path(folder) / "profile.json", self.to_json() + "\n")
+        return [Path(folder) / "profile.json"]

@@ -1,4 +1,4 @@
-"""A profile as people read it: cells that the terminal and the page share, and the table for the terminal."""
+"""The table of a profile in a terminal."""
 
 from __future__ import annotations
 

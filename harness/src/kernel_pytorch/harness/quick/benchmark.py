@@ -14,8 +14,8 @@ from kernel_pytorch.harness import memory
 from kernel_pytorch.harness.clock import median_interval
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.profiling.peak_memory import peak_memory
 from kernel_pytorch.harness.profiling.placement import local_machine
-from kernel_pytorch.harness.profiling.timeline import memory_timeline
 from kernel_pytorch.harness.quick.inputs import REPEATED, Arguments
 from kernel_pytorch.harness.quick.records import Benchmark, MemoryProfile
 from kernel_pytorch.harness.quick.timed import held_against, time_together
@@ -92,7 +92,7 @@ def profile_memory(function: Callable[..., Any], *args: Any, **kwargs: Any) -> M
         trains = any(output.requires_grad for output in tensors(*leaves))
         use = memory.profile_memory(tensors, *arguments.leaves, parameters=parameters) if trains else None
         step = memory.training_step(tensors, arguments.leaves, parameters) if trains else forward
-        timeline = memory_timeline(step, arguments.device)
+        at_peak = peak_memory(step, arguments.device)
     return MemoryProfile(
         name=name_of(function),
         device=describe_environment(arguments.device).device_name,
@@ -100,7 +100,7 @@ def profile_memory(function: Callable[..., Any], *args: Any, **kwargs: Any) -> M
         forward_peak=use.forward_peak if use else memory.peak(forward, arguments.device),
         training_peak=use.training_peak if use else None,
         saved_for_backward=use.saved_for_backward if use else None,
-        timeline=timeline,
+        memory=at_peak,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
-from kernel_pytorch.harness.profiling.records import MemoryTimeline
+from kernel_pytorch.harness.profiling.records import PeakMemory
 from kernel_pytorch.harness.profiling.tables import TOO_FAST, PrintableTable
 from kernel_pytorch.harness.report import seconds, size, speedup
 from kernel_pytorch.harness.results import ComparisonRecord, IntervalRecord
@@ -187,7 +188,7 @@ class MemoryProfile(Shown):
         training_peak: the same over a forward and its backward, gradients included; None where nothing is
             differentiable.
         saved_for_backward: what the graph keeps alive between the two, arguments and results left out.
-        timeline: of the forward and its backward, or of the forward alone.
+        memory: the peak of the forward and its backward, or of the forward alone, arguments included.
     """
 
     name: str
@@ -196,7 +197,7 @@ class MemoryProfile(Shown):
     forward_peak: int
     training_peak: int | None
     saved_for_backward: int | None
-    timeline: MemoryTimeline
+    memory: PeakMemory
 
     def table(self) -> PrintableTable:
         """One row; both `print` and rich show it."""
@@ -208,13 +209,13 @@ class MemoryProfile(Shown):
         return found
 
     def plot(self, path: Path | str) -> Path:
-        """Draw the timeline as SVG. Raises ModuleNotFoundError where matplotlib is not installed."""
-        from kernel_pytorch.harness.profiling.plots import memory
-        from kernel_pytorch.harness.results import write_atomically
-
-        if Path(path).suffix != ".svg":
-            raise ValueError(f"given {str(path)!r}; the timeline is drawn as .svg")
-        write_atomically(Path(path), memory(self.timeline))
+        """Draw nothing: the timeline was cut. The path comes back, with a DeprecationWarning."""
+        warnings.warn(
+            "profile_memory(...).plot() draws no timeline any more: profile_module(..., trace=...) writes the "
+            "allocations for https://ui.perfetto.dev, torch.cuda.memory._dump_snapshot for memory_viz",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return Path(path)
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kernel_pytorch.harness import availability
-from kernel_pytorch.harness.support import compilers, modes, numerics
+from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent, check_second_derivatives
+from kernel_pytorch.harness.support import compilers, modes
 from kernel_pytorch.harness.support.subject import Subject
 from kernel_pytorch.harness.technique import Operation
 
@@ -61,6 +63,34 @@ def check_sharded(subject: Subject) -> None:
     processes.call(check_sharded, *names)
 
 
+GPU_ROWS = 64
+"""How many times as many rows a GPU gets: few rows give its atomic additions too little to do to change their order."""
+
+
+def check_double_backward(subject: Subject) -> None:
+    """`gradcheck` and `gradgradcheck` in float64, along random directions."""
+    check_second_derivatives(*subject.bound(subject.arguments()), fast=True)
+
+
+def check_determinism(subject: Subject) -> None:
+    """The same call gives the same bits again, outputs and gradients."""
+    function, arguments = subject.bound(subject.arguments(GPU_ROWS if subject.device.type == "cuda" else 1))
+    check_deterministic(function, arguments, backward=subject.operation.differentiable)
+
+
+def check_batch_invariance(subject: Subject) -> None:
+    """A row alone, or in a smaller batch, has the bits that it has in the whole batch; so has its gradient."""
+    data = [subject.has_rows(name) for name in subject.names]
+    arguments = [
+        a.detach().requires_grad_(a.is_floating_point() and subject.operation.differentiable)
+        if isinstance(a, Tensor) and has_rows
+        else a
+        for has_rows, a in zip(data, subject.arguments(), strict=True)
+    ]
+    torch._dynamo.reset()
+    check_rows_independent(subject.function, arguments, data=data)
+
+
 CAPABILITIES = (
     Capability("fullgraph", compilers.check_fullgraph),
     Capability("dynamic shapes", compilers.check_dynamic_shapes, without_compiler),
@@ -71,10 +101,10 @@ CAPABILITIES = (
     Capability("CUDA graphs", modes.check_cuda_graphs, without_cuda),
     Capability("selective checkpointing", modes.check_selective_checkpointing),
     Capability("FLOP counter", modes.check_flop_counter),
-    Capability("double backward", numerics.check_double_backward),
+    Capability("double backward", check_double_backward),
     Capability("FSDP2/DTensor", check_sharded, without_a_device_each, own_processes=True),
-    Capability("determinism", numerics.check_determinism, promise=True),
-    Capability("batch invariance", numerics.check_batch_invariance, promise=True),
+    Capability("determinism", check_determinism, promise=True),
+    Capability("batch invariance", check_batch_invariance, promise=True),
 )
 
 

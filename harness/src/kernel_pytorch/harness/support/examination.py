@@ -1,4 +1,4 @@
-"""Asking every implementation about every row, and holding the answer against the declaration."""
+"""Test every implementation for every row, and compare the answer with the declaration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.environment import Environment, describe_environment
+from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
 from kernel_pytorch.harness.support.freshness import up_to_date
 from kernel_pytorch.harness.support.processes import Processes
-from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord
+from kernel_pytorch.harness.support.record import Absent, Answer, Outcome, SupportRecord
 from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
 from kernel_pytorch.harness.technique import Technique
 
@@ -28,15 +28,15 @@ OUTDATED = "declared as unsupported, but works: remove it"
 
 
 def examine(subject: Subject, row: Capability) -> Outcome:
-    """Ask one implementation, which must be able to run here, about one row."""
+    """Test one implementation, which must be able to run here, for one row."""
     elsewhere = row.elsewhere(subject.device)
     if elsewhere is not None:
         return _outcome(subject, row, "not tested here", elsewhere)
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
-        torch._dynamo.reset()  # what one check compiled, or gave up to compile, is no part of the next
+        torch._dynamo.reset()  # compiled functions of one check must not reach the next
     error = ""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # each torch warns of other things; what is asked here is whether it works
+        warnings.simplefilter("ignore")  # each version of torch warns of other things
         try:
             row.check(subject)
         except Skipped as reason:
@@ -47,7 +47,7 @@ def examine(subject: Subject, row: Capability) -> Outcome:
 
 
 def _judged(subject: Subject, row: Capability, error: str) -> Outcome:
-    """Hold what was raised, if anything was, against the declaration."""
+    """Compare the error, empty if there was none, with the declaration."""
     declared = declared_no(subject, row.name)
     if declared is None:
         return _outcome(subject, row, "wrong", UNDECLARED, error) if error else _outcome(subject, row, "yes")
@@ -56,11 +56,11 @@ def _judged(subject: Subject, row: Capability, error: str) -> Outcome:
     return _outcome(subject, row, "no", declared, error.splitlines()[0])
 
 
-def _outcome(subject: Subject, row: Capability, answer: str, reason: str = "", error: str = "") -> Outcome:
-    about = {"operation": subject.operation.name, "implementation": subject.implementation.name}
-    return Outcome.model_validate(
-        about | {"capability": row.name, "answer": answer, "reason": reason, "error": error.strip()}
-    )
+def _outcome(subject: Subject, row: Capability, answer: Answer, reason: str = "", error: str = "") -> Outcome:
+    return Outcome(
+        operation=subject.operation.name, implementation=subject.implementation.name, capability=row.name,
+        answer=answer, reason=reason, error=error.strip(),
+    )  # fmt: skip
 
 
 def absence(subject: Subject) -> str | None:
@@ -77,83 +77,61 @@ def examine_technique(
     known: SupportRecord | None = None,
     on_question: Callable[[str], None] = lambda label: None,
 ) -> SupportRecord:
-    """Ask every implementation of every operation about every row.
+    """Test every implementation of every operation for every row.
 
     Args:
         technique: the technique.
         device: where.
-        workers: processes that the checks run in, so that one that crashes costs itself alone; None for this process.
+        workers: processes that the checks run in, so that one that crashes does not affect the others; None for this
+            process.
         processes: of one group, for the rows that need several.
-        known: an earlier record; what it holds of the present code, torch, Triton and device is not asked again.
-        on_question: called, from any thread, with what is about to be asked.
+        known: an earlier record; its answers for the present code, torch, Triton and device are kept.
+        on_question: called, from any thread, with the label of each test.
 
     Raises:
         KeyError: an implementation declares a row unsupported that does not exist.
     """
     shared = Shared(technique, device, processes, workers)
-    subjects: list[Subject] = []
+    environment = describe_environment(device)
+    kept: dict[tuple[str, str, str], Outcome] = {}
+    machine = ("device_name", "torch", "triton", "python")
+    if known is not None and all(getattr(known.environment, name) == getattr(environment, name) for name in machine):
+        outcomes = up_to_date(known, technique)[0].outcomes
+        kept = {(o.operation, o.implementation, o.capability): o for o in outcomes if o.answer != "wrong"}
     absent: list[Absent] = []
+    questions: list[tuple[Subject, Capability]] = []
     for operation in technique.operations:
         check_declaration(operation)
         for implementation in (i for i in operation.implementations if not i.partial):
             subject = Subject(shared, operation, implementation)
             reason = absence(subject)
             if reason is None:
-                subjects.append(subject)
+                questions += [(subject, row) for row in CAPABILITIES]
             else:
                 absent.append(Absent(operation=operation.name, implementation=implementation.name, reason=reason))
-    environment = describe_environment(device)
-    answers = {} if known is None or not _same_machine(known.environment, environment) else _answers(known, technique)
-    questions = [(subject, row) for subject in subjects for row in CAPABILITIES]
-    asked = iter(_ask([question for question in questions if _key(*question) not in answers], workers, on_question))
+
+    def answer(question: tuple[Subject, Capability]) -> Outcome:
+        subject, row = question
+        names = (subject.operation.name, subject.implementation.name, row.name)
+        if names in kept:
+            return kept[names]
+        on_question(f"{names[0]} {names[1]}: {names[2]}")
+        if workers is None or row.own_processes:
+            return examine(subject, row)
+        outcome = workers.call(_examine_in_child, technique.name, *names, str(device))
+        return outcome.value if not outcome.failure else _judged(subject, row, outcome.failure)
+
+    side_by_side = (workers.map if workers is not None else map)(
+        answer, [q for q in questions if not q[1].own_processes]
+    )
     return SupportRecord(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         environment=environment,
         identities=identify(technique, environment),
-        outcomes=tuple(answers.get(_key(*question)) or next(asked) for question in questions),
+        outcomes=tuple(answer(q) if q[1].own_processes else next(side_by_side) for q in questions),
         absent=tuple(absent),
     )
-
-
-def _same_machine(known: Environment, now: Environment) -> bool:
-    return all(getattr(known, name) == getattr(now, name) for name in ("device_name", "torch", "triton", "python"))
-
-
-def _answers(known: SupportRecord, technique: Technique) -> dict[tuple[str, str, str], Outcome]:
-    """What a record holds of the present code, without what was wrong."""
-    kept = [
-        o for o in up_to_date(known, technique)[0].outcomes if f"{o.operation}/{o.implementation}" in known.identities
-    ]
-    return {(o.operation, o.implementation, o.capability): o for o in kept if o.answer != "wrong"}
-
-
-def _key(subject: Subject, row: Capability) -> tuple[str, str, str]:
-    return subject.operation.name, subject.implementation.name, row.name
-
-
-def _ask(
-    questions: list[tuple[Subject, Capability]], workers: Workers | None, on_question: Callable[[str], None]
-) -> list[Outcome]:
-    """Answers in the order of the questions: of those that have processes of their own here, one after the other."""
-
-    def ask(question: tuple[Subject, Capability]) -> Outcome:
-        subject, row = question
-        on_question(f"{subject.operation.name} {subject.implementation.name}: {row.name}")
-        if workers is None or row.own_processes:
-            return examine(subject, row)
-        return _examine_apart(subject, row, workers)
-
-    if workers is None:
-        return [ask(question) for question in questions]
-    answers = workers.map(ask, [question for question in questions if not question[1].own_processes])
-    return [ask(question) if question[1].own_processes else next(answers) for question in questions]
-
-
-def _examine_apart(subject: Subject, row: Capability, workers: Workers) -> Outcome:
-    names = (subject.shared.technique.name, subject.operation.name, subject.implementation.name, row.name)
-    outcome = workers.call(_examine_in_child, *names, str(subject.device))
-    return outcome.value if not outcome.failure else _judged(subject, row, outcome.failure)
 
 
 def _examine_in_child(
@@ -166,5 +144,4 @@ def _examine_in_child(
 
 @functools.cache
 def _shared_in_child(technique: str, device: str) -> Shared:
-    """The same for all calls of this process."""
     return Shared(discover().get(technique), torch.device(device))

@@ -1,42 +1,37 @@
-"""Two processes of one `torch.distributed` group on this machine, for what only shows when tensors are sharded.
+"""Processes of one `torch.distributed` group on this machine, for checks of sharded tensors.
 
-The processes are started once and called many times. They meet through a file in a temporary folder, so no port is
-chosen and no two runs meet by accident: gloo on the CPU, NCCL where each process has a GPU of its own.
+Each process is a `Worker` that joins the group before its first call and is called many times. The processes meet
+through a file in a temporary folder, so that no port has to be chosen: gloo on the CPU, NCCL with one GPU each.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
+import functools
 import importlib
 import importlib.util
-import multiprocessing
 import os
-import shutil
-import signal
 import socket
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.scratch import scratch_root
+from kernel_pytorch.harness.isolation import Announce, Outcome, Worker
+from kernel_pytorch.harness.scratch import scratch_folder
 
-GOODBYE_TIMEOUT = 5.0
-"""Seconds for an idle process to leave the group."""
-
-START_TIMEOUT = 300.0
-"""Seconds for new processes to import what they need and to meet; a busy machine may take long."""
+Member = tuple[int, int, str, str, float]
+"""Arguments of `_mesh`."""
 
 OTHERS_TIMEOUT = 3.0
-"""Seconds that the other processes get to say what they know, once one has failed: they may wait for it forever."""
+"""Seconds that the other processes get to answer once one has failed: they may wait for it forever."""
 
 
 class ProcessesError(RuntimeError):
@@ -46,10 +41,10 @@ class ProcessesError(RuntimeError):
 class Processes:
     """Calls a function in every process of a group at once. A context manager; the processes end with it.
 
-    After a failure the next call starts a new group: what a failed process left half-way, the others wait for.
+    After a failure the next call starts a new group: the others wait for what the failed process did not finish.
 
     Attributes:
-        count: how many there are.
+        count: number of processes.
         timeout: seconds that one call may take.
         device_type: "cpu", or "cuda" for as many GPUs.
     """
@@ -64,43 +59,48 @@ class Processes:
         if device_type == "cuda" and torch.cuda.device_count() < count:
             raise ValueError(f"count: given {count}; there are {torch.cuda.device_count()} GPUs here")
         self.count, self.timeout, self.device_type = count, timeout, device_type
-        self._context = multiprocessing.get_context("spawn")  # a forked child cannot use CUDA
-        self._folder: str | None = None
-        self._processes: list[Any] = []
-        self._connections: list[Connection] = []
+        self._members: list[tuple[Worker, Member]] = []
+        self._folder: TemporaryDirectory[str] | None = None
+        self._threads = ThreadPoolExecutor(count)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call `function(mesh, *arguments)` in every process; `mesh` is a one-dimensional DeviceMesh of all of them.
 
         Args:
-            function: defined at the top of a module, or of any Python file: a test's will do.
+            function: defined at the top of a module or of any Python file, such as a test.
             *arguments: picklable.
 
         Returns:
-            What it returned, by rank; picklable too.
+            Its values by rank; picklable too.
 
         Raises:
             ProcessesError: it failed in one of the processes.
         """
-        started = not self._processes
-        if started:
-            self._start()
+        if not self._members:
+            self._folder = scratch_folder()
+            for rank in range(self.count):
+                member = (rank, self.count, f"{self._folder.name}/store", self.device_type, self.timeout)
+                self._members.append((Worker(self.timeout, functools.partial(_mesh, *member)), member))
+        where = (function.__module__, function.__code__.co_filename, function.__qualname__)
+        answers = [
+            self._threads.submit(worker.call, _call, member, where, arguments) for worker, member in self._members
+        ]
         try:
-            for connection in self._connections:
-                connection.send((function.__module__, function.__code__.co_filename, function.__qualname__, arguments))
-            return self._answers(self.timeout + (START_TIMEOUT if started else 0.0))
+            failures = _failures(answers)
+            if failures:
+                raise ProcessesError("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
+            return [answer.result().value[1] for answer in answers]
         except BaseException:
-            self._kill()
+            for worker, _ in self._members:
+                worker.kill()
+            wait(answers)
+            self._end()
             raise
 
     def close(self) -> None:
-        """End the processes: they leave by themselves if they wait for work, and are killed if they do not."""
-        for connection in self._connections:
-            connection.close()
-        deadline = time.monotonic() + GOODBYE_TIMEOUT
-        for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        self._kill()
+        """End the processes: they exit by themselves if they wait for work, and are killed otherwise."""
+        self._end()
+        self._threads.shutdown()
 
     def __enter__(self) -> Processes:
         return self
@@ -108,89 +108,43 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="kernel-pytorch-", dir=scratch_root())
-        for rank in range(self.count):
-            ours, theirs = self._context.Pipe()
-            arguments = (theirs, rank, self.count, str(Path(self._folder) / "store"), self.device_type, self.timeout)
-            process = self._context.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._connections.append(ours)
-
-    def _answers(self, limit: float) -> list[Any]:
-        """The values by rank, once all have answered; raises as soon as it is known that they will not."""
-        deadline = time.monotonic() + limit
-        values: dict[int, Any] = {}
-        failures: dict[int, Any] = {}
-        while len(values) + len(failures) < self.count:
-            pending = [rank for rank in range(self.count) if rank not in values and rank not in failures]
-            ready = wait([self._connections[rank] for rank in pending], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for rank in pending:
-                if self._connections[rank] in ready:
-                    raised, content = self._receive(rank)
-                    (failures if raised else values)[rank] = content
-            if failures:
-                deadline = min(deadline, time.monotonic() + OTHERS_TIMEOUT)
-        if not failures and len(values) < self.count:
-            missing = [rank for rank in range(self.count) if rank not in values]
-            failures = dict.fromkeys(missing, f"did not end within {limit:g} seconds and was stopped")
-        if failures:
-            raise ProcessesError("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
-        return [values[rank] for rank in range(self.count)]
-
-    def _receive(self, rank: int) -> tuple[bool, Any]:
-        """Whether the process failed, and its value, its traceback, or how it ended."""
-        try:
-            return self._connections[rank].recv()
-        except (EOFError, OSError):
-            return True, self._epitaph(rank)
-
-    def _epitaph(self, rank: int) -> str:
-        process = self._processes[rank]
-        process.join(GOODBYE_TIMEOUT)
-        code = process.exitcode
-        if code is not None and code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process exited with code {code}"
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
-        for connection in self._connections:
-            connection.close()
+    def _end(self) -> None:
+        # At once: a member may wait for the others to leave.
+        list(self._threads.map(Worker.close, [worker for worker, _ in self._members]))
+        self._members = []
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._processes, self._connections, self._folder = [], [], None
+            self._folder.cleanup()
+            self._folder = None
 
 
-def _serve(connection: Connection, rank: int, count: int, store: str, device_type: str, timeout: float) -> None:
-    """A child's loop: meet the others, then run what arrives."""
-    # Ctrl-C reaches the whole process group; the parent decides what becomes of the children.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        mesh = _meet(rank, count, store, device_type, timeout)
-    except Exception:
-        connection.send((True, traceback.format_exc().rstrip()))
-        return
-    while True:
-        try:
-            *where, arguments = connection.recv()
-        except EOFError:
+def _failures(answers: list[Future[Outcome]]) -> dict[int, str]:
+    """What failed, by rank, once all have answered or one has failed and the others had `OTHERS_TIMEOUT`."""
+    found: dict[int, str] = {}
+    waiting = set(answers)
+    while waiting:
+        done, waiting = wait(waiting, OTHERS_TIMEOUT if found else None, FIRST_COMPLETED)
+        if not done:
             break
-        try:
-            connection.send((False, _find(*where)(mesh, *arguments)))
-        except Exception:
-            connection.send((True, traceback.format_exc().rstrip()))
-    with contextlib.suppress(Exception):  # the others may be gone
-        torch.distributed.destroy_process_group()
+        for answer in done:
+            outcome = answer.result()
+            failed, content = (True, outcome.failure) if outcome.failure else outcome.value
+            if failed:
+                found[answers.index(answer)] = content
+    return found
 
 
-def _meet(rank: int, count: int, store: str, device_type: str, timeout: float) -> Any:
+def _call(
+    member: Member, where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce
+) -> tuple[bool, Any]:
+    """In the child: whether the function raised, and its traceback or value."""
+    try:
+        return False, _find(*where)(_mesh(*member), *arguments)
+    except Exception:
+        return True, traceback.format_exc().rstrip()
+
+
+@functools.cache
+def _mesh(rank: int, count: int, store: str, device_type: str, timeout: float) -> Any:
     """Join the group; the mesh of all its members."""
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
@@ -207,7 +161,13 @@ def _meet(rank: int, count: int, store: str, device_type: str, timeout: float) -
         world_size=count,
         timeout=datetime.timedelta(seconds=timeout),
     )
+    atexit.register(_leave)
     return init_device_mesh(device_type, (count,))
+
+
+def _leave() -> None:
+    with contextlib.suppress(Exception):  # the other members may have ended
+        torch.distributed.destroy_process_group()
 
 
 def _find(module: str, file: str, name: str) -> Callable[..., Any]:

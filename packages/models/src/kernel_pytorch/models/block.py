@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +10,18 @@ from torch import Tensor, nn
 from kernel_pytorch.qkv_fusion import RotaryTable
 
 from .cache import LayerCache
-from .techniques import ACTIVATIONS, TechniqueModule, Techniques
+from .techniques import ACTIVATIONS, Names, TechniqueModule
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the positions of all tokens, as `RotaryTable` gives them."""
+"""Cosines and sines of the positions of all tokens, from `RotaryTable`."""
 
-Norm: TypeAlias = nn.RMSNorm | nn.LayerNorm
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
 
 
 class Attention(TechniqueModule):
     """Self-attention with one projection for queries, keys and values.
 
-    Parameters: `qkv` `((H + 2K) * D, dim)`, whose rows are those of queries, keys and values in this order, and `out`
+    Parameters: `qkv` `((H + 2K) * D, dim)`, with the rows of queries, keys and values in this order, and `out`
     `(dim, H * D)`.
 
     Args:
@@ -34,11 +32,7 @@ class Attention(TechniqueModule):
         head_dim: D; None for dim / H.
         bias: whether both projections have one.
         causal: whether a token sees no later token.
-        techniques: names from `ALL`; None for all of them, `()` for plain PyTorch.
-        level: as in the functions of the techniques.
-
-    Raises:
-        ValueError: the numbers of heads or channels do not fit.
+        techniques, level: as in `TechniqueModule`, with its errors.
     """
 
     def __init__(
@@ -50,7 +44,7 @@ class Attention(TechniqueModule):
         head_dim: int | None = None,
         bias: bool = False,
         causal: bool = True,
-        techniques: Iterable[str] | None = None,
+        techniques: Names = None,
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
@@ -74,7 +68,7 @@ class Attention(TechniqueModule):
         max_seqlen: int | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend.
+        """Compute attention, in the shape of x.
 
         Args:
             x: `(B, S, dim)`; packed `(T, dim)`.
@@ -84,9 +78,6 @@ class Attention(TechniqueModule):
             cu_seqlens: `(B + 1,)`, int32: x is packed, and sequence b is `x[cu_seqlens[b] : cu_seqlens[b + 1]]`.
             max_seqlen: at least the tokens of the longest packed sequence; None for T.
             cache: keys and values of the tokens before x, to which those of x are added. No gradients then.
-
-        Returns:
-            The shape of x.
         """
         heads = self.num_heads, self.num_kv_heads, self.head_dim
         q, k, v = self.techniques.qkv(x, self.qkv.weight, self.qkv.bias, *heads)
@@ -96,16 +87,14 @@ class Attention(TechniqueModule):
             longest = x.shape[0] if max_seqlen is None else max_seqlen
             y = self.techniques.attention_packed(q, k, v, cu_seqlens, longest, causal=self.causal)
         elif cache is not None:
-            y = self._cached(q, k, v, cache)
+            keys, values, lengths = cache.append(k, v)
+            if cache.is_first:  # nothing else was cached, so no mask is needed
+                y = self.techniques.attention(q, k, v, causal=True)
+            else:
+                y = self.techniques.attention_cached(q, keys, values, lengths)
         else:
             y = self.techniques.attention(q, k, v, causal=self.causal, mask=mask)
         return self.out(y.flatten(-2))
-
-    def _cached(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
-        keys, values, lengths = cache.append(k, v)
-        if cache.is_first:  # nothing is seen but these tokens, and no mask is needed
-            return self.techniques.attention(q, k, v, causal=True)
-        return self.techniques.attention_cached(q, keys, values, lengths)
 
 
 class FeedForward(TechniqueModule):
@@ -115,15 +104,11 @@ class FeedForward(TechniqueModule):
 
     Args:
         dim: channels of a token.
-        hidden_dim: channels in between; None for 4 dim, or gated 8/3 dim rounded up to a multiple of 64.
+        hidden_dim: channels in between; None for 4 dim, or if gated 8/3 dim, rounded up to a multiple of 64.
         gated: whether there is a gate (Shazeer, "GLU Variants Improve Transformer", 2020,
             https://arxiv.org/abs/2002.05202). A gated feed-forward has no biases.
-        activation: a name of `kernel_pytorch.models.techniques.ACTIVATIONS`; None for "silu" if gated, else "gelu".
-        techniques: as in `Attention`.
-        level: as in `Attention`.
-
-    Raises:
-        ValueError: the activation is unknown.
+        activation: "gelu", "gelu_tanh", "silu", "relu" or "quick_gelu"; None for "silu" if gated, else "gelu".
+        techniques, level: as in `TechniqueModule`, with its errors.
     """
 
     def __init__(
@@ -133,13 +118,12 @@ class FeedForward(TechniqueModule):
         *,
         gated: bool = True,
         activation: str | None = None,
-        techniques: Iterable[str] | None = None,
+        techniques: Names = None,
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
         if hidden_dim is None:
-            hidden_dim = -(-8 * dim // 3) if gated else 4 * dim
-            hidden_dim = -(-hidden_dim // 64) * 64 if gated else hidden_dim
+            hidden_dim = -(-8 * dim // 192) * 64 if gated else 4 * dim
         self.gated, self.activation = gated, activation or ("silu" if gated else "gelu")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: given {activation!r}; allowed are {', '.join(ACTIVATIONS)}")
@@ -150,7 +134,7 @@ class FeedForward(TechniqueModule):
         self.down = nn.Linear(hidden_dim, dim, bias=not gated)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of `(..., dim)`, in the same shape."""
+        """Map `(..., dim)` to the same shape."""
         if self.gated:
             return self.techniques.gated_mlp(x, self.gate_up.weight, self.down.weight, self.activation)
         return self.down(self.techniques.linear_act(x, self.up.weight, self.up.bias, self.activation))
@@ -161,23 +145,13 @@ class TransformerBlock(TechniqueModule):
 
     Args:
         dim: channels of a token.
-        num_heads: heads of queries.
-        num_kv_heads: heads of keys and values; None for num_heads.
-        head_dim: of a head; None for dim / num_heads.
+        num_heads, num_kv_heads, head_dim, bias, causal: as in `Attention`.
         norm: "rms" (`torch.nn.RMSNorm`) or "layer" (`torch.nn.LayerNorm`).
-        norm_eps: of both norms.
+        norm_eps: eps of both norms.
         mlp: "gated" or "gelu", a plain feed-forward with biases.
-        hidden_dim: as in `FeedForward`.
-        activation: as in `FeedForward`.
-        bias: whether the projections of attention have one.
-        causal: whether a token sees no later token.
-        rotary: makes cosines and sines for tokens 0, 1, ... where a call brings no rotation; None for no rotation.
-        techniques: names from `ALL`; None for all of them, `()` for plain PyTorch. Parameters do not depend on it.
-        level: as in the functions of the techniques; None for the default of each.
-
-    Raises:
-        TypeError: techniques is a string.
-        ValueError: a name is unknown, or sizes do not fit.
+        hidden_dim, activation: as in `FeedForward`.
+        rotary: makes cosines and sines for tokens 0, 1, ... where a call has no rotation; None for no rotation.
+        techniques, level: as in `TechniqueModule`, with its errors.
 
     Source: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762; pre-norm as in Xiong et al., "On Layer Normalization
     in the Transformer Architecture", 2020, https://arxiv.org/abs/2002.04745.
@@ -198,7 +172,7 @@ class TransformerBlock(TechniqueModule):
         bias: bool = False,
         causal: bool = True,
         rotary: RotaryTable | None = None,
-        techniques: Iterable[str] | None = None,
+        techniques: Names = None,
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
@@ -220,43 +194,22 @@ class TransformerBlock(TechniqueModule):
         update: Tensor | None = None,
         *,
         rotation: Rotation | None = None,
-        mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        max_seqlen: int | None = None,
-        cache: LayerCache | None = None,
         defer: bool = False,
+        **attention: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply the block.
+        """Apply the block, in the shape of x; with defer return two tensors of that shape.
 
         Args:
             x: `(B, S, dim)`, the residual stream; packed `(T, dim)`.
-            update: the shape of x, what the previous block adds to the stream; None where it was added.
-            rotation: as in `Attention.forward`.
-            mask: as in `Attention.forward`.
-            cu_seqlens: as in `Attention.forward`.
-            max_seqlen: as in `Attention.forward`.
-            cache: as in `Attention.forward`.
+            update: the shape of x, the output of the previous block that is still to be added; None for none.
+            rotation: as in `Attention.forward`; None for that of `rotary`.
             defer: return `(x, update)` before they are added, so that the next norm adds them in its own kernel.
-
-        Returns:
-            The shape of x, or with defer two tensors of it.
+            attention: mask, cu_seqlens, max_seqlen and cache of `Attention.forward`.
         """
         if rotation is None and self.rotary is not None:
             rotation = self.rotary(torch.arange(x.shape[-2], device=x.device))
-        packing = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
-        y, x = normed(self.techniques, self.norm1, x, update)
-        update = self.attention(y, rotation=rotation, mask=mask, cache=cache, **packing)
-        y, x = normed(self.techniques, self.norm2, x, update)
+        y, x = self.techniques.norm(self.norm1, x, update)
+        update = self.attention(y, rotation=rotation, **attention)
+        y, x = self.techniques.norm(self.norm2, x, update)
         update = self.mlp(y)
         return (x, update) if defer else x + update
-
-
-def normed(techniques: Techniques, norm: Norm, x: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The norm of `x + update`, and this sum; of x alone where update is None."""
-    if isinstance(norm, nn.RMSNorm):
-        if update is None:
-            return techniques.rms_norm(x, norm.weight, norm.eps), x
-        return techniques.add_rms_norm(update, x, norm.weight, norm.eps)
-    if update is None:
-        return techniques.layer_norm(x, norm.weight, norm.bias, norm.eps), x
-    return techniques.add_layer_norm(update, x, norm.weight, norm.bias, norm.eps)

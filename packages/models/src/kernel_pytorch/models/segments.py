@@ -9,12 +9,9 @@ atomic operations, whose order changes from run to run, so results and gradients
 Segments take `SortedEdges`. Each target reads its sources in a fixed order, with `embedding_bag`: one operator that
 gathers, weights and adds, so that no message is in memory. Its gradient is the same sum over the edges sorted by
 source. There are no atomic operations, so results and gradients are bitwise repeatable, whatever the number of threads.
-On a CPU it is several times as fast as a sparse CSR product, which is itself several times as fast as
-`torch.segment_reduce` and scatter: these two write the messages and read them again.
 
-"max" is a scatter of messages in either way: a maximum does not depend on the order. `torch.segment_reduce` is no
-faster there, and in torch 2.13 its gradient is wrong where several edges have the maximum and the incoming gradient is
-negative.
+"max" is a scatter of messages in both cases: a maximum does not depend on the order. In torch 2.13 the gradient of
+`torch.segment_reduce` is wrong where several edges have the maximum and the incoming gradient is negative.
 """
 
 from __future__ import annotations
@@ -30,17 +27,11 @@ AGGREGATIONS = ("sum", "mean", "max")
 
 
 class Bags(NamedTuple):
-    """The edges of each row, one row after the other.
+    """The edges of each row, one row after the other."""
 
-    Attributes:
-        index: `(E,)`, the row at the other end of each edge.
-        pointers: `(rows + 1,)`, where the edges of each row begin, and E.
-        places: `(E,)`, where each edge of the other direction lies in this one.
-    """
-
-    index: Tensor
-    pointers: Tensor
-    places: Tensor
+    index: Tensor  # (E,), the row at the other end of each edge
+    pointers: Tensor  # (rows + 1,), where the edges of each row begin, and E
+    places: Tensor  # (E,), where each edge of the other direction lies in this one
 
 
 @dataclass(frozen=True)
@@ -48,11 +39,9 @@ class SortedEdges:
     """Edges sorted by target, and for gradients by source; made once with `of`, reused in every layer and step.
 
     Attributes:
-        num_nodes: targets.
-        num_sources: the same number, but for a graph between two kinds of nodes.
+        num_nodes, num_sources: targets and sources; the same, except for a graph between two kinds of nodes.
         order: `(E,)`, the place in `edge_index` of each sorted edge; edges of one target keep their order.
-        by_target: the sources of each target.
-        by_source: the targets of each source.
+        by_target, by_source: the sources of each target, and the targets of each source.
         self_loops: `(num_nodes,)` bool, which nodes have an edge to themselves; None between two kinds of nodes.
     """
 
@@ -69,8 +58,8 @@ class SortedEdges:
 
         Args:
             edge_index: `(2, E)` int64, sources and targets.
-            num_nodes: how many targets there are, also those without edges.
-            num_sources: how many sources there are; None if they are the targets.
+            num_nodes: number of targets, including those without edges.
+            num_sources: number of sources; None if they are the targets.
 
         Raises:
             TypeError, ValueError: edge_index is not of that kind, or on a CPU holds a node that does not exist.
@@ -91,7 +80,7 @@ class SortedEdges:
 
     @property
     def degrees(self) -> Tensor:
-        """`(num_nodes,)` int64, the edges that end in each node."""
+        """`(num_nodes,)` int64, the number of edges that end in each node."""
         return self.by_target.pointers.diff()
 
     @property
@@ -100,7 +89,7 @@ class SortedEdges:
         return self.by_source.index[self.by_source.places]
 
     def to(self, device: torch.device | str) -> SortedEdges:
-        """The same on another device."""
+        """Copy to another device."""
         loops = None if self.self_loops is None else self.self_loops.to(device)
         by_target, by_source = (Bags(*(t.to(device) for t in half)) for half in (self.by_target, self.by_source))
         return SortedEdges(self.num_nodes, self.num_sources, self.order.to(device), by_target, by_source, loops)
@@ -110,7 +99,7 @@ Edges: TypeAlias = Tensor | SortedEdges
 
 
 def check_edges(edge_index: Tensor, num_nodes: int, num_sources: int) -> None:
-    """Raise TypeError or ValueError if these are no edges between so many nodes; values are read on a CPU alone."""
+    """Raise TypeError or ValueError unless these are edges between that many nodes; values are read only on a CPU."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype != torch.int64:
         found = edge_index.dtype if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise TypeError(f"edge_index: given {found}; it must be an int64 tensor of shape (2, E)")
@@ -136,15 +125,15 @@ def aggregate(
         edges: `(2, E)` int64 for scatter, or `SortedEdges` for segments; the head of this module compares them.
         weight: `(E,)`, a factor of each edge in the order of `edge_index`, also with `SortedEdges`; None for 1.
         how: "sum", "mean" (divided by the number of edges, whatever they weigh) or "max".
-        num_nodes: targets; None for as many as `SortedEdges` knows, or as x has rows.
+        num_nodes: targets; None for the number in `SortedEdges`, or the rows of x.
 
     Returns:
         `(num_nodes, N)`, dtype of x. Zeros where no edge ends. Where several edges have the maximum, they share its
         gradient.
 
     Raises:
-        TypeError, ValueError: arguments do not fit; the message names them. Nodes that do not exist are found on a CPU
-            alone.
+        TypeError, ValueError: arguments do not fit; the message names them. Nodes that do not exist are found only on
+            a CPU.
     """
     if how not in AGGREGATIONS:
         raise ValueError(f"aggregation: given {how!r}; allowed are {', '.join(AGGREGATIONS)}")
@@ -155,36 +144,36 @@ def aggregate(
         if weight.shape != (count,):
             raise ValueError(f"weight: shape is {tuple(weight.shape)}; for {count} edges it must be ({count},)")
         weight = weight.to(x.dtype)
-    if not isinstance(edges, SortedEdges):
+    if isinstance(edges, SortedEdges):
+        for name, given, known in (("x", x.shape[0], edges.num_sources), ("num_nodes", num_nodes, edges.num_nodes)):
+            if given not in (None, known):
+                raise ValueError(f"{name}: given {given} nodes; the sorted edges have {known}")
+        count = edges.num_nodes
+        y = _segments(x, edges, None if weight is None else weight[edges.order], how)
+    else:
         count = x.shape[0] if num_nodes is None else num_nodes
         check_edges(edges, count, x.shape[0])
-        return _scatter(x, edges, weight, how, count)
-    for name, given, known in (("x", x.shape[0], edges.num_sources), ("num_nodes", num_nodes, edges.num_nodes)):
-        if given not in (None, known):
-            raise ValueError(f"{name}: given {given} nodes; the sorted edges have {known}")
-    return _segments(x, edges, None if weight is None else weight[edges.order], how)
+        y = _scatter(x, edges, weight, how, count)
+    return y / degrees(edges, count, dtype=x.dtype).clamp(min=1.0)[:, None] if how == "mean" else y
 
 
 def degrees(edges: Edges, num_nodes: int, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Sum the weights of the edges that end in each node, `(num_nodes,)`; count the edges without weights.
+    """Sum the weights of the edges that end in each node, `(num_nodes,)`; without weights count these edges.
 
-    Args:
-        edges: as in `aggregate`.
-        num_nodes: targets.
-        weight: as in `aggregate`.
-        dtype: of the result; None for that of weight, or float32.
+    Arguments are those of `aggregate`; dtype None is that of weight, or float32.
     """
     dtype = dtype or (torch.float32 if weight is None else weight.dtype)
     if isinstance(edges, SortedEdges):
         if weight is None:
             return edges.degrees.to(dtype)
-        return _sum_of_segments(weight.to(dtype)[edges.order][:, None], edges)[:, 0]
+        ones = torch.ones(edges.num_sources, 1, dtype=dtype, device=weight.device)
+        return aggregate(ones, edges, weight)[:, 0]
     ones = torch.ones(edges.shape[1], dtype=dtype, device=edges.device) if weight is None else weight.to(dtype)
     return ones.new_zeros(num_nodes).index_add(0, edges[1], ones)
 
 
 def _pointers(rows: Tensor, count: int) -> Tensor:
-    """Where each of so many rows begins in a sorted list of them, and its length."""
+    """Where each row begins in a sorted list of rows, and the length of the list."""
     return torch.searchsorted(rows, torch.arange(count + 1, device=rows.device))
 
 
@@ -193,44 +182,36 @@ def _scatter(x: Tensor, edges: Tensor, weight: Tensor | None, how: str, num_node
     if weight is not None:
         messages = messages * weight[:, None]
     if how == "max":
-        return _maximum(messages, edges[1], num_nodes)
-    total = messages.new_zeros(num_nodes, x.shape[1]).index_add(0, edges[1], messages)
-    return total / degrees(edges, num_nodes, dtype=x.dtype).clamp(min=1.0)[:, None] if how == "mean" else total
+        return maximum(messages, edges[1], num_nodes)
+    return messages.new_zeros(num_nodes, x.shape[1]).index_add(0, edges[1], messages)
 
 
 def _segments(x: Tensor, edges: SortedEdges, weight: Tensor | None, how: str) -> Tensor:
     if how != "max":
-        total = _sum(x, weight, edges.by_target, edges.by_source)
-        return total / edges.degrees.to(x.dtype).clamp(min=1.0)[:, None] if how == "mean" else total
+        return _sum(x, weight, edges.by_target, edges.by_source)
     source, _, back = edges.by_target
     # The gradient of `index_select` would be a scatter.
     each = torch.arange(source.numel() + 1, device=x.device)
     messages = _sum(x, None, Bags(source, each, back), Bags(back, edges.by_source.pointers, back))
-    return _maximum(messages if weight is None else messages * weight[:, None], edges.targets, edges.num_nodes)
+    return maximum(messages if weight is None else messages * weight[:, None], edges.targets, edges.num_nodes)
 
 
-def _maximum(messages: Tensor, target: Tensor, num_nodes: int) -> Tensor:
-    index = target[:, None].expand_as(messages)
-    return messages.new_zeros(num_nodes, messages.shape[1]).scatter_reduce(
-        0, index, messages, "amax", include_self=False
-    )
-
-
-def _sum_of_segments(values: Tensor, edges: SortedEdges) -> Tensor:
-    """Sum rows `(E, N)` that belong to the sorted edges, `(num_nodes, N)`."""
-    each = torch.arange(values.shape[0] + 1, device=values.device)
-    return _sum(values, None, Bags(each[:-1], edges.by_target.pointers, each), Bags(edges.targets, each, each))
+def maximum(messages: Tensor, target: Tensor, num_nodes: int) -> Tensor:
+    """The largest of the rows `(E, N)` of each target, `(num_nodes, N)`; zeros for a target without rows."""
+    index, y = target[:, None].expand_as(messages), messages.new_zeros(num_nodes, messages.shape[1])
+    return y.scatter_reduce(0, index, messages, "amax", include_self=False)
 
 
 def _sum(x: Tensor, weight: Tensor | None, bags: Bags, other: Bags) -> Tensor:
     """Compute `y[i] = sum of weight[e] * x[index[e]] over e from pointers[i] to pointers[i + 1]`."""
-    if torch.compiler.is_compiling():  # TorchDynamo makes an object of the class below, of which PyTorch warns
-        return _bag_sum(x, weight, bags.index, bags.pointers)
+    if torch.compiler.is_compiling():  # TorchDynamo instantiates the class below, and PyTorch warns of that
+        return bag_sum(x, weight, bags.index, bags.pointers)
     y: Tensor = _Sum.apply(x, weight, *bags, *other)
     return y
 
 
-def _bag_sum(x: Tensor, weight: Tensor | None, index: Tensor, pointers: Tensor) -> Tensor:
+def bag_sum(x: Tensor, weight: Tensor | None, index: Tensor, pointers: Tensor) -> Tensor:
+    """As `_sum`; its gradient is a scatter."""
     if not index.numel():
         return x.new_zeros(pointers.numel() - 1, x.shape[1])
     options = {"mode": "sum", "per_sample_weights": weight, "include_last_offset": True}
@@ -241,16 +222,13 @@ class _Sum(torch.autograd.Function):
     """The weighted sum over bags; its gradient is the same over the bags of the other direction."""
 
     @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor | None, index: Tensor, pointers: Tensor, places: Tensor, other_index: Tensor,
-        other_pointers: Tensor, other_places: Tensor,
-    ) -> Tensor:  # fmt: skip
+    def forward(x: Tensor, weight: Tensor | None, index: Tensor, pointers: Tensor, *bags: Tensor) -> Tensor:
         """As `_sum`."""
-        return _bag_sum(x, weight, index, pointers)
+        return bag_sum(x, weight, index, pointers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep all; x for the gradient of weight alone."""
+        """Keep everything; x only for the gradient of weight."""
         x, weight, *bags = inputs
         ctx.save_for_backward(x if weight is not None and ctx.needs_input_grad[1] else None, weight, *bags)
 
@@ -260,10 +238,9 @@ class _Sum(torch.autograd.Function):
         x, weight, index, pointers, places, other_index, other_pointers, other_places = ctx.saved_tensors
         dx = dweight = None
         if ctx.needs_input_grad[0]:
-            passed = None if weight is None else weight[places]
             other = other_index, other_pointers, other_places
-            dx = _Sum.apply(dy, passed, *other, index, pointers, places)
+            dx = _Sum.apply(dy, None if weight is None else weight[places], *other, index, pointers, places)
         if ctx.needs_input_grad[1]:
             rows = other_index[other_places]
             dweight = (x.index_select(0, index) * dy.index_select(0, rows)).sum(-1)
-        return dx, dweight, None, None, None, None, None, None
+        return dx, dweight, *[None] * 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,41 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .bert import BertConfig, BertEncoder, Packed
-from .pooling import pool_texts, read_modes
-from .techniques import TechniqueModule
+from .segments import bag_sum, maximum
+from .techniques import Names, TechniqueModule
 
 WINDOW = 16384
-"""Texts that are tokenised and sorted together: neighbours then have nearly the same length, and memory is bounded."""
+"""Number of texts that are tokenised and sorted together, which bounds the memory."""
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 32768}
-"""On a CPU the activations of a batch should stay in its caches; a GPU wants enough rows for each product."""
+"""On a CPU the activations of a batch should fit in the caches; a GPU needs enough rows for each product."""
+
+OLD_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Flags of older files, in the order in which their vectors are concatenated."""
+MODES = tuple(OLD_FLAGS.values())
 
 
 class SentenceEncoder(TechniqueModule):
     """Texts to vectors: tokeniser, BERT encoder, pooling, and normalisation if the folder says so.
 
-    The tokens of a batch lie one text behind the other, so that no layer computes padding; attention stays within each
-    text. Make it with `from_pretrained`.
+    The tokens of a batch are packed one text after the other, so that no layer computes padding; attention stays within
+    each text. Make it with `from_pretrained`.
 
     Args:
         encoder: of packed texts.
         tokenizer: a `tokenizers.Tokenizer`.
-        modes: of pooling; see `kernel_pytorch.models.pooling`.
+        modes: of `MODES`, the ways of pooling.
         normalize: whether vectors have length 1.
-        max_seq_length: tokens at most; the rest of a text is left out.
+        max_seq_length: the most tokens of a text; the rest is cut off.
         lower: whether texts become lower case before the tokeniser.
-        prompt: stands before each text.
+        prompt: prepended to each text.
 
     Source: Reimers and Gurevych, "Sentence-BERT", 2019, https://arxiv.org/abs/1908.10084.
     """
@@ -63,23 +74,22 @@ class SentenceEncoder(TechniqueModule):
         cls,
         folder: str | Path,
         *,
-        techniques: Iterable[str] | None = None,
+        techniques: Names = None,
         level: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> SentenceEncoder:
-        """Read a folder that sentence-transformers wrote: a BERT or RoBERTa network, pooling, maybe normalisation.
+        """Read a folder of sentence-transformers: a BERT or RoBERTa network, pooling, maybe normalisation.
 
         Args:
             folder: with modules.json, config.json, model.safetensors and tokenizer.json; nothing is downloaded.
             techniques: as in `TechniqueModule`.
             level: as in `TechniqueModule`.
-            dtype: of the weights.
+            dtype: dtype of the weights.
 
         Raises:
             FileNotFoundError: a file is missing; the message says how to get it. Pickled weights are not read.
             ImportError: safetensors or tokenizers is missing: the extra `sentence`.
-            ValueError: a module, model type, activation or pooling is not known.
-            RuntimeError: weights are missing or left over.
+            ValueError: a module, model type, activation or pooling is unknown, or weights are missing or left over.
         """
         try:
             from safetensors.torch import load_file
@@ -98,27 +108,25 @@ class SentenceEncoder(TechniqueModule):
 
     @property
     def dimension(self) -> int:
-        """Numbers of a vector."""
+        """The length of a vector."""
         return self.encoder.config.hidden_size * len(self.modes)
 
     def forward(self, packed: Packed) -> Tensor:
-        """`(texts, dimension)`, not normalised; differentiable. float32, or float64 of float64 weights."""
+        """Compute `(texts, dimension)`, not normalised; differentiable. float32, or float64 with float64 weights."""
         return pool_texts(self.encoder(packed), packed.cu_seqlens, self.modes)
 
     @torch.inference_mode()
     def encode(
         self, texts: Sequence[str], *, tokens_per_batch: int | None = None, normalize: bool | None = None
     ) -> Tensor:
-        """Compute the vectors of texts.
+        """Compute vectors `(texts, dimension)`, float32 (float64 with float64 weights), in the order of texts.
+
+        The vector of a text depends on the other texts only by the rounding of matrix products.
 
         Args:
-            texts: any number, of any lengths, in any order. An empty text is what the tokeniser makes of it.
-            tokens_per_batch: about how many tokens are computed at a time; None for a default of the device.
-            normalize: whether vectors have length 1; None for what the folder says.
-
-        Returns:
-            `(texts, dimension)` float32 (float64 of float64 weights), on the device of the weights, in the order of
-            texts. The vector of a text depends on its neighbours by the rounding of matrix products alone.
+            texts: any number, of any lengths, in any order. An empty text has the tokeniser's special tokens.
+            tokens_per_batch: the most tokens of a batch, unless one text has more; None for a default of the device.
+            normalize: whether vectors have length 1; None for the setting of the folder.
 
         Raises:
             TypeError: texts is a single string.
@@ -149,7 +157,7 @@ class SentenceEncoder(TechniqueModule):
 
 
 def batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Indices in the order of length, in groups of at most so many tokens; a longer text is a group of its own."""
+    """Indices in the order of length, in groups of at most that many tokens; a longer text is a group of its own."""
     found: list[list[int]] = []
     have = tokens_per_batch
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -162,7 +170,7 @@ def batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
 
 
 def _modules(folder: Path) -> tuple[Path, dict[str, Any], bool]:
-    """The folder of the network, the config of pooling, and whether vectors are normalised."""
+    """Find the folder of the network, the config of pooling, and whether vectors are normalised."""
     modules = _read(folder / "modules.json")
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -173,15 +181,10 @@ def _modules(folder: Path) -> tuple[Path, dict[str, Any], bool]:
 
 
 def _options(folder: Path, network: Path, pooling: dict[str, Any]) -> dict[str, Any]:
-    """What stands in the smaller files: the longest text, lower case, the prompt."""
-    sentence, tokenizer, whole = (
-        _read(file) if file.exists() else {}
-        for file in (
-            network / "sentence_bert_config.json",
-            network / "tokenizer_config.json",
-            folder / "config_sentence_transformers.json",
-        )
-    )
+    """Read the smaller files: the longest text, lower case, the prompt."""
+    files = [network / "sentence_bert_config.json", network / "tokenizer_config.json"]
+    files += [folder / "config_sentence_transformers.json"]
+    sentence, tokenizer, whole = (_read(file) if file.exists() else {} for file in files)
     prompt = (whole.get("prompts") or {}).get(whole.get("default_prompt_name"), "")
     if prompt and not pooling.get("include_prompt", True):
         raise ValueError(f"include_prompt: given False beside the prompt {prompt!r}; a prompt is always pooled here")
@@ -208,3 +211,54 @@ def _existing(file: Path) -> Path:
 
 def _read(file: Path) -> Any:
     return json.loads(_existing(file).read_text("utf-8"))
+
+
+def read_modes(config: dict[str, Any]) -> tuple[str, ...]:
+    """The modes in the pooling config of sentence-transformers, in the order of their vectors.
+
+    Newer files have `pooling_mode`, a name or a list; older ones a flag for each mode. ValueError: a mode is unknown.
+    """
+    if "pooling_mode" in config:
+        named = config["pooling_mode"]
+        modes = (named,) if isinstance(named, str) else tuple(named)
+    else:
+        flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_") and value}
+        if unknown := sorted(flags.keys() - OLD_FLAGS.keys()):
+            raise ValueError(f"pooling: given {', '.join(unknown)}; known are {', '.join(OLD_FLAGS)}")
+        modes = tuple(mode for key, mode in OLD_FLAGS.items() if key in flags) or ("mean",)
+    if unknown := [str(mode) for mode in modes if mode not in MODES]:
+        raise ValueError(f"pooling_mode: given {', '.join(unknown)}; known are {', '.join(MODES)}")
+    return modes
+
+
+def pool_texts(x: Tensor, cu_seqlens: Tensor, modes: tuple[str, ...]) -> Tensor:
+    """Pool each text.
+
+    Args:
+        x: `(T, N)`, the tokens of all texts, one text after the other.
+        cu_seqlens: `(B + 1,)` int32 or int64, where each text begins, and T. Texts may be empty.
+        modes: of `MODES`; "weightedmean" weights a token by its position, counted from 1.
+
+    Returns:
+        `(B, N * len(modes))`, float32 (float64 for float64): sums in 16 bits lose digits. Zeros for empty texts.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    lengths = cu_seqlens.diff()
+    found = [_pool(x, cu_seqlens.long(), lengths, mode) for mode in modes]
+    return torch.where(lengths[:, None] == 0, 0.0, torch.cat(found, 1))
+
+
+def _pool(x: Tensor, starts: Tensor, lengths: Tensor, mode: str) -> Tensor:
+    tokens = torch.arange(x.shape[0], device=x.device)
+    if mode in ("cls", "lasttoken") and x.shape[0]:
+        places = starts[:-1] if mode == "cls" else starts[1:] - 1
+        return x.index_select(0, places.clamp(0, x.shape[0] - 1))
+    texts = torch.searchsorted(starts, tokens, right=True) - 1
+    if mode == "max":
+        return maximum(x, texts, lengths.shape[0])
+    counts = lengths.clamp(min=1)[:, None].to(x.dtype)
+    if mode == "weightedmean":
+        x = x * (tokens - starts[texts] + 1).to(x.dtype)[:, None]
+        counts = counts * (counts + 1) / 2
+    # The rows of each text are added in their order: the bits do not depend on the other texts.
+    return bag_sum(x, None, tokens, starts) / (counts.sqrt() if mode == "mean_sqrt_len_tokens" else counts)

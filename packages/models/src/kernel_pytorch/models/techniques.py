@@ -1,4 +1,4 @@
-"""Which techniques a model uses, and the functions that blocks call: fused where the technique is in use, else plain.
+"""The choice of techniques, and the functions that blocks call: fused where the technique is in use, else plain.
 
 Every plain branch is what a competent user writes in PyTorch. No parameter depends on the choice, so a model can change
 it at any time: `model.use(techniques=(), level=None)`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ ALL = ("flash-attn-triton", "fused-ln-act", "linear-cross-entropy", "qkv-fusion"
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 SMALL_VOCABULARY = 4
-"""As many words for each channel have logits no larger than the hidden layer of a feed-forward."""
+"""Up to this many words per channel the logits are no larger than the hidden layer of a feed-forward."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -30,45 +30,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
-"""Activations of feed-forwards, as `kernel_pytorch.fused_ln_act` names them."""
+"""Activations of feed-forwards, under the names of `kernel_pytorch.fused_ln_act`."""
 
-GATES: dict[str, Callable[..., Tensor]] = {
-    "silu": fused_ln_act.swiglu,
-    "gelu": fused_ln_act.geglu,
-    "relu": fused_ln_act.reglu,
-}
-"""Gated units that have a level "cuda", which `gated_mlp`, with its products, has not."""
+GATES = {"silu": fused_ln_act.swiglu, "gelu": fused_ln_act.geglu, "relu": fused_ln_act.reglu}
+"""Gated units with a level "cuda"; `gated_mlp`, which includes the matrix products, has none."""
 
+Names: TypeAlias = Iterable[str] | None
+Norm: TypeAlias = nn.RMSNorm | nn.LayerNorm
 Model = TypeVar("Model", bound="TechniqueModule")
 
 
 @dataclass(frozen=True)
 class Techniques:
-    """The techniques that a module uses, and the level that their functions are called with.
+    """The techniques that a module uses (names: a subset of `ALL`), and the level that their functions are called with.
 
     In all methods tokens come before heads: queries `(B, S, H, D)`, keys and values `(B, S, K, D)`, or without B for
     packed sequences. K divides H.
-
-    Attributes:
-        names: of the techniques; a subset of `ALL`.
-        level: as in the functions of the techniques; None for the default of each.
     """
 
     names: frozenset[str]
     level: str | None = None
 
     @classmethod
-    def of(cls, techniques: Iterable[str] | None, level: str | None) -> Techniques:
-        """Check and collect what a model was given.
-
-        Args:
-            techniques: names from `ALL`; None for all of them.
-            level: "reference", "native", "torchscript", "compile", "triton", "cuda", or None.
-
-        Raises:
-            TypeError: techniques is a single string.
-            ValueError: a technique or the level is unknown.
-        """
+    def of(cls, techniques: Names, level: str | None) -> Techniques:
+        """Check the arguments of a `TechniqueModule`, and make one object of them."""
         if isinstance(techniques, str):
             raise TypeError(f"techniques: given the string {techniques!r}; it must be a sequence of names, or None")
         names = frozenset(ALL if techniques is None else techniques)
@@ -79,46 +64,31 @@ class Techniques:
         return cls(names, level)
 
     def level_for(self, x: Tensor) -> str | None:
-        """The level for a function of x: "native" in what TorchInductor compiles for a CPU, unless one was asked for.
+        """Return the level for a function of x: "native" when compiling for a CPU, unless a level was given.
 
-        It fuses PyTorch's operators into one loop, and an operator of ours is a barrier to that.
+        TorchInductor fuses PyTorch's operators into one loop; a custom operator is a fusion barrier.
         """
         traced = self.level is None and x.device.type == "cpu" and torch.compiler.is_compiling()
         return "native" if traced else self.level
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm over the last dimension."""
-        if "rmsnorm" in self.names:
-            return rmsnorm.rms_norm(x, weight, eps=eps, level=self.level_for(x))
-        return F.rms_norm(x, weight.shape, weight, eps)
+    def norm(self, norm: Norm, x: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`(norm(x + update), x + update)`; of x alone where update is None."""
+        one: Callable[..., Tensor] = fused_ln_act.layer_norm
+        added, name, level = fused_ln_act.add_layer_norm, "fused-ln-act", self.level
+        weights = (norm.weight,) if isinstance(norm, nn.RMSNorm) else (norm.weight, norm.bias)
+        if isinstance(norm, nn.RMSNorm):
+            one, added, name, level = rmsnorm.rms_norm, rmsnorm.add_rms_norm, "rmsnorm", self.level_for(x)
+        if name in self.names and update is not None:
+            return added(update, x, *weights, eps=norm.eps, level=level)
+        x = x if update is None else x + update
+        return one(x, *weights, eps=norm.eps, level=level) if name in self.names else norm(x), x
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """`(rms_norm(x + residual), x + residual)`."""
-        if "rmsnorm" in self.names:
-            return rmsnorm.add_rms_norm(x, residual, weight, eps=eps, level=self.level_for(x))
-        residual = residual + x
-        return self.rms_norm(residual, weight, eps), residual
-
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """LayerNorm over the last dimension."""
-        if "fused-ln-act" in self.names:
-            return fused_ln_act.layer_norm(x, weight, bias, eps=eps, level=self.level)
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-    def layer_norm_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, activation: str) -> Tensor:
-        """LayerNorm over the last dimension, then an activation of `ACTIVATIONS`."""
-        if "fused-ln-act" in self.names:
-            return fused_ln_act.layer_norm_act(x, weight, bias, activation=activation, eps=eps, level=self.level)
-        return ACTIVATIONS[activation](F.layer_norm(x, weight.shape, weight, bias, eps))
-
-    def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """`(layer_norm(x + residual), x + residual)`."""
-        if "fused-ln-act" in self.names:
-            return fused_ln_act.add_layer_norm(x, residual, weight, bias, eps=eps, level=self.level)
-        residual = residual + x
-        return self.layer_norm(residual, weight, bias, eps), residual
+    def layer_norm_act(self, norm: nn.LayerNorm, x: Tensor, activation: str) -> Tensor:
+        """LayerNorm, then an activation of `ACTIVATIONS`."""
+        if "fused-ln-act" not in self.names:
+            return ACTIVATIONS[activation](norm(x))
+        weights = norm.weight, norm.bias
+        return fused_ln_act.layer_norm_act(x, *weights, activation=activation, eps=norm.eps, level=self.level)
 
     def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """`activation(x @ weight.T + bias)`, with a name of `ACTIVATIONS`."""
@@ -133,7 +103,7 @@ class Techniques:
         if "fused-ln-act" in self.names:
             level = self.level_for(x)
             if activation in GATES and (level == "cuda" or (level is None and x.device.type == "cpu")):
-                # The products are PyTorch's there, and what stands between them has a kernel.
+                # The products are PyTorch's there; the gate between them has a kernel.
                 return F.linear(GATES[activation](F.linear(x, gate_up), level=level), down)
             return fused_ln_act.gated_mlp(x, gate_up, down, activation, level=level)
         gate, up = F.linear(x, gate_up).chunk(2, -1)
@@ -142,14 +112,10 @@ class Techniques:
     def qkv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as views of one product; weight holds their rows in this order.
-
-        The product is PyTorch's at every level, so the level is not handed on.
-        """
-        if "qkv-fusion" in self.names:
-            return qkv_fusion.qkv_projection(
-                x, weight, bias, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
-            )
+        """Queries, keys and values as views of one product; weight holds their rows in this order."""
+        if "qkv-fusion" in self.names:  # without a level: the product is PyTorch's at every level
+            heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+            return qkv_fusion.qkv_projection(x, weight, bias, **heads)
         y = F.linear(x, weight, bias).unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
         q, k, v = y.split((num_heads, num_kv_heads, num_kv_heads), -2)
         return q, k, v
@@ -159,42 +125,32 @@ class Techniques:
         if "qkv-fusion" in self.names:
             return qkv_fusion.rotary_embedding(q, k, cos, sin, level=self.level_for(q))
         cos, sin = cos.to(q.dtype).unsqueeze(-2), sin.to(q.dtype).unsqueeze(-2)
-        return _rotated(q, cos, sin), _rotated(k, cos, sin)
+        halves = (t.chunk(2, -1) for t in (q, k))
+        q, k = (torch.cat((a * cos - b * sin, b * cos + a * sin), -1) for a, b in halves)
+        return q, k
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None = None) -> Tensor:
-        """Attention of `(B, S, heads, D)`; a query that sees no key gives zeros.
+        """Attention, with as many keys as queries if causal; a query that sees no key gives zeros.
 
-        Args:
-            q: queries.
-            k: keys, as many tokens as q if causal.
-            v: values.
-            causal: whether a query sees no later key.
-            mask: bool, broadcasts to `(B, H, Sq, Sk)`, False where a key is not seen; not with causal.
+        mask is bool, broadcasts to `(B, H, Sq, Sk)`, and is False where a key is not seen.
         """
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        if "flash-attn-triton" in self.names:
-            if mask is None:
-                y = flash_attn_triton.flash_attention(q, k, v, causal=causal, level=self.level)
-            else:
-                y = flash_attn_triton.flash_attention_masked(q, k, v, mask, causal=causal, level=self.level)
-        else:
+        if "flash-attn-triton" not in self.names:
             y = _plain_attention(q, k, v, mask, causal)
+        elif mask is None:
+            y = flash_attn_triton.flash_attention(q, k, v, causal=causal, level=self.level)
+        else:
+            y = flash_attn_triton.flash_attention_masked(q, k, v, mask, causal=causal, level=self.level)
         return y.transpose(1, 2)
 
     def attention_packed(
         self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, causal: bool
     ) -> Tensor:
-        """Attention of packed sequences `(T, heads, D)`; each token sees its own sequence alone.
+        """Attention of packed sequences `(T, heads, D)`; each token sees only its own sequence.
 
-        Args:
-            q: queries of all sequences, one behind the other.
-            k: keys.
-            v: values.
-            cu_seqlens: `(B + 1,)`, int32, where each sequence begins, and T.
-            max_seqlen: at least the tokens of the longest sequence.
-            causal: whether a query sees no later key of its sequence.
+        cu_seqlens, `(B + 1,)` int32, is where each sequence begins, and T. No sequence is longer than max_seqlen.
         """
-        # On a CPU the lengths are at hand, and the masked product of all tokens with all would be quadratic.
+        # On a CPU the lengths can be read at once, and the masked product of all tokens with all would be quadratic.
         if q.device.type == "cpu" and self.level is None and not torch.compiler.is_compiling():
             lengths = cu_seqlens.diff().tolist()
             parts = zip(*(t.split(lengths) for t in (q, k, v)), strict=True)
@@ -210,13 +166,10 @@ class Techniques:
         return _plain_attention(q, k, v, mask.tril() if causal else mask, False)[0].transpose(0, 1)
 
     def attention_cached(self, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-        """Causal attention of the newest tokens to caches that hold their keys already. No gradients.
+        """Causal attention of the newest tokens to caches that already hold their keys. No gradients.
 
-        Args:
-            q: `(B, Sq, H, D)`; the last query of sequence b stands at position `lengths[b] - 1`.
-            keys: `(B, K, S, D)`, heads before tokens; S is at least every length.
-            values: as keys; what lies behind a length must be finite without the technique.
-            lengths: `(B,)`, int32, on the device of q.
+        keys and values are `(B, K, S, D)`, heads before tokens; what lies behind a length must be finite. lengths is
+        `(B,)` int32: the last query of sequence b has the position `lengths[b] - 1`.
         """
         q = q.transpose(1, 2)
         if "flash-attn-triton" in self.names:
@@ -230,20 +183,15 @@ class Techniques:
     def linear_cross_entropy(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         """Mean cross entropy of the logits `hidden @ weight.T`; targets of -100 do not count.
 
-        With few words the logits are as small as what every block keeps. They are held then, as the faster way.
+        With a small vocabulary the logits need no more memory than a block; they are then computed, which is faster.
         """
         words, columns = weight.shape
         if "linear-cross-entropy" in self.names and (words > SMALL_VOCABULARY * columns or self.level is not None):
             return linear_cross_entropy.linear_cross_entropy(hidden, weight, target, level=self.level)
         logits = F.linear(hidden, weight)
-        # In float32 also under autocast, as the fused loss.
+        # In float32 also under autocast, like the fused loss.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
         return F.cross_entropy(logits, target.flatten())
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -258,34 +206,28 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causa
 
 
 class TechniqueModule(nn.Module):
-    """A module that computes by techniques.
+    """The base of all modules that take `techniques` and `level`; parameters depend on neither.
 
     Args:
         techniques: names from `ALL`; None for all of them, `()` for plain PyTorch.
-        level: as in `Techniques`.
+        level: "reference", "native", "torchscript", "compile", "triton" or "cuda", as in the functions of the
+            techniques; None for the default of each.
 
     Raises:
-        TypeError, ValueError: as `Techniques.of`.
+        TypeError: techniques is a single string.
+        ValueError: a technique or the level is unknown, or in a subclass another argument does not fit.
     """
 
     techniques: Techniques
 
-    def __init__(self, techniques: Iterable[str] | None = None, level: str | None = None) -> None:
+    def __init__(self, techniques: Names = None, level: str | None = None) -> None:
         super().__init__()
         self.techniques = Techniques.of(techniques, level)
 
-    def use(self: Model, techniques: Iterable[str] | None = None, level: str | None = None) -> Model:
-        """Change the techniques of this module and of all below it; parameters stay as they are.
+    def use(self: Model, techniques: Names = None, level: str | None = None) -> Model:
+        """Change the techniques of this module and of all below it, in place, and return it.
 
-        Args:
-            techniques: as in the constructor.
-            level: as in the constructor.
-
-        Returns:
-            The module itself.
-
-        Raises:
-            TypeError, ValueError: as `Techniques.of`; nothing is changed then.
+        Arguments and errors are those of the constructor; an error changes nothing.
         """
         found = Techniques.of(techniques, level)
         for module in self.modules():
