@@ -1,4 +1,4 @@
-"""The support table: recorded, merged over devices, and checked against the present sources."""
+"""The support table: recorded, merged over devices, and checked against the present code."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_a_check_that_ends_its_process_costs_itself_alone(site, toy, monkeypatch
 
 def test_reports_do_not_read_records_as_results(record, command_line, tmp_path):
     record().save_in(tmp_path / "results" / "made-up")
-    kernels = {"sources": "", "triton": "", "nvcc": "", "broken": (), "not_compiled": (), "compiled": ()}
+    kernels = {"triton": "", "nvcc": "", "broken": (), "not_compiled": (), "compiled": ()}
     StaticRecord(technique="toy", **kernels).save(record_file(tmp_path / "results", "toy"))
     printed = command_line("report", str(tmp_path / "results"))
     assert printed.code == 2

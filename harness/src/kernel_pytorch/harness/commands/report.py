@@ -66,6 +66,7 @@ def report_command(
             " it may be.",
         ),
     ] = False,
+    carried: Annotated[bool, typer.Option("--carry", hidden=True)] = False,
     readme: Annotated[
         Path | None,
         typer.Option("--readme", help="Only write the headline table into a package's README, or all in a folder."),
@@ -76,6 +77,9 @@ def report_command(
     Exit code: 0; 1 with --check-stale if the code of a default is not what was measured, and with --check-defaults if a
     default is slower than another level; 2 for what cannot be read.
     """
+    if carried:
+        messages.print("report --carry does nothing any more: --check-stale compares what code compiles to", **PLAIN)
+        raise typer.Exit(2)
     if not path.exists():
         wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
         messages.print(f"kernel-pytorch: {escape(str(path))}: no such file or folder; {wanted}", **PLAIN)

@@ -14,13 +14,17 @@ from kernel_pytorch.harness.technique import Technique
 def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportRecord, list[str]]:
     """The record without what was found out about code that has changed since, and what that is.
 
-    A record that is older than identities is taken as it is.
+    What cannot be identified here is taken as it is, and so is a record that is older than identities.
     """
-    now = identify(technique, record.environment) if record.identities else {}
-    changed = {name for name, then in record.identities.items() if name not in now or then.differs(now[name])}
+    now = identify(technique, record.environment, compiling=False) if record.identities else {}
+    declared = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations}
+    changed = {
+        name
+        for name, then in record.identities.items()
+        if name not in declared or (name in now and then.differs(now[name]))
+    }
     kept = tuple(o for o in record.outcomes if f"{o.operation}/{o.implementation}" not in changed)
-    declared = {(o.name, i.name) for o in technique.operations for i in o.implementations}
-    absent = tuple(a for a in record.absent if (a.operation, a.implementation) in declared)
+    absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in declared)
     return record.model_copy(update={"outcomes": kept, "absent": absent}), sorted(changed)
 
 
