@@ -97,4 +97,4 @@ def split_name(text: str) -> tuple[str, str]:
     if found is None:
         return text, ""
     path = found["path"].split("::")
-    return "::".join(path[-2:] if len(path) > 2 else path[-1:]), found["template"] or ""
+    return "::".join(path[-2:] if len(path) > 2 else path[-1:]), (found["template"] or "").strip()

@@ -111,7 +111,7 @@ def _file(module: str) -> Path | None:
     """The Python file of a module; None where there is none."""
     try:
         spec = find_spec(module)
-    except (ModuleNotFoundError, ValueError):  # ValueError: a module made at run time
+    except (ImportError, ValueError):  # a module outside packages; ValueError: one that was made at run time
         return None
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 

@@ -31,9 +31,12 @@ def read_library(folder: Path) -> dict[str, Any]:
         RecordError: one of them cannot be read; the library was compiled by an older version, or only in part.
     """
     try:
-        return {k: v for name in (LIBRARY, KERNELS) for k, v in json.loads((folder / name).read_text("utf-8")).items()}
+        found = {k: v for name in (LIBRARY, KERNELS) for k, v in json.loads((folder / name).read_text("utf-8")).items()}
     except (OSError, ValueError) as error:
         raise RecordError(f"{folder}: install the package of this library again ({error})") from error
+    if found.get("problem"):
+        raise RecordError(f"{folder}: {found['problem']}")
+    return found
 
 
 def find_cuda(folder: Path, arch: str) -> tuple[tuple[Compiled, ...], str]:
