@@ -199,7 +199,7 @@ class CachedCall:
             if count % AGAIN == 1 and bound.kept:
                 self._compare(arguments, bound)
         if bound.kept:
-            if len(self._kinds) >= MOST:
+            if len(self._kinds) >= MOST and key not in self._kinds:
                 self._kinds.clear()
             self._kinds[key] = (bound, count)
         return bound.call(*arguments)

@@ -262,12 +262,12 @@ class Ladder:
         self.check(level)
         interpreted = level == "triton" and not (tensors[0] is not None and tensors[0].is_cuda)  # the environment says
         if torch.compiler.is_compiling() or has_transform() or interpreted:
-            return self._levels[function, self.chosen(function, level, *tensors, features=features)]
+            return self.function(function, self.chosen(function, level, *tensors, features=features))
         key = (function, level, features, *[None if t is None else (t.device, t.dtype) for t in tensors])
         found: Callable[..., Any] | None = self._resolved.get(key)
         if found is None:
             chosen = self.chosen(function, level, *tensors, features=features)
-            found = self._resolved[key] = self._levels[function, chosen]
+            found = self._resolved[key] = self.function(function, chosen)
         return found
 
     def is_native(self, function: str, x: Tensor) -> bool:

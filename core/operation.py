@@ -26,8 +26,19 @@ from .call import Bound, CachedCall, taker
 from .levels import Ladder, find_ladder
 from .operator import OperatorCall
 
-first = operator.itemgetter(0)  # of the results of an operator
-first_two = operator.itemgetter(0, 1)
+
+def first(results: Sequence[Any]) -> Any:
+    """The first result of an operator."""
+    return results[0]
+
+
+def first_two(results: Sequence[Any]) -> tuple[Any, Any]:
+    """The first two results of an operator."""
+    return results[0], results[1]
+
+
+IN_C: dict[Any, Callable[[Any], Any]] = {first: operator.itemgetter(0), first_two: operator.itemgetter(0, 1)}
+"""The same without a frame of Python, for eager calls: Dynamo does not trace `operator.itemgetter`."""
 
 
 class MappedCall:
@@ -137,20 +148,21 @@ class Operation(CachedCall):
         prepared = self._prepared(arguments)
         tensors = _deciding(prepared)
         level = self.ladder.chosen(self.name, prepared.level, *tensors, features=prepared.features)
-        function, principal = self.ladder.function(self.name, level), tensors[0]
+        principal = tensors[0]
         assert principal is not None
         # The environment says whether Triton is interpreted.
         kept = level != "triton" or principal.is_cuda
         taken = taker(arguments, prepared.arguments) if prepared.result is None else None
         if taken is None:  # a tensor is made in every call
             return Bound(self.uncached, kept=kept)
+        function = self.ladder.function(self.name, level)
         plain = Bound(function, *taken, kept=kept)
         if isinstance(function, MappedCall):
             given = function.arguments_of(*prepared.arguments)
             taken = taker(arguments, given)
             if taken is not None:
                 take, constants = taken
-                bound = function.run.bind(given, again, function.result)
+                bound = function.run.bind(given, again, IN_C.get(function.result, function.result))
                 plain = bound._replace(take=take, constants=constants, observed=plain.call, kept=kept)
         return plain if prepared.state is None else plain.resting_on(prepared.state)
 
