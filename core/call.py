@@ -119,7 +119,7 @@ class _Entry(NamedTuple):
 
 
 class CachedCall:
-    """A function of positional arguments that finds out once how calls of a kind are computed."""
+    """A function of positional arguments that finds out twice how calls of a kind are computed, and then knows it."""
 
     def __init__(self) -> None:
         self._entries: tuple[_Entry, ...] = ()
@@ -241,10 +241,11 @@ def _entry(arguments: tuple[Any, ...], bound: Bound) -> _Entry | None:
 
 
 def geometry_of(arguments: Sequence[Any], plain: bool = True) -> tuple[Hashable, ...] | None:
-    """What kernels are planned for, of tensors and scalars; None if a value may change or a tensor must be `plain`.
+    """The key of tensors and scalars for which kernels are planned; None if there is none.
 
-    Of tensors it is shape, strides, dtype, device, and whether memory begins at a multiple of 16 bytes or was freed. A
-    dictionary in the place of guards must know floats by their names: NaN is never equal to itself, and -0.0 to 0.0.
+    There is none with a list, a symbolic size, or, if `plain` is set, a tensor that is not plain. A tensor gives its
+    shape, strides, dtype, device, and whether its memory begins at a multiple of 16 bytes or was freed. Zeros and NaN
+    go by their names: NaN is never equal to itself, and -0.0 is equal to 0.0.
     """
     found: list[Hashable] = []
     for a in arguments:
@@ -275,7 +276,8 @@ def taker(arguments: Sequence[Any], wanted: Sequence[Any]) -> tuple[Callable[...
 
     None if a wanted tensor is none of the call's.
     """
-    places, constants = [], []
+    places: list[int] = []
+    constants: list[Any] = []
     given = {id(a): place for place, a in enumerate(arguments) if isinstance(a, Tensor)}
     for value in wanted:
         if not isinstance(value, Tensor):

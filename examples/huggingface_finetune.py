@@ -1,13 +1,13 @@
 """Fine-tune a Hugging Face model that is patched, with its own Trainer and with LoRA adapters of peft.
 
-After reading it you can put this project into a fine-tuning script that you have, by five lines, and check that losses,
+After reading it you can add this project to an existing fine-tuning script in five lines, and check that losses,
 checkpoints and adapters are those of the stock model.
 
-Needs: transformers, accelerate and peft (`pip install transformers accelerate peft`), no download: the model is small
-and begins at random weights, the data is the source text of Python's standard library, as bytes. Half a minute on two
-cores with `--quick`. On a GPU the model has the widths of Llama 3.2 1B and trains in bfloat16, beside Liger-Kernel if
-that is installed.
-Run: `python examples/huggingface_finetune.py --quick`. The last line says "same losses".
+Needs: transformers, accelerate and peft (`pip install transformers accelerate peft`). No download: the model is small
+and starts from random weights, the data is the source text of Python's standard library, as bytes. Half a minute on two
+cores with `--quick`. On a GPU the model has the widths of Llama 3.2 1B and trains in bfloat16, and is compared with
+Liger-Kernel if that is installed. Run: `python examples/huggingface_finetune.py --quick`. The last line says "same
+losses".
 """
 
 # %% The five lines
@@ -32,7 +32,7 @@ from kernel_pytorch import flash_attn_triton, fused_ln_act, linear_cross_entropy
 
 
 def patched(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, with every technique in place."""
+    """The model, patched by every technique."""
     for package in (rmsnorm, fused_ln_act, qkv_fusion, flash_attn_triton, linear_cross_entropy):
         print(package.patch(model))
     return model
@@ -107,15 +107,15 @@ def train(model: torch.nn.Module, data: list[dict[str, torch.Tensor]], steps: in
 
 
 def now() -> float:
-    """Seconds, after the GPU has done what it was told."""
+    """Seconds, after the GPU has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 # %% LoRA
-# Adapters go around linear layers, which patches leave in place. Patch before or after peft. Merged adapters and saved
-# ones are peft's own business.
+# Adapters wrap linear layers, which patches leave in place, so patch before or after peft. peft saves and merges
+# adapters as usual.
 def with_lora(model: torch.nn.Module) -> torch.nn.Module:
     """The model with adapters on its attention."""
     from peft import LoraConfig, get_peft_model

@@ -1,13 +1,12 @@
 """Train a language model on the source text of Python's standard library, and see what fused functions do to its speed.
 
-After it you can write a training loop that accumulates gradients, trains in mixed precision on a GPU, survives Ctrl-C
-and a killed process, and generates text.
+After reading it you can write a training loop that accumulates gradients, trains in mixed precision on a GPU, survives
+Ctrl-C and a killed process, and generates text.
 
-- Needs: kernel-pytorch-models, no GPU, no download: the data is the library that this Python came with, as bytes.
+- Needs: kernel-pytorch-models and kernel-pytorch-harness. No GPU, no download: the data is the source of this Python.
 - Runs in 45 seconds on two cores with `--quick`, in 5 minutes without; on a GPU the model is 40 times as large.
-- Command: `python examples/language_model.py --quick --out run`. The same command again goes on where it was stopped,
-  also in the middle of training.
-- Last lines: a generated text, a table of step times, and a sentence that says what was gained.
+- Command: `python examples/language_model.py --quick --out run`. The same command resumes a run that was stopped.
+- Last lines: a generated text, a table of step times, and a sentence with the speedup.
 """
 
 # %% Imports
@@ -35,7 +34,7 @@ from kernel_pytorch.models.training import Checkpoints, ShuffledBatches
 # %% Sizes
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model, and of a step: `accumulate` batches of `batch` pieces of `length` bytes."""
+    """Sizes of the model, and of a step: `accumulate` batches of `batch` pieces of `length` bytes."""
 
     device: str
     dim: int
@@ -48,7 +47,7 @@ class Sizes:
 
 
 def sizes(quick: bool) -> Sizes:
-    """Those of this machine."""
+    """Sizes for this machine."""
     if torch.cuda.is_available():
         return Sizes("cuda", 1024, 12, 16, 1024, 16, 2, 100 if quick else 2000)
     return Sizes("cpu", 128, 4, 4, 128, 8, 2, 60 if quick else 600)
@@ -80,10 +79,9 @@ def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[N
 
 # --8<-- [end:step]
 # %% Data
-# Pieces of all modules, in the order of their names. The last ones are kept back, for the loss of text that the model
-# has not seen.
+# Pieces of all modules, in the order of their names. The last ones are held out, to compute the loss of unseen text.
 def data(s: Sizes) -> tuple[Tensor, Tensor]:
-    """Pieces `(count, length + 1)` to learn and to look at, uint8."""
+    """Pieces `(count, length + 1)` for training and for testing, uint8."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     pieces = text[: len(text) // (s.length + 1) * (s.length + 1)].view(-1, s.length + 1)
@@ -91,7 +89,7 @@ def data(s: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def model_and_optimizer(s: Sizes) -> tuple[LanguageModel, torch.optim.Optimizer]:
-    """The same each time."""
+    """The same initial weights each time."""
     torch.manual_seed(0)
     heads = {"num_heads": s.heads, "num_kv_heads": s.heads // 2}
     model = LanguageModel(256, s.dim, num_layers=s.layers, max_position=2 * s.length, **heads).to(s.device)
@@ -104,10 +102,10 @@ def optimizer_of(model: LanguageModel) -> torch.optim.Optimizer:
 
 
 # %% Training that can be stopped
-# A checkpoint holds everything that changes: weights, optimizer, schedule, the place in the data, random generators. It
-# appears under its name when it is whole. Whatever stops the run loses the steps since the last, and nothing else.
+# A checkpoint holds everything that changes: weights, optimizer, schedule, the position in the data, random generators.
+# Its file appears only when it is complete. A run that is stopped loses only the steps since the last checkpoint.
 def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[tuple[int, float]]]:
-    """Train to the end, from the newest checkpoint in the folder if there is one; losses of the steps made now."""
+    """Train to the end, from the newest checkpoint in the folder if there is one; return the losses of this run."""
     pieces, _ = data(s)
     model, optimizer = model_and_optimizer(s)
     batches = ShuffledBatches(len(pieces), s.batch)
@@ -115,7 +113,9 @@ def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "batches": batches}
     checkpoints = Checkpoints(folder, parts)
     done, losses = checkpoints.resume(), []
-    print(f"step {done} of {s.steps}: " + ("begin" if done == 0 else f"go on from {checkpoints.files()[-1].name}"))
+    if (total := schedule.total_steps - 1) != s.steps:
+        raise SystemExit(f"{folder} has a run of {total} steps, not of {s.steps}: give another folder with --out")
+    print(f"step {done} of {s.steps}: " + ("begin" if done == 0 else f"resume from {checkpoints.files()[-1].name}"))
     try:
         while done < s.steps:
             loss = step(model, optimizer, [pieces[next(batches)].to(s.device).long() for _ in range(s.accumulate)])
@@ -125,22 +125,22 @@ def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[
             if done % every == 0 or done == s.steps:
                 checkpoints.save(done)
                 print(f"step {done} of {s.steps}: loss {losses[-1][1]:.3f} nats a byte")
-    except KeyboardInterrupt:  # the step may be half made, so the newest checkpoint stays that of a whole one
+    except KeyboardInterrupt:  # the step may be incomplete, so nothing is saved here
         newest = [file.name for file in checkpoints.files()[-1:]] or ["the beginning"]
-        print(f"\nstopped after step {done}; the same command goes on from {newest[0]}")
-        raise
+        print(f"\nstopped after step {done}; the same command resumes from {newest[0]}")
+        raise SystemExit(130) from None  # as the shell does; without a traceback
     return model, losses
 
 
 def loss_of_unseen(model: LanguageModel, s: Sizes) -> float:
-    """Of the pieces that are kept back."""
+    """The loss of the held-out pieces."""
     tokens = data(s)[1].to(s.device).long()
     with torch.no_grad(), mixed_precision(tokens.device):
         return float(model(tokens[:, :-1], targets=tokens[:, 1:]))
 
 
 def text_of(model: LanguageModel, s: Sizes, prompt: str = "def ") -> str:
-    """What the model writes after a prompt."""
+    """A text that the model generates after a prompt."""
     tokens = torch.tensor([list(prompt.encode())], device=s.device)
     generator = torch.Generator(s.device).manual_seed(0)
     found = model.generate(tokens, s.length - len(prompt), temperature=0.7, top_k=40, generator=generator)
@@ -148,12 +148,12 @@ def text_of(model: LanguageModel, s: Sizes, prompt: str = "def ") -> str:
 
 
 # %% Before and after
-# The same weights and the same batches; all four take turns, and ratios are of the same rounds.
+# The same weights and the same batches; all four take turns, and ratios are between steps of the same round.
 Train = Callable[[list[Tensor]], Tensor]
 
 
 def variants(s: Sizes) -> dict[str, Train]:
-    """A step of each kind on weights of its own."""
+    """A training step of each variant, on its own copy of the weights."""
     start, _ = model_and_optimizer(s)
     found: dict[str, Train] = {}
     for name, techniques in (("plain PyTorch", ()), ("ours", None)):
@@ -178,7 +178,7 @@ def trained_by(model: LanguageModel, optimizer: torch.optim.Optimizer) -> Train:
 
 
 def compare(s: Sizes, rounds: int) -> str:
-    """Print step times and losses; the sentence that follows from them."""
+    """Print step times and losses; return a sentence with the speedup."""
     pieces, _ = data(s)
     order, trainers = ShuffledBatches(len(pieces), s.batch, seed=1), variants(s)
     seconds: dict[str, list[float]] = {name: [] for name in trainers}

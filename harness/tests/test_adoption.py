@@ -302,7 +302,7 @@ def test_rows_of_others_are_kept(install):
         ({"package": "nothing"}, "not used: its package is not installed"),
         ({"version": "0"}, "not used: measured with 0; installed is kernel-pytorch-made-up 1.0, "),
         ({"device": "B"}, "not used: this device is "),
-        ({"kernels": "0"}, "used, though its kernels have changed since: adopt it again"),
+        ({"kernels": "0"}, "used, though its package has changed since: adopt it again"),
         ({"level": "triton"}, "not used: made-up has no level 'triton' of doubled"),
     ],
 )

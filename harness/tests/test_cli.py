@@ -334,24 +334,24 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
     other.save(tmp_path / "other.json")
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 0
-    assert "1 results file, all of the present sources" in printed.out
+    assert "1 results file, all of the present code" in printed.out
     assert "not checked: technique other is not installed here" in printed.err
-    changed = {"sources": fresh.sources | {"gate/native": "changed"}}
-    fresh.model_copy(update=changed).save(path)
+    native = fresh.identities["gate/native"].model_copy(update={"sources": {"toy": "other"}})
+    fresh.model_copy(update={"identities": fresh.identities | {"gate/native": native}}).save(path)
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 0
-    assert (
-        f"  listed, {fresh.created[:10]}: only the code around the kernels changed\n    gate: native\n" in printed.out
-    )
-    # Where users rest on it, it is an error, unless the kernels are those that were measured.
+    assert f"  listed, {fresh.created[:10]}: the code has changed\n    gate: native\n" in printed.out
+    # Where users rest on it, it is an error, unless the record is too old to say.
     row = SimpleNamespace(level="native", record=tmp_path.name, functions=None)
     monkeypatch.setattr(toy, "defaults", (row,), raising=False)
-    assert command_line("report", str(tmp_path), "--check-stale").code == 0
-    fresh.model_copy(update=changed | {"kernels": fresh.kernels | {"gate/native": "changed"}}).save(path)
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 1
-    assert f"  FAILS, default, {fresh.created[:10]}: kernels changed\n    gate: native\n" in printed.out
-    assert "1 default rests on kernels that were neither measured nor carried." in printed.out
+    assert f"  FAILS, default, {fresh.created[:10]}: the code has changed\n    gate: native\n" in printed.out
+    assert "1 default rests on code that was not measured." in printed.out
+    fresh.model_copy(update={"identities": {}}).save(path)
+    printed = command_line("report", str(tmp_path), "--check-stale")
+    assert printed.code == 0
+    assert f"  listed, {fresh.created[:10]}: measured before records named the code that ran\n" in printed.out
 
 
 def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_a_level_that_compiles_is_started_in_a_process_of_its_own(site, toy, mon
 
 
 def test_the_report_shows_figures_and_reasons(toy, machine):
-    about = {"technique": "toy", "created": "2026-01-01", "quick": False, "machine": machine, "sources": {}}
+    about = {"technique": "toy", "created": "2026-01-01", "quick": False, "machine": machine}
     found = Results(**about, measurements=(), costs=(cost_of(toy, "native"), cost_of(toy, "cuda")))
     native, cuda = cost_rows(found)
     assert native[:2] == ["gate", "native"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kernel_pytorch.harness import records as records_module
 from kernel_pytorch.harness.clock import compare_paired
+from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.records import RecordError, write_atomically
 from kernel_pytorch.harness.results import (
     CaseRecord,
@@ -46,9 +47,14 @@ def measurement(samples=(1e-6, 2e-6)):
 @pytest.fixture
 def results(machine):
     created = "2026-01-01T00:00:00+00:00"
-    sources, measurements = {"gate/native": "abc"}, (measurement(),)
+    identities = {"gate/native": Identity(made_by="torch 2.13.0", sources={"native": "abc"})}
     return Results(
-        technique="toy", created=created, quick=True, machine=machine, sources=sources, measurements=measurements
+        technique="toy",
+        created=created,
+        quick=True,
+        machine=machine,
+        identities=identities,
+        measurements=(measurement(),),
     )
 
 
@@ -205,3 +211,10 @@ def test_a_key_that_is_there_twice_is_refused(results, tmp_path):
     path.write_text(results.model_dump_json().replace('"technique"', '"technique":"toy","technique"'))
     with pytest.raises(RecordError, match="2 times the row technique"):
         load(path)
+
+
+def test_a_file_that_is_older_than_identities_is_read(results, tmp_path):
+    data = json.loads(results.model_dump_json(exclude={"identities"}))
+    older = data | {"sources": {"gate/native": "abc"}, "kernels": {}, "carried": {"gate/native": {"commit": "c"}}}
+    (tmp_path / "toy.json").write_text(json.dumps(older))
+    assert load(tmp_path / "toy.json") == results.model_copy(update={"identities": {}})

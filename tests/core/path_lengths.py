@@ -89,8 +89,9 @@ def functions_until_launch(name):
     assert calls, "nothing was launched"
     launched = next((place for place, what in enumerate(found) if what == "paper_gpu.py:launch"), None)
     assert launched is not None, found
-    # What the paper is asked for, a real GPU answers in C.
-    return [what for what in found[:launched] if not what.startswith(("paper_gpu.py:", "path_lengths.py:"))][1:]
+    # What the paper is asked for, a real GPU answers in C. An address that is new to the copy engine is described anew.
+    left_out = "paper_gpu.py:", "path_lengths.py:", "launcher.py:__missing__"
+    return [what for what in found[:launched] if not what.startswith(left_out)][1:]
 
 
 if __name__ == "__main__":

@@ -275,6 +275,13 @@ def test_lower_case_and_prompts(tmp_path):
         SentenceEncoder.from_pretrained(folder)
 
 
+def test_a_file_that_is_no_json_is_named(tmp_path):
+    folder = write_folder(tmp_path)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is no JSON: Expecting"):
+        SentenceEncoder.from_pretrained(folder)
+
+
 def test_batches_are_of_neighbours_in_length():
     assert batches([5, 1, 9, 2, 2], 4) == [[1, 3], [4], [0], [2]]
     assert batches([5, 1, 9, 2, 2], 5) == [[1, 3, 4], [0], [2]]

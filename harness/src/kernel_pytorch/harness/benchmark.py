@@ -15,8 +15,8 @@ from kernel_pytorch.harness.jobs import QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
 from kernel_pytorch.harness.overheads import call_cost, no_cost, with_starts
 from kernel_pytorch.harness.peers import PEER_PREFIX
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
-from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
 
@@ -83,8 +83,8 @@ def benchmark(
         device: where.
         plan: what to measure.
         worker: process that the jobs run in, so that a crash is isolated from other jobs; None for this process.
-        previous: earlier results that `why_not_resumed` has nothing against, as `of_present_sources` leaves them. All
-            of it is kept, also what this plan does not ask for or has not reached yet.
+        previous: earlier results of the same code, see `why_not_resumed`. All of it is kept, also what this plan does
+            not ask for or has not reached yet.
         on_job: called with the label of each job before it starts.
         on_progress: called after each job with the results so far, marked as not complete.
         again: measures the ceilings again before a result is rejected for exceeding them, because the machine may have
@@ -133,8 +133,7 @@ class _Known:
         earlier = () if previous is None else runs_of(previous)
         self.technique, self.machine, self._quick = technique, machine, plan.quick
         self.measured = {} if previous is None else by_job(previous)
-        self._sources = technique_digests(technique, device.type)
-        self._kernels = technique_digests(technique, device.type, kernels_digest)
+        self._identities = identify(technique, machine.environment, compiling=not plan.quick)
         self._runs, self._number = (*earlier, run_on(machine, now())), len(earlier)
         self._costs = () if previous is None else previous.costs
         self._order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
@@ -163,16 +162,15 @@ class _Known:
             quick=self._quick,
             complete=complete,
             machine=self.machine,
-            sources=self._sources,
-            kernels=self._kernels,
+            identities=self._identities,
             runs=self._runs,
             measurements=tuple(m for key in self._order if key in self.measured for m in self.measured[key]),
             costs=self._costs,
         )
 
 
-def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | None:
-    """Why an interrupted run cannot be continued, or None."""
+def why_not_resumed(previous: Results, technique: Technique, machine: Machine, plan: Plan) -> str | None:
+    """Why an interrupted run cannot be continued, or None: device, torch, plan and all code must be the same."""
     before, now = previous.machine.environment, machine.environment
     if before.device_name != now.device_name:
         return f"it was measured on {before.device_name}"
@@ -180,26 +178,11 @@ def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | No
         return f"it was measured with torch {before.torch} and triton {before.triton}"
     if previous.quick != plan.quick:
         return "it was a short run" if previous.quick else "it was a full run"
-    return None
-
-
-def of_present_sources(previous: Results, technique: Technique) -> Results:
-    """Earlier results without what was found out about other sources: of a job all, since its levels took turns."""
-    present = technique_digests(technique, previous.machine.environment.device_type)
-
-    def changed(record: Measurement | WholeCost) -> bool:
-        label = f"{record.operation}/{record.implementation}"
-        if record.implementation.startswith(PEER_PREFIX) and label not in present:
-            return False  # not asked for this time, and not ours to change
-        return label not in present or previous.sources.get(label) != present[label]
-
-    groups = [group for group in by_job(previous).values() if not any(map(changed, group))]
-    return previous.model_copy(
-        update={
-            "measurements": tuple(m for group in groups for m in group),
-            "costs": tuple(record for record in previous.costs if not changed(record)),
-        }
-    )
+    present = identify(technique, now, compiling=not plan.quick)
+    labels = {f"{m.operation}/{m.implementation}" for m in previous.measurements if m.status == "measured"}
+    ours = sorted(label for label in labels if not label.partition("/")[2].startswith(PEER_PREFIX))
+    changed = [label for label in ours if label not in present or previous.identities.get(label) != present[label]]
+    return f"the code of {changed[0]} has changed, or is not known" if changed else None
 
 
 def by_job(results: Results) -> dict[JobKey, list[Measurement]]:

@@ -1,17 +1,17 @@
-"""Contracts of compiled kernels, and the CUDA sources, as `kernel-pytorch static` checks them."""
+"""Contracts of compiled kernels, as `kernel-pytorch static` checks them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 
 @dataclass(frozen=True)
 class KernelContract:
     """Limits of the compiled code of a kernel on every architecture; `kernel-pytorch static` checks them.
 
-    Every kernel must compile, and its shared memory must fit on the card.
+    Every kernel must compile, and its shared memory must fit on the card. For kernels in CUDA C++ only registers,
+    spills and shared memory are known.
 
     Attributes:
         max_spill_bytes: registers spilled to memory, in bytes per thread.
@@ -32,20 +32,3 @@ class KernelContract:
     min_load_bits: int = 0
     min_store_bits: int = 0
     matrix_instructions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CudaUnit:
-    """One CUDA C++ source file, as `kernel-pytorch static` compiles it for every architecture.
-
-    Attributes:
-        source: the .cu file.
-        include: folders of the project's own headers (`-I`). Every header below them or the folder of the source counts
-            as a source of the unit.
-        options: other options of nvcc: `-std=c++17`, `--use_fast_math`, `-isystem` and the headers of others. No
-            architecture, no output.
-    """
-
-    source: Path
-    include: tuple[Path, ...] = ()
-    options: tuple[str, ...] = ()

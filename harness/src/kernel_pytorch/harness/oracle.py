@@ -151,7 +151,7 @@ def judge(
     """
     judgements = [failed(name, "was written into") for name in candidate.written]
     if len(candidate.outputs) != len(reference.outputs):
-        message = f"{len(candidate.outputs)} outputs, the reference has {len(reference.outputs)}"
+        message = f"are {len(candidate.outputs)}, the reference has {len(reference.outputs)}"
         return [*judgements, failed("outputs", message)]
     ours, theirs, exact = candidate.quantities(), reference.quantities(), truth.quantities()
     of_terms = dict(zip(theirs, map(_largest_error, reference.terms, truth.terms), strict=False))  # outputs come first
@@ -234,6 +234,11 @@ def _judge(
         return failed(name, f"is {given}, the reference's is {wanted}")
     if candidate.numel() == 0:
         return Judgement(name, True)
+    if candidate.is_complex():
+        candidate, reference, truth = (torch.view_as_real(t.resolve_conj()) for t in (candidate, reference, truth))
+    elif not candidate.is_floating_point():
+        wrong = int((candidate != reference).sum())
+        return failed(name, f"differs in {wrong} of {candidate.numel()} elements") if wrong else Judgement(name, True)
 
     if message := _numbers_instead(candidate, reference, truth, name.startswith("gradient")):
         return failed(name, message)

@@ -255,8 +255,6 @@ class Technique:
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
         slow_defaults: cases of benchmarks in which the default may be slower than another level, with the reasons, by
             "operation: label of the case"; see `defaults`.
-        cuda_units: import string of a function that returns the `CudaUnit`s of the technique; empty where its sources
-            are not here (installed from a wheel). None: it has no CUDA kernel.
     """
 
     name: str
@@ -267,7 +265,6 @@ class Technique:
     replacements: str | None = None
     contracts: Mapping[str, KernelContract] = field(default_factory=dict)
     slow_defaults: Mapping[str, str] = field(default_factory=dict)
-    cuda_units: str | None = None
 
     def ladder(self) -> Any:
         """Import the object or module `levels`."""

@@ -35,7 +35,7 @@ class Trial:
 def trials(operation: Operation, device: torch.device) -> list[Trial]:
     """List every case with random input, and every adversary on the first core case of each dtype.
 
-    In these dtypes imitated activations too, where the operation declares what it makes of them.
+    In these dtypes imitated activations too, if the operation declares `real_input`.
     """
     cases = operation.test_grid.cases(device.type)
     planted: dict[torch.dtype, Case] = {}

@@ -30,8 +30,8 @@ from kernel_pytorch.harness.oracle import (
     run,
     summands_by_shape,
 )
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
-from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
 from kernel_pytorch.harness.trials import RANDOM, Trial, is_economical, make_arguments, trials
 
@@ -366,11 +366,12 @@ def report(technique: Technique, found: list[Verification], device: torch.device
     rows: dict[tuple[str, str], list[Verification]] = {}
     for v in found:
         rows.setdefault((v.operation, v.implementation), []).append(v)
+    environment = describe_environment(device)
     return VerificationReport(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        environment=describe_environment(device),
-        sources=technique_digests(technique, device.type),
+        environment=environment,
+        identities=identify(technique, environment),
         levels=tuple(_level(*names, verifications) for names, verifications in rows.items()),
         spared=tuple(f"{o.name}: {each}" for o in technique.operations for each in o.exemptions if each.of_adversary),
     )

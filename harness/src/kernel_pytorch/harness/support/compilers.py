@@ -24,7 +24,7 @@ AOTINDUCTOR = "AOTInductor"
 def check_fullgraph(subject: Subject) -> None:
     """A caller is captured with its backward in one graph (`fullgraph=True`), and what that computes is right.
 
-    The graph runs as it is; what TorchInductor makes of one is the question of `check_dynamic_shapes`.
+    The graph runs uncompiled; `check_dynamic_shapes` tests TorchInductor's code.
     """
     against = subject.standard()
     subject.hold(subject.run(_compile_caller(subject, backend="aot_eager"), against), against)
@@ -39,7 +39,7 @@ def check_dynamic_shapes(subject: Subject) -> None:
 
 
 def _compile_caller(subject: Subject, **options: Any) -> Callable[..., Any]:
-    """A compiled function that calls the implementation: what a network that uses it is."""
+    """A compiled function that calls the implementation, as a network does."""
     function = subject.function
     return torch.compile(lambda *arguments: function(*arguments), fullgraph=True, **options)
 
@@ -53,16 +53,17 @@ def check_export(subject: Subject) -> None:
 def check_aotinductor(subject: Subject) -> None:
     """What was exported, compiled into a library and loaded again, is right at both numbers of rows.
 
-    Most of the time goes into the compiler's reading of headers, so all implementations of a technique go into one
-    library; if that fails, each has to show for itself. Libraries are loaded in a process of their own where there is
-    one, and on a GPU after one that holds no more than a sum: a torch that cannot load that says nothing of ours.
+    The compiler takes most of the time to read headers, so all implementations of a technique go into one library; if
+    that fails, each gets its own. Libraries are loaded in another process where there is one. On a GPU that process
+    first loads the library of a sum: if that fails, nothing of ours has been tested.
 
     Raises:
         Skipped: not even the sum can be loaded here.
     """
     shared, label = subject.shared, _label(subject)
-    if shared.device.type == "cuda" and shared.worker is not None:
-        reason = shared.once_for_all(f"{AOTINDUCTOR} sum", lambda: _apart(shared, _load_a_sum, str(shared.device))[1])
+    if (worker := shared.worker) is not None and shared.device.type == "cuda":
+        device = str(shared.device)
+        reason = shared.once_for_all(f"{AOTINDUCTOR} sum", lambda: worker.call(_load_a_sum, device).failure)
         if reason:
             raise Skipped(f"this torch cannot load what AOTInductor makes here, not even of a sum: {reason}")
     found = shared.once_for_all(AOTINDUCTOR, lambda: _package_together(shared))
@@ -71,35 +72,29 @@ def check_aotinductor(subject: Subject) -> None:
 
 
 def _package_together(shared: Shared) -> dict[str, str]:
-    """What is wrong with every implementation that is expected to work; nothing if one of them stops the others."""
+    """The errors of all implementations that are expected to work; none if one of them stops the others."""
+    every = [Subject(shared, o, i) for o in shared.technique.operations for i in o.implementations]
     expected = [
         subject
-        for operation in shared.technique.operations
-        for subject in (Subject(shared, operation, i) for i in operation.implementations)
+        for subject in every
         if declared_no(subject, AOTINDUCTOR) is None
         and why_unavailable(shared.technique, subject.implementation, shared.device, subject.case.dtype) is None
     ]
     try:
         return _package(shared, expected)
-    except Exception:  # whichever it was will say so when its turn comes
+    except Exception:  # the one that failed fails again when it is tested alone
         return {}
 
 
 def _package(shared: Shared, subjects: Sequence[Subject]) -> dict[str, str]:
-    """What is wrong with each of them, compiled into one library; empty for what is right."""
+    """The error of each of them, compiled into one library; empty for what is right."""
     if shared.worker is None:
         return _hold_packaged(subjects)
     names = [(subject.operation.name, subject.implementation.name) for subject in subjects]
-    found, failure = _apart(shared, _hold_packaged_apart, shared.technique.name, names, str(shared.device))
-    assert not failure, failure
+    outcome = shared.worker.call(_hold_packaged_apart, shared.technique.name, names, str(shared.device))
+    assert not outcome.failure, outcome.failure
+    found: dict[str, str] = outcome.value
     return found
-
-
-def _apart(shared: Shared, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """What a function returns in the worker, or how it failed."""
-    assert shared.worker is not None
-    outcome = shared.worker.call(function, *arguments)
-    return outcome.value, outcome.failure
 
 
 def _load_a_sum(device: str, announce: Announce) -> None:
@@ -115,9 +110,8 @@ def _load_a_sum(device: str, announce: Announce) -> None:
 def _hold_packaged_apart(
     technique: str, names: list[tuple[str, str]], device: str, announce: Announce
 ) -> dict[str, str]:
-    found = discover().get(technique)
-    shared = Shared(found, torch.device(device))
-    operations = [(found.operation(operation), implementation) for operation, implementation in names]
+    shared = Shared(discover().get(technique), torch.device(device))
+    operations = [(shared.technique.operation(operation), implementation) for operation, implementation in names]
     return _hold_packaged([Subject(shared, operation, operation.implementation(i)) for operation, i in operations])
 
 
@@ -146,7 +140,7 @@ def _label(subject: Subject) -> str:
 
 
 def _inputs(subjects: Sequence[Subject], rows: int = 1) -> tuple[Tensor, ...]:
-    """The tensors that an exported program of these subjects takes: those of each operation once, in order."""
+    """The inputs of an exported program of these subjects: the tensors of each operation once, in order."""
     operations = {subject.operation.name: subject for subject in subjects}
     return tuple(a for s in operations.values() for a in s.standard(rows).arguments if isinstance(a, Tensor))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values of all layers, `(batch, num_kv_heads, length, head_dim)` each, in memory that is allocated once.
 
-    Sequences may have different lengths: token i of a call belongs at position `lengths[b] + i` of sequence b. Keywords
-    are device, and the dtype of keys and values, as in `torch.zeros`.
+    Sequences may have different lengths: token i of a call belongs at position `lengths[b] + i` of sequence b. Keys and
+    values have this device and dtype; None for PyTorch's defaults.
 
     Attributes:
         keys, values: by layer.
@@ -21,13 +21,21 @@ class KeyValueCache:
     """
 
     def __init__(
-        self, num_layers: int, batch: int, num_kv_heads: int, length: int, head_dim: int, **options: Any
+        self,
+        num_layers: int,
+        batch: int,
+        num_kv_heads: int,
+        length: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         # Zeros: plain attention multiplies masked values too, and uninitialised memory may hold NaN.
         shape = batch, num_kv_heads, length, head_dim
-        self.keys = [torch.zeros(shape, **options) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, **options) for _ in range(num_layers)]
-        self.lengths = torch.zeros(batch, dtype=torch.int32, device=options.get("device"))
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.filled = 0
 
     def positions(self, tokens: int) -> Tensor:

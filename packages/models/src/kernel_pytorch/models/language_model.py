@@ -136,7 +136,8 @@ class LanguageModel(TechniqueModule):
             logits_at: `(B,)`, the token of each sequence to compute logits for; None for all tokens.
 
         Raises:
-            ValueError: more tokens than max_position or than the cache has room for, or arguments exclude each other.
+            ValueError: more tokens than max_position (not checked for packed sequences) or than the cache has room for,
+                or arguments exclude each other.
         """
         self._check(input_ids, targets, cache, cu_seqlens, logits_at)
         positions = self._positions(input_ids, cache, cu_seqlens)
@@ -175,7 +176,7 @@ class LanguageModel(TechniqueModule):
         eos: int | Iterable[int] | None = None,
         **sampling: Any,
     ) -> Tensor:
-        """Continue texts, token by token.
+        """Continue texts, token by token; ValueError names an argument that does not fit.
 
         Args:
             input_ids: `(B, S)`, integers; shorter texts have padding at their end.
@@ -186,9 +187,6 @@ class LanguageModel(TechniqueModule):
 
         Returns:
             `(B, S + max_new_tokens)`: each text, its new tokens, and the first eos (0 without one) as padding.
-
-        Raises:
-            ValueError: an argument does not fit; the message names it.
         """
         check_sampling(**sampling)
         _check_prompt(input_ids, max_new_tokens, lengths)
@@ -211,7 +209,7 @@ class LanguageModel(TechniqueModule):
             if cache.filled == prompt:
                 cache.set_lengths(lengths)  # the keys of padding are overwritten
             drawn = sample(logits, **sampling).masked_fill(finished, padding)
-            found[rows, cache.lengths] = drawn
+            found[rows, cache.lengths] = drawn.to(found.dtype)
             if len(ends):
                 finished = finished | torch.isin(drawn, ends)
                 if finished.all():
@@ -235,6 +233,8 @@ class LanguageModel(TechniqueModule):
             raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be {wanted}")
         if targets is not None and targets.shape != input_ids.shape:
             raise ValueError(f"targets: shape is {tuple(targets.shape)}; it must be {tuple(input_ids.shape)}")
+        if cache is not None and len(cache.lengths) != len(input_ids):
+            raise ValueError(f"cache: it is for {len(cache.lengths)} sequences; input_ids has {len(input_ids)}")
         for name, given in (("cache", cache), ("logits_at", logits_at)):
             if given is not None and (targets is not None or cu_seqlens is not None):
                 raise ValueError(f"{name}: given with targets or cu_seqlens; it must be None then")

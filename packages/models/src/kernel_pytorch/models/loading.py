@@ -91,7 +91,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 
 LLAMA_ATTENTION: dict[str, Any] = {"attention__qkv": tuple(f"self_attn.{t}_proj" for t in "qkv")}
 LLAMA_ATTENTION["attention__out"] = "self_attn.o_proj"
-LLAMA_MLP = {"mlp__gate_up": ("mlp.gate_proj", "mlp.up_proj"), "mlp__down": "mlp.down_proj"}
+LLAMA_MLP: dict[str, Any] = {"mlp__gate_up": ("mlp.gate_proj", "mlp.up_proj"), "mlp__down": "mlp.down_proj"}
 LLAMA_NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
 LLAMA_LAYER = named(("weight",), **LLAMA_ATTENTION, **LLAMA_MLP, **LLAMA_NORMS)
 """Our parameters of a block, and those of transformers whose rows they hold."""

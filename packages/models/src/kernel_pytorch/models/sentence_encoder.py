@@ -210,7 +210,10 @@ def _existing(file: Path) -> Path:
 
 
 def _read(file: Path) -> Any:
-    return json.loads(_existing(file).read_text("utf-8"))
+    try:
+        return json.loads(_existing(file).read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
 
 
 def read_modes(config: dict[str, Any]) -> tuple[str, ...]:

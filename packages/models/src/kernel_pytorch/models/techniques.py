@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations of feed-forwards, under the names of `kernel_pytorch.fused_ln_act`."""
 
-GATES = {"silu": fused_ln_act.swiglu, "gelu": fused_ln_act.geglu, "relu": fused_ln_act.reglu}
+GATES: dict[str, Any] = {"silu": fused_ln_act.swiglu, "gelu": fused_ln_act.geglu, "relu": fused_ln_act.reglu}
 """Gated units with a level "cuda"; `gated_mlp`, which includes the matrix products, has none."""
 
 Names: TypeAlias = Iterable[str] | None
@@ -74,7 +74,8 @@ class Techniques:
     def norm(self, norm: Norm, x: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(norm(x + update), x + update)`; of x alone where update is None."""
         one: Callable[..., Tensor] = fused_ln_act.layer_norm
-        added, name, level = fused_ln_act.add_layer_norm, "fused-ln-act", self.level
+        added: Callable[..., tuple[Tensor, Tensor]] = fused_ln_act.add_layer_norm
+        name, level = "fused-ln-act", self.level
         weights = (norm.weight,) if isinstance(norm, nn.RMSNorm) else (norm.weight, norm.bias)
         if isinstance(norm, nn.RMSNorm):
             one, added, name, level = rmsnorm.rms_norm, rmsnorm.add_rms_norm, "rmsnorm", self.level_for(x)
@@ -114,7 +115,7 @@ class Techniques:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as views of one product; weight holds their rows in this order."""
         if "qkv-fusion" in self.names:  # without a level: the product is PyTorch's at every level
-            heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+            heads: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
             return qkv_fusion.qkv_projection(x, weight, bias, **heads)
         y = F.linear(x, weight, bias).unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
         q, k, v = y.split((num_heads, num_kv_heads, num_kv_heads), -2)
