@@ -19,8 +19,7 @@ from kernel_pytorch.harness.clock import (
 )
 from kernel_pytorch.harness.clock import cpu as cpu_clock
 from kernel_pytorch.harness.clock import pool as pool_module
-from kernel_pytorch.harness.clock.cpu import CpuSampler
-from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, Rotation, calls_per_sample
+from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, CpuSampler, Rotation, calls_per_sample
 
 CPU = torch.device("cpu")
 

@@ -109,6 +109,21 @@ def test_an_exemption_needs_its_reason(what, reason):
         Exemption((what,), reason, arguments=("x",))
 
 
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        (("opcheck", "NaN"), {"levels": ("native",)}),
+        (("NaN",), {}),
+        (("opcheck",), {"dtypes": (torch.float16,)}),
+        (("opcheck",), {"arguments": ("x",)}),
+        (("case.window",), {"devices": ("cuda",)}),
+    ],
+)
+def test_an_exemption_says_no_more_than_it_means(what, where):
+    with pytest.raises(ValueError, match=r"must be adversaries alone|holds for all arguments and dtypes, or for none"):
+        Exemption(what, "a good one", **where)
+
+
 def test_an_argument_that_is_no_data_cannot_be_exempt(toy):
     exemption = Exemption(("zero rows",), "a good one", arguments=("x", "weight"))
     with pytest.raises(ValueError, match="gate: exemptions names weight; data are x"):

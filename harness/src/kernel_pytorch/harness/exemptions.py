@@ -73,22 +73,25 @@ class Exemption:
     def __post_init__(self) -> None:
         adversaries = [name for name in ADVERSARIES if name not in LAYOUTS] + [IMITATED] * bool(self.levels)
         allowed = (*SUPPORT_ROWS, GRADIENTS, BACKWARD_TIME, *adversaries)
+        named = ", ".join(self.what)
         for name in self.what:
             if name not in allowed and not name.startswith(CASE):
-                raise ValueError(f"exemption: {name!r} is no property that can be exempt; allowed are "
-                                 f"{', '.join(allowed)} and {CASE}<size>")  # fmt: skip
+                known = f"{', '.join(allowed)} and {CASE}<size>"
+                raise ValueError(f"exemption: {name!r} is no property that can be exempt; allowed are {known}")
         if not self.reason and (self.reason == "" or set(self.what) - set(SUPPORT_ROWS)):
-            raise ValueError(f"exemption: {', '.join(self.what)} needs a reason")
-        if self.of_adversary and not self.instead:
-            for level in set(self.levels or ()) & set(OUR_KERNELS):
-                raise ValueError(
-                    f"exemption: levels names {level!r}, which must handle {self.what[0]}, or name instead"
-                )
+            raise ValueError(f"exemption: {named} needs a reason")
+        if self.of_adversary:
+            if set(self.what) - set(adversaries) or not (self.levels or self.arguments):
+                raise ValueError(f"exemption: {named} must be adversaries alone, with levels or arguments")
+            if ours := [level for level in self.levels or () if level in OUR_KERNELS and not self.instead]:
+                raise ValueError(f"exemption: levels names {ours[0]!r}, which must handle {named}, or name instead")
+        elif self.arguments or self.dtypes or self.instead or (self.devices and set(self.what) - set(SUPPORT_ROWS)):
+            raise ValueError(f"exemption: {named} holds for all arguments and dtypes, or for none")
 
     @property
     def of_adversary(self) -> bool:
         """Whether it is about adversarial inputs."""
-        return self.what[0] in (*ADVERSARIES, IMITATED)
+        return not {*ADVERSARIES, IMITATED}.isdisjoint(self.what)
 
     def covers(self, adversary: str, dtype: torch.dtype, device: str) -> bool:
         """Whether it is about this adversary, in this dtype, on this kind of device."""

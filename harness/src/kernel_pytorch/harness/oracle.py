@@ -165,7 +165,7 @@ def judge(
 
 
 def confirm(judgements: Sequence[Judgement], again: Callable[[], Sequence[Judgement]]) -> list[Judgement]:
-    """Replace each miss by the judgement on fresh inputs if those do not repeat it; NaN or a wrong shape always counts.
+    """Replace each miss by the result of fresh inputs if they do not repeat it; NaN or a wrong shape always counts.
 
     Args:
         judgements: on the first inputs.

@@ -242,7 +242,8 @@ def _check_again(
 
 def _problem(judgements: Iterable[Judgement], allowed: float = 1.0) -> str:
     """Describe what is wrong, or ""; misses up to `allowed`, the error over its budget, are not."""
-    return "; ".join(f"{j.quantity} {j.message}" for j in judgements if not j.passed and j.error_over_budget > allowed)
+    wrong = [j for j in judgements if not j.passed and j.error_over_budget > allowed]
+    return "; ".join(f"{j.quantity} {j.message}" for j in wrong)
 
 
 def _about(job: Job, implementation: Implementation) -> dict[str, Any]:

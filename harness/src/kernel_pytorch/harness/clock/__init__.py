@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernel_pytorch.harness.clock.cuda import on_clock_stream
 from kernel_pytorch.harness.clock.interleave import measure
 from kernel_pytorch.harness.clock.pool import cold_pool_bytes, last_level_cache_bytes, sets_needed
+from kernel_pytorch.harness.clock.sampling import Subject, Timing
 from kernel_pytorch.harness.clock.statistics import (
     Comparison,
     Interval,
@@ -13,7 +14,6 @@ from kernel_pytorch.harness.clock.statistics import (
     compare_paired,
     median_interval,
 )
-from kernel_pytorch.harness.clock.subject import Subject, Timing
 
 __all__ = [
     "Comparison",

@@ -18,11 +18,11 @@ from kernel_pytorch.harness.clock.sampling import (
     FEWEST_WARM_UP_CALLS,
     SHORTEST_SAMPLE,
     Rotation,
+    Subject,
     calibrate,
     calls_per_sample,
     garbage_collection_paused,
 )
-from kernel_pytorch.harness.clock.subject import Subject
 
 EVENTS = "CUDA events, cold L2"
 GRAPH = "CUDA graph, cold L2"

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from kernel_pytorch.harness.clock.cpu import CpuSampler
 from kernel_pytorch.harness.clock.cuda import CudaSampler
-from kernel_pytorch.harness.clock.sampling import Sampler
-from kernel_pytorch.harness.clock.subject import Subject, Timing
+from kernel_pytorch.harness.clock.sampling import CpuSampler, Sampler, Subject, Timing
 
 
 def sampler_for(subject: Subject, device: torch.device) -> Sampler:

@@ -1,4 +1,4 @@
-"""Common parts of the samplers of both device types.
+"""Subjects of the clock, what samplers of all devices share, and the sampler of processors.
 
 A sample consists of whole passes over the pool, unless they take too long. Every subject is then timed on the same
 sets in the same order, and leaves the cache as it found it: with the end of the pool. If samples had a fixed time, the
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
-from kernel_pytorch.harness.clock.subject import Subject
+import torch
 
 SHORTEST_SAMPLE = 2e-3
 """Seconds. Long compared with the resolution of the clock and the cost of reading it."""
@@ -25,6 +27,55 @@ and so small (a 256th of the pool) that warm inputs hardly change their time."""
 FEWEST_WARM_UP_CALLS = 3
 
 CALIBRATION_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One function to time, with a pool of input sets through which its calls rotate.
+
+    A network reads activations long after they were written, so inputs that are still in the cache give times that no
+    model has. In a pool larger than the cache every set is cold; `sets_needed` says how many sets that takes.
+
+    Attributes:
+        name: unique among the subjects of one measurement.
+        run: `run(i)` performs one call on input set `i`, `0 <= i < sets`, and returns what the call allocated. The
+            clock keeps the last output of every set alive, so that outputs do not land in one warm block of memory.
+            On CUDA it must only launch work, never wait for it, or it cannot be captured into a graph.
+        sets: how many input sets there are; the same for all subjects of one measurement.
+        bytes_per_set: bytes that one call touches: its inputs and its outputs.
+    """
+
+    name: str
+    run: Callable[[int], object]
+    sets: int
+    bytes_per_set: int
+
+    def __post_init__(self) -> None:
+        if self.sets < 1:
+            raise ValueError(f"{self.name}: sets is {self.sets}; allowed is 1 or more")
+        if self.bytes_per_set < 0:
+            raise ValueError(f"{self.name}: bytes_per_set is {self.bytes_per_set}; allowed is 0 or more")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of one subject.
+
+    Attributes:
+        name: the subject's.
+        samples: seconds per call, one per round.
+        calls_per_sample: each sample is the mean of so many calls.
+        method: how it was timed, for people. Times of different methods are different quantities.
+        pool_bytes: bytes of all rotated sets together: decides which level of memory is the ceiling.
+        spans: begin and end of each sample, in seconds of `time.perf_counter`.
+    """
+
+    name: str
+    samples: tuple[float, ...]
+    calls_per_sample: int
+    method: str
+    pool_bytes: int
+    spans: tuple[tuple[float, float], ...] = ()
 
 
 class Sampler(Protocol):
@@ -99,3 +150,40 @@ def garbage_collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+WALL_CLOCK = "wall clock, rotating inputs"
+
+
+class CpuSampler:
+    """Times a subject by the wall clock, as many calls at once as `calls_per_sample` says.
+
+    It changes neither thread counts nor affinity.
+    """
+
+    def __init__(self, subject: Subject, device: torch.device) -> None:
+        self.subject = subject
+        self.method = WALL_CLOCK
+        self.calls_per_sample = subject.sets
+        self._device = device
+        self._rotation = Rotation(subject)
+
+    def warm_up(self) -> bool:
+        """Call the subject on every set. False: batches make calls of any length measurable here."""
+        self._rotation.run(self._rotation.order(0, max(self.subject.sets, FEWEST_WARM_UP_CALLS)))
+        return False
+
+    def prepare(self, *, short: bool) -> None:
+        """Find how many calls make a sample."""
+        self.calls_per_sample = calls_per_sample(calibrate(lambda calls: self._elapsed(0, calls)), self.subject.sets)
+
+    def sample(self, start: int) -> float:
+        """Seconds per call, from set `start` on."""
+        return self._elapsed(start, self.calls_per_sample) / self.calls_per_sample
+
+    def _elapsed(self, start: int, calls: int) -> float:
+        order = self._rotation.order(start, calls)
+        with garbage_collection_paused():
+            begin = time.perf_counter_ns()
+            self._rotation.run(order)
+            return (time.perf_counter_ns() - begin) * 1e-9

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from kernel_pytorch.harness.clock.interleave import measure
-from kernel_pytorch.harness.clock.sampling import FEWEST_WARM_UP_CALLS
-from kernel_pytorch.harness.clock.subject import Subject, Timing
+from kernel_pytorch.harness.clock.sampling import FEWEST_WARM_UP_CALLS, Subject, Timing
 
 SHORTEST_SAMPLE, MOST_STEPS = 0.02, 20
 """Seconds of a sample of steps: shorter steps are repeated, at most so many times."""
