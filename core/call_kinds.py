@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .call_cache import PLAIN
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Classes without `__torch_dispatch__`. Others, such as FakeTensor, may have no memory or symbolic shapes."""
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack

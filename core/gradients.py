@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call_cache import getter
+from .call import getter
 
 WHOLE = ("needs", "dtypes", "saved")
 KINDS = ("gradient", "input", "output", "scalar", "held", *WHOLE)

@@ -113,7 +113,19 @@ class Launch:
         first = tensors[0]
         assert first is not None
         device = first.get_device()
-        if not self.is_known or device < 0 or _is_watched(self.kernel):
+        # Somebody wants to see launches, or another compilation than the usual, or this is not a launch as known here.
+        if (
+            not self.is_known
+            or device < 0
+            or _enter.calls
+            or _leave.calls
+            or _runtime.launch_enter_hook is not _enter
+            or _runtime.launch_exit_hook is not _leave
+            or _runtime.debug
+            or _compilation.instrumentation_mode
+            or self.kernel.pre_run_hooks
+            or getattr(_runtime, "add_stages_inspection_hook", None) is not None
+        ):
             with on_device(first):
                 self._through_jit(tensors)
             return
@@ -123,7 +135,9 @@ class Launch:
             with torch.cuda.device(device):
                 self(*tensors)
             return
-        addresses = [0 if t is None else t.data_ptr() for t in tensors]
+        addresses = []
+        for t in tensors:  # a comprehension is one more call before Python 3.12
+            addresses.append(0 if t is None else t.data_ptr())
         key: Any = device
         if functools.reduce(operator.or_, addresses) & 15:
             key = (device, *[address & 15 == 0 for address in addresses])
@@ -221,17 +235,3 @@ def _with_maps(addresses: list[int], maps: list[tuple[int, _Maps]]) -> list[Any]
 def _c_function(launch: Any) -> Any:
     """Triton's launch, without the function around it that makes maps of descriptors in every call, if it is known."""
     return inspect.getclosurevars(launch).nonlocals.get("launcher") if isinstance(launch, FunctionType) else launch
-
-
-def _is_watched(kernel: JITFunction[Any]) -> Any:
-    """Whether somebody wants to see launches, or another compilation than the usual."""
-    return (
-        _enter.calls
-        or _leave.calls
-        or _runtime.launch_enter_hook is not _enter
-        or _runtime.launch_exit_hook is not _leave
-        or _runtime.debug
-        or _compilation.instrumentation_mode
-        or kernel.pre_run_hooks
-        or getattr(_runtime, "add_stages_inspection_hook", None) is not None
-    )

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from . import adoption
-from .call_cache import CallCache
+from .call import clear_all
 from .call_kinds import has_transform, is_transformed
 from .device import compute_capability
-from .level_function import bind
 
 Features = Collection[str]
 """Of a call: static properties by which levels differ, such as a window."""
@@ -82,26 +81,12 @@ class Default:
         )
 
 
-class Checked:
-    """What is cached of a call.
-
-    Attributes:
-        function: of the level.
-        bound: the same for matching calls alone, see `bind`; None until `Ladder.call` asks for it. Whoever changes the
-            arguments after the checks calls the function.
-    """
-
-    __slots__ = ("bound", "function")
-
-    def __init__(self, function: Callable[..., Any], bound: Callable[..., Any] | None) -> None:
-        self.function, self.bound = function, bound
-
-
 class Ladder:
     """The levels of a package's functions.
 
     Attributes:
         user_file: the module that knows the file of adopted rows, for those who write it.
+        operations: the functions of the package, by name, as `operation.py` calls them.
 
     Args:
         functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
@@ -136,7 +121,7 @@ class Ladder:
             for level in self.levels(function)
         }
         self._resolved: dict[Any, Any] = {}
-        self._caches: dict[str, CallCache] = {function: CallCache() for function in functions}
+        self.operations: dict[str, Any] = {}
 
     def __reduce__(self) -> Any:
         """What carries functions that use the ladder, as cloudpickle does, finds the one of the package there."""
@@ -145,6 +130,10 @@ class Ladder:
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
         return tuple(level for level in LEVELS if level not in self._absent.get(function, ()))
+
+    def function(self, function: str, level: str) -> Callable[..., Any]:
+        """The function of that name of a level."""
+        return self._levels[function, level]
 
     @contextlib.contextmanager
     def replaced(self, function: str, level: str, by: Callable[..., Any]) -> Iterator[None]:
@@ -180,8 +169,7 @@ class Ladder:
     def forget(self) -> None:
         """Drop cached decisions, after a change of what they depend on."""
         self._resolved.clear()
-        for cache in self._caches.values():
-            cache.clear()
+        clear_all()
 
     def default(
         self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False, features: Features = ()
@@ -274,57 +262,13 @@ class Ladder:
         self.check(level)
         interpreted = level == "triton" and not (tensors[0] is not None and tensors[0].is_cuda)  # the environment says
         if torch.compiler.is_compiling() or has_transform() or interpreted:
-            return self._levels[function, self.chosen(function, level, *tensors, features=features)]
+            return self.function(function, self.chosen(function, level, *tensors, features=features))
         key = (function, level, features, *[None if t is None else (t.device, t.dtype) for t in tensors])
         found: Callable[..., Any] | None = self._resolved.get(key)
         if found is None:
             chosen = self.chosen(function, level, *tensors, features=features)
-            found = self._resolved[key] = self._levels[function, chosen]
+            found = self._resolved[key] = self.function(function, chosen)
         return found
-
-    def checked(
-        self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any
-    ) -> Checked:
-        """Check the arguments and find the level's function; both are cached by `call_cache.py`.
-
-        Args:
-            function: its name.
-            level: as the user gave it.
-            check: raises for wrong arguments, which it may tell only by what `call_cache.py` compares.
-            tensors: number of leading arguments that are passed to `resolve`.
-            *arguments: of the level's function.
-
-        Raises:
-            TypeError: as `check`, and as `resolve`.
-            ValueError: likewise.
-            RuntimeError: as `resolve`.
-        """
-        if torch.compiler.is_compiling() or has_transform():
-            check(*arguments)
-            found = self.resolve(function, level, *arguments[:tensors])
-            return Checked(found, found)
-        call = (level, *arguments)
-        cache = self._caches[function]
-        known: Checked | None = cache.lookup(call)
-        if known is None:
-            check(*arguments)
-            found = self.resolve(function, level, *arguments[:tensors])
-            if not arguments[0].is_cuda and level == "triton":  # the environment says whether there is Triton
-                return Checked(found, found)
-            known = cache.store(call, Checked(found, None))
-        return known
-
-    def call(self, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any) -> Any:
-        """Check the arguments and call the level's function with them; same arguments and errors as `checked`."""
-        known = self.checked(function, level, check, tensors, *arguments)
-        bound = known.bound
-        if bound is None:
-            bound = known.bound = bind(known.function, arguments)
-        return bound(*arguments)
-
-    def is_of_level(self, run: Callable[..., Any], level: str) -> bool:
-        """Whether a function that `resolve` returned is of this level."""
-        return any(run is found for (_, name), found in self._levels.items() if name == level)
 
     def is_native(self, function: str, x: Tensor) -> bool:
         """Whether the default for such a tensor is PyTorch's own operators.

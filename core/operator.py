@@ -1,4 +1,4 @@
-"""An operator declared once; its registration, its autograd function and the short way past the dispatcher follow.
+"""An operator declared once; its registration, its autograd function and the way past the dispatcher follow.
 
     rms_norm = declare("rms_norm(Tensor x, float eps) -> (Tensor y, Tensor rstd)", launch=..., fake=..., gradient=...)
 
@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from .after_import import after_import
-from .call_cache import CallCache
+from .call import Bound, CachedCall
 from .call_kinds import has_plain_memory, has_transform, wants_graph
 from .direct_calls import check_memory
 from .gradients import autograd_rules
-from .registration import below_autograd, check_schema, lazy, on_one_device
+from .plans import Plan, Planned
+from .registration import LazyLauncher, below_autograd, check_schema, on_one_device
 from .sharding import shard
-from .short_way import Calls, Known, short_way
 
 TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
 """Namespaces of operators, by level."""
@@ -47,6 +47,73 @@ class Rules(TypedDict, total=False):
     sharding: Callable[..., Iterable[tuple[Sequence[Any], Sequence[Any]]]]
 
 
+class Calls(NamedTuple):
+    """An operator, its launcher (of one that a library defines: itself), and what calls it below autograd."""
+
+    operator: Any
+    kernel: Callable[..., Any]
+    below: Callable[..., Any]
+
+
+class OperatorCall(CachedCall):
+    """An operator, called past the dispatcher where it has nothing to do.
+
+    With a subclass (DTensor, FakeTensor) or a mode (FLOP counter, selective checkpointing) that would bypass what the
+    user asked for.
+
+    Attributes:
+        calls: the operator.
+        operator: as the dispatcher knows it.
+        sharding: see `declare`.
+
+    Args:
+        calls: the operator.
+        graph: computes a call with plain tensors that is to be differentiated.
+        transformed: computes a call under a transform of torch.func, or says why it cannot.
+        lasting: makes, of what launches and the arguments of a call, what does as `graph` for all of the kind; None if
+            there is nothing faster.
+        sharding: see `declare`.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        graph: Callable[..., Any],
+        transformed: Callable[..., Any],
+        lasting: Callable[..., Callable[..., Any]] | None = None,
+        sharding: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.calls, self.operator, self.sharding = calls, calls.operator, sharding
+        self._graph, self._transformed, self._lasting = graph, transformed, lasting
+        self.__name__ = self.__qualname__ = calls.operator._schema.name.partition("::")[2]
+
+    def uncached(self, *arguments: Any) -> Any:
+        """Call the operator; under transforms of torch.func the autograd function, which says what it cannot do."""
+        if not torch.compiler.is_compiling() and has_transform():
+            return self._transformed(*arguments)
+        return self.operator(*arguments)
+
+    def bind(self, arguments: tuple[Any, ...], again: bool, result: Callable[[Any], Any] | None = None) -> Bound:
+        """Plan the launch; see `CachedCall.bind`.
+
+        Args:
+            arguments: of the operator.
+            again: whether such a call came before.
+            result: what users see of the operator's results; None for all.
+        """
+        kernel = self.calls.kernel
+        launcher = kernel.imported() if isinstance(kernel, LazyLauncher) else kernel
+        state = launcher.state if isinstance(launcher, Planned) else None
+        value = None if state is None else state(*arguments)
+        run, alone = launcher.plan_for(*arguments) if isinstance(launcher, Planned) else Plan(launcher)
+        if wants_graph(*arguments):
+            run = self._lasting(run, arguments) if again and self._lasting is not None else self._graph
+        elif result is not None and alone is not None:
+            run, result = alone, None
+        return Bound(run, result=result, observed=self.operator, state=state, value=value)
+
+
 def declare(
     schema: str,
     *,
@@ -61,7 +128,7 @@ def declare(
     space: str = TRITON,
     flops: Callable[..., int] | None = None,
     sharding: Callable[..., Iterable[tuple[Sequence[Any], Sequence[Any]]]] | None = None,
-) -> Callable[..., Any]:
+) -> OperatorCall:
     """Make the operator and return the function that calls it, by position, the shortest way that is right.
 
     Args:
@@ -103,16 +170,15 @@ def declare(
     below = below_autograd(call)
     kernel = below
     if launch is not None:
-        kernel = lazy(launch)
+        kernel = LazyLauncher(launch)
         for key in keys:
             library.impl(name, kernel, key)
     torch.library.register_fake(f"{space}::{name}", on_one_device(name, fake), lib=library)
 
     calls = Calls(operator, kernel, below)
     gradient = _with_backward(gradient, backward)
-    graph, run = _differentiable(calls, gradient, save, follows or {}, formula)
+    graph, run = _differentiable(calls, gradient, save, follows or {}, formula, sharding=sharding)
     library.impl(name, _autograd_kernel(operator, below, graph), "Autograd")
-    run.calls, run.sharding = calls, sharding  # type: ignore[attr-defined]
     if flops is not None:
         after_import("torch.utils.flop_counter", lambda counter: counter.register_flop_formula(packet)(flops))
     if sharding is not None:
@@ -121,12 +187,12 @@ def declare(
 
 
 def with_gradient(
-    run: Any,
+    run: OperatorCall,
     gradient: Callable[..., Any],
     save: Callable[..., tuple[Tensor | None, ...]] | None = None,
     backward: Callable[..., Any] | None = None,
     held: Sequence[str] = (),
-) -> Callable[..., Any]:
+) -> OperatorCall:
     """The function that calls an operator which `declare` made, differentiated in another way; see there.
 
     Args:
@@ -154,30 +220,25 @@ def _differentiable(
     follows: Mapping[str, Sequence[str]],
     formula: Callable[..., Any] | None,
     held: Sequence[str] = (),
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    sharding: Callable[..., Any] | None = None,
+) -> tuple[Callable[..., Any], OperatorCall]:
     """What computes a call that is to be differentiated, and the function that users call."""
     operator, kernel, below = calls
     name = operator._schema.name.partition("::")[2]
-    cache = CallCache()
+    if gradient is None:
+        transformed = formula if formula is not None else _refused(operator)
+        return transformed, OperatorCall(calls, transformed, transformed, sharding=sharding)
+    own = gradient
 
-    def launched(*arguments: Any) -> Any:
-        known: Known | None = cache.lookup(arguments)
-        return kernel(*arguments) if known is None or known.changed(arguments) else known.run(*arguments)
+    def lasting(launch: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        rules = autograd_rules(operator._schema, own, save, follows, held, arguments)
+        return _apply(_function(name, launch, rules))
 
-    def alike(run: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        """What computes calls that match this one, whose plan is `run`, and which are to be differentiated."""
-        assert gradient is not None
-        return _apply(_function(name, run, autograd_rules(operator._schema, gradient, save, follows, held, arguments)))
-
-    if gradient is not None:
-        rules = autograd_rules(operator._schema, gradient, save, follows, ())
-        short_rules = autograd_rules(operator._schema, gradient, save, follows, held) if held else rules
-        # Of plain tensors a graph is made around the launcher itself, of all others around the operator.
-        shortest, dispatched = _function(name, launched, short_rules), _function(name, below, rules)
-        plain_graph, graph, transformed = _apply(shortest), _apply(dispatched), dispatched.apply
-        return graph, short_way(calls, cache, plain_graph, transformed, alike)
-    transformed = formula if formula is not None else _refused(operator)
-    return transformed, short_way(calls, cache, transformed, transformed, None)
+    rules = autograd_rules(operator._schema, gradient, save, follows, ())
+    plain_rules = autograd_rules(operator._schema, gradient, save, follows, held) if held else rules
+    # Of plain tensors a graph is made around the launcher itself, of all others around the operator.
+    plain, dispatched = _function(name, kernel, plain_rules), _function(name, below, rules)
+    return _apply(dispatched), OperatorCall(calls, _apply(plain), dispatched.apply, lasting, sharding)
 
 
 def _autograd_kernel(operator: Any, below: Callable[..., Any], graph: Callable[..., Any]) -> Callable[..., Any]:

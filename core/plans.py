@@ -1,6 +1,6 @@
 """Launchers that decide once for a geometry.
 
-    @planned
+    @Planned
     def scale(x, factor):                      # runs once for a geometry: checks, block sizes, grid
         launch = bind(_kernel, (grid,), x.numel(), BLOCK=1024, num_warps=4)
 
@@ -11,71 +11,76 @@
 
         return run
 
-What a plan returns outlives the call, so it must keep shapes, and never a tensor. `run.alone`, if there is one, takes
-the same arguments and returns what users see, without the results that only a gradient needs: it runs where none is
-wanted, and saves allocating them.
+What a plan returns outlives the call, so it must keep shapes, and never a tensor.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .call_cache import clear_all
+from .call import MOST, all_known, clear_all, geometry_of
 from .device import on_device
-from .direct_calls import was_freed
-
-PLANS = 1024  # geometries of one launcher; beyond that all are forgotten
-_all_plans: list[dict[Any, Any]] = []
 
 
-def planned(
-    plan: Callable[..., Callable[..., Any]], state: Callable[..., Hashable] | None = None
-) -> Callable[..., Any]:
-    """Make a launcher that plans once for a geometry.
+class Plan(NamedTuple):
+    """What computes the calls of one geometry.
+
+    Attributes:
+        run: returns all results.
+        alone: takes the same arguments and returns what users see, without the results that only a gradient needs: it
+            runs where none is wanted, and saves allocating them. None if there are no such results.
+    """
+
+    run: Callable[..., Any]
+    alone: Callable[..., Any] | None = None
+
+
+class Planned:
+    """A launcher that plans once for a geometry.
 
     Args:
-        plan: checks its arguments and returns what runs with them, and with all others of the same geometry: shapes,
-            strides, dtypes, devices, scalars, and whether memory begins at a multiple of 16 bytes. Tensors whose memory
-            was freed are a geometry of their own, which it must refuse.
+        plan: checks its arguments and returns what runs, a `Plan` or a function, with them and with all others of the
+            same geometry: shapes, strides, dtypes, devices, scalars, and whether memory begins at a multiple of 16
+            bytes. Tensors whose memory was freed are a geometry of their own, which it must refuse.
         state: what else the plan rests on, such as switches of PyTorch, asked of the arguments in every call.
     """
-    plans: dict[Any, Callable[..., Any]] = {}
-    _all_plans.append(plans)
 
-    def planned_for(*arguments: Any) -> Callable[..., Any]:
+    def __init__(
+        self, plan: Callable[..., Callable[..., Any] | Plan], state: Callable[..., Hashable] | None = None
+    ) -> None:
+        functools.update_wrapper(self, plan)
+        self.plan, self.state = plan, state
+        self._plans: dict[Hashable, Plan] = {}
+        all_known.add(self)
+
+    def plan_for(self, *arguments: Any) -> Plan:
         """What runs with arguments of this geometry."""
-        # NaN is never equal to itself, and -0.0 always to 0.0: such floats are known by their names.
-        geometry = [
-            (a.shape, a.stride(), a.dtype, a.device, None if was_freed(a) else a.data_ptr() & 15 != 0)
-            if isinstance(a, Tensor)
-            else (a if not isinstance(a, float) or a < 0.0 or a > 0.0 else repr(a))
-            for a in arguments
-        ]
-        if state is not None:
-            geometry.append(state(*arguments))
-        key = tuple(geometry)
-        run = plans.get(key)
-        if run is None:
-            if len(plans) >= PLANS:
-                plans.clear()
+        geometry = geometry_of(arguments, plain=False)
+        key = None if geometry is None else (geometry, None if self.state is None else self.state(*arguments))
+        found = None if key is None else self._plans.get(key)
+        if found is None:
             with on_device(next(a for a in arguments if isinstance(a, Tensor))):
-                run = plans[key] = plan(*arguments)
-        return run
+                made = self.plan(*arguments)
+            found = made if isinstance(made, Plan) else Plan(made)
+            if key is not None:
+                if len(self._plans) >= MOST:
+                    self.clear()
+                self._plans[key] = found
+        return found
 
-    @functools.wraps(plan)
-    def launcher(*arguments: Any) -> Any:
-        return planned_for(*arguments)(*arguments)
+    def __call__(self, *arguments: Any) -> Any:
+        """Launch."""
+        return self.plan_for(*arguments).run(*arguments)
 
-    launcher.planned_for, launcher.state = planned_for, state  # type: ignore[attr-defined]
-    return launcher
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._plans.clear()
 
 
 def forget_plans() -> None:
     """Plan everything anew: for tests that change what plans rest on."""
-    for plans in _all_plans:
-        plans.clear()
     clear_all()

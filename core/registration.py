@@ -35,15 +35,19 @@ def below_autograd(call: Callable[..., Any]) -> Callable[..., Any]:
     return below
 
 
-def lazy(launch: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """The launcher, imported when it is called first."""
-    imported = functools.cache(launch)
+class LazyLauncher:
+    """A launcher that is imported when it is called first.
 
-    def kernel(*arguments: Any) -> Any:
-        return imported()(*arguments)
+    Attributes:
+        imported: returns the launcher.
+    """
 
-    kernel.launcher = imported  # type: ignore[attr-defined]
-    return kernel
+    def __init__(self, launch: Callable[[], Callable[..., Any]]) -> None:
+        self.imported = functools.cache(launch)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Launch."""
+        return self.imported()(*arguments)
 
 
 def on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Take a slow model that does not compile, and mend it line by line with `doctor`, counts and the profiler.
 
-Afterwards you can read a report of `doctor`, decide what to change first, prove that each change keeps the result, and
-say what the changes were worth together.
+After reading it you can read a report of `doctor`, decide what to change first, check that each change keeps the
+result, and measure the speedup of all changes together.
 
 Needs: `pip install ./harness ./packages/compile-recipes`. A CPU is enough; a GPU is used where there is one. No
 download: the texts are lines of Python's own source. Time: half a minute with --quick on two cores, two without.
@@ -34,8 +34,8 @@ EPS = 1e-6
 
 
 # %% The model as it was found
-# It encodes texts: embeddings, layers of attention, a mean over the tokens. Every line computes what it should, and
-# every method has a habit that costs: a value that Python reads, a formula by hand, a loop over texts.
+# It encodes texts: embeddings, layers of attention, a mean over the tokens. The result is correct, but every method has
+# a costly habit: a value that Python reads, a formula by hand, a loop over texts.
 class Found(nn.Module):
     """Tokens `(batch, length)`, 0 for padding, to vectors `(batch, width)`."""
 
@@ -82,21 +82,21 @@ class Found(nn.Module):
 
 
 # %% Step 1: values stay in tensors
-# `doctor` puts breaks first. A number on the module compiles again in each call, `.item()` and a branch end the graph.
+# `doctor` lists graph breaks first: a counter on the module recompiles at each call, `.item()` and a branch break.
 class Tensors(Found):
     """No value goes to Python."""
 
     def note(self) -> None:
-        """Count in a buffer, and leave logging to the caller."""
+        """Count in a buffer; the caller does the logging."""
         self.calls += 1
 
     def limit(self, x: Tensor) -> Tensor:
-        """The same, with a factor of 1 where nothing is to be done."""
+        """The same, with a factor of 1 where nothing is too large."""
         return x * (2 / x.abs().max().clamp(min=2))
 
 
 # %% Step 2: shapes follow from shapes
-# Indexing by a mask has a size that only the values tell, and the loop is unrolled for each size of batch.
+# The size of `x[mask]` depends on the values, and the loop is unrolled for each batch size.
 class Masked(Tensors):
     """No loop over texts."""
 
@@ -107,7 +107,7 @@ class Masked(Tensors):
 
 
 # %% Step 3: one operator for a formula
-# Now the graph is whole, and the report's first lines are about what is inside: a norm and an attention by hand.
+# Now there is one graph, and the report's first lines are about its content: a norm and an attention by hand.
 class Operators(Masked):
     """PyTorch's own kernels."""
 
@@ -134,7 +134,7 @@ def texts(rows: int, length: int) -> Tensor:
 
 
 # %% Examine each step
-# After each change: the same result, then the counts. A step that changes no count was not worth its lines.
+# After each change: check the result, then count. A change that improves no count is not worth its lines.
 def examine(model: nn.Module, first: nn.Module, tokens: Tensor, more: Tensor) -> tuple[dict[str, int], list[str]]:
     """(counts, first lines of the report) of a model; raises where its result is not that of the first."""
     torch.testing.assert_close(model(tokens), first(tokens), rtol=1e-4, atol=1e-5)
@@ -144,7 +144,7 @@ def examine(model: nn.Module, first: nn.Module, tokens: Tensor, more: Tensor) ->
 
 # %% Everything
 def main(argv: list[str] | None = None) -> dict[str, dict[str, int]]:
-    """Mend, and print what each step changes; returns the counts by step."""
+    """Fix the model, and print the effect of each step; return the counts by step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small model and few rounds")
     quick = parser.parse_args(argv).quick

@@ -1,19 +1,19 @@
 """What this project is about, in four tables and three sentences: attention, a block, a norm and a projection.
 
-After reading it you can put a function of any technique beside PyTorch's own on your machine, and see what it gains.
+After reading it you can compare a function of any technique with PyTorch's own on your machine, and see its speedup.
 
 Needs: the packages of this workspace, no GPU, no download; a minute on two cores with `--quick`, two without.
 Run: `nox -s demo`, or `python examples/demo.py --quick`. It ends with three sentences that begin with "Fastest".
 
-Each function is called at every level that runs here. "naive" is level `reference`: the formula, an operation a line,
-in the same dtype. "PyTorch" is level `native`, PyTorch's own operators; the best PyTorch is that or `torch.compile`,
-whichever is faster. "default" is what a call without a level takes. All are held against the formula in float64 before
-and after they are timed in turns; what is printed was measured just now.
+Each function is called at every level that runs here. "naive" is level `reference`: the formula, one operation per
+line, in the same dtype. "PyTorch" is level `native`, PyTorch's own operators; the best PyTorch is the faster of that
+and `torch.compile`. "default" is a call without a level. All are checked against the formula in float64 before and
+after they are timed in turns; all printed figures are measured in this run.
 """
 
 # %% Sizes
-# On a GPU those of a small Llama in bfloat16. On a CPU they are smaller, in float32: there the defaults of most
-# functions are PyTorch's own, and there is little to gain.
+# On a GPU the sizes of a small Llama in bfloat16. On a CPU they are smaller, in float32: there most functions default
+# to PyTorch's own, and there is little to gain.
 from __future__ import annotations
 
 import argparse
@@ -43,7 +43,7 @@ BEST = ("PyTorch", "torch.compile")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: device, dtype, sequences, tokens of each, heads, channels of a head, rounds."""
+    """Device, dtype, number of sequences, tokens per sequence, heads, channels per head, rounds of timing."""
 
     device: str
     dtype: torch.dtype
@@ -59,27 +59,26 @@ class Sizes:
 
 
 def sizes(quick: bool) -> Sizes:
-    """Those of this machine."""
+    """Sizes for this machine."""
     if torch.cuda.is_available():
         return Sizes("cuda", torch.bfloat16, 4, 2048, 16, 128, 20 if quick else 60)
     return Sizes("cpu", torch.float32, 1, 128 if quick else 512, 4, 64, 12 if quick else 30)
 
 
 # %% Every level of a function
-# A level that cannot run here says why when it is called. So it is tried once, and its reason stands in the table.
+# A level that cannot run here raises an error with the reason. Each is tried once, and the table shows the reasons.
 def compare(
     implementations: Mapping[str, Callable[..., Any]], *args: Any, rounds: int
 ) -> tuple[Comparison, dict[str, str]]:
-    """Time what runs; the reasons of what does not."""
+    """Time the implementations that run here; return the reasons of the others too."""
     reasons = {}
     for name, function in implementations.items():
         try:
             function(*args)
         except (RuntimeError, ValueError, ImportError) as error:
             reasons[name] = str(error).splitlines()[0]
-    return compare_implementations(
-        {n: f for n, f in implementations.items() if n not in reasons}, *args, rounds=rounds
-    ), reasons
+    here = {name: function for name, function in implementations.items() if name not in reasons}
+    return compare_implementations(here, *args, rounds=rounds), reasons
 
 
 def at_levels(function: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]:
@@ -88,7 +87,7 @@ def at_levels(function: Callable[..., Any], **options: Any) -> dict[str, Callabl
 
 
 # %% Attention, a norm and a projection
-# The naive attention holds the scores of every query with every key, which is what flash attention avoids.
+# The naive attention stores the scores of every query with every key, which flash attention avoids.
 def attention(s: Sizes) -> tuple[Comparison, dict[str, str]]:
     """Causal self-attention."""
     q, k, v = (s.tensor(s.batch, s.heads, s.tokens, s.head_dim) for _ in range(3))
@@ -110,8 +109,8 @@ def projection(s: Sizes) -> tuple[Comparison, dict[str, str]]:
 
 
 # %% A whole block
-# The same weights each time. `use` names the techniques that a model takes and their level; `techniques=()` is plain
-# PyTorch, as a competent user writes it.
+# The same weights each time. `use` chooses the techniques of a model and their level; `techniques=()` is plain PyTorch,
+# as a competent user writes it.
 # --8<-- [start:block]
 def block(s: Sizes) -> tuple[Comparison, dict[str, str]]:
     """A transformer block with RMSNorm and a gated feed-forward."""
@@ -124,9 +123,9 @@ def block(s: Sizes) -> tuple[Comparison, dict[str, str]]:
 
 
 # --8<-- [end:block]
-# %% The tables, and what follows from them
+# %% The tables and conclusions
 def times(found: Comparison) -> dict[str, float]:
-    """Median seconds of what was timed and is right."""
+    """Median seconds of those that were timed and are correct."""
     return {c.name: c.seconds.median for c in found.contenders if c.status == "measured" and c.seconds}
 
 
@@ -161,10 +160,8 @@ def insights(tables: Mapping[str, Comparison]) -> list[str]:
     gains = {title: times(found)["naive"] / times(found)[fastest[title]] for title, found in tables.items()}
     lost = {title: times(found)["default"] / min(times(found).values()) - 1 for title, found in tables.items()}
     over_best = {title: best_of(found) / times(found)["default"] for title, found in tables.items()}
-    worst, parts = (
-        max(lost, key=lost.__getitem__),
-        statistics.geometric_mean(v for t, v in gains.items() if t != "block"),
-    )
+    worst = max(lost, key=lost.__getitem__)
+    parts = statistics.geometric_mean(gain for title, gain in gains.items() if title != "block")
     return [
         "Fastest: " + ", ".join(f"{title} {fastest[title]} ({gains[title]:.2f}x of naive)" for title in tables) + ".",
         "Fastest without choosing: the default is at "

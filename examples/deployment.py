@@ -1,7 +1,7 @@
 """Ship a model four ways, and see what each costs at start-up and under load.
 
-Afterwards you can export a model, compile it into a package that needs neither Python code of ours nor of yours, record
-what it was made with, and refuse to load it where that does not fit.
+After reading it you can export a model, compile it into a package that needs no Python code of ours or yours, record
+the environment that it was made in, and refuse to load it in another.
 
 Needs: `pip install ./packages/models`, a C++ compiler; for the package with our CUDA C++ operators also
 `./packages/cuda-ops`. A CPU is enough; a GPU is used where there is one. No download. Disk: 200 MB below --out.
@@ -13,7 +13,7 @@ The last lines are a table of the four ways, and two sentences that are computed
 """
 
 # %% Imports
-# The process that serves a package imports this file too. It must not need the model's code, so the packages are
+# The process that serves a package imports this file too, and must not need the model's code: so our packages are
 # imported where they are used.
 from __future__ import annotations
 
@@ -82,12 +82,13 @@ def package(model: torch.nn.Module, tokens: Tensor, file: Path) -> None:
     # --8<-- [end:package]
 
 
-# %% What it was made with
-# A package runs on the torch, the device and the instruction set that it was compiled for. Elsewhere it may be refused,
-# end with an illegal instruction, or give other numbers; so the record travels with it, and is compared first.
+# %% The environment of a package
+# A package runs with the torch, device and instruction set that it was compiled for. Elsewhere it may fail to load,
+# crash with an illegal instruction, or give other numbers; so a record is stored beside it, and compared before
+# loading.
 # --8<-- [start:record]
 def surroundings(device: str) -> dict[str, Any]:
-    """What a package depends on, as far as this process knows it."""
+    """The versions and devices that a package depends on."""
     gpu = device == "cuda"
     return {
         "torch": torch.__version__,
@@ -99,7 +100,7 @@ def surroundings(device: str) -> dict[str, Any]:
 
 
 def check_surroundings(record: dict[str, Any], device: str) -> None:
-    """Raise where a package was made for something else; the message names each difference."""
+    """Raise RuntimeError if a package was made in another environment; the message names each difference."""
     here = surroundings(device)
     different = [f"{name} is {here[name]!r}, made with {record[name]!r}" for name in here if here[name] != record[name]]
     if different:
@@ -108,9 +109,9 @@ def check_surroundings(record: dict[str, Any], device: str) -> None:
 
 
 # %% Build
-# Each way in a process of its own, as a build machine would: its first call compiles with empty caches.
+# Each in its own process, like on a build machine: its first call compiles with empty caches.
 def build(way: str, folder: Path, sizes: dict[str, Any]) -> float:
-    """Make the files of one way; returns seconds."""
+    """Make the files of one way; return the seconds it took."""
     begin = time.perf_counter()
     model, tokens = model_of(sizes, folder), batch(sizes, 2)
     with torch.no_grad():
@@ -135,7 +136,7 @@ def build(way: str, folder: Path, sizes: dict[str, Any]) -> float:
 # In a fresh process. `native` and `cuda` import torch and nothing of ours.
 # --8<-- [start:load]
 def load(way: str, folder: Path, sizes: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """What answers requests."""
+    """The function that answers requests."""
     if way == "eager":
         return model_of(sizes, folder)
     check_surroundings(json.loads((folder / f"{way}.json").read_text()), sizes["device"])
@@ -233,7 +234,7 @@ def report(built: dict[str, float], served: dict[str, dict[str, Any]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Build and serve each way, and print the table; returns what was found, by way."""
+    """Build and serve each way, and print the table; return the figures of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small model and few requests")
     parser.add_argument("--out", type=Path, help="a folder for packages; a temporary one if left out")

@@ -1,7 +1,7 @@
 """Classify the nodes of a graph from two labels, and choose between scatter and sorted segments.
 
-After it you can move a network from PyTorch Geometric line by line, sort the edges of a graph once, and say what that
-gains in time and in repeatability.
+After reading it you can port a network from PyTorch Geometric line by line, sort the edges of a graph once, and measure
+what that gains in time and repeatability.
 
 - Needs: kernel-pytorch-models and networkx, whose package holds the graph. No network.
 - Runs on a CPU or a GPU, with 1 GB of memory: a minute on 2 cores, half with `--quick`.
@@ -9,7 +9,7 @@ gains in time and in repeatability.
 - Last lines: more than 90 % of the karate club's members on the right side, a table of scatter and segments, and which
   of them repeats bit by bit here.
 
-A graph is a list of edges. Of `edge_index`, row 0 holds sources and row 1 targets; messages go from 0 to 1:
+A graph is a list of edges. Row 0 of `edge_index` holds sources, row 1 targets; messages go from sources to targets:
 
     edge_index = [[0, 0, 1],      0 ---> 1 ---> 2
                   [1, 2, 2]]      0 ----------> 2
@@ -53,7 +53,7 @@ def sorted_once(edge_index: Tensor, num_nodes: int) -> SortedEdges:
 # The members of a karate club and who met whom; the club split around its teacher and its president. The larger graph
 # grows as networks of citations do: each new node cites some of the most cited.
 def networkx() -> Any:
-    """The library, or a word on how to get it."""
+    """Import the library, or say how to install it."""
     try:
         import networkx as library
     except ImportError as error:
@@ -75,10 +75,10 @@ def karate_club(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 # %% Learning from two labels
-# Only the sides of the teacher, node 0, and of the president, node 33, are given. What distinguishes members at first
-# is their number alone; all else comes through the edges.
+# Only the sides of the teacher, node 0, and of the president, node 33, are given. The only feature of a member is its
+# number; all other information comes through the edges.
 def split_club(device: torch.device, steps: int) -> float:
-    """The share of the 32 other members whose side is found."""
+    """The share of the 32 other members whose side is predicted correctly."""
     edge_index, sides = karate_club(device)
     nodes, known = len(sides), torch.tensor([0, 33], device=device)
     x, edges = torch.eye(nodes, device=device), sorted_once(edge_index, nodes)

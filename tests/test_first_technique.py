@@ -2,8 +2,8 @@
 
 Commands run as they are printed, with these differences. Nothing is fetched: where the page calls nox, what its session
 runs is run in the present environment, with the new package put on the path instead of installed, and the line that
-installs nox itself is left out. Tests run in one process. Linters, mkdocs and what reads real activations take part
-where they are there. Lines that the page leaves out (`...`) are not compared, nor are figures that a machine decides.
+installs nox itself is left out. Tests run in one process. Linters and mkdocs take part where
+they are there. Lines that the page leaves out (`...`) are not compared, nor are figures that a machine decides.
 """
 
 from __future__ import annotations

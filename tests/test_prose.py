@@ -29,7 +29,7 @@ NUMBER = re.compile(rf"(?<![\w.-])(?:\d[\d.,]*(?:{UNIT})|0\.\d\d+)")
 
 ALLOWED = {
     r"99 ?% interval|99 % of the resulting medians|band of 2\s% that": "definitions of the interval and its verdict",
-    r"more than 100 microseconds|below some 100 microseconds": "definition: longer kernels are measured otherwise",
+    r"below some 100 microseconds": "definition: longer kernels are measured otherwise",
     r"64 MiB": "definition: the size of a chunk of logits",
     r"2 MB in float32": "arithmetic: bytes of a gradient of a given shape",
     r"10,000 times|20 times as much": "definitions of inputs for tests",

@@ -22,7 +22,7 @@ from kernel_pytorch.harness import availability, cli
 from kernel_pytorch.harness.commands.common import output
 from kernel_pytorch.harness.discovery import GROUP
 from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings, Environment, Machine
-from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.support import CAPABILITIES, Absent, Outcome, SupportRecord
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
@@ -174,7 +174,7 @@ def record(toy: ModuleType, machine: Machine) -> Callable[..., SupportRecord]:
         fields = {
             "outcomes": tuple(outcomes),
             "absent": absent,
-            "sources": technique_digests(toy.technique, "cpu"),
+            "identities": identify(toy.technique, environment),
             "environment": environment,
         } | fields
         return SupportRecord(**about, **fields)

@@ -20,7 +20,7 @@ def gate_of_activations(activations, dtype):
 
 @pytest.fixture
 def operation(toy):
-    return dataclasses.replace(toy.gate, real_input=gate_of_activations, adversarial=())
+    return dataclasses.replace(toy.gate, real_input=gate_of_activations, roles={})
 
 
 def failures(toy, operation):

@@ -44,7 +44,7 @@ LADDER = Ladder({"doubled": __name__}, [], COMPILED, absent={"doubled": ("torchs
     "levels/cuda": "def doubled(x):\n    return x + x",
     "technique": """
 import torch
-from kernel_pytorch.harness.technique import Cost, Direction, Operation, Technique, grid, point
+from kernel_pytorch.harness.technique import Cost, Exemption, Operation, Technique, grid, point
 
 def inputs(case, generator):
     return (torch.randn(case.rows, 512, generator=generator).to(case.dtype),), {}
@@ -58,7 +58,7 @@ doubled = Operation(
     cost=lambda case, direction: Cost(2 * case.rows * 512 * case.dtype.itemsize, case.rows * 512),
     test_grid=grid(point("plain", core=True, rows=4), dtypes=DTYPES),
     bench_grid=grid(point("few rows", rows=16), point("many rows", rows=256), dtypes=DTYPES),
-    directions=(Direction.FORWARD,),
+    exemptions=[Exemption(("gradients",), "for inference")],
 )
 technique = Technique("made-up", "a made-up function", "", [doubled], "kernel_pytorch.made_up.levels:LADDER")
 """,
@@ -302,7 +302,7 @@ def test_rows_of_others_are_kept(install):
         ({"package": "nothing"}, "not used: its package is not installed"),
         ({"version": "0"}, "not used: measured with 0; installed is kernel-pytorch-made-up 1.0, "),
         ({"device": "B"}, "not used: this device is "),
-        ({"kernels": "0"}, "used, though its kernels have changed since: adopt it again"),
+        ({"kernels": "0"}, "used, though its package has changed since: adopt it again"),
         ({"level": "triton"}, "not used: made-up has no level 'triton' of doubled"),
     ],
 )

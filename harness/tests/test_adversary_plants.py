@@ -41,7 +41,7 @@ def shifted(toy):
     """The toy's technique, of a log-softmax."""
     toy.log_softmax = log_softmax
     reference = Implementation("reference", Level.REFERENCE, "toy:log_softmax")
-    operation = dataclasses.replace(toy.gate, levels=[reference], shift_invariant=("x",))
+    operation = dataclasses.replace(toy.gate, levels=[reference], roles={"data": ("x",), "shift invariant": ("x",)})
     return dataclasses.replace(toy.technique, operations=[operation])
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kernel_pytorch.harness import timing
-from kernel_pytorch.harness.benchmark import Plan, benchmark, of_present_sources, why_not_resumed
+from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
+from kernel_pytorch.harness.exemptions import BACKWARD_TIME
 from kernel_pytorch.harness.jobs import find_job, jobs
-from kernel_pytorch.harness.results import Carried
-from kernel_pytorch.harness.technique import Direction
-from kernel_pytorch.harness.whole_cost import no_cost
+from kernel_pytorch.harness.overheads import no_cost
+from kernel_pytorch.harness.technique import Direction, Exemption
 
 CPU = torch.device("cpu")
 QUICK = Plan(quick=True)
@@ -52,7 +52,7 @@ def test_a_short_run_is_the_first_cases_in_both_directions(toy):
 def test_an_operation_says_which_directions_are_timed(toy):
     """One that computes its gradients in the forward, for example."""
     (gate,) = toy.technique.operations
-    together = dataclasses.replace(gate, directions=(Direction.FORWARD, Direction.BOTH))
+    together = dataclasses.replace(gate, exemptions=[Exemption((BACKWARD_TIME,), "a good one")])
     technique = dataclasses.replace(toy.technique, operations=[together])
     assert [job.direction.value for job in jobs(technique, CPU, first=1)] == ["forward", "both"]
     assert [job.direction.value for job in Plan(quick=True, cases=1).jobs(technique, CPU)] == ["forward", "both"]
@@ -67,12 +67,12 @@ def test_a_job_is_found_again_by_its_key(site, toy):
         find_job(("toy", "gate", "nope", "forward"), CPU)
 
 
-def test_results_name_their_sources(toy, machine):
+def test_results_identify_their_code(toy, machine):
     found = benchmark(toy.technique, machine, CPU, Plan(quick=True, directions=(Direction.FORWARD,)))
     assert found.complete
     assert found.quick
-    assert list(found.sources) == ["gate/reference", "gate/native", "gate/compile", "gate/cuda"]
-    assert all(len(digest) == 64 for digest in found.sources.values())
+    assert list(found.identities) == ["gate/reference", "gate/native", "gate/compile"]  # the toy has no kernel
+    assert {i.made_by for i in found.identities.values()} == {f"torch {torch.__version__.partition('+')[0]}"}
     assert len(found.measurements) == 2 * 4
 
 
@@ -98,11 +98,8 @@ def test_what_stands_is_handed_out_after_every_job(toy, machine):
 
 def test_an_interrupted_run_goes_on_where_it_stopped(toy, machine):
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))
-    assert why_not_resumed(first, machine, QUICK) is None
-    carried = {"gate/native": Carried(kernels="", commit="", compared="")}  # of what is measured again it says nothing
-    first = first.model_copy(update={"carried": carried})
+    assert why_not_resumed(first, toy.technique, machine, QUICK) is None
     whole = benchmark(toy.technique, machine, CPU, QUICK, previous=first)
-    assert whole.carried == {}
     assert whole.complete
     assert len(cases(whole)) == 4
     assert whole.measurements[: len(first.measurements)] == first.measurements
@@ -110,14 +107,18 @@ def test_an_interrupted_run_goes_on_where_it_stopped(toy, machine):
 
 def test_a_run_goes_on_only_if_it_would_be_the_same(toy, machine):
     first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(2))
-    assert why_not_resumed(first, machine, Plan()) == "it was a short run"
+    assert why_not_resumed(first, toy.technique, machine, Plan()) == "it was a short run"
     for update, reason in [
         ({"device_name": "Another CPU"}, "it was measured on Another CPU"),
         ({"torch": "2.0.0", "triton": None}, "it was measured with torch 2.0.0 and triton None"),
     ]:
         environment = machine.environment.model_copy(update=update)
         elsewhere = first.model_copy(update={"machine": machine.model_copy(update={"environment": environment})})
-        assert why_not_resumed(elsewhere, machine, QUICK) == reason
+        assert why_not_resumed(elsewhere, toy.technique, machine, QUICK) == reason
+    native = first.identities["gate/native"].model_copy(update={"sources": {"toy": "another"}})
+    for identities in ({}, first.identities | {"gate/native": native}):
+        changed = first.model_copy(update={"identities": identities})
+        assert "has changed, or is not known" in why_not_resumed(changed, toy.technique, machine, QUICK)
 
 
 def test_a_resumed_run_that_is_interrupted_keeps_what_it_has_not_reached(toy, machine):
@@ -141,10 +142,6 @@ def test_whole_costs_outlast_a_run_that_does_not_ask_for_them(toy, machine):
     for on_job in (lambda label: None, interrupt_at(1)):
         again = benchmark(toy.technique, machine, CPU, QUICK, previous=before, on_job=on_job)
         assert again.costs == costs
-    for name, left in [("reference", ()), ("compile", costs)]:
-        changed = before.model_copy(update={"sources": before.sources | {f"gate/{name}": "changed"}})
-        found = of_present_sources(changed, toy.technique)
-        assert found.costs == left
 
 
 def test_a_job_that_lacks_a_level_is_measured_again_with_those_that_it_has(toy, machine):
@@ -196,15 +193,3 @@ def test_a_machine_that_is_still_busy_at_the_first_rejection_is_measured_again_a
     answers = iter([busy.ceilings, machine.ceilings])
     found = benchmark(toy.technique, busy, CPU, plan, again=lambda: next(answers))
     assert [m.status for m in found.measurements] == ["rejected"] * 2 + ["measured"] * 2
-
-
-def test_what_has_changed_since_is_measured_again(toy, machine):
-    """Of the toy's one operation everything, since levels are timed in turns."""
-    first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))
-    changed = first.model_copy(update={"sources": first.sources | {"gate/native": "changed"}})
-    again = benchmark(toy.technique, machine, CPU, QUICK, previous=of_present_sources(changed, toy.technique))
-    assert again.complete
-    before = [m.samples for m in first.measurements if m.samples]
-    assert before
-    assert not [m for m in again.measurements if m.samples in before]
-    assert again.sources == first.sources

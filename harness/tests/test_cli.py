@@ -21,7 +21,7 @@ from kernel_pytorch.harness.commands import machine as machine_module
 from kernel_pytorch.harness.commands import verify as verify_module
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.results import VerificationReport, load
-from kernel_pytorch.harness.technique import Spared
+from kernel_pytorch.harness.technique import Exemption
 
 OPTIONS = {
     "list": ("--device",),
@@ -148,15 +148,15 @@ def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
 
 
 def test_verify_says_what_it_did_not_ask_and_why(toy_alone, toy, command_line, monkeypatch, tmp_path):
-    spared = Spared(("x",), ("zero rows",), "a good [one]", dtypes=(torch.float16,))
-    operation = dataclasses.replace(toy.gate, spared=(spared,))
+    exemption = Exemption(("zero rows",), "a good [one]", arguments=("x",), dtypes=(torch.float16,))
+    operation = dataclasses.replace(toy.gate, exemptions=[exemption])
     monkeypatch.setattr(verify_module, "Workers", lambda *_: contextlib.nullcontext())  # this process will do
     monkeypatch.setattr(toy, "technique", dataclasses.replace(toy.technique, operations=[operation]))
     path = tmp_path / "found.json"
     printed = command_line("verify", "--device", "cpu", "--level", "native", "--json", str(path))
     assert printed.code == 0
     assert "21 of 21" in printed.out
-    said = "gate: x spared zero rows in float16: a good [one]"
+    said = "gate: zero rows of x in float16: a good [one]"
     assert f"not asked: {said}\n" in printed.out
     assert VerificationReport.model_validate_json(path.read_text()).spared == (said,)
 
@@ -334,24 +334,24 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
     other.save(tmp_path / "other.json")
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 0
-    assert "1 results file, all of the present sources" in printed.out
+    assert "1 results file, all of the present code" in printed.out
     assert "not checked: technique other is not installed here" in printed.err
-    changed = {"sources": fresh.sources | {"gate/native": "changed"}}
-    fresh.model_copy(update=changed).save(path)
+    native = fresh.identities["gate/native"].model_copy(update={"sources": {"toy": "other"}})
+    fresh.model_copy(update={"identities": fresh.identities | {"gate/native": native}}).save(path)
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 0
-    assert (
-        f"  listed, {fresh.created[:10]}: only the code around the kernels changed\n    gate: native\n" in printed.out
-    )
-    # Where users rest on it, it is an error, unless the kernels are those that were measured.
+    assert f"  listed, {fresh.created[:10]}: the code has changed\n    gate: native\n" in printed.out
+    # Where users rest on it, it is an error, unless the record is too old to say.
     row = SimpleNamespace(level="native", record=tmp_path.name, functions=None)
     monkeypatch.setattr(toy, "defaults", (row,), raising=False)
-    assert command_line("report", str(tmp_path), "--check-stale").code == 0
-    fresh.model_copy(update=changed | {"kernels": fresh.kernels | {"gate/native": "changed"}}).save(path)
     printed = command_line("report", str(tmp_path), "--check-stale")
     assert printed.code == 1
-    assert f"  FAILS, default, {fresh.created[:10]}: kernels changed\n    gate: native\n" in printed.out
-    assert "1 default rests on kernels that were neither measured nor carried." in printed.out
+    assert f"  FAILS, default, {fresh.created[:10]}: the code has changed\n    gate: native\n" in printed.out
+    assert "1 default rests on code that was not measured." in printed.out
+    fresh.model_copy(update={"identities": {}}).save(path)
+    printed = command_line("report", str(tmp_path), "--check-stale")
+    assert printed.code == 0
+    assert f"  listed, {fresh.created[:10]}: measured before records named the code that ran\n" in printed.out
 
 
 def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):

@@ -92,17 +92,14 @@ def test_everything_is_warm_before_anything_is_prepared_and_one_short_subject_ma
     assert log[:4] == [("warm up", "long"), ("warm up", "short"), ("prepare", "long", True), ("prepare", "short", True)]
 
 
-def test_progress_is_told_each_round_and_an_interrupt_passes_through(log: list[tuple]) -> None:
-    seen: list[int] = []
-
-    def on_round() -> None:
-        seen.append(len(log))
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure(subjects("a", "b"), "cpu", rounds=10, on_round=on_round, make_sampler=LoggingSampler)
-    assert seen == [6, 8, 10]
+def test_values_are_new_before_each_sample_and_no_sample_uses_a_set_twice(log: list[tuple]) -> None:
+    timings = measure(
+        subjects("a", "b", sets=2), "cpu", rounds=3, refresh=lambda: log.append(("new",)), make_sampler=LoggingSampler
+    )
+    assert {timing.calls_per_sample for timing in timings.values()} == {2}  # the sampler would take 3
+    later = log[2:]  # after warming up
+    assert [entry[0] for entry in later[::2]] == ["new"] * 8
+    assert "new" not in {entry[0] for entry in later[1::2]}
 
 
 @pytest.mark.parametrize(

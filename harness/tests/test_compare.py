@@ -36,7 +36,6 @@ def make_results(machine):
             created="2026-01-01T00:00:00+00:00",
             quick=False,
             machine=where,
-            sources={},
             measurements=tuple(measurements),
         )
 

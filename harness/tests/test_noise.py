@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kernel_pytorch.harness.noise import CpuReader, Reading, SilentReader, Trace, marked, throttle_names, watching
+from kernel_pytorch.harness.noise import CpuReader, Reader, Reading, Trace, marked, throttle_names, watching
 
 # A GPU under matrix products: 1980 MHz, then the power cap takes the clock down to 1590 MHz within 60 ms.
 CLOCKS = [1980, 1980, 1980, 1980, 1950, 1845, 1740, 1635, 1590, 1590, 1590, 1590]
@@ -54,7 +54,7 @@ def test_throttle_bits():
 
 
 def test_readings_are_collected_while_the_body_runs():
-    class Fast(SilentReader):
+    class Fast(Reader):
         interval = 0.001
 
     with watching(Fast()) as readings:
@@ -64,7 +64,7 @@ def test_readings_are_collected_while_the_body_runs():
 
 
 def test_the_thread_ends_when_the_body_raises():
-    with pytest.raises(ValueError, match="planted"), watching(SilentReader()) as readings:
+    with pytest.raises(ValueError, match="planted"), watching(Reader()) as readings:
         raise ValueError("planted")
     count = len(readings)
     time.sleep(0.01)

@@ -176,7 +176,7 @@ def test_the_number_of_outputs_is_that_of_the_reference():
     y, exact = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
     (judgement,) = judge(Run((y, y), {}), Run((y,), {}), Run((exact,), {}))
     assert not judgement.passed
-    assert judgement.message == "2 outputs, the reference has 1"
+    assert judgement.message == "are 2, the reference has 1"
 
 
 def of_a_mean(candidate, reference, truth, terms, true_terms):

@@ -8,8 +8,8 @@ import types
 import pytest
 import torch
 
-from kernel_pytorch.harness.exemptions import BY_LEVEL, unsupported_rows
-from kernel_pytorch.harness.technique import Cost, Level, Operation, grid, point
+from kernel_pytorch.harness.exemptions import NO_FORMULA, unsupported_rows
+from kernel_pytorch.harness.technique import Cost, Exemption, Level, Operation, grid, point
 
 NAMES = ("made_up", "made_up.functional", "made_up.levels", "made_up.levels.reference", "made_up.levels.native")
 
@@ -88,18 +88,23 @@ def test_inputs_that_do_not_fit_are_told_of(calls, given, message):
 def test_budgets_and_reasons_are_given_by_level(calls):
     declared = operation(
         budgets={"native": (3.0, "adds in another order")},
-        unsupported={"native": {"opcheck": None, "export": "on purpose"}, "compile": {"double backward": "another"}},
+        exemptions=[
+            Exemption(("opcheck",), None, ("native",)),
+            Exemption(("export",), "on purpose", ("native",), devices=("cpu", "cuda")),
+            Exemption(("double backward",), "another", ("compile",)),
+        ],
     )
     native, compiled = declared.implementation("native"), declared.implementation("compile")
     assert (native.budget_factor, native.budget_reason) == (3.0, "adds in another order")
-    assert native.unsupported == {"FLOP counter": BY_LEVEL[Level.NATIVE]["FLOP counter"], "export": "on purpose"}
-    assert compiled.unsupported == {**BY_LEVEL[Level.COMPILE], "double backward": "another"}
+    on_purpose = {"export on cpu": "on purpose", "export on cuda": "on purpose"}
+    assert native.unsupported == {"FLOP counter": NO_FORMULA, **on_purpose}
+    assert compiled.unsupported == {**unsupported_rows(Level.COMPILE, ()), "double backward": "another"}
     assert declared.reference.budget_factor == 2.0
 
 
-def test_every_level_has_its_rows():
-    assert set(BY_LEVEL) == set(Level)
-    assert unsupported_rows(Level.TRITON, {}) == {}
+def test_what_torch_cannot_do_is_no_exemption_of_our_kernels():
+    assert unsupported_rows(Level.TRITON, ()) == {}
+    assert set(unsupported_rows(Level.COMPILE, ())) > {"opcheck", "FLOP counter", "double backward"}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +112,6 @@ def test_every_level_has_its_rows():
     [
         ({"function": ""}, "gate: levels names 'reference', which is a level of function, and none is given"),
         ({"budgets": {"triton": (4.0, "why")}}, "gate: budgets names triton; levels are reference, native, compile"),
-        ({"unsupported": {"triton": {}}}, "gate: unsupported names triton; levels are reference, native, compile"),
         ({"levels": ("reference", "assembler")}, "'assembler' is not a valid Level"),
     ],
 )

@@ -71,7 +71,7 @@ def recorded(toy, machine):
             record(job, "cuda", "unavailable", reason="no kernel when it was measured"),
             record(job, "compile", "wrong", reason="output is off"),
         ]
-    about = {"technique": "toy", "created": "", "quick": False, "machine": machine, "sources": {}}
+    about = {"technique": "toy", "created": "", "quick": False, "machine": machine}
     return Results(**about, measurements=tuple(measurements))
 
 

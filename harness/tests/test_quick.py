@@ -15,10 +15,10 @@ from kernel_pytorch.harness.discovery import UnknownNameError
 from kernel_pytorch.harness.quick import (
     compare_implementations,
     compare_levels,
+    comparison,
     profile_memory,
     quick_benchmark,
     scaling,
-    timed,
 )
 from kernel_pytorch.harness.quick.inputs import Pool
 
@@ -30,7 +30,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 @pytest.fixture(autouse=True)
 def _small_pools(monkeypatch):
     """Few input sets: the times themselves are not looked at."""
-    monkeypatch.setattr(timed, "sets_for", lambda *arguments, **options: 3)
+    monkeypatch.setattr(comparison, "sets_for", lambda *arguments, **options: 3)
 
 
 def reference(x, weight, scale=1.0):
@@ -164,7 +164,7 @@ def test_the_bars_show_what_was_not_timed(compared, tmp_path, monkeypatch):
     comparison = compared(raising)
     assert comparison.plot(tmp_path / "new" / "bars.png").read_bytes().startswith(b"\x89PNG")
     drawn = comparison.plot(tmp_path / "bars.svg").read_text()
-    for text in ("reference (reference)", "wrong: not timed", "per call, median and 99% interval, on Made-up CPU"):
+    for text in ("reference (reference)", "wrong: not timed", "ms per call, median and 99% interval, on Made-up CPU"):
         assert text in drawn
 
 
@@ -312,7 +312,7 @@ def test_levels_may_be_chosen_and_the_reference_stays(site, toy, machine):
     site.install_toy()
     found = compare_levels("toy", levels=["native"], device="cpu", rounds=FEWEST_ROUNDS, machine=machine)
     assert [c.name for c in found.contenders] == ["reference", "native"]
-    with pytest.raises(UnknownNameError, match="gate: no level 'nope'; there are: reference, native, compile, cuda"):
+    with pytest.raises(UnknownNameError, match="gate has no level 'nope'; there are: reference, native, compile, cuda"):
         compare_levels("toy", levels=["nope"], device="cpu", machine=machine)
 
 

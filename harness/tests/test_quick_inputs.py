@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
-from kernel_pytorch.harness.quick import quick_benchmark, timed
-from kernel_pytorch.harness.quick.inputs import LARGEST_FACTOR, REPEATED, SMALLEST_FACTOR, Arguments, Pool, sets_for
+from kernel_pytorch.harness.quick import comparison, quick_benchmark
+from kernel_pytorch.harness.quick.comparison import sets_for
+from kernel_pytorch.harness.quick.inputs import LARGEST_FACTOR, REPEATED, SMALLEST_FACTOR, Arguments, Pool
 
 CPU = torch.device("cpu")
 X = torch.randn(32, 48)
 
 
 def test_integers_stay_as_they_are_and_a_repeated_input_is_told(machine, monkeypatch):
-    monkeypatch.setattr(timed, "sets_for", lambda *arguments, **options: 3)
+    monkeypatch.setattr(comparison, "sets_for", lambda *arguments, **options: 3)
     table, rows = torch.randn(10, 4), torch.tensor([1, 9])
     pool = Pool(Arguments.of((table, rows)), 3)
     assert all(torch.equal(leaves[1], rows) for leaves in pool.sets)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from kernel_pytorch.harness import plots
+from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.page import headline, markdown
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
@@ -16,6 +17,7 @@ from kernel_pytorch.harness.report import (
     best_pytorch,
     cells,
     groups,
+    provenance,
     reasons,
     seconds,
     speedup,
@@ -58,7 +60,7 @@ def results(machine):
         measurement("triton", "unavailable", case="decode", reason=KERNEL),
         measurement("native", "wrong", case="decode", reason="output is off by 1"),
     )
-    about = {"technique": "toy", "created": "2026-01-02T03:04:05+00:00", "quick": True, "sources": {}}
+    about = {"technique": "toy", "created": "2026-01-02T03:04:05+00:00", "quick": True}
     return Results(**about, machine=machine, measurements=measurements)
 
 
@@ -360,3 +362,12 @@ def test_where_nothing_was_measured_there_is_no_plot(results, tmp_path):
     assert plot(results.model_copy(update={"measurements": refused}), tmp_path / "toy.json") == []
     assert plot(results.model_copy(update={"measurements": ()}), tmp_path / "toy.json") == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_measured_before_records_named_the_code_is_marked(results):
+    full = results.model_copy(update={"quick": False})
+    (line,) = provenance(full)
+    assert line == "Measured before records named the code that ran, 2026-01-02"
+    assert f"{line}." in markdown(full)
+    identified = {"gate/native": Identity(made_by="torch 2.13.0")}
+    assert provenance(full.model_copy(update={"identities": identified})) == []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kernel_pytorch.harness import records as records_module
 from kernel_pytorch.harness.clock import compare_paired
+from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.records import RecordError, write_atomically
 from kernel_pytorch.harness.results import (
     CaseRecord,
@@ -46,9 +47,14 @@ def measurement(samples=(1e-6, 2e-6)):
 @pytest.fixture
 def results(machine):
     created = "2026-01-01T00:00:00+00:00"
-    sources, measurements = {"gate/native": "abc"}, (measurement(),)
+    identities = {"gate/native": Identity(made_by="torch 2.13.0", sources={"native": "abc"})}
     return Results(
-        technique="toy", created=created, quick=True, machine=machine, sources=sources, measurements=measurements
+        technique="toy",
+        created=created,
+        quick=True,
+        machine=machine,
+        identities=identities,
+        measurements=(measurement(),),
     )
 
 
@@ -99,14 +105,6 @@ def test_another_version_and_an_unknown_field_are_refused(results, tmp_path, cha
     with pytest.raises(RecordError) as refused:
         load(path)
     assert str(refused.value) == f"{path}: not a results file of schema version 1 ({complaint})"
-
-
-def test_fields_that_are_no_longer_measured_are_dropped(results, tmp_path):
-    content = json.loads(results.model_dump_json())
-    content |= {"accuracy": [{"operation": "gate"}], "real_input": "hidden states"}
-    content["measurements"][0] |= {"burst": 1e-3, "sustained": None}
-    (tmp_path / "old.json").write_text(json.dumps(content))
-    assert load(tmp_path / "old.json") == results
 
 
 def test_a_field_inside_a_measurement_is_named_with_its_place(results, tmp_path):
@@ -213,3 +211,10 @@ def test_a_key_that_is_there_twice_is_refused(results, tmp_path):
     path.write_text(results.model_dump_json().replace('"technique"', '"technique":"toy","technique"'))
     with pytest.raises(RecordError, match="2 times the row technique"):
         load(path)
+
+
+def test_a_file_that_is_older_than_identities_is_read(results, tmp_path):
+    data = json.loads(results.model_dump_json(exclude={"identities"}))
+    older = data | {"sources": {"gate/native": "abc"}, "kernels": {}, "carried": {"gate/native": {"commit": "c"}}}
+    (tmp_path / "toy.json").write_text(json.dumps(older))
+    assert load(tmp_path / "toy.json") == results.model_copy(update={"identities": {}})

@@ -1,4 +1,4 @@
-"""What of results is out of date: defaults must be kernels that were measured or carried, the rest is listed."""
+"""What of results is out of date: defaults must be code that was measured, the rest is listed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernel_pytorch.harness.results import Carried, CaseRecord, IntervalRecord, Measurement, Results, Run
-from kernel_pytorch.harness.sources import kernels_digest, technique_digests
-from kernel_pytorch.harness.staleness import Change, Stale, default_levels, listing, remedies, stale
+from kernel_pytorch.harness.identity import Identity
+from kernel_pytorch.harness.models.record import Record
+from kernel_pytorch.harness.models.record import Run as ModelRun
+from kernel_pytorch.harness.provenance import fingerprint, identify
+from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results, Run
+from kernel_pytorch.harness.staleness import (
+    Change,
+    Stale,
+    default_levels,
+    listing,
+    remedies,
+    stale,
+    stale_models,
+)
 from kernel_pytorch.harness.technique import Implementation, Level
 
 PLACE = Path("results") / "made-up" / "toy.json"
@@ -33,46 +44,57 @@ def results(toy, machine):
         created=f"{DAY}T03:04:05+00:00",
         quick=False,
         machine=machine,
-        sources=technique_digests(toy.technique, "cpu"),
-        kernels=technique_digests(toy.technique, "cpu", kernels_digest),
+        identities=identify(toy.technique, machine.environment),
         measurements=(measurement("reference"), measurement("native")),
     )
 
 
-def changed(results, names, **fields):
-    """The same with another digest of `gate/native` in these tables."""
-    return results.model_copy(update={name: getattr(results, name) | {"gate/native": "old"} for name in names} | fields)
+def changed(results, **facts):
+    """The same with another identity of `gate/native`."""
+    other = results.identities["gate/native"].model_copy(update=facts or {"sources": {"toy": "old"}})
+    return results.model_copy(update={"identities": results.identities | {"gate/native": other}})
 
 
 def found(results, toy, place=PLACE):
-    return {each.label: (each.change, each.fails) for each in stale(results, toy.technique, place)}
+    return {each.label: (each.change, each.fails) for each in stale(results, toy.technique, place, identify)}
 
 
-def test_what_is_of_the_present_sources_is_not_listed(results, toy):
-    assert stale(results, toy.technique, PLACE) == []
+def test_what_is_of_the_present_code_is_not_listed(results, toy):
+    assert found(results, toy) == {}
 
 
-def test_a_default_fails_by_the_digest_of_its_kernels(results, toy):
-    assert found(changed(results, ["sources", "kernels"]), toy) == {"gate/native": (Change.KERNELS, True)}
-    assert found(changed(results, ["kernels"]), toy) == {"gate/native": (Change.KERNELS, True)}
-    assert found(changed(results, ["sources"]), toy) == {"gate/native": (Change.AROUND, False)}
+def test_a_default_fails_where_its_code_has_changed(results, toy):
+    assert found(changed(results), toy) == {"gate/native": (Change.CODE, True)}
 
 
-def test_what_was_carried_does_not_fail(results, toy):
-    # `report --carry` writes the digest of the present kernels, and the one of those that were measured beside it.
-    carried = {"gate/native": Carried(kernels="old", commit="c" * 40, compared="the PTX")}
-    assert found(changed(results, ["sources"], carried=carried), toy) == {"gate/native": (Change.AROUND, False)}
+def test_a_default_fails_where_what_it_launches_has_changed(results, toy):
+    """As Triton's kernels do: only the digest of a case that both sides know says so."""
+    then, now = (Identity(made_by="Triton 3.7.1", kernels={"a": code, f"only {code}": "1"}) for code in ("1", "2"))
+    measured = results.model_copy(update={"identities": {"gate/native": then}})
+
+    def judged(now):
+        (each,) = [s for s in stale(measured, toy.technique, PLACE, lambda *_: {"gate/native": now}) if s.default] or [
+            None
+        ]
+        return each and (each.change, each.fails)
+
+    assert judged(now) == (Change.CODE, True)
+    assert judged(then.model_copy(update={"kernels": {"a": "1", "new": "3"}})) is None
+    assert judged(now.model_copy(update={"made_by": "Triton 3.8.0"})) == (Change.MAKER, False)
 
 
-def test_changed_kernels_of_what_is_no_default_are_listed(results, toy):
+def test_the_same_code_under_another_torch_is_listed(results, toy):
+    assert found(changed(results, made_by="torch 1.0.0"), toy) == {"gate/native": (Change.MAKER, False)}
+
+
+def test_changed_code_of_what_is_no_default_is_listed(results, toy):
     other = PLACE.parents[1] / "other" / "toy.json"  # the table names another record
-    assert found(changed(results, ["sources", "kernels"]), toy, other) == {"gate/native": (Change.KERNELS, False)}
+    assert found(changed(results), toy, other) == {"gate/native": (Change.CODE, False)}
 
 
-def test_a_record_without_digests_of_kernels_proves_nothing(results, toy):
-    older = results.model_copy(update={"kernels": {}})
-    assert found(older, toy) == {}
-    assert found(changed(older, ["sources"]), toy) == {"gate/native": (Change.UNKNOWN, True)}
+def test_a_record_that_is_older_than_identities_is_listed(results, toy):
+    older = results.model_copy(update={"identities": {}})
+    assert set(found(older, toy).values()) == {(Change.BEFORE, False)}
 
 
 @pytest.mark.parametrize("left", [(), (measurement("native", "wrong"),)])
@@ -81,10 +103,10 @@ def test_a_default_that_was_not_measured_fails(results, toy, left):
     assert found(without, toy) == {"gate/native": (Change.UNMEASURED, True)}
 
 
-def test_a_default_whose_sources_are_missing_fails(results, toy):
+def test_a_default_whose_code_is_missing_fails(results, toy):
     levels = [toy.gate.implementation("reference"), Implementation("native", Level.NATIVE, "no_such:native")]
     without = dataclasses.replace(toy.technique, operations=[dataclasses.replace(toy.gate, levels=levels)])
-    assert [(each.change, each.fails) for each in stale(results, without, PLACE)] == [(Change.ABSENT, True)]
+    assert [(each.change, each.fails) for each in stale(results, without, PLACE, identify)] == [(Change.ABSENT, True)]
 
 
 def test_what_is_no_longer_declared_is_listed_and_peers_are_not(results, toy):
@@ -109,42 +131,59 @@ def test_the_date_is_that_of_the_run(results, toy):
         for day in (DAY, "2026-02-03")
     )
     later = (measurement("reference"), measurement("native"), measurement("native", run=1))
-    (each,) = stale(changed(results, ["sources"], runs=runs, measurements=later), toy.technique, PLACE)
+    again = changed(results).model_copy(update={"runs": runs, "measurements": later})
+    (each,) = stale(again, toy.technique, PLACE, identify)
     assert each.created[:10] == "2026-02-03"
+
+
+@pytest.fixture
+def models(machine, toy):
+    """A record of two models, the first of the present code, the second older than identities."""
+    about = {
+        "date": DAY,
+        "environment": machine.environment,
+        "tiny": True,
+        "transformers": "5",
+        "packages": ("toy",),
+        "rows": (),
+    }
+    now = fingerprint(identify(toy.technique, machine.environment))
+    return Record(runs={"a/training": ModelRun(**about, identities={"toy": now}), "b/training": ModelRun(**about)})
+
+
+def test_models_are_listed_where_what_was_patched_in_has_changed(models, toy, monkeypatch):
+    old = Stale("b/training", Change.BEFORE, DAY)
+    assert stale_models(models, [toy.technique], identify) == [old]
+    assert stale_models(models, [], identify) == [Stale("a/training/toy", Change.ABSENT, DAY), old]
+    other = lambda *_: {"gate/native": Identity(made_by="torch 2.13.0", sources={"toy": "changed"})}  # noqa: E731
+    assert stale_models(models, [toy.technique], other) == [Stale("a/training/toy", Change.CODE, DAY), old]
 
 
 def test_the_listing_fits_a_terminal_of_80_columns_and_what_fails_goes_first():
     levels = ("reference", "native", "torchscript", "compile", "triton", "triton (Gluon)", "cuda")
-    many = [Stale(f"add_rms_norm_act/{level}", Change.UNKNOWN, DAY, level == "cuda") for level in levels]
-    fine = [Stale("gate/native", Change.AROUND, DAY, default=True)]
+    many = [Stale(f"add_rms_norm_act/{level}", Change.CODE, DAY, level == "cuda") for level in levels]
+    fine = [Stale(f"gate/{level}", Change.BEFORE, DAY, default=True) for level in levels]
     lines = listing({Path("results/a/fine.json"): fine, Path("results/a/many.json"): many, Path("c.json"): []})
     assert max(map(len, lines)) <= 80
     assert lines == [
         "results/a/many.json",
-        f"  FAILS, default, {DAY}: sources changed, the record has no kernel digests",
+        f"  FAILS, default, {DAY}: the code has changed",
         "    add_rms_norm_act: cuda",
-        f"  listed, {DAY}: sources changed, the record has no kernel digests",
+        f"  listed, {DAY}: the code has changed",
         "    add_rms_norm_act: reference, native, torchscript, compile, triton, triton",
         "      (Gluon)",
         "results/a/fine.json",
-        f"  listed, {DAY}: only the code around the kernels changed",
-        "    gate: native",
+        f"  listed, {DAY}: measured before records named the code that ran",
     ]
 
 
-def test_remedies_are_commands_and_only_a_gpu_has_what_can_be_carried(results):
-    environment = results.machine.environment.model_copy(update={"device_type": "cuda"})
-    gpu = results.model_copy(update={"machine": results.machine.model_copy(update={"environment": environment})})
-    files = {Path("results/cpu/toy.json"): results, Path("results/gpu/toy.json"): gpu}
-    listed, failing = (Stale("gate/native", Change.KERNELS, DAY, default) for default in (False, True))
-    assert remedies({file: [listed] for file in files}, files) == []
-    assert remedies({file: [listed, failing] for file in files}, files) == [
+def test_remedies_are_commands():
+    files = [Path("results/cpu/toy.json"), Path("results/gpu/toy.json")]
+    listed, failing = (Stale("gate/native", Change.CODE, DAY, default) for default in (False, True))
+    assert remedies({file: [listed] for file in files}) == []
+    assert remedies({file: [listed, failing] for file in files}) == [
         "",
-        "2 defaults rest on kernels that were neither measured nor carried.",
-        "Carry times of a GPU where the kernels compile to what was measured:",
-        "  kernel-pytorch static toy --json results",
-        "  kernel-pytorch report results/gpu/toy.json --carry",
-        "Measure the others again, on the device that the record is named after:",
+        "2 defaults rest on code that was not measured. Measure it again, on the device of the record:",
         "  on cpu: kernel-pytorch bench toy --full",
         "  on gpu: kernel-pytorch bench toy --full",
     ]

@@ -136,6 +136,12 @@ def test_what_is_recorded_is_not_compiled_again_and_still_judged(environment, tm
     done = run(environment, *recorded)
     assert done.returncode == 1
     assert "width of loads" in done.stdout
+    cases = {name: dict.fromkeys(cases, "other") for name, cases in record.kernels["sm_80"].items()}
+    record.model_copy(update={"key": "", "kernels": record.kernels | {"sm_80": cases}}).save(file)
+    done = run(environment, *recorded)
+    assert done.returncode == 1
+    assert f"changed since it was recorded: {', '.join(cases)}: `kernel-pytorch static right --json" in done.stdout
+    assert run(environment, *recorded, "--arch", "sm_90").returncode == 0
 
 
 @pytest.mark.slow

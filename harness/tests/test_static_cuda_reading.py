@@ -1,95 +1,22 @@
-"""What a CUDA source and its PTX hold, what ptxas says about them, and which contract speaks of which instantiation."""
+"""Kernels in CUDA C++: what the build of a library said about them, held against contracts and shown."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from kernel_pytorch.harness.contracts import CudaUnit, KernelContract
-from kernel_pytorch.harness.sources import digest, kernel_files
-from kernel_pytorch.harness.static import Compiled, Inspection, summarize, violations
-from kernel_pytorch.harness.static.compiled import Traffic
-from kernel_pytorch.harness.static.entries import demangle, entries, parse_signature
-from kernel_pytorch.harness.static.inspection import Findings
+from kernel_pytorch.harness.contracts import KernelContract
+from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.static import cuda_code
+from kernel_pytorch.harness.static.compiled import Compiled, Traffic
+from kernel_pytorch.harness.static.cuda_code import KERNELS, LIBRARY, find_cuda, library_folder
+from kernel_pytorch.harness.static.gate import violations
+from kernel_pytorch.harness.static.inspection import inputs_key, inspect
 from kernel_pytorch.harness.static.instructions import count_instructions
-from kernel_pytorch.harness.static.kernel_sources import UnitsError, cuda_units, kernel_digest, units_digest
-from kernel_pytorch.harness.static.resources import AssemblerLog, Resources
+from kernel_pytorch.harness.static.record import changed_kernels, known, load, record_file, summarize
 from kernel_pytorch.harness.static.table import markdown
-from kernel_pytorch.harness.technique import Implementation, Level, Technique
-
-PTX = """
-.version 9.0
-.target sm_80
-.extern .shared .align 16 .b8 tile[];
-.func  (.param .b32 func_retval0) _Z4deepf(
-\t.param .b32 _Z4deepf_param_0
-)
-{
-\tadd.f64 %fd1, %fd2, %fd3;
-\tst.param.f32 [func_retval0+0], %f1;
-}
-.func  (.param .b32 func_retval0) _Z5otherf(
-\t.param .b32 _Z5otherf_param_0
-)
-{
-\tld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];
-\tcall.uni (retval0),
-\t_Z4deepf,
-\t(
-\tparam0
-\t);
-}
-.visible .entry _ZN1a12scale_kernelIfLi4EEEvPKT_PS1_fl(
-\t.param .u64 .ptr .align 1 p0
-)
-.maxntid 16, 16, 1
-.minnctapersm 2
-{
-\t.reg .f64 \t%fd<7>;
-$L__BB0_1:
-\tld.v2.u32 {%r1, %r2}, [%rd1];
-\tcall.uni (retval0),
-\t_Z5otherf,
-\t(
-\tparam0
-\t);
-}
-.weak .entry plain(
-\t.param .u64 p0
-)
-{
-\tmov.u32 %r1, tile;
-\tst.shared.v4.b32 [%r1], {%r1, %r2, %r3, %r4};
-\tst.global.u16 [%rd1], %rs1;
-}
-"""
-
-
-def test_a_ptx_file_is_taken_apart_and_what_a_kernel_calls_is_its_own():
-    scale, plain = entries(PTX)
-    assert (scale.name, scale.template, scale.warps, scale.dynamic_shared) == ("scale_kernel", "float, 4", 8, False)
-    assert scale.types == {"template float": "fp32", "0": "*fp32", "1": "*fp32"}
-    assert scale.functions == ("_Z5otherf", "_Z4deepf")
-    found = count_instructions(scale.code)
-    assert (found.loads, found.f64) == (Traffic(accesses={64: 1, 128: 1}), 1)
-    assert (plain.name, plain.template, plain.warps, plain.dynamic_shared) == ("plain", None, None, True)
-    assert count_instructions(plain.code).stores == Traffic(accesses={16: 1})
-    assert entries(".version 9.0") == []
-
-
-@pytest.mark.parametrize(
-    ("symbol", "name", "template", "parameters"),
-    [
-        ("_ZN2kp1kI13__nv_bfloat16Li8EEEvPKT_PS2_fl", "k", "__nv_bfloat16, 8",
-         ["__nv_bfloat16 const*", "__nv_bfloat16*", "float", "long"]),
-        ("_ZN36_GLOBAL__N__f487fc9e_4_b_cu_31b856bd4anonILNS_4ModeE1ELb1EfEEvPfi", "anon", "(Mode)1, true, float",
-         ["float*", "int"]),
-        ("_ZN36_GLOBAL__N__f487fc9e_4_b_cu_31b856bd7structyENS_1PE", "structy", None, ["P"]),
-        ("_ZN2kp1kINS_4PairIfdEEEEvT_", "k", "kp::Pair<float, double>", ["kp::Pair<float, double>"]),
-        ("f", "f", None, []),
-    ],
-)  # fmt: skip
-def test_names_of_kernels(symbol, name, template, parameters):
-    assert parse_signature(demangle(symbol)) == (name, template, parameters)
+from kernel_pytorch.harness.technique import Technique
 
 
 @pytest.mark.parametrize(
@@ -118,30 +45,6 @@ def test_what_is_not_in_global_memory(line):
     assert found.loads == found.stores == Traffic()
 
 
-LOG = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function '_Z1kPf' for 'sm_80'
-ptxas info    : Function properties for _Z1kPf
-    256 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
-ptxas info    : Used 40 registers, used 1 barriers, 300 bytes cumulative stack size, 4096 bytes smem, 364 bytes cmem[0]
-ptxas info    : Compile time = 12.050 ms
-ptxas info    : Function properties for _Z4slowPKfi
-    0 bytes stack frame, 16 bytes spill stores, 12 bytes spill loads
-ptxas info    : Compiling entry function 'plain' for 'sm_80'
-ptxas info    : Function properties for plain
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 10 registers, used 0 barriers, 360 bytes cmem[0]
-"""
-
-
-def test_what_ptxas_says():
-    log = AssemblerLog(LOG)
-    assert log.resources("_Z1kPf", ("_Z4slowPKfi",)) == Resources(registers=40, stack_bytes=300, spill_bytes=24)
-    assert log.shared_bytes("_Z1kPf") == 4096
-    assert (log.resources("plain"), log.shared_bytes("plain")) == (Resources(10, 0, 0), 0)
-    with pytest.raises(ValueError, match="ptxas -v said nothing about absent; it spoke of _Z1kPf, plain"):
-        log.resources("absent")
-
-
 def compiled(template, **facts):
     about = {"kernel": "k", "language": "CUDA", "arch": "sm_90", "warps": 4, "case": "k.cu", "bench": True}
     return Compiled(**{**about, "constants": {"template": template}, "arguments": {}, "registers": 9, **facts})
@@ -166,63 +69,74 @@ def test_a_kernel_declares_less_shared_memory_than_a_launch_can_ask_for():
 
 
 @pytest.fixture
-def unit(tmp_path):
-    (tmp_path / "include" / "deep").mkdir(parents=True)
-    (tmp_path / "k.cu").write_text('asm("// no comment"); /* a\ncomment */ int x = 1\'000; // another\n')
-    (tmp_path / "include" / "deep" / "a.cuh").write_text("int y;\n")
-    return CudaUnit(tmp_path / "k.cu", (tmp_path / "include",), ("-O3", "-isystem", str(tmp_path)))
+def library(tmp_path, monkeypatch):
+    """A technique whose library holds a kernel that spills, for two architectures; it is written as it is given."""
+    monkeypatch.setattr(cuda_code, "package_place", lambda technique: tmp_path)
+
+    def write(archs=("sm_80", "sm_90a", "sm_100", "sm_120"), nvcc="nvcc 13.0", source="a", **facts):
+        record = {"nvcc": nvcc, "archs": archs, "operators": {"gates": {"cpu": "c", "cuda": source}}}
+        (tmp_path / LIBRARY).write_text(json.dumps(record))
+        about = {"operator": "gates", "name": "gates::k", "template": "float, 4"}
+        needs = {"registers": 40, "spill_bytes": 8, "shared_bytes": 1024} | facts
+        kernels = [{**about, "arch": arch, **needs} for arch in archs]
+        (tmp_path / KERNELS).write_text(json.dumps({"functions": {}, "kernels": kernels}))
+        return Technique("t", "t", "", [], "t")
+
+    return write
 
 
-def test_the_digest_changes_with_all_that_is_compiled_and_not_with_comments(unit, tmp_path):
-    def change(path, old, new):
-        text = (tmp_path / path).read_text()
-        assert old in text
-        (tmp_path / path).write_text(text.replace(old, new))
-        return units_digest([unit])
-
-    before = units_digest([unit])
-    assert change("k.cu", "another", "and another") == before
-    assert change("k.cu", "a\ncomment", "a\n\nlonger comment") == before
-    assert units_digest([CudaUnit(unit.source, unit.include, ("-O3", "-isystem", "/elsewhere"))]) == before
-    assert units_digest([CudaUnit(unit.source, unit.include, ("-O2", "-isystem", str(tmp_path)))]) != before
-    asm = change("k.cu", "// no comment", "// no  comment")
-    assert asm != before, "text is no comment"
-    header = change("include/deep/a.cuh", "int y", "long y")
-    assert header != asm
-    (tmp_path / "beside.h").write_text("int z;\n")
-    assert units_digest([unit]) != header
-    assert units_digest([]) == ""
+def inspected(technique, archs=("sm_80", "sm_90", "sm_100", "sm_120")):
+    return summarize(inspect([technique], archs))
 
 
-def test_the_digest_of_a_technique_holds_both_languages(unit, monkeypatch):
-    triton = Implementation("triton", Level.TRITON, "kernel_pytorch.harness.sources:digest")
-    operation = type("Operation", (), {"implementations": [triton]})
-    alone = kernel_digest(Technique("t", "t", "", [operation], "t"))
-    assert alone == digest(sorted(kernel_files(triton)))
-    monkeypatch.setattr("kernel_pytorch.harness.sources.units", lambda: [unit], raising=False)
-    both = kernel_digest(Technique("t", "t", "", [operation], "t", cuda_units="kernel_pytorch.harness.sources:units"))
-    of_cuda = kernel_digest(Technique("t", "t", "", [], "t", cuda_units="kernel_pytorch.harness.sources:units"))
-    assert len({alone, both, of_cuda, ""}) == 4
-    assert kernel_digest(Technique("t", "t", "", [], "t")) == ""
+def test_what_ptxas_said_is_held_to_contracts(library):
+    technique = library()
+    record = inspected(technique)
+    assert {(b.kernel, b.arch, b.rule, b.found) for b in record.broken} == {
+        ("gates::k", arch, "spilled bytes", "8") for arch in ("sm_80", "sm_90", "sm_100", "sm_120")
+    }
+    allowed = Technique("t", "t", "", [], "t", contracts={"gates::k<float, ?>": KernelContract(8, max_registers=40)})
+    assert inspected(allowed).broken == ()
+    library(registers=41)
+    assert {b.rule for b in inspected(allowed).broken} == {"registers"}
+    library(shared_bytes=48 * 1024 + 4)
+    assert {b.rule for b in inspected(allowed).broken} == {"shared memory in bytes"}
+    library(spill_bytes=0)
+    unknown = Technique("t", "t", "", [], "t", contracts={"absent": KernelContract()})
+    assert [b.rule for b in inspected(unknown).broken] == ["launches"]
 
 
-def test_a_unit_that_is_not_there_is_named(unit, monkeypatch, tmp_path):
-    technique = Technique("t", "t", "", [], "t", cuda_units="kernel_pytorch.harness.sources:units")
-    with pytest.raises(UnitsError, match=r"t: cuda_units='kernel_pytorch.harness.sources:units' cannot be loaded"):
-        cuda_units(technique)
-    wrong = CudaUnit(unit.source, (tmp_path / "nowhere",))
-    monkeypatch.setattr("kernel_pytorch.harness.sources.units", lambda: [wrong], raising=False)
-    with pytest.raises(UnitsError, match=r"the CUDA unit k\.cu names .*nowhere, which is not there"):
-        cuda_units(technique)
+def test_what_the_library_lacks_is_named(library, tmp_path):
+    record = inspected(library(archs=("sm_90a",)))
+    why = "its library is compiled for sm_90a; KERNEL_PYTORCH_CUDA_ARCHS names others"
+    assert record.not_compiled == (why,)
+    assert {c.arch for c in record.compiled} == {"sm_90"}
+    assert record.key == ""
+    assert inspected(library(archs=(), nvcc=None)).not_compiled == ("its library was compiled without nvcc",)
+    (tmp_path / KERNELS).unlink()
+    with pytest.raises(RecordError, match="install the package of this library again"):
+        find_cuda(tmp_path, "sm_90")
+    (tmp_path / LIBRARY).unlink()
+    assert library_folder(Technique("t", "t", "", [], "t")) is None
 
 
-def test_the_table_says_which_compiler_and_what_it_does_not_know():
-    technique = Technique("t", "t", "", [], "t")
-    kernels = (compiled("float", warps=None), compiled("double", dynamic_shared=True, shared_bytes=1024))
-    findings = Findings(compiled=kernels, nvcc="13.0.88", instantiations=2)
-    text = markdown(summarize([Inspection(technique, "sm_90", findings, cached=False)]))
-    assert "Compiled by nvcc 13.0.88: every instantiation" in text
+def test_a_record_of_other_sources_is_not_the_present_one(library, tmp_path):
+    technique = library(spill_bytes=0)
+    record = inspected(technique)
+    record.save(record_file(tmp_path, "t"))
+    assert known(technique, tmp_path) == load(record_file(tmp_path, "t")) == record
+    library(archs=("sm_90a",), spill_bytes=0)
+    assert known(technique, tmp_path) == record, "another library of the same sources"
+    before = inputs_key(technique)
+    library(source="b", spill_bytes=0)
+    assert inputs_key(technique) != before
+    assert known(technique, tmp_path) is None
+    assert changed_kernels(record, inspected(technique)) == ["gates/cuda"]
+
+
+def test_the_table_says_which_compiler_and_what_it_does_not_know(library):
+    text = markdown(inspected(library()))
+    assert "Compiled by nvcc 13.0 for the library: registers" in text
     assert "Triton" not in text
-    (row,) = [line for line in text.splitlines() if line.startswith("| `k`")]
-    assert "| 1 KiB + dynamic |" in row
-    assert row.endswith("| unknown |")
+    (row,) = [line for line in text.splitlines() if line.startswith("| `gates::k` | sm_90 |")]
+    assert row == "| `gates::k` | sm_90 | 1 | 40 | 8 | 1 KiB | - | - | - | - | - | - | - |"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.static import ARCHITECTURES, Compiled, resources, violations
 from kernel_pytorch.harness.static.compiled import Traffic
-from kernel_pytorch.harness.static.instructions import count_instructions
+from kernel_pytorch.harness.static.instructions import code_digest, count_instructions
 from kernel_pytorch.harness.static.limits import resident_blocks
 from kernel_pytorch.harness.static.resources import ToolMissingError, parse_resources, parse_spills
 from kernel_pytorch.harness.technique import Technique
@@ -173,3 +175,44 @@ def test_a_bound_can_be_raised():
     contract = KernelContract(max_spill_bytes=8, allow_tf32=True, max_registers=200)
     assert rules(contract, compiled(spill_bytes=8, tf32=3, registers=200)) == []
     assert rules(contract, compiled(spill_bytes=9, registers=201)) == ["spilled bytes", "registers"]
+
+
+PTX = """
+.visible .entry _gate(.param .u64 _gate_param_0)
+{
+\t.loc 1 20 3 // _gate.py:20:3
+\tadd.f32 %f1, %f2, %f3;
+}
+"""
+
+
+def test_the_digest_of_code_is_of_instructions_and_not_of_names_and_lines():
+    before = code_digest(PTX, "_gate")
+    assert code_digest(PTX.replace("_gate", "_renamed"), "_renamed") == before
+    assert code_digest(PTX.replace("1 20 3 // _gate.py:20:3", "1 21 3"), "_gate") == before
+    assert code_digest(PTX.replace("add", "mul"), "_gate") != before
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"kernel": "renamed"}, False),
+        ({"registers": 40}, False),  # follows from the PTX and the assembler
+        ({"code": "other"}, True),
+        ({"warps": 8}, True),
+        ({"grid": (2, 1, 1)}, True),
+        ({"times": 2}, True),
+    ],
+)
+def test_launches_of_a_case_are_known_by_code_warps_grid_and_number(change, differs):
+    kernels = pytest.importorskip("kernel_pytorch.harness.static.triton_code")._kernels
+
+    def found(grid=(1, 1, 1), times=1, **facts):
+        about = {"kernel": "k", "arch": "sm_90", "constants": {}, "arguments": {}, "case": "", "bench": True}
+        code = Compiled(**{**about, "warps": 4, "code": "c", **facts})
+        what = {"function": "f", "key": "k", "implementation": "gate/triton", "case": "gate, a [x=1] float32"}
+        return kernels([SimpleNamespace(**what, grid=grid)] * times, {("f", "k"): code})
+
+    before = found()
+    assert [list(cases) for cases in before.values()] == [["a [x=1] float32"]]
+    assert (found(**change) != before) == differs

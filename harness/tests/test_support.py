@@ -1,4 +1,4 @@
-"""The support table: recorded, merged over devices, and checked against the present sources."""
+"""The support table: recorded, merged over devices, and checked against the present code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from kernel_pytorch.harness.commands import support as command_module
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Outcome as IsolatedOutcome
 from kernel_pytorch.harness.records import RecordError
-from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.static import StaticRecord
 from kernel_pytorch.harness.static.record import record_file
 from kernel_pytorch.harness.support import (
@@ -33,6 +32,12 @@ from kernel_pytorch.harness.support import (
 )
 
 QUICK = [c for c in CAPABILITIES if c.name in ("fullgraph", "CUDA graphs", "determinism")]
+
+
+def other_native(known):
+    """Identities of which one is of other code."""
+    other = known.identities["gate/native"].model_copy(update={"sources": {"toy": "other"}})
+    return known.identities | {"gate/native": other}
 
 
 # Records.
@@ -64,8 +69,9 @@ def test_what_is_no_record(tmp_path, text, message):
         load(tmp_path / "absent.json")
 
 
-def test_what_was_found_out_about_other_sources_does_not_count(record, toy):
-    before = record(sources=technique_digests(toy.technique, "cpu") | {"gate/native": "other", "gate/lost": "gone"})
+def test_what_was_found_out_about_other_code_does_not_count(record, toy):
+    identities = other_native(record())
+    before = record(identities=identities | {"gate/lost": identities["gate/native"]})
     kept, changed = up_to_date(before, toy.technique)
     assert changed == ["gate/lost", "gate/native"]
     assert {o.implementation for o in kept.outcomes} == {"reference", "compile"}
@@ -79,7 +85,7 @@ def test_a_row_that_does_not_exist_cannot_be_declared(toy):
         check_declaration(operation)
 
 
-# What is recorded of the present sources.
+# What is recorded of the present code.
 
 
 @pytest.fixture
@@ -92,7 +98,7 @@ def results(site, toy, record, tmp_path):
 
 def test_what_is_recorded_can_be_checked(results, command_line):
     printed = command_line("support", "toy", "--check", "--results", str(results))
-    assert (printed.code, printed.out) == (0, "everything is recorded of the present sources\n")
+    assert (printed.code, printed.out) == (0, "everything is recorded of the present code\n")
     (results / "made-up" / "support" / "toy.json").unlink()
     printed = command_line("support", "--check", "--results", str(results))
     assert printed.code == 1
@@ -100,9 +106,8 @@ def test_what_is_recorded_can_be_checked(results, command_line):
     assert f"gate/reference is not recorded; {asks}" in printed.out
 
 
-def test_changed_sources_are_named_unless_another_device_knows_them(results, record, toy):
-    old = technique_digests(toy.technique, "cpu") | {"gate/native": "of other sources"}
-    path = record(sources=old).save_in(results / "made-up")
+def test_changed_code_is_named_unless_another_device_knows_it(results, record, toy):
+    path = record(identities=other_native(record())).save_in(results / "made-up")
     assert "| | reference | compile |" in markdown(toy.technique, recorded(toy.technique, results))
     asks = "`kernel-pytorch support toy --changed --json results/<device>` asks again"
     assert problems("toy", results) == [f"{path}: gate/native has changed since; {asks}"]
@@ -238,7 +243,7 @@ def test_only_what_changed_is_asked_again(asked, record, toy):
     labels, found = asked(known)
     assert labels == []
     assert [o.implementation for o in found.outcomes] == ["reference", "native", "compile"]
-    changed = of_this_machine(record, sources=known.sources | {"gate/native": "of other sources"})
+    changed = of_this_machine(record, identities=other_native(known))
     assert asked(changed)[0] == ["gate native"]
     wrong = tuple(o.model_copy(update={"answer": "wrong"}) for o in known.outcomes)
     assert asked(of_this_machine(record, outcomes=wrong))[0] == every
@@ -271,7 +276,7 @@ def test_a_check_that_ends_its_process_costs_itself_alone(site, toy, monkeypatch
 
 def test_reports_do_not_read_records_as_results(record, command_line, tmp_path):
     record().save_in(tmp_path / "results" / "made-up")
-    kernels = {"sources": "", "triton": "", "nvcc": "", "broken": (), "not_compiled": (), "compiled": ()}
+    kernels = {"triton": "", "nvcc": "", "broken": (), "not_compiled": (), "compiled": ()}
     StaticRecord(technique="toy", **kernels).save(record_file(tmp_path / "results", "toy"))
     printed = command_line("report", str(tmp_path / "results"))
     assert printed.code == 2

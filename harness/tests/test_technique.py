@@ -8,7 +8,9 @@ import pickle
 import pytest
 import torch
 
-from kernel_pytorch.harness.technique import Case, Implementation, Level, Spared, grid, point
+from kernel_pytorch.harness.exemptions import SUPPORT_ROWS
+from kernel_pytorch.harness.support import CAPABILITIES
+from kernel_pytorch.harness.technique import Case, Exemption, Implementation, Level, grid, point
 
 
 def test_two_references_are_refused(toy):
@@ -63,40 +65,54 @@ def test_a_larger_budget_with_its_reason_is_taken():
     assert allowed.budget_factor == 4.0
 
 
-@pytest.mark.parametrize("adversary", ["strided view", "packed view", "no such thing"])
-def test_layouts_cannot_be_spared_nor_what_does_not_exist(adversary):
-    with pytest.raises(
-        ValueError, match=f"spared: '{adversary}' is no adversary that can be spared; allowed are outlier"
-    ):
-        Spared(("x",), (adversary,), "a good one")
+@pytest.mark.parametrize("what", ["strided view", "packed view", "no such thing", "imitated activations"])
+def test_nothing_is_exempt_from_layouts_or_from_what_does_not_exist(what):
+    with pytest.raises(ValueError, match=f"exemption: '{what}' is no property that can be exempt; allowed are fullgra"):
+        Exemption((what,), "a good one", arguments=("x",))
+
+
+def test_the_rows_that_can_be_exempt_are_those_of_the_support_table():
+    assert tuple(c.name for c in CAPABILITIES) == SUPPORT_ROWS
 
 
 @pytest.mark.parametrize("level", ["triton", "cuda"])
-def test_kernels_of_ours_are_spared_nothing_on_their_own(level):
-    with pytest.raises(ValueError, match=f"spared: levels names '{level}'; kernels of ours are spared nothing"):
-        Spared(("x",), ("NaN",), "a good one", levels=("native", level))
+def test_kernels_of_ours_are_exempt_from_no_adversary_on_their_own(level):
+    with pytest.raises(ValueError, match=f"exemption: levels names '{level}', which must handle NaN, or name instead"):
+        Exemption(("NaN",), "a good one", ("native", level))
 
 
 @pytest.mark.parametrize("level", ["triton", "cuda"])
 def test_kernels_of_ours_may_be_checked_against_another_level_instead(toy, level):
-    spared = Spared(("x",), ("NaN",), "a good one", levels=(level,), instead="nobody")
-    with pytest.raises(ValueError, match="gate: spared names nobody; levels are reference"):
-        dataclasses.replace(toy.gate, spared=(spared,))
+    exemption = Exemption(("NaN",), "a good one", (level,), instead="nobody")
+    with pytest.raises(ValueError, match="gate: exemptions names nobody; levels are reference"):
+        dataclasses.replace(toy.gate, exemptions=[exemption])
 
 
-def test_what_is_shift_invariant_must_be_adversarial(toy):
-    with pytest.raises(ValueError, match="gate: shift_invariant names weight; adversarial are x"):
-        dataclasses.replace(toy.gate, shift_invariant=("x", "weight"))
+def test_an_exemption_names_levels_that_exist(toy):
+    with pytest.raises(ValueError, match="gate: exemptions names fast; levels are reference, native, compile, cuda"):
+        dataclasses.replace(toy.gate, exemptions=[Exemption(("opcheck",), "a good one", ("fast",))])
 
 
-def test_to_be_spared_needs_its_reason():
-    with pytest.raises(ValueError, match="spared: zero rows in x needs a reason"):
-        Spared(("x",), ("zero rows",), "")
+def test_what_is_shift_invariant_must_be_data(toy):
+    with pytest.raises(ValueError, match="gate: shift invariant names weight; data are x"):
+        dataclasses.replace(toy.gate, roles={"data": ("x",), "shift invariant": ("x", "weight")})
 
 
-def test_an_argument_that_is_not_adversarial_cannot_be_spared(toy):
-    with pytest.raises(ValueError, match="gate: spared names weight; adversarial are x"):
-        dataclasses.replace(toy.gate, spared=(Spared(("x", "weight"), ("zero rows",), "a good one"),))
+def test_a_role_that_does_not_exist_is_refused(toy):
+    with pytest.raises(ValueError, match="gate: roles names dates; allowed are data, shift invariant, rows, constant"):
+        dataclasses.replace(toy.gate, roles={"dates": ("x",)})
+
+
+@pytest.mark.parametrize(("what", "reason"), [("zero rows", ""), ("zero rows", None), ("opcheck", "")])
+def test_an_exemption_needs_its_reason(what, reason):
+    with pytest.raises(ValueError, match=f"exemption: {what} needs a reason"):
+        Exemption((what,), reason, arguments=("x",))
+
+
+def test_an_argument_that_is_no_data_cannot_be_exempt(toy):
+    exemption = Exemption(("zero rows",), "a good one", arguments=("x", "weight"))
+    with pytest.raises(ValueError, match="gate: exemptions names weight; data are x"):
+        dataclasses.replace(toy.gate, exemptions=[exemption])
 
 
 def test_a_case_reads_its_sizes_as_attributes():

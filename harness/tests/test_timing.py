@@ -119,7 +119,7 @@ def test_a_level_of_pytorch_over_its_budget_is_timed_and_shown_as_what_it_is(mea
     assert "native" in found["reference"].comparisons
     shown = f"{native.error_over_budget:.1f}x of the budget"
     assert cells(native, None)[-1] == shown
-    about = {"technique": "toy", "created": "", "quick": True, "machine": machine, "sources": {}}
+    about = {"technique": "toy", "created": "", "quick": True, "machine": machine}
     notes = reasons(Results(**about, measurements=tuple(found.values())))
     assert sum(f": error {shown}: output is off by" in note for note in notes) == 1
 

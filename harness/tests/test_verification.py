@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.adversaries import ADVERSARIES
-from kernel_pytorch.harness.technique import Implementation, Level, Spared, grid, point
+from kernel_pytorch.harness.technique import Exemption, Implementation, Level, grid, point
 from kernel_pytorch.harness.trials import RANDOM, is_economical, make_arguments, trials
 from kernel_pytorch.harness.verification import standard, verify, verify_trial
 
@@ -140,7 +140,7 @@ def test_adversaries_are_planted_in_the_data_alone(toy):
 
 
 def test_an_argument_that_does_not_exist_cannot_be_adversarial(toy):
-    operation = dataclasses.replace(toy.gate, adversarial=("z",))
+    operation = dataclasses.replace(toy.gate, roles={"data": ("z",)})
     with pytest.raises(ValueError, match="gate: adversarial names 'z'; arguments are x, weight, factor"):
         make_arguments(operation, trials(operation, CPU)[-1], CPU)
 
@@ -150,12 +150,12 @@ def test_trials_are_every_case_and_every_adversary_on_one_core_case_per_dtype(to
     assert len(set(labels)) == len(labels) == 4 + 2 * EVERY
     assert labels[0] == "plain [rows=4 columns=16] float32"
     assert labels[4] == f"plain [rows=4 columns=16] float32, {next(iter(ADVERSARIES))}"
-    assert len(trials(dataclasses.replace(toy.gate, adversarial=()), CPU)) == 4
+    assert len(trials(dataclasses.replace(toy.gate, roles={}), CPU)) == 4
 
 
-def test_what_is_spared_is_left_as_it_is_in_its_dtypes_and_the_rest_is_not(toy):
-    spared = Spared(("x",), ("zero rows", "denormals"), "a good one", dtypes=(torch.float16,))
-    operation = dataclasses.replace(toy.gate, adversarial=("x", "weight"), spared=(spared,))
+def test_what_is_exempt_is_left_as_it_is_in_its_dtypes_and_the_rest_is_not(toy):
+    exemption = Exemption(("zero rows", "denormals"), "a good one", arguments=("x",), dtypes=(torch.float16,))
+    operation = dataclasses.replace(toy.gate, roles={"data": ("x", "weight")}, exemptions=[exemption])
     zeros = {
         t.case.dtype: make_arguments(operation, t, CPU) for t in trials(operation, CPU) if t.adversary == "zero rows"
     }
@@ -166,22 +166,22 @@ def test_what_is_spared_is_left_as_it_is_in_its_dtypes_and_the_rest_is_not(toy):
     assert len(trials(operation, CPU)) == 4 + 2 * EVERY
 
 
-def test_an_adversary_that_every_argument_is_spared_is_no_trial(toy):
-    spared = Spared(("x",), ("zero rows", "denormals"), "a good one", dtypes=(torch.float16,))
-    asked = {(t.case.dtype, t.adversary) for t in trials(dataclasses.replace(toy.gate, spared=(spared,)), CPU)}
+def test_an_adversary_from_which_every_argument_is_exempt_is_no_trial(toy):
+    exemption = Exemption(("zero rows", "denormals"), "a good one", arguments=("x",), dtypes=(torch.float16,))
+    asked = {(t.case.dtype, t.adversary) for t in trials(dataclasses.replace(toy.gate, exemptions=[exemption]), CPU)}
     missing = {(t.case.dtype, t.adversary) for t in trials(toy.gate, CPU)} - asked
     assert missing == {(torch.float16, "zero rows"), (torch.float16, "denormals")}
 
 
-def test_a_fault_that_one_adversary_shows_is_missed_where_that_is_spared_alone(toy, monkeypatch):
+def test_a_fault_that_one_adversary_shows_is_missed_only_where_that_is_exempt(toy, monkeypatch):
     def wrong_where_it_is_large(x, weight, factor):
         return toy.reference(x, weight, factor) * torch.where((x.abs() > 1000) & x.isfinite(), 1.01, 1.0).to(x.dtype)
 
     monkeypatch.setattr(toy, "native", wrong_where_it_is_large)
     large = ("outlier channels", "large mean")
-    spared = Spared(("x",), large, "a good one")
-    for given, expected in (((), set(large)), ((spared,), set())):
-        operation = dataclasses.replace(toy.gate, spared=given)
+    exemption = Exemption(large, "a good one", arguments=("x",))
+    for given, expected in (((), set(large)), ((exemption,), set())):
+        operation = dataclasses.replace(toy.gate, exemptions=given)
         found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["native"])["native"]
         assert {v.trial.adversary for v in found if not v.passed} == expected
 
@@ -194,21 +194,21 @@ def test_a_level_may_be_checked_against_the_error_of_another_instead(toy, monkey
     monkeypatch.setattr(toy, "native", off_by(1e-3))
     monkeypatch.setattr(toy, "ours", off_by(error), raising=False)
     ours = Implementation("ours", Level.NATIVE, toy.gate.reference.target.replace("reference", "ours"), 4.0, "a test")
-    spared = Spared(("x",), ("zero rows",), "a good one", (torch.float32,), None, ("ours",), "native")
-    assert str(spared) == "x spared zero rows in float32 at ours (checked against native instead): a good one"
-    operation = dataclasses.replace(toy.gate, levels=[*toy.gate.levels, ours], spared=(spared,))
+    exemption = Exemption(("zero rows",), "a good one", ("ours",), dtypes=(torch.float32,), instead="native")
+    assert str(exemption) == "zero rows in float32 at ours (checked against native instead): a good one"
+    operation = dataclasses.replace(toy.gate, levels=[*toy.gate.levels, ours], exemptions=[exemption])
     found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["ours"])["ours"]
     asked = [v for v in found if v.trial.adversary == "zero rows" and v.trial.case.dtype == torch.float32]
     assert [(v.passed, v.unavailable) for v in asked] == [(right, None)]
     assert not any(v.passed for v in found if v.trial.adversary == RANDOM and v.trial.case.dtype == torch.float32)
 
 
-def test_a_level_alone_may_be_spared_and_says_why(toy, monkeypatch):
+def test_a_level_alone_may_be_exempt_and_says_why(toy, monkeypatch):
     """Of PyTorch's own operators; the trial stays, and the other levels are held against it."""
     monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x.nan_to_num(), weight, factor))
-    spared = Spared(("x",), ("NaN", "infinities"), "a good one", levels=("native",), dtypes=(torch.float32,))
-    assert str(spared) == "x spared NaN, infinities in float32 at native: a good one"
-    operation = dataclasses.replace(toy.gate, spared=(spared,))
+    exemption = Exemption(("NaN", "infinities"), "a good one", ("native",), dtypes=(torch.float32,))
+    assert str(exemption) == "NaN, infinities in float32 at native: a good one"
+    operation = dataclasses.replace(toy.gate, exemptions=[exemption])
     assert len(trials(operation, CPU)) == len(trials(toy.gate, CPU))
     found = verified(dataclasses.replace(toy.technique, operations=[operation]))
     assert {(v.trial.case.dtype, v.trial.adversary) for v in found["native"] if v.unavailable} == {
@@ -234,7 +234,7 @@ def test_what_compiles_for_every_shape_keeps_to_core_cases_unless_told(toy):
 
 def test_more_shapes_than_torch_compile_remembers_are_no_failure(toy):
     points = [point(f"{n} rows", core=True, rows=n, columns=3) for n in range(1, 12)]
-    operation = dataclasses.replace(toy.gate, test_grid=grid(*points, dtypes=[torch.float32]), adversarial=())
+    operation = dataclasses.replace(toy.gate, test_grid=grid(*points, dtypes=[torch.float32]), roles={})
     found = verified(dataclasses.replace(toy.technique, operations=[operation]), levels=["compile"])
     assert failures(found, "compile") == []
     assert len(found["compile"]) == len(points)

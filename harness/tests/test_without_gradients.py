@@ -9,19 +9,19 @@ import functools
 import pytest
 import torch
 
-from kernel_pytorch.harness import compile_cost, launches
+from kernel_pytorch.harness import launches, overheads
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_deterministic, check_rows_independent
-from kernel_pytorch.harness.exemptions import NO_GRADIENT
+from kernel_pytorch.harness.exemptions import GRADIENTS, NO_GRADIENT
 from kernel_pytorch.harness.jobs import Job, jobs
+from kernel_pytorch.harness.overheads import FIGURES, call_cost, with_starts
 from kernel_pytorch.harness.support import CAPABILITIES, Shared, Subject, examine
-from kernel_pytorch.harness.technique import Direction, grid, point
+from kernel_pytorch.harness.technique import Direction, Exemption, grid, point
 from kernel_pytorch.harness.timing import _check, run_job
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import standard, verify, verify_trial
-from kernel_pytorch.harness.whole_cost import FIGURES, call_cost, with_starts
 
 CPU = torch.device("cpu")
-PLANTED = ('adversarial=("x",),', 'adversarial=("x",),\n    differentiable=False,')
+INFERENCE = [Exemption((GRADIENTS,), "for inference")]
 
 
 def refusing(function):
@@ -44,7 +44,7 @@ def inference(toy, monkeypatch):
     unsupported = {"double backward": NO_GRADIENT, "selective checkpointing": NO_GRADIENT, "opcheck": "no operator"}
     monkeypatch.setattr(
         toy, "gate", dataclasses.replace(
-            toy.gate, differentiable=False,
+            toy.gate, exemptions=INFERENCE,
             levels=[dataclasses.replace(i, unsupported=unsupported) for i in toy.gate.implementations],
         ),
     )  # fmt: skip
@@ -66,7 +66,7 @@ def test_its_forward_is_verified(inference, monkeypatch):
 
 
 def test_an_operation_that_forgets_to_say_so_is_wrong(inference):
-    silent = dataclasses.replace(inference.gate, differentiable=True)
+    silent = dataclasses.replace(inference.gate, exemptions=[])
     with pytest.raises(RuntimeError, match="the gate has no gradients"):
         standard(silent, Trial(inference.gate.test_grid.cases()[0], RANDOM), CPU)
 
@@ -90,10 +90,10 @@ def test_its_cost_says_what_there_is_not(inference):
 
 
 def test_its_first_call_has_no_backward(site, inference):
-    site.install_toy(PLANTED)
+    site.install_toy()
     case = inference.gate.bench_grid.cases()[0]
     stages = []
-    assert compile_cost._first_call("toy", "gate", "native", case, "cpu", stages.append) >= 0.0
+    assert overheads._first_call("toy", "gate", "native", case, "cpu", stages.append) >= 0.0
     assert stages == ["first call", "second call"]
 
 
@@ -122,7 +122,7 @@ def test_every_row_of_the_support_table_knows(inference, row):
 
 def test_levels_of_a_public_function_are_exempt_from_what_needs_a_gradient(toy):
     operation = dataclasses.replace(
-        toy.gate, function="toy:reference", levels=["reference", "native", "triton"], differentiable=False,
+        toy.gate, function="toy:reference", levels=["reference", "native", "triton"], exemptions=INFERENCE,
     )  # fmt: skip
     for implementation in operation.implementations:
         assert implementation.unsupported["double backward"] == NO_GRADIENT
@@ -168,7 +168,7 @@ def test_numbers_of_an_operation_with_lengths_are_not_made_to_record_it(toy):
         seen.append((x.shape, weight.tolist()))
         return x[:1]
 
-    operation = dataclasses.replace(toy.gate, inputs=inputs, differentiable=False)
+    operation = dataclasses.replace(toy.gate, inputs=inputs, exemptions=INFERENCE)
     try:
         record_launches(operation, function, toy.gate.test_grid.cases()[0], bench=False)
     except RuntimeError as error:
@@ -203,12 +203,16 @@ def test_a_vector_has_rows_where_it_is_data():
 # Features that a level lacks.
 
 
+def lacking(level):
+    return Exemption(("case.doubled",), "it has no factor", (level,))
+
+
 def featured(toy, **changes):
     tests = (
         point("plain", core=True, rows=4, columns=16),
         point("doubled", reason="a feature", rows=4, columns=16, doubled=True),
     )
-    given = {"test_grid": grid(*tests, dtypes=(torch.float32,)), "lacks": {"native": {"doubled": "it has no factor"}}}
+    given = {"test_grid": grid(*tests, dtypes=(torch.float32,)), "exemptions": [lacking("native")]}
     return dataclasses.replace(toy.gate, **(given | changes))
 
 
@@ -235,8 +239,8 @@ def test_a_level_is_not_timed_on_what_it_lacks(toy):
 
 
 def test_what_a_level_lacks_names_a_level_and_no_core_case(toy):
-    with pytest.raises(ValueError, match="lacks names fast; levels are reference, native, compile, cuda"):
-        featured(toy, lacks={"fast": {"doubled": "it is fast"}})
+    with pytest.raises(ValueError, match="exemptions names fast; levels are reference, native, compile, cuda"):
+        featured(toy, exemptions=[lacking("fast")])
     every = point("for all", core=True, rows=4, columns=16, doubled=True)
-    with pytest.raises(ValueError, match="'for all' has doubled, which a level lacks; core cases must not"):
+    with pytest.raises(ValueError, match=r"core case 'for all' has case\.doubled, from which a level is exempt"):
         featured(toy, test_grid=grid(every, dtypes=(torch.float32,)))

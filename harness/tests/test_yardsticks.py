@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness.cases import Case, Cost
 from kernel_pytorch.harness.clock import Timing
-from kernel_pytorch.harness.yardsticks import COPY, PRODUCTS, share, yardsticks
+from kernel_pytorch.harness.workload import COPY, PRODUCTS, share, yardsticks
 
 CPU = torch.device("cpu")
 CASE = Case("a", torch.float16, {"shape": (6, 4)})

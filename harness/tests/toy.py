@@ -75,7 +75,7 @@ gate = Operation(
         point("largest", rows=32, columns=64),
         dtypes=(torch.float32,),
     ),
-    adversarial=("x",),
+    roles={"data": ("x",)},
 )
 
 technique = Technique(name="toy", title="a gate [small]", paper="", operations=[gate], levels="toy")

@@ -30,12 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import build_check
+import build_kernels
 from build_compile import BuildError, compile_all, run
 from source_digests import operator_digests
 
 LIBRARY = "_library.so"
 RECORD = "_library.json"
-PRODUCTS = (LIBRARY, RECORD)
+PRODUCTS = (LIBRARY, RECORD, build_kernels.RECORD)
 
 ASKED_ARCHS = "KERNEL_PYTORCH_CUDA_ARCHS"
 ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
@@ -101,7 +102,7 @@ def build(
         "digest": digest(csrc),
         "operators": operator_digests(csrc),
     }
-    if (package / LIBRARY).is_file() and _read(package) == record:
+    if all((package / file).is_file() for file in PRODUCTS) and _read(package) == record:
         say("cuda-ops: nothing to compile, the library is of the present sources")
         return record
     nvcc = nvcc if archs else None
@@ -109,7 +110,7 @@ def build(
     options = sanitizers(work) if sanitize else ()
     link_folder(work / "csrc", csrc)
     steps = list(_compilations(work, compiler, nvcc, archs, options))
-    compile_all(work, steps, say)
+    printed = compile_all(work, steps, say)
     linked = package.resolve() / f"{os.getpid()}-{LIBRARY}"  # several may build at a time
     link = [*compiler, "-shared", *options, "-o", str(linked), *(target for _, target in steps)]
     # What comes out of archives, as a libstdc++ that the compiler links statically, is not mixed with PyTorch's copy.
@@ -124,6 +125,8 @@ def build(
             file.unlink(missing_ok=True)
         return write_record(package, {"problem": CRASHES.format(compiler=record["compiler"], problem=problem)})
     os.replace(linked, package / LIBRARY)
+    logs = {name.partition(".")[0]: log for name, log in printed.items() if name.endswith(".cuda.o")}
+    build_kernels.write_kernels(package, csrc, nvcc, logs)
     return write_record(package, record)
 
 
@@ -196,6 +199,7 @@ def _compilations(
             "-std=c++17",
             "-Xcompiler=-fPIC,-fvisibility=hidden",
             "--compress-mode=size",
+            "-Xptxas=-v",
             f"-ccbin={program}",
             *(f"-Xcompiler={flag}" for flag in flags_of_host),
             *codes,

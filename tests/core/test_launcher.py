@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from kernel_pytorch.rmsnorm._core import plans
 from kernel_pytorch.rmsnorm._core.launcher import bind
-from kernel_pytorch.rmsnorm._core.plans import forget_plans, planned
+from kernel_pytorch.rmsnorm._core.plans import Planned, forget_plans
 from kernel_pytorch.rmsnorm.kernels.forward import _forward_kernel
 
 
@@ -30,7 +30,7 @@ def doubled():
     """A launcher that doubles, and the shapes that it was planned for."""
     asked = []
 
-    @planned
+    @Planned
     def double(x, factor):
         if x.data_ptr() == 0 and x.numel() > 0:
             raise ValueError("x: its storage holds nothing")
@@ -69,7 +69,7 @@ def test_scalars_that_compare_otherwise_than_they_are(doubled):
 def test_what_a_plan_rests_on_beside_its_arguments():
     switch, asked = [True], []
 
-    @functools.partial(planned, state=lambda x: switch[0])
+    @functools.partial(Planned, state=lambda x: switch[0])
     def double(x):
         asked.append(switch[0])
         return lambda x: 2 * x
@@ -95,7 +95,7 @@ def test_memory_that_was_freed_is_seen_although_there_is_a_plan(doubled):
 
 def test_plans_are_forgotten_before_they_fill_the_memory(doubled, monkeypatch):
     double, asked = doubled
-    monkeypatch.setattr(plans, "PLANS", 2)
+    monkeypatch.setattr(plans, "MOST", 2)
     for size in (1, 2, 3, 1):
         double(torch.ones(size), 1.0)
     assert len(asked) == 4

@@ -34,15 +34,22 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tiny, tmp_path, mo
         return step(*given)
 
     monkeypatch.setattr(module, "step", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         module.train(sizes, tmp_path / "stopped", every=2)
-    assert "stopped after step 5; the same command goes on from step-0000000004.pt" in capsys.readouterr().out
+    assert "stopped after step 5; the same command resumes from step-0000000004.pt" in capsys.readouterr().out
     model, found = module.train(sizes, tmp_path / "stopped", every=2)
     assert found == expected[4:]
     whole, nothing = module.train(sizes, tmp_path / "whole", every=2)  # it is at its end
     assert nothing == []
     for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_folder_of_a_run_of_another_length_is_refused(tiny, tmp_path):
+    module, sizes = tiny
+    module.train(dataclasses.replace(sizes, steps=2), tmp_path)
+    with pytest.raises(SystemExit, match=r"has a run of 2 steps, not of 7: give another folder with --out"):
+        module.train(sizes, tmp_path)
 
 
 KILLED = """

@@ -34,7 +34,8 @@ class Graph(nn.Module):
         source, target = edges
         messages = self.message(torch.cat((x[source], x[target]), -1)).tanh()
         summed = torch.zeros_like(x).index_add(0, target, messages)
-        counts = torch.zeros(len(x), 1, device=x.device).scatter_add(0, target[:, None], torch.ones(len(source), 1))
+        ones = torch.ones(len(source), 1, device=x.device)
+        counts = torch.zeros(len(x), 1, device=x.device).scatter_add(0, target[:, None], ones)
         return self.update(torch.cat((x, summed / counts.clamp(min=1)), -1))
 
 

@@ -1,5 +1,6 @@
 """Patterns are found in any spelling, and look-alikes and mutants are left alone."""
 
+import numpy as np
 import pytest
 import spellings
 import torch
@@ -93,3 +94,83 @@ def test_what_a_fusion_saves_is_counted():
     (hit,) = [f for f in found_in(spellings.VARIANTS["rms_norm"]["rms_helper"]) if f.kind == "rms_norm"]
     x = spellings.B * spellings.T * spellings.D * 4
     assert 4 * x <= hit.moved <= 6 * x  # square, product, product: each writes what the next one reads
+
+
+class ByHand(torch.nn.Module):
+    def forward(self, x):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)  # what F.rms_norm( computes
+        return torch.softmax(y @ y.mT * 0.25, -1) @ y  # scaled_dot_product
+
+
+class ByHelpers(torch.nn.Module):
+    def product(self, a, b):
+        return torch.einsum("...ij,...jk->...ik", a, b)
+
+    def forward(self, x):
+        return self.product(torch.softmax(self.product(x, x.mT) * 0.25, -1), x)
+
+
+class ByPyTorch(torch.nn.Module):
+    def forward(self, x):
+        short = torch.rms_norm
+        y = short(x, (x.shape[-1],), None, 1e-6)
+        whole = torch.nn.functional.scaled_dot_product_attention
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return whole(y, y, y)
+
+
+def test_words_on_a_line_do_not_say_who_computes_it():
+    x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    kinds = {f.kind for f in find(record(ByHand(), (x,)))}
+    assert {"rms_norm", "attention"} <= kinds
+    assert {"rms_norm", "attention"} <= {f.kind for f in find(record(torch.fx.symbolic_trace(ByHand()), (x,)))}
+    assert "attention" in {f.kind for f in find(record(ByHelpers(), (x,)))}
+    kinds = {f.kind for f in find(record(ByPyTorch(), (x,)))}
+    assert not {"rms_norm", "attention"} & kinds
+
+
+class Created(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.arange(4))
+
+    def by_list(self, x):
+        return x * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    def by_range(self, x):
+        places = torch.arange(x.shape[-1])
+        return x + places[None].float() / 2
+
+    def by_numpy(self, x):
+        return x + torch.from_numpy(np.ones(4))
+
+    def on_the_device(self, x):
+        places = torch.arange(x.shape[-1], device=x.device)
+        return x + places + torch.zeros(4, device=x.device) + torch.zeros_like(x) + x.new_ones(4)
+
+    def by_buffer(self, x):
+        return x + self.kept
+
+    def by_number(self, x):
+        return x * torch.tensor(2.0)
+
+    def for_python(self, x):
+        return x + sum(torch.arange(4).tolist())
+
+    def forward(self, x):
+        return getattr(self, self.way)(x)
+
+
+@pytest.mark.parametrize(
+    ("way", "count"),
+    [("by_list", 1), ("by_range", 1), ("by_numpy", 1), ("on_the_device", 0), ("by_buffer", 0), ("by_number", 0),
+     ("for_python", 0)],
+)  # fmt: skip
+def test_tensors_of_the_host_are_found(way, count):
+    model = Created()
+    model.way = way
+    found = [f for f in find(record(model, (torch.randn(2, 4),))) if f.kind == "created"]
+    assert len(found) == count
+    for f in found:
+        first = getattr(Created, way).__code__.co_firstlineno
+        assert f.line == f"{__file__}:{first + 1}"

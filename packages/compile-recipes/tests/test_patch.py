@@ -36,13 +36,14 @@ class Technique:
 class Broken(Technique):
     name = "broken"
 
-    def patch(self, model, *, gpu_bound=False):
+    def patch(self, model):
         raise TypeError("no")
 
 
 @pytest.fixture
 def installed(monkeypatch):
     monkeypatch.setattr(techniques, "able", lambda: {t.name: t for t in (Broken(), Technique())})
+    monkeypatch.setattr(techniques, "replacement", lambda technique: technique.patch)
 
 
 def test_what_was_done_and_what_was_not_is_told(installed):
@@ -55,6 +56,19 @@ def test_what_was_done_and_what_was_not_is_told(installed):
         "doubling other: left alone, it has two inputs",
         "broken: not applied, no",
     ]
+
+
+def test_a_package_gets_the_keywords_that_it_has(installed):
+    patches = patch(nn.Linear(4, 4), gpu_bound=True)
+    assert patches.broken == {"broken": "no"}  # without the keyword
+    assert str(patches).splitlines()[-1] == "gpu_bound: passed to doubling"
+
+
+def test_a_keyword_of_no_package_is_named_with_those_that_there_are(installed):
+    model = nn.Linear(4, 4)
+    with pytest.raises(TypeError, match=r"given fast; the keywords of the installed packages are doubling: gpu_bound"):
+        patch(model, fast=True, gpu_bound=True)
+    assert "forward" not in model.__dict__
 
 
 def test_it_comes_off_again(installed):

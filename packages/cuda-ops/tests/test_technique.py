@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_pytorch.cuda_ops import LIBRARY, levels
-from kernel_pytorch.cuda_ops.technique import kernels, technique
+from kernel_pytorch.cuda_ops.technique import technique
 from kernel_pytorch.harness.pytest_plugin import verification_trials
 from kernel_pytorch.harness.trials import RANDOM
 
@@ -56,13 +56,3 @@ def test_default_is_the_compiled_operator_where_it_runs():
     assert "compiled are CUDA and CPU code" in levels.unavailable("cuda", torch.device("meta"), torch.bfloat16)
     of_levels = {i.name for o in technique.operations for i in o.implementations if not i.partial}
     assert of_levels == set(levels.LEVELS)
-
-
-def test_every_operator_with_cuda_kernels_is_a_unit(monkeypatch, tmp_path):
-    units = kernels.cuda_units()
-    if not kernels.CSRC.is_dir():
-        pytest.skip("not a checkout")
-    assert {unit.source.parent.name for unit in units} >= {"rms_norm", "rotary_embedding", "qk_norm_rope"}
-    assert all(unit.source.is_file() and unit.include[0].is_dir() for unit in units)
-    monkeypatch.setattr(kernels, "CSRC", tmp_path / "absent")
-    assert kernels.cuda_units() == []

@@ -127,12 +127,20 @@ def as_on_a_card(monkeypatch):
     monkeypatch.setattr(LADDER, "unavailable", lambda *_: None)
     monkeypatch.setattr(LADDER, "default", lambda name, device, dtype, *traced: plain(name, card, dtype, *traced))
 
-    def resolve(function, level, *tensors):
-        taken.append(LADDER.chosen(function, level, *tensors))
-        return getattr(native, function)
+    def function(name, level):
+        taken.append(level)
+        return getattr(native, name)
 
-    monkeypatch.setattr(LADDER, "resolve", resolve)
+    monkeypatch.setattr(LADDER, "function", function)
+    LADDER.forget()
     return functional, taken
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What another test made of defaults is not remembered."""
+    yield
+    LADDER.forget()
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,9 @@ def test_the_limit_of_a_compiler_says_what_to_do(limit):
 def test_softmax_alone_is_pytorchs_own_on_a_cpu(scale, mask, level, monkeypatch):
     """One operator, which there is nothing to fuse with; with a scale or a mask the default decides."""
     asked = []
-    resolve = LADDER.resolve
-    monkeypatch.setattr(LADDER, "resolve", lambda *arguments: asked.append(arguments[1]) or resolve(*arguments))
+    chosen = LADDER.chosen
+    monkeypatch.setattr(LADDER, "chosen", lambda *given, **options: asked.append(given[1]) or chosen(*given, **options))
+    LADDER.forget()
     x = torch.randn(4, 8)
     torch.testing.assert_close(softmax(x, scale, mask), torch.softmax(scale * x, -1))
     assert asked == [level]

@@ -164,3 +164,14 @@ def test_steps_with_a_cache_compile_as_one_graph(techniques):
     wanted = model.generate(ids, 6, temperature=0.0)
     model.compile(fullgraph=True, backend="aot_eager")
     assert torch.equal(model.generate(ids, 6, temperature=0.0), wanted)
+
+
+def test_prompts_of_int32_and_caches_of_other_batches():
+    torch.manual_seed(0)
+    model = LanguageModel(40, 16, num_layers=1, num_heads=2).eval()
+    tokens = torch.randint(40, (2, 5))
+    found = model.generate(tokens.int(), 4, temperature=0.0)
+    assert found.dtype == torch.int32
+    assert torch.equal(found.long(), model.generate(tokens, 4, temperature=0.0))
+    with torch.no_grad(), pytest.raises(ValueError, match="cache: it is for 3 sequences; input_ids has 2"):
+        model(tokens, cache=model.new_cache(3))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernel_pytorch.models.pooling import MODES, pool_texts, read_modes
+from kernel_pytorch.models.sentence_encoder import MODES, pool_texts, read_modes
 
 
 def by_hand(x, mode):

@@ -130,7 +130,7 @@ class Products(TorchDispatchMode):
         self.packed = self.plain = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.packed += function is torch.ops.mkldnn._linear_pointwise.default
+        self.packed += str(function) == "mkldnn._linear_pointwise.default"
         self.plain += function in (torch.ops.aten.addmm.default, torch.ops.aten.linear.default)
         return function(*args, **kwargs or {})
 
@@ -187,6 +187,17 @@ def test_packed_weights_follow_the_weights_and_stay_out_of_copies():
         torch.testing.assert_close(copied(packed), encoder(packed))
         saved = pickle.loads(pickle.dumps(encoder))
         torch.testing.assert_close(saved(packed), encoder(packed))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_without_the_private_operator_pytorch_computes_the_same(monkeypatch, activation):
+    model = network(hidden_act=activation)
+    encoder, packed = ours(model), Packed.of(IDS)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    with torch.no_grad(), Products() as used:
+        found = encoder(packed)
+    assert (used.packed, used.plain) == (0, 8)
+    torch.testing.assert_close(found, padded(model, IDS), rtol=3e-5, atol=3e-5)
 
 
 def test_it_compiles_whole_where_lengths_are_not_at_hand():
@@ -261,6 +272,13 @@ def test_lower_case_and_prompts(tmp_path):
     pooling = folder / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
     with pytest.raises(ValueError, match="include_prompt"):
+        SentenceEncoder.from_pretrained(folder)
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path):
+    folder = write_folder(tmp_path)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is no JSON: Expecting"):
         SentenceEncoder.from_pretrained(folder)
 
 

@@ -195,12 +195,14 @@ import dataclasses, json, sys, torch
 from kernel_pytorch.harness.static import triton_code
 from kernel_pytorch.harness.static.gate import violations
 from kernel_pytorch.harness.static.launches import record_launches, use_architecture
+from kernel_pytorch.harness.technique import Exemption
 from kernel_pytorch.qkv_fusion import qkv_norm_rope_cache_
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.technique import technique
 use_architecture(int(sys.argv[1]))
 LADDER.unavailable = lambda *arguments: None
-operation = dataclasses.replace(technique.operation("qkv_norm_rope"), differentiable=False)
+operation = technique.operation("qkv_norm_rope")
+operation = dataclasses.replace(operation, exemptions=[Exemption(("gradients",), "it writes a cache")])
 case = operation.bench_grid.cases("cuda")[0]
 int32 = {"dtype": torch.int32}
 launches = []

@@ -26,7 +26,7 @@ from kernel_pytorch.harness.implementation import OUR_KERNELS, PublicLevel
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.records import write_atomically
 from kernel_pytorch.harness.results import CaseRecord, Measurement, Results
-from kernel_pytorch.harness.sources import kernels_digest
+from kernel_pytorch.harness.sources import package_digest
 from kernel_pytorch.harness.technique import Operation, Technique
 from kernel_pytorch.harness.verification import Verification, verify
 
@@ -214,7 +214,7 @@ def rows(
             date=datetime.date.today().isoformat(),
             torch=environment.torch,
             triton=environment.triton or "",
-            kernels=kernels_digest(technique.operation(v.operation).implementation(v.level), device.type),
+            kernels=package_digest(technique),
             speedup=round(v.speedup, 3),
         )
         for v in verdicts
@@ -256,6 +256,6 @@ def state(row: Any, techniques: Iterable[Technique], device: torch.device) -> st
         return f"not used: the package's own table says {own!r}"
     if (reason := ladder.unavailable(row.level, device, dtype)) is not None:
         return f"not used: {reason}"
-    if kernels_digest(operation.implementation(row.level), device.type) != row.kernels:
-        return "used, though its kernels have changed since: adopt it again"
+    if package_digest(technique) != row.kernels:
+        return "used, though its package has changed since: adopt it again"
     return "used"

@@ -66,7 +66,7 @@ def common_offset(x: Tensor) -> Tensor:
 
 
 def without_offset(x: Tensor) -> Tensor:
-    """Undo `common_offset`: exact, so that what depends on differences alone has the same truth for both."""
+    """Undo `common_offset` exactly, so that a function of differences alone has the same truth for both."""
     return (x.double() - _offsets(x)).to(x.dtype)
 
 
@@ -81,7 +81,7 @@ def not_a_number(x: Tensor) -> Tensor:
 
 
 def infinities(x: Tensor) -> Tensor:
-    """Infinity in every fourth row, minus infinity in every fourth: differences of them are no numbers."""
+    """Infinity in every fourth row, minus infinity in every fourth: differences of them are NaN."""
     return _plant(x, {1: float("inf"), 2: float("-inf")}, 4)
 
 

@@ -15,7 +15,7 @@ from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.jobs import SHORT_CASES
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_machine
 from kernel_pytorch.harness.results import Results, VerificationReport
-from kernel_pytorch.harness.technique import Operation, Technique
+from kernel_pytorch.harness.technique import Operation
 from kernel_pytorch.harness.verification import Verification, report
 from kernel_pytorch.harness.verification import verify as verify_technique
 
@@ -35,7 +35,7 @@ def verify(
     """Check every level of a technique's public functions against the definition in float64.
 
     Forward and gradients, on awkward and adversarial inputs; the rules are those of `kernel_pytorch.harness.oracle`.
-    What is wrong is in `failures` of each of the report's `levels`.
+    Each of the report's `levels` lists its `failures`.
 
     Args:
         name: of an installed technique, as `kernel-pytorch list` prints it.
@@ -49,7 +49,7 @@ def verify(
         UnknownNameError: no such technique, level or device; the message lists those that exist.
     """
     where, technique = parse_device(None if device is None else str(device)), discover().get(name)
-    _check(technique, "level", levels, level_names(technique.operations))
+    check_names(technique.name, "level", levels, level_names(technique.operations))
     chosen = None if levels is None else list(levels)
     found = []
     with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def bench(
         worker: as `workers` in `verify`.
         previous: as in `kernel_pytorch.harness.benchmark.benchmark`, and so are the rest.
         on_job: called with the label of each job before it starts.
-        on_progress: called with what stands after each job.
+        on_progress: called with the results so far after each job.
         again: measures the ceilings once more before anything is rejected by them.
 
     Returns:
@@ -92,8 +92,8 @@ def bench(
         UnknownNameError: no such technique, level, operation or device; the message lists those that exist.
     """
     where, technique = parse_device(None if device is None else str(device)), discover().get(name)
-    _check(technique, "level", plan.levels, level_names(technique.operations))
-    _check(technique, "operation", plan.operations, [o.name for o in technique.operations])
+    check_names(technique.name, "level", plan.levels, level_names(technique.operations))
+    check_names(technique.name, "operation", plan.operations, [o.name for o in technique.operations])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
         return benchmark(
@@ -114,9 +114,10 @@ def level_names(operations: Iterable[Operation]) -> list[str]:
     return list(dict.fromkeys(itertools.chain.from_iterable([i.name for i in o.implementations] for o in operations)))
 
 
-def _check(technique: Technique, what: str, given: Sequence[str] | None, known: Sequence[str]) -> None:
+def check_names(owner: str, what: str, given: Sequence[str] | None, known: Sequence[str]) -> None:
+    """Raise TypeError for a string instead of a list of names, UnknownNameError for a name that does not exist."""
     if isinstance(given, str):
         raise TypeError(f"{what}s: given {given!r}; allowed is a list of names, such as [{given!r}]")
     for each in given or ():
         if each not in known:
-            raise UnknownNameError(f"{technique.name} has no {what} {each!r}; there are: {', '.join(known)}")
+            raise UnknownNameError(f"{owner} has no {what} {each!r}; there are: {', '.join(known)}")

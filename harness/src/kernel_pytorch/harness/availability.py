@@ -1,4 +1,4 @@
-"""Whether an implementation can run, and be timed, on a device; and if not, why."""
+"""Whether an implementation can run, and be timed, on a device, and why not."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.discovery import UnknownNameError
-from kernel_pytorch.harness.implementation import imported
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.peers import Peer
-from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.technique import Implementation, Level, Operation, Technique
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -54,7 +53,7 @@ def why_unavailable(
 def why_not_timed(
     technique: Technique, implementation: Implementation, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """The reason why this implementation's time cannot be told there, or None."""
+    """The reason why this implementation cannot be timed there, or None."""
     reason = why_unavailable(technique, implementation, device, dtype)
     if isinstance(implementation, Peer) and reason is not None:
         return reason
@@ -64,7 +63,7 @@ def why_not_timed(
 
 
 def description(technique: Technique, implementation: Implementation, device: torch.device) -> str:
-    """What the technique itself says about a level there, or nothing."""
+    """The technique's own description of a level there, or ""."""
     describe = getattr(technique.ladder(), "describe", None)
     return describe(implementation.level.value, device) if describe is not None else ""
 
@@ -91,7 +90,7 @@ def _features(ladder: Any, function: str, level: str, device: torch.device) -> l
 
 
 def _unmeasured(ladder: Any, operation: Operation, implementation: Implementation, device: torch.device) -> bool:
-    """Whether a row that rests on no record makes this level the default somewhere there."""
+    """Whether a row without a record makes this level a default there."""
     return any(
         row.record is None
         and row.level == implementation.name
@@ -100,35 +99,6 @@ def _unmeasured(ladder: Any, operation: Operation, implementation: Implementatio
         for features in ([[feature] for feature in row.features] if row.features else [[]])
         for dtype in DTYPES
     )
-
-
-def default_of_case(
-    technique: Technique, operation: Operation, case: Case, device: torch.device, *, gradients: bool = False
-) -> str:
-    """The level that a user's call with the arguments of a case takes there.
-
-    The public function is called, with fake tensors and levels that compute nothing, so the device need not exist; the
-    package's `compute_capability` must then be replaced.
-
-    Args:
-        technique: whose ladder decides.
-        operation: which function.
-        case: of one of its grids.
-        device: where.
-        gradients: whether its floating-point tensors require gradients.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._pytree import tree_map_only
-
-    def placed(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device).requires_grad_(gradients and tensor.is_floating_point())
-
-    with FakeTensorMode():
-        given = operation.inputs(case, torch.Generator())
-        arguments, keywords = tree_map_only(torch.Tensor, placed, given)
-        function = imported(operation.function)
-        level: str = technique.ladder().default_of(lambda: function(*arguments, **keywords))
-    return level
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Benchmarking a technique: job after job, each able to crash alone, with what was measured kept at every moment."""
+"""Benchmark a technique job by job; a crash is isolated from other jobs, and every finished job is kept."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.jobs import QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
+from kernel_pytorch.harness.overheads import call_cost, no_cost, with_starts
 from kernel_pytorch.harness.peers import PEER_PREFIX
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
-from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
-from kernel_pytorch.harness.whole_cost import call_cost, no_cost, with_starts
 
 QUICK_ROUNDS = 12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a benchmark run was asked for.
+    """The extent of a benchmark run.
 
     Attributes:
         levels: names of the implementations, or None for all. The reference and native always run: they are baselines.
@@ -54,7 +54,7 @@ class Plan:
         return QUICK_ROUNDS if self.quick else ROUNDS
 
     def with_levels(self, more: set[str]) -> Plan:
-        """The same for more implementations: what takes turns is measured together."""
+        """The same plan for more implementations, because those that take turns are measured together."""
         return self if self.levels is None else dataclasses.replace(self, levels=(*self.levels, *sorted(more)))
 
     def jobs(self, technique: Technique, device: torch.device) -> list[Job]:
@@ -79,24 +79,38 @@ def benchmark(
 
     Args:
         technique: what to measure.
-        machine: the ceilings to hold the figures against, measured on this machine.
+        machine: the ceilings to compare with, measured on this machine.
         device: where.
-        plan: what was asked for.
-        worker: process that the jobs run in, so that one that crashes costs itself alone; None for this process.
-        previous: earlier results that `why_not_resumed` has nothing against, as `of_present_sources` leaves them. All
-            of it is kept, also what this plan does not ask for or has not reached yet.
+        plan: what to measure.
+        worker: process that the jobs run in, so that a crash is isolated from other jobs; None for this process.
+        previous: earlier results of the same code, see `why_not_resumed`. All of it is kept, also what this plan does
+            not ask for or has not reached yet.
         on_job: called with the label of each job before it starts.
-        on_progress: called with what stands after each job, marked as not complete.
+        on_progress: called after each job with the results so far, marked as not complete.
         again: measures the ceilings again before a result is rejected for exceeding them, because the machine may have
             been busy the first time; the higher ones hold from then on. Called once at most for each job. None if the
             ceilings are given.
 
     Returns:
-        The results; after Ctrl-C those that stood by then, marked as not complete.
+        The results; after Ctrl-C those so far, marked as not complete.
     """
     known = _Known(technique, machine, device, plan, previous)
+
+    def measured(job: Job, plan: Plan) -> list[Measurement]:
+        found = _measure(job, known.machine, device, plan, worker)
+        if again is None or all(m.status != "rejected" for m in found):
+            return found
+        known.raise_ceilings(again())
+        return _measure(job, known.machine, device, plan, worker)
+
     try:
-        _time_jobs(known, device, plan, worker, on_job, on_progress, again)
+        # Jobs without any record go first.
+        for job in sorted(plan.jobs(technique, device), key=lambda job: job.key in known.measured):
+            on_job(job.label)
+            held = known.implementations(job)
+            if not {i.name for i in chosen(job, plan.wanted)} <= held:
+                known.add(job, measured(job, plan.with_levels(held)))
+            on_progress(known.results(complete=False))
         if plan.whole_cost:
             known.add_costs(_costs(technique, device, plan, worker, on_job))
     except KeyboardInterrupt:
@@ -105,10 +119,10 @@ def benchmark(
 
 
 class _Known:
-    """What is known of a technique: what earlier results hold, and what this run adds to it.
+    """Results of a technique: those of earlier runs, and what this run adds.
 
     Attributes:
-        technique: which.
+        technique: the technique.
         machine: with the highest ceilings that were measured so far.
         measured: the measurements of each job.
     """
@@ -119,18 +133,17 @@ class _Known:
         earlier = () if previous is None else runs_of(previous)
         self.technique, self.machine, self._quick = technique, machine, plan.quick
         self.measured = {} if previous is None else by_job(previous)
-        self._sources = technique_digests(technique, device.type)
-        self._kernels = technique_digests(technique, device.type, kernels_digest)
+        self._identities = identify(technique, machine.environment, compiling=not plan.quick)
         self._runs, self._number = (*earlier, run_on(machine, now())), len(earlier)
         self._costs = () if previous is None else previous.costs
         self._order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
 
     def implementations(self, job: Job) -> set[str]:
-        """Those that a job has records of."""
+        """Names of the implementations that a job has records of."""
         return {m.implementation for m in self.measured.get(job.key, [])}
 
     def add(self, job: Job, found: list[Measurement]) -> None:
-        """Replace all records of a job: its implementations took turns."""
+        """Replace all records of a job, whose implementations took turns."""
         self.measured[job.key] = [m.model_copy(update={"run": self._number}) for m in found]
 
     def raise_ceilings(self, again: Ceilings) -> None:
@@ -142,47 +155,22 @@ class _Known:
         self._costs = _renewed(self.technique, self._costs, found, self._number)
 
     def results(self, *, complete: bool) -> Results:
-        """The record of all that is known by now."""
+        """Return the record of all results so far."""
         return Results(
             technique=self.technique.name,
             created=now(),
             quick=self._quick,
             complete=complete,
             machine=self.machine,
-            sources=self._sources,
-            kernels=self._kernels,
+            identities=self._identities,
             runs=self._runs,
             measurements=tuple(m for key in self._order if key in self.measured for m in self.measured[key]),
             costs=self._costs,
         )
 
 
-def _time_jobs(
-    known: _Known,
-    device: torch.device,
-    plan: Plan,
-    worker: Worker | None,
-    on_job: Callable[[str], None],
-    on_progress: Callable[[Results], None],
-    again: Callable[[], Ceilings] | None,
-) -> None:
-    """Measure the jobs that lack records of implementations; the arguments are those of `benchmark`."""
-    # Jobs without any record go first.
-    for job in sorted(plan.jobs(known.technique, device), key=lambda job: job.key in known.measured):
-        on_job(job.label)
-        held = known.implementations(job)
-        if not {i.name for i in chosen(job, plan.wanted)} <= held:
-            wanted = plan.with_levels(held)
-            found = _measure(job, known.machine, device, wanted, worker)
-            if again is not None and any(m.status == "rejected" for m in found):
-                known.raise_ceilings(again())
-                found = _measure(job, known.machine, device, wanted, worker)
-            known.add(job, found)
-        on_progress(known.results(complete=False))
-
-
-def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | None:
-    """Why an interrupted run cannot be continued, or None."""
+def why_not_resumed(previous: Results, technique: Technique, machine: Machine, plan: Plan) -> str | None:
+    """Why an interrupted run cannot be continued, or None: device, torch, plan and all code must be the same."""
     before, now = previous.machine.environment, machine.environment
     if before.device_name != now.device_name:
         return f"it was measured on {before.device_name}"
@@ -190,30 +178,15 @@ def why_not_resumed(previous: Results, machine: Machine, plan: Plan) -> str | No
         return f"it was measured with torch {before.torch} and triton {before.triton}"
     if previous.quick != plan.quick:
         return "it was a short run" if previous.quick else "it was a full run"
-    return None
-
-
-def of_present_sources(previous: Results, technique: Technique) -> Results:
-    """Earlier results without what was found out about other sources: of a job all, since its levels took turns."""
-    present = technique_digests(technique, previous.machine.environment.device_type)
-
-    def changed(record: Measurement | WholeCost) -> bool:
-        label = f"{record.operation}/{record.implementation}"
-        if record.implementation.startswith(PEER_PREFIX) and label not in present:
-            return False  # not asked for this time, and not ours to change
-        return label not in present or previous.sources.get(label) != present[label]
-
-    groups = [group for group in by_job(previous).values() if not any(map(changed, group))]
-    return previous.model_copy(
-        update={
-            "measurements": tuple(m for group in groups for m in group),
-            "costs": tuple(record for record in previous.costs if not changed(record)),
-        }
-    )
+    present = identify(technique, now, compiling=not plan.quick)
+    labels = {f"{m.operation}/{m.implementation}" for m in previous.measurements if m.status == "measured"}
+    ours = sorted(label for label in labels if not label.partition("/")[2].startswith(PEER_PREFIX))
+    changed = [label for label in ours if label not in present or previous.identities.get(label) != present[label]]
+    return f"the code of {changed[0]} has changed, or is not known" if changed else None
 
 
 def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
-    """What was measured, by the key of its job."""
+    """Group measurements by the key of their job."""
     found: dict[JobKey, list[Measurement]] = {}
     for m in results.measurements:
         found.setdefault((results.technique, m.operation, m.case.label, m.direction), []).append(m)
@@ -254,29 +227,23 @@ def _measure(job: Job, machine: Machine, device: torch.device, plan: Plan, worke
         return run_job(job, machine, device, plan.wanted, rounds=plan.rounds)
     excluded: dict[str, str] = {}
     while True:
-        outcome = worker.call(_run_in_child, job.key, machine, str(device), plan.wanted, plan.rounds, excluded)
+        outcome = worker.call(_run_in_child, job.key, machine, str(device), plan, excluded)
         if not outcome.failure:
             return outcome.value
         names = [i.name for i in chosen(job, plan.wanted)]
         if outcome.stage not in names or outcome.stage in excluded:
-            # It died where all take turns: nobody can say which one it was.
+            # It died while all took turns, so the culprit is unknown.
             why = f"while {outcome.stage or 'starting'}: {outcome.failure}"
             return [crashed(job, i, excluded.get(i.name, why)) for i in chosen(job, plan.wanted)]
         excluded[outcome.stage] = outcome.failure
 
 
 def _run_in_child(
-    key: JobKey,
-    machine: Machine,
-    device: str,
-    wanted: set[str] | None,
-    rounds: int,
-    excluded: dict[str, str],
-    announce: Announce,
+    key: JobKey, machine: Machine, device: str, plan: Plan, excluded: dict[str, str], announce: Announce
 ) -> list[Measurement]:
     where = torch.device(device)
     job = find_job(key, where)
-    return run_job(job, machine, where, wanted, rounds=rounds, excluded=excluded, announce=announce)
+    return run_job(job, machine, where, plan.wanted, rounds=plan.rounds, excluded=excluded, announce=announce)
 
 
 def _costs(

@@ -1,4 +1,4 @@
-"""What an operation is run on: cases, grids of them, directions, and what a case cannot avoid costing."""
+"""Cases, grids of cases, directions, and the least cost of a case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Direction(enum.Enum):
-    """Which pass is run: the forward, the backward on a graph that stands already, or both."""
+    """Which pass is run: the forward, the backward on an existing graph, or both."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -23,11 +23,11 @@ class Case:
     """One point of a grid: a dtype and named sizes, read as attributes (`case.rows`).
 
     Attributes:
-        name: what it stands for ("Llama 3.1 8B, prefill", "one column").
+        name: for people ("Llama 3.1 8B, prefill", "one column").
         dtype: dtype of the principal input.
-        sizes: everything else that the operation's `inputs` needs to know.
+        sizes: everything else that the operation's `inputs` needs.
         reason: why this shape is awkward, for the test grid.
-        core: whether implementations that compile anew for every shape run it in an ordinary verification.
+        core: whether implementations that compile for every shape run it in an ordinary verification.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Case:
 
 
 def short(value: object) -> str:
-    """As tables print it: a dtype without `torch.`."""
+    """Format a value for tables: a dtype without `torch.`."""
     return str(value).removeprefix("torch.")
 
 
@@ -88,9 +88,9 @@ def point(
     """Describe one shape of a grid.
 
     Args:
-        name: what the shape stands for.
+        name: for people, such as the model that has the shape.
         reason: why it is awkward (test grids).
-        core: run it also at levels that compile anew for every shape.
+        core: run it also at levels that compile for every shape.
         dtypes: replaces the grid's own dtypes for this point.
         devices: device types on which the case finishes in reasonable time.
         **sizes: the numbers that `inputs` and `cost` read.
@@ -106,7 +106,7 @@ class Grid:
     dtypes: tuple[torch.dtype, ...]
 
     def cases(self, device_type: str = "cpu") -> list[Case]:
-        """Every case that is meant to run on this device type."""
+        """Return every case that runs on this device type."""
         return [
             Case(p.name, dtype, p.sizes, p.reason, p.core)
             for p in self.points
@@ -119,7 +119,7 @@ class Grid:
 
 
 def grid(*points: Point, dtypes: Sequence[torch.dtype]) -> Grid:
-    """The product of `points` and `dtypes` (a point may bring dtypes of its own)."""
+    """Combine `points` with `dtypes`; the dtypes of a point replace them."""
     if not points:
         raise ValueError("grid: points is empty; give at least one point(...)")
     return Grid(tuple(points), tuple(dtypes))
@@ -127,13 +127,14 @@ def grid(*points: Point, dtypes: Sequence[torch.dtype]) -> Grid:
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation cannot avoid doing.
+    """The least work of an operation.
 
     Attributes:
         bytes: compulsory traffic: each input read once, each output written once.
-        flops: floating-point operations of the definition; 0 where nobody counts them (memory-bound operations).
-        launches: kernels that the best level may launch, when that is part of the promise.
-        products: `(m, n, k)` of the matrix products that most of its FLOPs are: PyTorch's own are timed beside it.
+        flops: floating-point operations of the definition; 0 if they are not counted (memory-bound operations).
+        launches: kernels that the best level may launch; None for any number.
+        products: `(m, n, k)` of the matrix products that most of its FLOPs belong to; PyTorch's own products are timed
+            in the same rounds.
     """
 
     bytes: int

@@ -1,7 +1,6 @@
-"""What a technique's tests call.
+"""Checks for the tests of a technique.
 
-Each check raises AssertionError saying what is wrong and where; what torch itself checks (second derivatives, export)
-raises torch's own errors.
+Each check raises AssertionError saying what is wrong and where; second derivatives and export raise torch's own errors.
 """
 
 from __future__ import annotations
@@ -12,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.harness.oracle import in_float64
 from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.tensors import as_tuple, is_float, leaves, wanting
 from kernel_pytorch.harness.trials import RANDOM, Trial, make_arguments
 from kernel_pytorch.harness.verification import forget_other_shapes, verify_trial
 
-# Of second derivatives in float64: far below a wrong one, far above what another order of summing up changes.
+# Tolerance of second derivatives in float64: far below an error, far above the effect of another order of summation.
 ROUNDING = 1e-9
 
 
@@ -27,7 +28,7 @@ class Skipped(Exception):
 def check_trial(
     technique: Technique, operation: Operation, implementation: Implementation, trial: Trial, device: torch.device
 ) -> None:
-    """Forward and every gradient within the budget, and nothing written that is not the implementation's own.
+    """Check that the forward and every gradient are within the budget and that no input is written to.
 
     Raises:
         Skipped: it cannot run here.
@@ -42,17 +43,17 @@ def check_trial(
 
 
 def check_gradient_combinations(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Every subset of the differentiable arguments gets its gradients, equal to those of the full set, and no others.
+    """Check that every subset of the differentiable arguments gets its gradients, equal to those of the full set.
 
     Args:
         function: takes `arguments` by position.
         arguments: tensors and plain values.
     """
-    positions = [i for i, a in enumerate(arguments) if isinstance(a, Tensor) and a.is_floating_point()]
+    positions = [i for i, a in enumerate(arguments) if is_float(a)]
 
     def gradients(subset: Sequence[int]) -> dict[int, Tensor | None]:
-        own = [a.detach().clone().requires_grad_(i in subset) if i in positions else a for i, a in enumerate(arguments)]
-        outputs = _tensors(function(*own))
+        own = leaves(arguments, [i in subset for i in range(len(arguments))], copy=True)
+        outputs = as_tuple(function(*own))
         generator = torch.Generator(outputs[0].device).manual_seed(0)
         incoming = [torch.randn(o.shape, generator=generator, device=o.device, dtype=torch.float64) for o in outputs]
         loss = sum((o.double() * g).sum() for o, g in zip(outputs, incoming, strict=True))
@@ -67,22 +68,19 @@ def check_gradient_combinations(function: Callable[..., Any], arguments: Sequenc
         for i, gradient in gradients(subset).items():
             where = f"argument {i} with gradients wanted for {subset}"
             if i not in subset:
-                assert gradient is None, f"{where}: has a gradient that nobody asked for"
+                assert gradient is None, f"{where}: has a gradient that was not requested"
                 continue
             assert gradient is not None, f"{where}: gradient is missing"
-            # Not bitwise: a compiler makes another graph of every subset.
+            # Not bitwise: a compiler makes another graph for every subset.
             torch.testing.assert_close(gradient, full[i], msg=lambda m, w=where: f"{w}: {m}")
 
 
 def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[Any], *, fast: bool = False) -> None:
-    """`gradcheck` and `gradgradcheck` in float64 on small inputs; `fast`, along random directions, on any.
+    """Run `gradcheck` and `gradgradcheck` in float64 on small inputs; with `fast`, along random directions, on any.
 
-    A second backward may round otherwise (TorchScript compiles what has run twice): bits are `check_deterministic`.
+    A second backward may round differently (TorchScript compiles after two runs); `check_deterministic` checks bits.
     """
-    own = [
-        a.detach().double().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
-        for a in arguments
-    ]
+    own = leaves(in_float64(arguments))
     assert torch.autograd.gradcheck(function, own, fast_mode=fast, nondet_tol=ROUNDING)
     assert torch.autograd.gradgradcheck(function, own, fast_mode=fast, nondet_tol=ROUNDING)
 
@@ -90,7 +88,7 @@ def check_second_derivatives(function: Callable[..., Any], arguments: Sequence[A
 def check_compiled_equals_eager(
     function: Callable[..., Any], arguments: Sequence[Any], *, dynamic: bool, backward: bool = True
 ) -> None:
-    """`torch.compile(fullgraph=True)` of a call to `function` gives bitwise what eager gives, with any `backward`."""
+    """Check that `torch.compile(fullgraph=True)` of a call gives bitwise the results, and gradients, of eager."""
     torch._dynamo.reset()
     eager, compiled = (
         _forward_and_backward(f, arguments, backward)
@@ -101,7 +99,7 @@ def check_compiled_equals_eager(
 
 
 def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.export.ExportedProgram:
-    """`torch.export` with every first dimension dynamic runs, and gives what eager gives at another size."""
+    """Check that `torch.export` with every first dimension dynamic gives the results of eager at another size."""
 
     class Exported(torch.nn.Module):
         def forward(self, *tensors: Tensor) -> Any:
@@ -114,7 +112,7 @@ def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torc
     shapes = {"tensors": tuple({0: batch} if t.dim() > 1 and t.shape[0] == rows else None for t in tensors)}
     program = torch.export.export(Exported(), tensors, dynamic_shapes=shapes)
     larger = tuple(torch.cat([t, t]) if s is not None else t for t, s in zip(tensors, shapes["tensors"], strict=True))
-    for ours, theirs in zip(_tensors(program.module()(*larger)), _tensors(Exported()(*larger)), strict=True):
+    for ours, theirs in zip(as_tuple(program.module()(*larger)), as_tuple(Exported()(*larger)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     return program
 
@@ -122,7 +120,7 @@ def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torc
 def check_deterministic(
     function: Callable[..., Any], arguments: Sequence[Any], *, repeats: int = 3, backward: bool = True
 ) -> None:
-    """The same call gives bitwise the same outputs and, with `backward`, gradients."""
+    """Check that repeated calls give bitwise the same outputs and, with `backward`, gradients."""
     first = _forward_and_backward(function, arguments, backward)
     for _ in range(repeats):
         again = _forward_and_backward(function, arguments, backward)
@@ -133,9 +131,9 @@ def check_deterministic(
 def check_rows_independent(
     function: Callable[..., Any], arguments: Sequence[Any], rows: str = "leading", data: Sequence[bool] = ()
 ) -> None:
-    """A row's result does not depend on how many rows there are: the first rows alone give bitwise the same.
+    """Check that results of a row do not depend on the number of rows: the first rows alone give bitwise the same.
 
-    So does its gradient, of every argument with rows that wants one. A vector has rows only where `data` says so.
+    So must the gradients of arguments with rows. A vector has rows only where `data` says so.
     """
     count = arguments[0].shape[0]
     is_data = data or [False] * len(arguments)
@@ -149,7 +147,7 @@ def check_rows_independent(
             a.detach()[:keep].requires_grad_(a.requires_grad) if has else a
             for a, has in zip(arguments, with_rows, strict=True)
         ]
-        outputs = _tensors(function(*part))
+        outputs = as_tuple(function(*part))
         wanted = [a for a, has in zip(part, with_rows, strict=True) if has and a.requires_grad]
         if not wanted:
             return list(outputs)
@@ -164,29 +162,21 @@ def check_rows_independent(
 
 
 def case_arguments(operation: Operation, case: Case, device: torch.device) -> list[Any]:
-    """The arguments of a case with random input."""
+    """Return the arguments of a case with random input."""
     return make_arguments(operation, Trial(case, RANDOM), device)
 
 
 def _forward_and_backward(function: Callable[..., Any], arguments: Sequence[Any], backward: bool) -> list[Tensor]:
-    own = [
-        a.detach().clone().requires_grad_(backward) if isinstance(a, Tensor) and a.is_floating_point() else a
-        for a in arguments
-    ]
-    outputs = _tensors(function(*own))
+    own = leaves(arguments, backward, copy=True)
+    outputs = as_tuple(function(*own))
     if not backward:
         return list(outputs)
     incoming = _incoming(outputs)
-    leaves = [a for a in own if isinstance(a, Tensor) and a.requires_grad]
-    return [o.detach() for o in outputs] + list(torch.autograd.grad(outputs, leaves, incoming))
-
-
-def _tensors(result: Any) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)
+    return [o.detach() for o in outputs] + list(torch.autograd.grad(outputs, wanting(own), incoming))
 
 
 def _incoming(outputs: Sequence[Tensor], rows: int | None = None) -> list[Tensor]:
-    """Incoming gradients, always the same for the same shapes; with `rows`, the first of those of so many rows."""
+    """Make incoming gradients that depend on shapes alone; with `rows`, the first rows of gradients with that many."""
     generator = torch.Generator(outputs[0].device).manual_seed(0)
     shapes = [o.shape if rows is None else (rows, *o.shape[1:]) for o in outputs]
     incoming = [torch.randn(s, generator=generator, device=outputs[0].device) for s in shapes]

@@ -1,4 +1,4 @@
-"""Two results files side by side: what became faster, what slower, and what nobody can tell."""
+"""Comparison of two results files, case by case: faster, slower, the same or unsure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Change:
 
 
 def compare(old: Results, new: Results, *, across_devices: bool = False) -> list[Change]:
-    """Pair the measurements of two files, in the order of the old one, what is only in the new one last.
+    """Pair the measurements of two files, in the order of the old one; cases that only the new one has come last.
 
     Args:
         old: the earlier results.

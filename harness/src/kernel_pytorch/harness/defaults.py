@@ -1,9 +1,9 @@
 """Check by a record that the default level is the fastest of those measured.
 
-`level=None` promises the level with which a call is fastest. Native, triton and cuda compete, forward alone and forward
-with backward, for each function, dtype and set of static features; `compile` is shown beside them. Over the cases of a
-record the default may take at most `MEAN` times as long as the best level, in geometric mean, and in no case more than
-`CASE` times, unless the technique lists that case with its reason.
+`level=None` promises the fastest level. Native, triton and cuda compete, forward alone and forward with backward, for
+each function, dtype and set of static features; tables also show `compile`. Over the cases of a record the default may
+take at most `MEAN` times as long as the best level, in geometric mean, and in no case more than `CASE` times, unless
+the technique lists that case with its reason.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What the cases have in common."""
+        """The common properties of the cases."""
         return ", ".join(filter(None, (self.operation, self.dtype, self.features, self.work)))
 
     def ratio(self, level: str) -> float | None:
@@ -96,7 +96,7 @@ def _ratio(cases: Collection[Times], level: str, default: str) -> float | None:
 
 
 def groups(results: Results, technique: Technique) -> list[Group]:
-    """Sort the times of a record by what their default depends on; cases that are no longer declared are left out."""
+    """Group the times of a record by what their default depends on; cases that are no longer declared are left out."""
     environment = results.machine.environment
     found: dict[tuple[str, ...], Group] = {}
     seconds = _seconds(results)

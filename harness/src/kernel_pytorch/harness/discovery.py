@@ -1,6 +1,6 @@
-"""Finding the installed techniques: entry points in the group `kernel_pytorch.techniques`.
+"""Find the installed techniques: entry points in the group `kernel_pytorch.techniques`.
 
-A package that cannot be loaded is reported with its reason and stops nobody else.
+A package that cannot be loaded is reported with its reason; the others are used.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ GROUP = "kernel_pytorch.techniques"
 
 
 class UnknownNameError(LookupError):
-    """A technique, operation, level or device that does not exist; the message lists what does."""
+    """A technique, operation, level or device that does not exist; the message lists those that do."""
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found.
+    """The techniques that were found.
 
     Attributes:
         techniques: by name, in alphabetical order.
@@ -43,7 +43,7 @@ class Discovery:
         raise UnknownNameError(f"no technique {name!r}; installed are: {', '.join(self.techniques) or 'none'}")
 
     def select(self, name: str | None) -> list[Technique]:
-        """That technique alone, or all of them for None."""
+        """Return that technique alone, or all of them for None."""
         return list(self.techniques.values()) if name is None else [self.get(name)]
 
 
@@ -59,7 +59,7 @@ def discover() -> Discovery:
             if technique.name != entry_point.name:
                 raise ValueError(f"the technique calls itself {technique.name!r}, its entry point {entry_point.name!r}")
             technique.ladder()
-        except Exception as error:  # whatever a package does wrong is its own affair
+        except Exception as error:  # a package may fail in any way
             broken[entry_point.name] = f"{type(error).__name__}: {error}"
         else:
             techniques[entry_point.name] = with_peers(technique)

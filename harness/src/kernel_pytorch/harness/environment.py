@@ -1,4 +1,4 @@
-"""The record of where a number was measured: hardware, software and the commit."""
+"""Record of hardware, software and commit of a measurement."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kernel_pytorch.harness.records import Name, Part
 
 
 class Environment(Part):
-    """Everything that a number depends on besides the code.
+    """Everything except the code that a measurement depends on.
 
     Attributes:
         python: version.
         torch: version, with its local part ("2.11.0+cu130").
         triton: version; None where it is not installed.
         cuda: version that torch was built with; None for a build without.
-        driver: version of the NVIDIA driver; None where it cannot be asked.
+        driver: version of the NVIDIA driver; None if unknown.
         device_type: "cpu" or "cuda".
         device_name: of the GPU, or the model of the processor.
         compute_capability: "9.0"; None on a CPU.
@@ -150,7 +150,7 @@ def _checkout() -> tuple[str | None, bool | None]:
 
 
 def _output_of(program: str, *arguments: str) -> str | None:
-    """What a program prints; None where it is absent or fails."""
+    """Return the output of a program; None if it is absent or fails."""
     path = shutil.which(program)
     if path is None:
         return None

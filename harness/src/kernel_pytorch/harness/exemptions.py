@@ -1,15 +1,31 @@
-"""What the levels of every technique have in common: the rows of the support table in which PyTorch itself says no.
+"""Exemptions: properties that a level or an operation does not have, each with its reason.
 
-A declaration states only what differs: an entry of its own replaces the one here, None takes it away.
+Every property is checked at every level unless an exemption names it. `COMMON` holds the exemptions of every technique,
+which follow from PyTorch itself; a declaration adds only what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from kernel_pytorch.harness.implementation import Level
+from kernel_pytorch.harness.adversaries import ADVERSARIES, IMITATED, LAYOUTS
+from kernel_pytorch.harness.implementation import OUR_KERNELS, Level
+
+SUPPORT_ROWS = (
+    "fullgraph", "dynamic shapes", "opcheck", "export", "AOTInductor", "autocast", "CUDA graphs",
+    "selective checkpointing", "FLOP counter", "double backward", "FSDP2/DTensor", "determinism", "batch invariance",
+)  # fmt: skip
+"""Rows of the support table."""
+
+GRADIENTS = "gradients"
+"""Exempts an operation for inference from everything that needs a gradient: its forward alone is verified and timed."""
+BACKWARD_TIME = "backward time"
+"""Exempts an operation that computes its gradients in the forward from timing the backward alone."""
+CASE = "case."
+"""`case.window` exempts a level from the cases that have a size `window`: from a feature that it does not have."""
 
 NO_OPERATOR = "no operator of its own: PyTorch checks those that it is made of"
 NO_FORMULA = "PyTorch's counter has no formula for elementwise operators and sums"
@@ -22,51 +38,110 @@ OTHER_KERNEL = "TorchInductor makes another kernel for another number of rows"
 NO_GRADIENT = "the operation has no gradients"
 NOT_TRACED = "torch 2.10 does not trace into what is compiled already"
 
-# Not of every technique, but of more than one.
+# For more than one technique, but not for all.
 PRODUCTS = "PyTorch's products add in another order where there are fewer rows"
 REDUCTIONS = "PyTorch lays out its reductions by the number of rows"
 COUNTER_MODE = "Dynamo compiles nothing while a dispatch mode like the counter's is on"
 
-OF_OPERATORS = {"opcheck": NO_OPERATOR, "FLOP counter": NO_FORMULA}
-"""Of a level that is made of PyTorch's operators."""
 
-OF_COMPILED = {
-    "selective checkpointing": ONE_PIECE,
-    "double backward": ONE_BACKWARD,
-    "batch invariance on cuda": OTHER_KERNEL,
-    **(dict.fromkeys(("export", "AOTInductor"), NOT_TRACED) if torch.__version__ < "2.11" else {}),
-}
-"""Of a level that torch.compile has compiled before it is called."""
+@dataclass(frozen=True)
+class Exemption:
+    """A property that does not hold, or is not checked, with the reason.
 
-COUNTED_MODE = {"FLOP counter": COUNTER_MODE if torch.__version__ >= "2.12" else None}
-"""Of such a level where PyTorch's counter has a formula: torch 2.11 compiled under the mode all the same."""
-
-WITHOUT_GRADIENTS = dict.fromkeys(("selective checkpointing", "double backward"), NO_GRADIENT)
-"""Of every level of an operation that is not differentiable."""
-
-BY_LEVEL: Mapping[Level, Mapping[str, str]] = {
-    Level.REFERENCE: OF_OPERATORS,
-    Level.NATIVE: OF_OPERATORS,
-    Level.TORCHSCRIPT: {
-        **OF_OPERATORS,
-        "selective checkpointing": HIDDEN_EXCEPTION,
-        "determinism": INTERPRETED_FIRST,
-        "batch invariance": INTERPRETED_FIRST,
-    },
-    Level.COMPILE: {**OF_OPERATORS, **OF_COMPILED},
-    Level.TRITON: {},
-    Level.CUDA: {"double backward on cuda": NO_FLOAT64},
-    Level.PEER: {},
-}
-
-
-def unsupported_rows(level: Level, declared: Mapping[str, str | None], differentiable: bool = True) -> dict[str, str]:
-    """The rows in which a level says no, with reasons: those of all techniques, as far as a declaration leaves them.
-
-    Args:
-        level: the rung.
-        declared: row of the support table -> reason, or None where it works although it does not elsewhere.
-        differentiable: whether the operation has gradients.
+    Attributes:
+        what: the properties: a row of the support table ("opcheck"), an adversary ("NaN"; where `levels` are named also
+            "imitated activations"), "case.<size>" for the cases with a feature, `GRADIENTS` or
+            `BACKWARD_TIME`. Layouts (views) change no number, so nothing is exempt from them.
+        reason: why; `kernel-pytorch verify` and the support table print it. None takes an exemption of `COMMON` back.
+        levels: names of implementations; None for all of them. A kernel of this project is exempt from an adversary
+            only with `instead`, because it reproduces the definition's behaviour.
+        arguments: names of the arguments that the adversary is not planted in, if no levels are named.
+        dtypes: in which dtypes the adversary is exempt; None for all.
+        devices: on which kinds of device; None for all.
+        instead: name of the implementation whose error, times two, is the budget of the named levels for this
+            adversary; "" to leave them out.
     """
-    rows = {**BY_LEVEL[level], **({} if differentiable else WITHOUT_GRADIENTS), **declared}
+
+    what: tuple[str, ...]
+    reason: str | None
+    levels: tuple[str, ...] | None = None
+    arguments: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    instead: str = ""
+
+    def __post_init__(self) -> None:
+        adversaries = [name for name in ADVERSARIES if name not in LAYOUTS] + [IMITATED] * bool(self.levels)
+        allowed = (*SUPPORT_ROWS, GRADIENTS, BACKWARD_TIME, *adversaries)
+        for name in self.what:
+            if name not in allowed and not name.startswith(CASE):
+                raise ValueError(f"exemption: {name!r} is no property that can be exempt; allowed are "
+                                 f"{', '.join(allowed)} and {CASE}<size>")  # fmt: skip
+        if not self.reason and (self.reason == "" or set(self.what) - set(SUPPORT_ROWS)):
+            raise ValueError(f"exemption: {', '.join(self.what)} needs a reason")
+        if self.of_adversary and not self.instead:
+            for level in set(self.levels or ()) & set(OUR_KERNELS):
+                raise ValueError(
+                    f"exemption: levels names {level!r}, which must handle {self.what[0]}, or name instead"
+                )
+
+    @property
+    def of_adversary(self) -> bool:
+        """Whether it is about adversarial inputs."""
+        return self.what[0] in (*ADVERSARIES, IMITATED)
+
+    def covers(self, adversary: str, dtype: torch.dtype, device: str) -> bool:
+        """Whether it is about this adversary, in this dtype, on this kind of device."""
+        return (
+            adversary in self.what
+            and (self.dtypes is None or dtype in self.dtypes)
+            and (self.devices is None or device in self.devices)
+        )
+
+    def __str__(self) -> str:
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in self.dtypes or ()]
+        where = [(" of ", self.arguments), (" in ", dtypes), (" at ", self.levels or ()), (" on ", self.devices or ())]
+        places = "".join(word + ", ".join(names) for word, names in where if names)
+        instead = f" (checked against {self.instead} instead)" if self.instead else ""
+        return f"{', '.join(self.what)}{places}{instead}: {self.reason}"
+
+
+def _common() -> Iterable[Exemption]:
+    operators = ("reference", "native", "torchscript", "compile")
+    yield Exemption(("opcheck",), NO_OPERATOR, operators)
+    yield Exemption(("FLOP counter",), NO_FORMULA, operators)
+    yield Exemption(("selective checkpointing",), HIDDEN_EXCEPTION, ("torchscript",))
+    yield Exemption(("determinism", "batch invariance"), INTERPRETED_FIRST, ("torchscript",))
+    yield Exemption(("selective checkpointing",), ONE_PIECE, ("compile",))
+    yield Exemption(("double backward",), ONE_BACKWARD, ("compile",))
+    yield Exemption(("batch invariance",), OTHER_KERNEL, ("compile",), devices=("cuda",))
+    if torch.__version__ < "2.11":
+        yield Exemption(("export", "AOTInductor"), NOT_TRACED, ("compile",))
+    yield Exemption(("double backward",), NO_FLOAT64, ("cuda",), devices=("cuda",))
+
+
+COMMON = tuple(_common())
+
+COMPILED_COUNTED = Exemption(("FLOP counter",), COUNTER_MODE if torch.__version__ >= "2.12" else None, ("compile",))
+"""For `compile` where PyTorch's counter has a formula: torch 2.11 compiled under the mode all the same."""
+
+
+def unsupported_rows(level: Level, declared: Sequence[Exemption]) -> dict[str, str]:
+    """Rows of the support table that a level does not support, "<row>" or "<row> on <device>", with the reasons.
+
+    Later exemptions replace earlier ones of the same row; those of a declaration come after `COMMON`.
+    """
+    rows: dict[str, str | None] = {}
+    without = Exemption(("selective checkpointing", "double backward"), NO_GRADIENT)
+    inference = [without] if any(GRADIENTS in each.what for each in declared) else []
+    for each in (*COMMON, *inference, *declared):
+        if each.levels is None or level.value in each.levels:
+            for row in (name for name in each.what if name in SUPPORT_ROWS):
+                rows |= {f"{row} on {d}": each.reason for d in each.devices or ()} or {row: each.reason}
     return {row: reason for row, reason in rows.items() if reason is not None}
+
+
+def of_levels(exemptions: Iterable[Exemption], names: Sequence[str]) -> tuple[Exemption, ...]:
+    """The exemptions that are left of these for an operation with these implementations alone."""
+    kept = [e for e in exemptions if e.levels is None or set(e.levels) & set(names)]
+    return tuple(replace(e, levels=e.levels and tuple(n for n in e.levels if n in names)) for e in kept)

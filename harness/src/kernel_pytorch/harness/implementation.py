@@ -1,4 +1,4 @@
-"""The ways of computing an operation: the levels of a public function, and what stands beside them."""
+"""Implementations of an operation: the levels of a public function, and functions of other libraries."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Implementation:
     """One way of computing an operation: a function that takes the operation's arguments by position.
 
     Attributes:
-        name: what tables print; a peer is named `peer:<library>`.
+        name: for tables; a peer is named `peer:<library>`.
         level: the rung of the ladder.
         target: import string `module:function`, resolved only when the implementation is run, so that a declaration
-            imports nothing optional.
+            imports no optional module.
         budget_factor: how many times the reference's own error is allowed; above 2 only with a reason, never above 4.
         budget_reason: why `budget_factor` is above 2.
-        unsupported: row of the support table, or "<row> on cuda", "<row> on cpu" -> why this implementation has to say
-            no there. A row that is not named must work; one that is named must not, unless it is a promise about all
-            calls (determinism, batch invariance).
-        partial: of a class of implementations, whether one may refuse a case by NotImplementedError. Ours compute every
-            case; another library's function may not, nor one of several kernels that a launcher picks among. Nobody
-            asks such a one which features it has.
+        unsupported: row of the support table, or "<row> on cuda", "<row> on cpu" -> why this implementation does not
+            support it. A row that is not named must work; a named one must fail, unless it is a promise about all calls
+            (determinism, batch invariance).
+        partial: whether implementations of this class may refuse a case by NotImplementedError: functions of other
+            libraries, and single kernels among which a launcher chooses. Their features are not tested. Levels compute
+            every case.
     """
 
     partial: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class Implementation:
             raise ValueError(f"{self.name}: budget_factor {self.budget_factor} is above 2 and needs budget_reason")
 
     def why_absent(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why it cannot run on that device in that dtype, beside what its level says; None if it can."""
+        """Why it cannot run on that device in that dtype though its level can; None if it can."""
         return None
 
     def load(self) -> Callable[..., Any]:
@@ -77,11 +77,11 @@ class Implementation:
         return imported(self.target)
 
     def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
-        """A call of the function on these arguments with nothing around it but `functools.partial`: what is timed."""
+        """Bind the function to these arguments by `functools.partial` alone: this call is timed."""
         return partial(self.load(), *arguments)
 
     def definition(self) -> Callable[..., Any]:
-        """Of the reference: what computes the truth, called as what `load` returns."""
+        """Return the function that computes the truth, if this is the reference; called as the one of `load`."""
         return self.load()
 
     def signature(self) -> inspect.Signature:
@@ -94,7 +94,7 @@ class PublicLevel(Implementation):
     """A level of a public function, called as users call it: `function(..., level=name)`."""
 
     def load(self) -> Callable[..., Any]:
-        """Import the public function; what is returned takes the operation's arguments by position."""
+        """Import the public function, wrapped to take the operation's arguments by position."""
         function, count, names = self._parts()
         level = self.level.value
 
@@ -104,13 +104,13 @@ class PublicLevel(Implementation):
         return call
 
     def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
-        """A call of the public function with nothing around it but `functools.partial`."""
+        """Bind the public function to these arguments by `functools.partial` alone."""
         function, count, names = self._parts()
         named = dict(zip(names, arguments[count:], strict=True))
         return partial(function, *arguments[:count], **named, level=self.level.value)
 
     def definition(self) -> Callable[..., Any]:
-        """The level itself: what the public function makes of its arguments must not be a part of the truth."""
+        """Return the level itself: errors of the public function must not become part of the truth."""
         function, names = imported(self.level_target()), list(self.signature().parameters)
         return lambda *values: function(**dict(zip(names, values, strict=True)))
 
@@ -128,12 +128,12 @@ class PublicLevel(Implementation):
         return public.replace(parameters=[p for name, p in public.parameters.items() if name != "level"])
 
     def _parts(self) -> tuple[Callable[..., Any], int, list[str]]:
-        """The public function, how many arguments it takes by position, and the names of the others."""
+        """Return the public function, how many arguments it takes by position, and the names of the others."""
         names = [name for name, p in self.signature().parameters.items() if p.kind is p.KEYWORD_ONLY]
         return imported(self.target), len(self.signature().parameters) - len(names), names
 
 
 def imported(target: str) -> Any:
-    """What an import string `module:attribute` names. ImportError and AttributeError pass through."""
+    """Import what the string `module:attribute` names. ImportError and AttributeError pass through."""
     module_name, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module_name), attribute)

@@ -1,4 +1,4 @@
-"""Triton's interpreter: how kernels are checked where there is no GPU."""
+"""Triton's interpreter, which checks kernels without a GPU."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def interpret_without_gpu() -> bool:
 
 
 def is_interpreting() -> bool:
-    """Whether Triton kernels run in the interpreter: right or wrong can be told, fast or slow cannot."""
+    """Whether Triton kernels run in the interpreter, which shows their results but not their speed."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def complete_interpreter() -> None:
-    """Let the interpreter run what compiled kernels may do and it cannot: other people's are not ours to change.
+    """Add features of compiled kernels to the interpreter, for kernels of other libraries.
 
-    A float argument is a scalar with methods (`eps.to(tl.float32)`), where the interpreter hands over a Python float;
-    and functions of CUDA's libdevice, which it leaves without a body, are those of Triton that have the same name.
+    A float argument becomes a scalar with methods (`eps.to(tl.float32)`) instead of a Python float, and functions of
+    CUDA's libdevice, which have no body in the interpreter, become the functions of Triton with the same name.
     """
     import numpy as np
     import triton.language as tl

@@ -1,4 +1,4 @@
-"""What a benchmark consists of: one job per operation, case and direction."""
+"""Jobs of a benchmark: one per operation, case and direction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Job:
 
     @property
     def key(self) -> JobKey:
-        """What finds the same job in another process."""
+        """Identifies the job in another process."""
         return self.technique.name, self.operation.name, CaseRecord.of(self.case).label, self.direction.value
 
     @property
@@ -44,9 +44,9 @@ def jobs(
     first: int | None = None,
     directions: tuple[Direction, ...] | None = None,
 ) -> list[Job]:
-    """What a benchmark of this technique measures on that device; `first` keeps so many cases of each operation.
+    """List the jobs of a technique on that device; `first` keeps so many cases of each operation.
 
-    Directions are those of each operation, if none are given; without gradients it is the forward in any case.
+    Directions are those of each operation if none are given; without gradients only the forward is timed.
     """
     found = []
     for operation in technique.operations:
@@ -61,7 +61,7 @@ def jobs(
 
 
 def find_job(key: JobKey, device: torch.device) -> Job:
-    """The job of that key, among the installed techniques. Raises KeyError if there is none."""
+    """Find a job of the installed techniques by its key. Raises KeyError if there is none."""
     for job in jobs(discover().get(key[0]), device, directions=tuple(Direction)):
         if job.key == key:
             return job

@@ -1,17 +1,21 @@
-"""Which kernels a call launches: a fused operation that quietly runs the unfused pair is caught by counting."""
+"""What a call runs on the device: its kernels, counted, and whether torch.compile compiled it.
+
+Counting catches a fused operation that runs the unfused pair instead.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
-from kernel_pytorch.harness.oracle import Judgement
+from kernel_pytorch.harness.oracle import Judgement, failed
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation
+from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
 
 
 def is_counted(level: Level, device: torch.device) -> bool:
@@ -38,7 +42,7 @@ def count_launches() -> Iterator[list[str]]:
         return run_interpreted(self, *args, **kwargs)
 
     def watch(metadata: Any) -> None:
-        """Nothing: a launcher that goes past the JITFunction takes the long way where there is a hook."""
+        """Do nothing: a launcher that bypasses the JITFunction does not if there is a hook."""
 
     triton.JITFunction.run, GridExecutor.__call__ = counted_compiled, counted_interpreted
     triton.knobs.runtime.launch_enter_hook.add(watch)
@@ -51,9 +55,9 @@ def count_launches() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def watch_device(device: torch.device) -> Iterator[list[str]]:
-    """Collect the names of all kernels that the body runs on a GPU, whoever launched them; copies are left out.
+    """Collect the names of all kernels that the body runs on a GPU, by any launcher, without copies.
 
-    In the interpreter only Triton's own kernels are seen.
+    In the interpreter it sees only Triton's own kernels.
     """
     if device.type != "cuda":
         with count_launches() as names:
@@ -78,40 +82,30 @@ def judge_launches(
     incoming: list[Tensor],
     device: torch.device,
 ) -> Judgement:
-    """Hold the kernels of a forward, and of a backward if there is one, against what the operation's cost declares.
+    """Compare the kernels of a forward, and of a backward if there is one, with what the operation's cost declares.
 
     Args:
-        operation: whose `cost` says how many launches a direction takes; where it says nothing, any number is right.
-        implementation: of a level that has kernels of its own, and launches one at least.
+        operation: its `cost` says how many launches a direction takes; if it says nothing, any number is right.
+        implementation: of a level that has kernels of its own, and launches at least one.
         case: what the arguments were made for.
         arguments: by position.
         incoming: gradients of the outputs; unused for an operation without gradients.
-        device: where they lie.
+        device: of the arguments.
     """
     backward = operation.differentiable
-    leaves = [
-        a.detach().requires_grad_(backward) if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments
-    ]
-    call = implementation.call(leaves)
-    wanted = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
-    problems = []
-
-    def forward() -> tuple[Tensor, ...]:
-        outputs = call()
-        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-
-    outputs = forward()  # what is launched once only, compilation too
+    own = leaves(arguments, backward)
+    call, wanted = implementation.call(own), wanting(own)
+    outputs = as_tuple(call())  # compiles and launches what is launched only once
     if backward:
         torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
     with watch_device(device) as launched:
-        outputs = forward()
-    problems += _problem(operation, case, Direction.FORWARD, launched)
+        outputs = as_tuple(call())
+    problems = _problem(operation, case, Direction.FORWARD, launched)
     if backward:
         with watch_device(device) as launched:
             torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
         problems += _problem(operation, case, Direction.BACKWARD, launched)
-    return Judgement("launches", not problems, error_over_budget=float("inf") if problems else 0.0,
-                     message="; ".join(problems))  # fmt: skip
+    return failed("launches", "; ".join(problems)) if problems else Judgement("launches", True)
 
 
 def _problem(operation: Operation, case: Case, direction: Direction, launched: list[str]) -> list[str]:
@@ -122,3 +116,30 @@ def _problem(operation: Operation, case: Case, direction: Direction, launched: l
     if declared is not None and len(launched) > declared:
         return [f"the {direction.value} launches {len(launched)} kernels ({kernels}) where {declared} are declared"]
     return []
+
+
+@contextlib.contextmanager
+def watch_compiler() -> Iterator[Callable[[], str]]:
+    """Watch Dynamo while the body calls something for the first time since `torch._dynamo.reset`.
+
+    Yields a function that says why the time of the call would not be that of compiled code, or "": torch.compile may
+    return to eager PyTorch without a message. A function that was compiled too often raises inside the body.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.utils import counters
+
+    def compiled() -> int:
+        """Count the graphs that reached a compiler; the backend "eager" runs what Dynamo captured."""
+        return sum(counters["aot_autograd"].values())
+
+    before, breaks_before = compiled(), dict(counters["graph_break"])
+
+    def problem() -> str:
+        found = (reason for reason, count in counters["graph_break"].items() if count > breaks_before.get(reason, 0))
+        breaks = sorted({next(iter(reason.strip().splitlines()), "") for reason in found})
+        if breaks:
+            return f"is not compiled as a whole, graph breaks: {'; '.join(breaks)}"
+        return "is not compiled: no graph reached a compiler and the call ran eagerly" if compiled() == before else ""
+
+    with config.patch(fail_on_recompile_limit_hit=True):
+        yield problem

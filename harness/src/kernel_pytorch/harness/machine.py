@@ -1,7 +1,7 @@
-"""What this machine can do at most, measured: the ceilings that every result is held against.
+"""Measured ceilings of this machine, with which every result is compared.
 
-Numbers from a data sheet are reached by nobody; a share of them says little. These are reached here, by the plainest
-code there is: a copy, a matrix product, the smallest operation.
+No program reaches the numbers of a data sheet, so shares of them say little. These ceilings are reached here by simple
+code: a copy, a matrix product, the smallest operation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MATMUL_SIZES = {
 """Rows, columns and depth of the products of a linear layer, from small to large."""
 
 MATMUL_REST = {"cpu": 0.0, "cuda": 0.3}
-"""Seconds before each product: a card that comes from another one is held down by its power limit."""
+"""Seconds of rest before each product: directly after another one, the power limit slows a card down."""
 
 MATMUL_DTYPES = {
     "cpu": (torch.float32, torch.bfloat16),
@@ -53,9 +53,9 @@ class BandwidthPoint(Part):
         bytes: size of the working set.
         bytes_per_second: of `destination.copy_(source)`, bytes read plus bytes written. What an operation that writes
             its result to new memory can reach.
-        peak_bytes_per_second: of the fastest stream: copy, scaling in place, or reading only. The limit that nothing
-            honest exceeds. On a processor it is up to twice the copy's: an ordinary store first reads the line that it
-            is about to overwrite, which a copy pays for and its byte count does not show.
+        peak_bytes_per_second: of the fastest stream: copy, scaling in place, or reading only. No honest result exceeds
+            it. On a processor it is up to twice the copy's: an ordinary store first reads the line that it is about to
+            overwrite, which a copy pays for and its byte count does not show.
         memory: the level that the working set fits in.
     """
 
@@ -80,7 +80,7 @@ class Ceilings(Part):
 
 
 class Machine(Record):
-    """A machine: what it is, and what it can do."""
+    """A machine and its measured ceilings."""
 
     kind = "a record of a machine"
 
@@ -103,7 +103,7 @@ def measure_machine(
 
 
 def higher(first: Ceilings, second: Ceilings) -> Ceilings:
-    """What was reached at least once: a disturbance lowers a measured limit, and nothing raises it."""
+    """Return the higher of two measurements of each limit: disturbances lower a measured limit and never raise it."""
     other = {point.bytes: point for point in second.bandwidth}
     raised = []
     for point in first.bandwidth:
@@ -131,7 +131,7 @@ def measure_ceilings(
         on_step: called with the name of each step before it begins.
 
     Returns:
-        Ceilings. A limit is what was reached once, so each rate is the best of several medians.
+        Ceilings. Each rate is the best of several medians, because a limit has to be reached only once.
     """
     device = torch.device(device)
     announce = on_step or (lambda step: None)
@@ -152,7 +152,7 @@ def _bandwidth(device: torch.device, quick: bool, announce: Callable[[str], None
     factors = QUICK_WORKING_SETS if quick else WORKING_SETS[device.type]
     sizes = [size for size in (int(cache * factor) // 4096 * 4096 for factor in factors) if size <= limit]
     copy, peak = dict.fromkeys(sizes, 0.0), dict.fromkeys(sizes, 0.0)
-    # Repeats are the outer loop: a disturbance of a few seconds then spoils one repeat of some sizes, not all of one.
+    # Repeats are the outer loop: a disturbance of a few seconds then affects one repeat of some sizes, not all of one.
     for repeat in range(2 if quick else 5):
         for size in sizes:
             announce(f"streams over {size / 2**20:.3g} MiB, repeat {repeat + 1}")
@@ -206,7 +206,7 @@ def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Call
 
 
 def _launch_overhead(device: torch.device) -> float:
-    """Host seconds per call of an addition to one element: the best of several batches, each queued without waiting."""
+    """Measure host seconds per call of an addition to one element: the best of several batches, without waiting."""
     one = torch.ones(1, device=device)
     # A GPU queues about a thousand launches; beyond that the host waits, and the GPU would be timed.
     calls = 200

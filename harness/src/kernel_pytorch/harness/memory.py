@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
+
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that one call needs beside its arguments.
+    """Bytes that one call needs in addition to its arguments.
 
     Attributes:
         forward_peak: most that was allocated at any time in a forward without gradients, outputs included.
         training_peak: the same over a forward and its backward, gradients included.
-        saved_for_backward: what the graph keeps alive between the two, arguments and outputs left out.
+        saved_for_backward: bytes that the graph keeps between the two, without arguments and outputs.
     """
 
     forward_peak: int
@@ -28,14 +30,13 @@ class MemoryUse:
 
 
 def profile_memory(function: Callable[..., Any], *arguments: Any, parameters: Sequence[Tensor] = ()) -> MemoryUse:
-    """Measure what one call of a function needs, after one call to warm up.
+    """Measure the memory of one call of a function, after one call to warm up.
 
     Args:
         function: takes `arguments` by position, returns a tensor or a tuple of tensors.
         *arguments: tensors, all on one device, and plain values. Floating-point tensors receive gradients.
-        parameters: what the function uses without being given it, a module's parameters; they receive gradients too.
+        parameters: tensors that the function uses without being given them, such as a module's; they receive gradients.
     """
-    leaves = [_leaf(a) for a in arguments]
     device = next(a.device for a in arguments if isinstance(a, Tensor))
 
     def forward() -> None:
@@ -43,27 +44,27 @@ def profile_memory(function: Callable[..., Any], *arguments: Any, parameters: Se
             function(*arguments)
 
     training = training_step(function, arguments, parameters)
-    return MemoryUse(peak(forward, device), peak(training, device), _saved(function, leaves, parameters))
+    return MemoryUse(peak(forward, device), peak(training, device), _saved(function, leaves(arguments), parameters))
 
 
 def training_step(
     function: Callable[..., Any], arguments: Sequence[Any], parameters: Sequence[Tensor] = ()
 ) -> Callable[[], None]:
-    """A forward and its backward, with ones coming in at every output; arguments as in `profile_memory`."""
-    leaves = [_leaf(a) for a in arguments]
-    wanted = [t for t in (*leaves, *parameters) if isinstance(t, Tensor) and t.requires_grad]
+    """Return a forward with its backward, whose incoming gradients are ones; arguments as in `profile_memory`."""
+    own = leaves(arguments)
+    wanted = wanting([*own, *parameters])
 
     def step() -> None:
-        outputs = [o for o in _tensors(function(*leaves)) if o.requires_grad]
+        outputs = [o for o in as_tuple(function(*own)) if o.requires_grad]
         torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
 
     return step
 
 
 def peak(call: Callable[[], object], device: torch.device) -> int:
-    """Most bytes that a call allocates at any time; it is called once before, and then measured."""
-    call()  # caches of compilers and libraries are no part of a call
-    gc.collect()  # what earlier calls left in cycles would be released during this one, and lower its peak
+    """Measure the peak of allocated bytes of a call, in its second run."""
+    call()  # fill caches of compilers and libraries
+    gc.collect()  # cycles of earlier calls would be released during this one and lower its peak
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -86,8 +87,8 @@ def allocations(profiler: torch.profiler.profile, device: torch.device) -> list[
     return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
 
 
-def _saved(function: Callable[..., Any], leaves: Sequence[Any], parameters: Sequence[Tensor]) -> int:
-    """Bytes of the distinct storages that autograd saves, without those of arguments, parameters and outputs."""
+def _saved(function: Callable[..., Any], arguments: Sequence[Any], parameters: Sequence[Tensor]) -> int:
+    """Count the bytes of distinct storages that autograd saves, without those of arguments, parameters and outputs."""
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -96,18 +97,8 @@ def _saved(function: Callable[..., Any], leaves: Sequence[Any], parameters: Sequ
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        outputs = _tensors(function(*leaves))
-    known = [t for t in (*leaves, *parameters, *outputs) if isinstance(t, Tensor)]
+        outputs = as_tuple(function(*arguments))
+    known = [t for t in (*arguments, *parameters, *outputs) if isinstance(t, Tensor)]
     for tensor in known:
         saved.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(saved.values())
-
-
-def _leaf(argument: Any) -> Any:
-    if isinstance(argument, Tensor) and argument.is_floating_point():
-        return argument.detach().requires_grad_()
-    return argument
-
-
-def _tensors(result: Any) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)

@@ -1,8 +1,8 @@
-"""What the machine does while it is measured: clock, power, throttling, load. Only read, never set.
+"""Readings of the machine while it measures: clock, power, throttling, load. They are read, never set.
 
-A card that heats up slows down, and a neighbour that wakes up takes a core. Interleaving keeps that out of ratios;
-here it is made visible: a busy machine is told so before it is measured, `watching` collects readings while something
-runs, and `marked` says which samples were taken while the clock moved.
+A card that heats up slows down, and another process may take a core. Interleaving keeps that out of ratios; readings
+make it visible: the user is warned of a busy machine, `watching` collects readings while the body runs, and `marked`
+says during which samples the clock changed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 CLOCK_TOLERANCE = 0.02
-"""By which share a clock may differ within one sample before the sample is marked: the clock's band of equivalence."""
+"""Relative change of the clock within one sample above which the sample is marked."""
 
 CPU_FREQUENCY = Path("/sys/devices/system/cpu")
 
@@ -38,14 +38,14 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the machine.
+    """One reading of the machine.
 
     Attributes:
         seconds: `time.perf_counter()` at the time.
-        clock_hz: of the multiprocessors, or the mean of the cores that this process may use; None if not told.
-        power_watts: None if not told.
-        throttled: why the clock is held down, empty if it is not.
-        load: processes that want a core, per core; None on a GPU.
+        clock_hz: of the multiprocessors, or the mean of the cores that this process may use; None if unknown.
+        power_watts: None if unknown.
+        throttled: why the clock is held down; empty if it is not.
+        load: runnable processes per core; None on a GPU.
     """
 
     seconds: float
@@ -55,13 +55,18 @@ class Reading:
     load: float | None = None
 
 
-class Reader(Protocol):
-    """Where readings come from, and how often it makes sense to ask."""
+class Reader:
+    """Reads nothing but the time: a GPU's clock is unknown without nvidia-ml-py. Others read more.
 
-    interval: float
+    Attributes:
+        interval: seconds between two readings.
+    """
+
+    interval = 1.0
 
     def read(self) -> Reading:
-        """Look once."""
+        """Read once."""
+        return Reading(time.perf_counter())
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Trace:
         return tuple(dict.fromkeys(reason for r in self.readings for reason in r.throttled))
 
     def range_of(self, name: str) -> tuple[float, float, float] | None:
-        """Smallest, median and largest value of a field of `Reading`; None if it was never told."""
+        """Smallest, median and largest value of a field of `Reading`; None if it is unknown."""
         values = [v for r in self.readings if (v := getattr(r, name)) is not None]
         return (min(values), statistics.median(values), max(values)) if values else None
 
@@ -109,25 +114,15 @@ def watching(reader: Reader) -> Iterator[list[Reading]]:
 
 
 def reader_for(device: torch.device) -> Reader:
-    """NVML for a GPU where nvidia-ml-py is installed, the operating system for a CPU; else nothing is told."""
+    """Return the reader of a device: NVML for a GPU if nvidia-ml-py is installed, the operating system for a CPU."""
     if device.type == "cuda":
         with contextlib.suppress(ImportError):
             return NvmlReader(device)
-        return SilentReader()
+        return Reader()
     return CpuReader()
 
 
-class SilentReader:
-    """Knows nothing: without nvidia-ml-py a GPU's clock is not told."""
-
-    interval = 1.0
-
-    def read(self) -> Reading:
-        """The time alone."""
-        return Reading(time.perf_counter())
-
-
-class CpuReader:
+class CpuReader(Reader):
     """Load and, where the system tells it, the frequency of the cores that this process may use."""
 
     interval = 0.1
@@ -139,13 +134,13 @@ class CpuReader:
         self._cores = len(list(cores))
 
     def read(self) -> Reading:
-        """Ask the operating system."""
+        """Read from the operating system."""
         frequencies = [1e3 * int(file.read_text()) for file in self._files]
         load = os.getloadavg()[0] / self._cores if hasattr(os, "getloadavg") else None
         return Reading(time.perf_counter(), statistics.mean(frequencies) if frequencies else None, load=load)
 
 
-class NvmlReader:
+class NvmlReader(Reader):
     """SM clock, power and throttle reasons of a GPU, through nvidia-ml-py.
 
     Raises:
@@ -164,7 +159,7 @@ class NvmlReader:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def read(self) -> Reading:
-        """Ask the driver."""
+        """Read from the driver."""
         nvml, handle = self._nvml, self._handle
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return Reading(
@@ -176,10 +171,10 @@ class NvmlReader:
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:
-    """The reasons that NVML's bit field holds, those that slow nothing down left out."""
+    """The reasons in NVML's bit field that slow the clock down."""
     return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
 
 
 def marked(trace: Trace, spans: Sequence[tuple[float, float]]) -> tuple[bool, ...]:
-    """For each sample, taken between two times, whether the clock moved meanwhile."""
+    """For each sample, between two times, whether the clock changed during it."""
     return tuple(trace.moved(begin, end) for begin, end in spans)

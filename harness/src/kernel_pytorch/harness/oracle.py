@@ -5,13 +5,13 @@ The truth is the reference run in float64, forward and gradients. A candidate ma
     budget_factor * max |reference - truth|  +  one unit in the last place of the truth
 
 where the reference runs in the candidate's own dtype and the maximum is taken over the tensor: as good as careful
-PyTorch in the same precision, up to a factor of two. Of an output that is a mean it is taken over what it is the mean
-of: one number's own error is luck. NaN fails, and so does infinity where the truth is representable;
+PyTorch in the same precision, up to a factor of two. For an output that is a mean, the maximum is taken over the terms
+of the mean: the error of a single element is noise. NaN fails, and so does infinity where the truth is representable;
 a truth beyond the largest number of the dtype counts as that number, and infinity of its sign is as good.
 
 Where the truth is NaN or infinite, and the reference in the candidate's own dtype is the same, the candidate must be
-too: what is no number has to be passed on. Where the two differ, one of them overflowed, and NaN of the truth asks
-nothing. Of a gradient infinity is as good as NaN: in another order of its products infinities need not meet.
+too: NaN must propagate. Where the two differ, one of them overflowed, and a NaN of the truth requires nothing. In a
+gradient, infinity is as good as NaN: in another order of its products, infinities need not meet.
 
 A gradient that is a sum over n rows may be added in any order, so `error_of_sum` is allowed too where that is more.
 Added one by one, partial sum k of terms with standard deviation s has the size s * sqrt(k) and is rounded by at most
@@ -34,16 +34,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.harness.tensors import as_tuple, is_float
+
 
 @dataclass(frozen=True)
 class Run:
-    """What one call produced.
+    """The results of one call.
 
     Attributes:
         outputs: tensors, in order.
         gradients: per differentiable argument, None where autograd returned none.
-        written: names of the tensors that the call wrote into although they were not its own.
-        terms: what each output is the mean of, where it is a mean; else empty.
+        written: names of the inputs that the call wrote to.
+        terms: the terms of each output that is a mean; else empty.
     """
 
     outputs: tuple[Tensor, ...]
@@ -56,7 +58,7 @@ class Run:
         return dataclasses.replace(self, gradients={})
 
     def quantities(self) -> dict[str, Tensor | None]:
-        """Everything that is compared, by the name that messages use."""
+        """Return everything that is compared, by the name in messages."""
         if len(self.outputs) == 1:
             named: dict[str, Tensor | None] = {"output": self.outputs[0]}
         else:
@@ -74,7 +76,7 @@ class Judgement:
         relative_error: ||candidate - truth|| / ||truth|| over the finite elements.
         reference_error: the same for the reference.
         error_over_budget: the worst element's error divided by what it is allowed; infinity for NaN.
-        message: what is wrong, empty if nothing is.
+        message: the error; empty if there is none.
     """
 
     quantity: str
@@ -83,6 +85,11 @@ class Judgement:
     reference_error: float = 0.0
     error_over_budget: float = 0.0
     message: str = ""
+
+
+def failed(quantity: str, message: str) -> Judgement:
+    """Return the verdict on a quantity that is wrong whatever the budget."""
+    return Judgement(quantity, False, error_over_budget=float("inf"), message=message)
 
 
 def run(
@@ -101,14 +108,10 @@ def run(
     """
     own = [_copy(a) for a in arguments]
     backward = bool(output_gradients)
-    differentiable = {
-        name: a.requires_grad_()
-        for name, a in zip(names, own, strict=True)
-        if backward and isinstance(a, Tensor) and a.is_floating_point()
-    }
+    differentiable = {name: a.requires_grad_() for name, a in zip(names, own, strict=True) if backward and is_float(a)}
     with torch.set_grad_enabled(backward):
         result = function(*own)
-    outputs = (result,) if isinstance(result, Tensor) else tuple(result)
+    outputs = as_tuple(result)
     gradients: dict[str, Tensor | None] = {}
     written = []
     if output_gradients:
@@ -122,7 +125,7 @@ def run(
 
 def in_float64(arguments: Sequence[Any]) -> list[Any]:
     """The same arguments with every floating-point tensor in float64."""
-    return [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    return [a.double() if is_float(a) else a for a in arguments]
 
 
 def random_like(outputs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
@@ -140,18 +143,16 @@ def judge(
     """Check a candidate against the truth, with the budget that the reference's own error gives.
 
     Args:
-        candidate: what is judged.
+        candidate: the results to judge.
         reference: the definition in the candidate's dtype.
         truth: the definition in float64.
         budget_factor: how many times the reference's own error is allowed.
         summands: by argument, how many terms its gradient is the sum of, where it is one.
     """
-    judgements = [
-        Judgement(name, False, error_over_budget=float("inf"), message="was written into") for name in candidate.written
-    ]
+    judgements = [failed(name, "was written into") for name in candidate.written]
     if len(candidate.outputs) != len(reference.outputs):
-        message = f"{len(candidate.outputs)} outputs, the reference has {len(reference.outputs)}"
-        return [*judgements, Judgement("outputs", False, error_over_budget=float("inf"), message=message)]
+        message = f"are {len(candidate.outputs)}, the reference has {len(reference.outputs)}"
+        return [*judgements, failed("outputs", message)]
     ours, theirs, exact = candidate.quantities(), reference.quantities(), truth.quantities()
     of_terms = dict(zip(theirs, map(_largest_error, reference.terms, truth.terms), strict=False))  # outputs come first
     for name, count in (summands or {}).items():
@@ -164,10 +165,10 @@ def judge(
 
 
 def confirm(judgements: Sequence[Judgement], again: Callable[[], Sequence[Judgement]]) -> list[Judgement]:
-    """Replace each miss by the judgement on fresh inputs if those do not repeat it; NaN, a wrong shape and such stand.
+    """Replace each miss by the judgement on fresh inputs if those do not repeat it; NaN or a wrong shape always counts.
 
     Args:
-        judgements: what came out.
+        judgements: on the first inputs.
         again: judges the same on inputs of another seed; called only where something missed its budget.
     """
     if not any(map(_is_miss, judgements)):
@@ -193,7 +194,7 @@ def summands_by_shape(outputs: Sequence[Tensor], arguments: Mapping[str, Any]) -
 
 
 def error_of_sum(truth: Tensor, dtype: torch.dtype, summands: int) -> float:
-    """How far careful summation in any order may be off: half of eps * sqrt(n) * rms; see the top of this file."""
+    """Bound the error of careful summation in any order: half of eps * sqrt(n) * rms; see the top of this file."""
     if summands < 2 or not truth.numel():
         return 0.0
     eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
@@ -210,7 +211,7 @@ def unit_in_the_last_place(truth: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _largest_error(reference: Tensor, truth: Tensor) -> float:
-    """Over what both have a number for; 0.0 where that is nothing."""
+    """Return the largest error of elements where both are finite; 0.0 if there are none."""
     errors = (reference.double() - truth).abs()
     errors = errors[errors.isfinite()]
     return errors.max().item() if errors.numel() else 0.0
@@ -224,21 +225,23 @@ def _judge(
     budget_factor: float,
     error_of_terms: float,
 ) -> Judgement:
-    def failed(message: str) -> Judgement:
-        return Judgement(name, False, error_over_budget=float("inf"), message=message)
-
     if reference is None or truth is None:
-        return Judgement(name, True) if candidate is None else failed("is not None, the reference's is")
+        return Judgement(name, True) if candidate is None else failed(name, "is not None, the reference's is")
     if candidate is None:
-        return failed("is missing (None)")
+        return failed(name, "is missing (None)")
     if candidate.shape != reference.shape or candidate.dtype != reference.dtype:
         given, wanted = f"{tuple(candidate.shape)} {candidate.dtype}", f"{tuple(reference.shape)} {reference.dtype}"
-        return failed(f"is {given}, the reference's is {wanted}")
+        return failed(name, f"is {given}, the reference's is {wanted}")
     if candidate.numel() == 0:
         return Judgement(name, True)
+    if candidate.is_complex():
+        candidate, reference, truth = (torch.view_as_real(t.resolve_conj()) for t in (candidate, reference, truth))
+    elif not candidate.is_floating_point():
+        wrong = int((candidate != reference).sum())
+        return failed(name, f"differs in {wrong} of {candidate.numel()} elements") if wrong else Judgement(name, True)
 
     if message := _numbers_instead(candidate, reference, truth, name.startswith("gradient")):
-        return failed(message)
+        return failed(name, message)
     largest_number = torch.finfo(candidate.dtype).max
     defined = ~truth.isnan()
     ours, theirs, exact = (t[defined].double() for t in (candidate, reference, truth))
@@ -247,7 +250,7 @@ def _judge(
     representable = exact.abs() <= largest_number
     astray, reference_astray = (t.isnan() | (t.isinf() & representable) for t in (ours, theirs))
     if astray.any():
-        return failed(f"has {int(astray.sum())} NaN or infinite elements where the truth is finite")
+        return failed(name, f"has {int(astray.sum())} NaN or infinite elements where the truth is finite")
     ours, theirs, exact = (t.clamp(-largest_number, largest_number) for t in (ours, theirs, exact))
 
     reference_errors = (theirs - exact)[~reference_astray].abs()
@@ -268,7 +271,7 @@ def _judge(
 
 
 def _numbers_instead(candidate: Tensor, reference: Tensor, truth: Tensor, or_infinite: bool) -> str:
-    """What is wrong where truth and reference agree on NaN or on an infinity; empty if nothing is."""
+    """Describe what is wrong where truth and reference agree on NaN or on an infinity; "" if nothing is."""
     passed_on = ~candidate.isfinite() if or_infinite else candidate.isnan()
     lost = truth.isnan() & reference.isnan() & ~passed_on
     if lost.any():

@@ -1,12 +1,12 @@
-"""Other people's implementations: timed in the same rounds as ours, held to the same truth, never a dependency.
+"""Implementations of other libraries: timed in the same rounds as ours, checked by the same oracle, never a dependency.
 
-A package declares them in a file of its own, `benchmarks/peers.py`, which is no part of what gets installed:
+A package declares them in `benchmarks/peers.py`, which is not installed:
 
     TECHNIQUE = "rmsnorm"
     PEERS = {"rms_norm": [Peer("peer:liger", Level.PEER, f"{__name__}:liger", requires="liger_kernel", ...)]}
 
-`kernel-pytorch bench --peers FILE` adds them to the technique's operations. One that is not installed appears in the
-tables as such; one that is wrong appears with its error.
+`kernel-pytorch bench --peers FILE` adds them to the technique's operations. Tables show which
+are not installed, and the error of those that are wrong.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _added: dict[str, Mapping[str, Sequence[Implementation]]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Peer(Implementation):
-    """An implementation that belongs to somebody else.
+    """An implementation of another library.
 
     Attributes:
         requires: module that its library is imported as.
-        install: what pip is asked for.
-        capability: the least compute capability that its kernels run on; None if they are Triton's, which the
-            interpreter runs on a CPU too, for right or wrong.
+        install: requirement for pip.
+        capability: the lowest compute capability that its kernels run on; None for Triton kernels, whose results the
+            interpreter can check on a CPU.
     """
 
     partial: ClassVar[bool] = True
@@ -97,7 +97,7 @@ def add_peers(files: Iterable[Path]) -> None:
 
 
 def with_peers(technique: Technique) -> Technique:
-    """The technique with the peers that were added for it.
+    """Return the technique with the peers that were added for it.
 
     Raises:
         ValueError: peers of an operation that it does not have.

@@ -1,7 +1,7 @@
-"""Planting faults: another function in place of a level of an operation, and what verification says of it.
+"""Mutation testing: replace a level of an operation by a wrong function, and verify.
 
-A check that was never seen red proves nothing. So a technique's tests plant wrong functions, and want the line that
-names each.
+A check that was never seen failing proves nothing, so the tests of a technique plant wrong functions and expect the
+lines that name them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.exemptions import SUPPORT_ROWS, of_levels
 from kernel_pytorch.harness.technique import Implementation, Level, Operation, Point, Technique
 from kernel_pytorch.harness.verification import verify
 
@@ -47,16 +48,16 @@ def failures_of(
 ) -> list[str]:
     """Check a function against an operation's reference, as `kernel-pytorch verify --device cpu` does.
 
-    Where the operation has a public function, it is what that calls at the level, so the plant is called as a level is.
+    If the operation has a public function, that calls the plant as it calls the level.
 
     Args:
         technique: declares the operation.
         operation: its name.
         function: takes the arguments of the level.
-        level: where it stands; at `Level.TRITON` its launches are counted.
-        points: makes of each point of the test grid the one to run, or None to leave it out.
-        adversarial: whether adversarial inputs take part.
-        budget_factor: how many times the reference's own error is allowed: what the level that it stands for has.
+        level: the level that it replaces; at `Level.TRITON` its launches are counted.
+        points: maps each point of the test grid to the one to run, or None to leave it out.
+        adversarial: whether to use adversarial inputs.
+        budget_factor: how many times the reference's own error is allowed: that of the replaced level.
 
     Returns:
         One line for each thing that is wrong, naming level, case and quantity; none if the function is right.
@@ -68,11 +69,9 @@ def failures_of(
     kept = tuple(chosen for point in declared.test_grid.points if (chosen := points(point)) is not None)
     changed = dataclasses.replace(
         declared,
-        **_levels(declared, level, function, budget_factor),
+        **_levels(declared, level, function, budget_factor, adversarial),
         test_grid=dataclasses.replace(declared.test_grid, points=kept),
-        adversarial=declared.adversarial if adversarial else (),
-        spared=declared.spared if adversarial else (),
-        shift_invariant=declared.shift_invariant if adversarial else (),
+        roles=declared.roles if adversarial else {},
     )
     stand = contextlib.nullcontext()
     if declared.function:
@@ -81,19 +80,18 @@ def failures_of(
         found = list(verify(dataclasses.replace(technique, operations=[changed]), CPU, levels=[level.value]))
     if all(v.unavailable is not None for v in found):
         reasons = sorted({v.unavailable for v in found if v.unavailable is not None})
-        raise ValueError(f"{operation}: nothing was held against the reference: {'; '.join(reasons)}")
+        raise ValueError(f"{operation}: nothing was checked: {'; '.join(reasons)}")
     return [line for v in found for line in v.failures()]
 
 
-def _levels(declared: Operation, level: Level, function: Callable[..., Any], budget_factor: float) -> dict[str, Any]:
-    """The reference and the level of the plant, as fields of an operation."""
-    name, reason = level.value, "that of what it stands for"
+def _levels(
+    declared: Operation, level: Level, function: Callable[..., Any], budget_factor: float, adversarial: bool
+) -> dict[str, Any]:
+    """The reference and the level of the plant, as fields of an operation; support is not verified."""
+    name, reason = level.value, "that of the level that it replaces"
+    kept = [e for e in declared.exemptions if (adversarial or not e.of_adversary) and e.what[0] not in SUPPORT_ROWS]
     if declared.function:
-        return {
-            "levels": [Level.REFERENCE.value, name],
-            "budgets": {name: (budget_factor, reason)},
-            "unsupported": {},
-            "lacks": {name: declared.lacks[name]} if name in declared.lacks else {},
-        }
+        levels: list[Any] = [Level.REFERENCE.value, name]
+        return {"levels": levels, "budgets": {name: (budget_factor, reason)}, "exemptions": of_levels(kept, levels)}
     planted = Planted(name, level, f"{__name__}:planted", budget_factor, reason, function=function)
-    return {"levels": [declared.reference, planted]}
+    return {"levels": [declared.reference, planted], "exemptions": of_levels(kept, [declared.reference.name, name])}

@@ -77,7 +77,7 @@ def embeddings(tokenizer: Any, network: Any, texts: list[str], *, length: int = 
 
     Args:
         tokenizer: as `real_model` returns it.
-        network: what it returns beside it, or the same network computed in another way.
+        network: the second value of `real_model`, or a replacement of it.
         texts: any number; short ones are padded.
         length: tokens of a text at most.
     """
@@ -92,13 +92,13 @@ def embedding_cosine(model: tuple[Any, Any], ours: Any, *, texts: int = 2, lengt
     """The smallest cosine of two embeddings of one text, by the network of `real_model` and by another.
 
     Raises:
-        ValueError: all texts are alike to the model, so that equal embeddings mean nothing.
+        ValueError: the model does not tell the first two texts apart, so that equal embeddings prove nothing.
     """
     tokenizer, network = model
     read = real_text(texts)
     expected, found = (embeddings(tokenizer, each, read, length=length).double() for each in (network, ours))
     if torch.nn.functional.cosine_similarity(expected[0], expected[1], dim=0) > 0.9:
-        raise ValueError("embedding_cosine: the first two texts are alike to the model")
+        raise ValueError("embedding_cosine: the model does not tell the first two texts apart")
     return float(torch.nn.functional.cosine_similarity(expected, found).min())
 
 

@@ -41,7 +41,7 @@ from kernel_pytorch.harness.timing import run_job
 from kernel_pytorch.harness.trials import Trial, is_economical, trials
 
 SUPPORT_TIMEOUT = 300.0
-"""Seconds that a check of the support table may take in a process of its own."""
+"""Seconds that a check of the support table may take in its own process."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -197,7 +197,7 @@ def check_support(_support: Callable[[str], Shared]) -> Callable[[str, Operation
 
 
 class SampleTimer:
-    """A timer for pytest-benchmark that stands still except for the samples it is given.
+    """A timer for pytest-benchmark that advances only by the samples it is given.
 
     pytest-benchmark calls its timer at the start and at the end of each round; the difference is the sample.
     """
@@ -212,7 +212,7 @@ class SampleTimer:
         self._ticks = iter([tick for sample in samples for tick in (0.0, sample)])
 
     def __call__(self) -> float:
-        """The next tick; past the last sample time stands still."""
+        """The next tick; 0.0 after the last sample."""
         return next(self._ticks, 0.0)
 
 

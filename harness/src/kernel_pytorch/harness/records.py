@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,9 +26,21 @@ class RecordError(ValueError):
 
 
 class Part(BaseModel):
-    """A part of a record: immutable, and without fields that it does not declare."""
+    """A part of a record: immutable, and without fields that it does not declare.
+
+    Attributes:
+        former: names of fields that older files have, and that are read over.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    former: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former(cls, data: Any) -> Any:
+        if not cls.former or not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name not in cls.former}
 
 
 class Record(Part):

@@ -127,13 +127,12 @@ def reasons(results: Results) -> list[str]:
     return list(found)
 
 
+BEFORE = "Measured before records named the code that ran"
+
+
 def provenance(results: Results) -> list[str]:
-    """Which times were measured before their sources changed, and why they still stand."""
-    return [
-        f"{label}: carried from commit {each.commit[:12]}: since then its sources have changed, and {each.compared},"
-        " are the same"
-        for label, each in results.carried.items()
-    ]
+    """What is not known of the code that was measured."""
+    return [] if results.identities or results.quick else [f"{BEFORE}, {results.created[:10]}"]
 
 
 def conditions(results: Results) -> list[str]:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.noise import Trace
 from kernel_pytorch.harness.records import Amount, Count, Name, Part, Record, check_once
@@ -110,20 +111,6 @@ class Run(Part):
     triton: str | None
 
 
-class Carried(Part):
-    """Why device times stand for kernels whose sources have changed since.
-
-    Attributes:
-        kernels: the digest of the sources that were measured.
-        commit: whose record of compiled kernels is that of these sources.
-        compared: what was found to be the same.
-    """
-
-    kernels: str
-    commit: str
-    compared: str
-
-
 class Measurement(Part):
     """One implementation on one case in one direction.
 
@@ -212,13 +199,12 @@ class Results(Record):
     Attributes:
         quick: fewer cases and rounds than the declaration asks for.
         complete: false if the run was interrupted.
-        sources: SHA-256 of the files that each implementation consists of, by `operation/implementation`.
-        kernels: SHA-256 of those that run on the device, by the same; empty in files that are older than it.
-        carried: by the same, why device times stand for kernels whose sources have changed.
+        identities: what identifies each implementation, by `operation/implementation`; empty in files that are older.
         runs: that found this out; empty in files that are older than it.
     """
 
     kind = f"a results file of schema version {SCHEMA_VERSION}"
+    former = frozenset({"sources", "kernels", "carried"})
 
     schema_version: Literal[1] = SCHEMA_VERSION
     technique: Name
@@ -226,9 +212,7 @@ class Results(Record):
     quick: bool
     complete: bool = True
     machine: Machine
-    sources: dict[str, str]
-    kernels: dict[str, str] = Field(default_factory=dict)
-    carried: dict[str, Carried] = Field(default_factory=dict)
+    identities: dict[Name, Identity] = Field(default_factory=dict)
     runs: tuple[Run, ...] = ()
     measurements: tuple[Measurement, ...]
     costs: tuple[WholeCost, ...] = ()
@@ -266,12 +250,13 @@ class VerificationReport(Record):
     """Everything that one verification found out about one technique on one device."""
 
     kind = f"a verification of schema version {SCHEMA_VERSION}"
+    former = frozenset({"sources"})
 
     schema_version: Literal[1] = SCHEMA_VERSION
     technique: Name
     created: str
     environment: Environment
-    sources: dict[str, str]
+    identities: dict[Name, Identity] = Field(default_factory=dict)
     levels: tuple[LevelVerification, ...]
     spared: tuple[str, ...] = ()
 

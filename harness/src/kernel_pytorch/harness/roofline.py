@@ -1,4 +1,4 @@
-"""How near a result comes to what the machine can do, and which results cannot be true."""
+"""Compare results with the ceilings of the machine, and reject those that exceed them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings
 
 TOLERANCE = 0.10
-"""How far a result may exceed the fastest stream before it is called a mistake.
+"""Share by which a result may exceed the fastest stream before it is rejected.
 
-An H200 copies at 4.3 TB/s and reads at 4.57, 6 % more; reading is among the streams, so what is left to allow for is
-an operation that mixes them better, a clock that has moved since the ceilings were measured, and noise.
+The streams include reading, which is faster than copying (on an H200 4.57 TB/s and 4.3). The tolerance allows for a
+better mix of reads and writes, a clock that changed since the ceilings were measured, and noise.
 """
 
 
@@ -28,7 +28,7 @@ class Attained:
             operation that reads more than it writes, or writes in place.
         share_of_peak: of the fastest stream over that memory.
         share_of_matmul: of the matmul rate in that dtype; None where that was not measured.
-        bound: what the machine's limits say must take longer, moving the bytes or doing the arithmetic.
+        bound: which takes longer at the limits of the machine, moving the bytes or the arithmetic.
     """
 
     bytes_per_second: float
@@ -40,11 +40,11 @@ class Attained:
 
 
 def ceiling_for(ceilings: Ceilings, pool_bytes: int) -> BandwidthPoint:
-    """The bandwidth of the memory that a working set fits in.
+    """Return the bandwidth of the memory that a working set fits in.
 
-    At a measured size it is the fastest point of that size or above: what a larger working set reaches a smaller one
-    can reach too. Between two sizes it follows a straight line in the logarithms, because a cache is outgrown
-    gradually. Outside the measured sizes the nearest one holds.
+    At a measured size it is the fastest point of that size or above, because a smaller working set can be at least as
+    fast as a larger one. Between two sizes it is interpolated linearly in the logarithms, because a working set
+    outgrows a cache gradually. Outside the measured sizes it is the nearest one.
 
     Args:
         ceilings: of the machine.
@@ -64,11 +64,11 @@ def ceiling_for(ceilings: Ceilings, pool_bytes: int) -> BandwidthPoint:
 def attain(
     cost_bytes: int, flops: int, seconds: float, ceilings: Ceilings, pool_bytes: int, dtype_name: str
 ) -> Attained:
-    """Set one result against the machine's limits.
+    """Compare one result with the limits of the machine.
 
     Args:
         cost_bytes: compulsory traffic of one call.
-        flops: of one call; 0 where nobody counts them.
+        flops: of one call; 0 if they are not counted.
         seconds: per call.
         ceilings: of the machine that it was measured on.
         pool_bytes: see `ceiling_for`.

@@ -1,43 +1,49 @@
-"""Which figures are of sources that have changed since, and whether users rest on them.
+"""Which figures are of other code than the present one, and whether users rest on them.
 
-Times of a GPU depend on its kernels alone, and stand as long as these do; all others depend on everything that a call
-runs. A level that is the default somewhere rests on the record that its package's table names: it is an error if the
-kernels of such a level are neither those that were verified and timed nor carried. Everything else is only listed.
+A level that is the default somewhere rests on the record that its package's table names: it is an error if its code is
+known to be other than what was measured, or if it was not measured at all. Everything else is only listed. A record
+that is older than identities says nothing about its code.
 """
 
 from __future__ import annotations
 
 import enum
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.identity import Identity
+from kernel_pytorch.harness.models.record import Record as Models
+from kernel_pytorch.harness.provenance import fingerprint
 from kernel_pytorch.harness.results import Results
-from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.technique import Level, Technique
 
 WIDTH = 80
+
+Identify = Callable[[Technique, Environment], dict[str, Identity]]
+"""What identifies the present implementations of a technique; `provenance.identify`."""
 
 
 class Change(enum.Enum):
     """How an implementation differs from what was measured; the value is what people read."""
 
-    KERNELS = "kernels changed"
-    UNKNOWN = "sources changed, the record has no kernel digests"
+    CODE = "the code has changed"
     UNMEASURED = "never measured there"
-    ABSENT = "sources not installed here"
-    AROUND = "only the code around the kernels changed"
+    ABSENT = "not known here"
+    MAKER = "another compiler or torch than the one here"
     GONE = "no longer declared"
+    BEFORE = "measured before records named the code that ran"
 
 
 @dataclass(frozen=True)
 class Stale:
-    """One implementation whose sources are not those that were measured.
+    """One implementation that is not known to be what was measured.
 
     Attributes:
-        label: `operation/implementation`.
+        label: `operation/implementation`; of whole models `model/work/technique`.
         change: what is different.
         created: when it was measured; of what was not, when the record was written.
         default: whether it is a default by this record.
@@ -46,35 +52,35 @@ class Stale:
     label: str
     change: Change
     created: str
-    default: bool
+    default: bool = False
 
     @property
     def fails(self) -> bool:
-        """Whether users run kernels that were neither measured nor carried."""
-        return self.default and self.change is not Change.AROUND
+        """Whether users run code that was not measured."""
+        return self.default and self.change not in (Change.MAKER, Change.BEFORE)
 
 
-def stale(results: Results, technique: Technique, place: Path) -> list[Stale]:
-    """What of a results file is out of date.
+def stale(results: Results, technique: Technique, place: Path, identify: Identify) -> list[Stale]:
+    """What of a results file is not known to be of the present code.
 
     Args:
         results: what the file holds.
         technique: the one that is installed.
         place: of the file; its folder's name is what a table of defaults calls the record.
+        identify: identifies the present implementations.
     """
-    kind = results.machine.environment.device_type
-    paths = technique_digests(technique, kind)
-    kernels = technique_digests(technique, kind, kernels_digest)
+    now = identify(technique, results.machine.environment) if results.identities else {}
     defaults = default_levels(technique, place.parent.name)
+    declared = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations}
     measured = _measured(results)
     found = []
     for label in (*measured, *sorted(defaults - set(measured))):
         if label not in measured:
             change: Change | None = Change.UNMEASURED
-        elif label not in paths:
+        elif label not in declared:
             change = Change.GONE
         else:
-            change = _change(results.sources.get(label), paths[label], results.kernels.get(label), kernels[label])
+            change = _change(results.identities.get(label), now.get(label))
         if change is not None:
             run = measured.get(label, 0)
             created = results.runs[run].created if results.runs and label in measured else results.created
@@ -82,15 +88,38 @@ def stale(results: Results, technique: Technique, place: Path) -> list[Stale]:
     return found
 
 
-def _change(path: str | None, path_now: str, kernels: str | None, kernels_now: str) -> Change | None:
-    """What two pairs of digests say, those of a record and those of today."""
-    if not path_now:
+def _change(then: Identity | None, now: Identity | None) -> Change | None:
+    if then is None:
+        return Change.BEFORE
+    if now is None:
         return Change.ABSENT
-    if kernels and kernels != kernels_now:
-        return Change.KERNELS
-    if path == path_now:
-        return None
-    return Change.AROUND if kernels else Change.UNKNOWN
+    if then.differs(now):
+        return Change.CODE
+    return Change.MAKER if then.made_by != now.made_by else None
+
+
+def stale_models(record: Models, techniques: Iterable[Technique], identify: Identify) -> list[Stale]:
+    """What of the figures of whole models is not known to be of the present code; no default rests on them.
+
+    Args:
+        record: what the file holds.
+        techniques: those that are installed.
+        identify: identifies the present implementations.
+    """
+    here = {technique.name: technique for technique in techniques}
+    now: dict[tuple[str, str], str] = {}
+    found = []
+    for name, run in {**record.runs, **{f"{model}/losses": run for model, run in record.losses.items()}}.items():
+        if not run.identities:
+            found.append(Stale(name, Change.BEFORE, run.date))
+        for package, then in run.identities.items():
+            key = package, run.environment.slug
+            if package in here and key not in now:
+                now[key] = fingerprint(identify(here[package], run.environment))
+            if now.get(key) != then:
+                change = Change.CODE if package in here else Change.ABSENT
+                found.append(Stale(f"{name}/{package}", change, run.date))
+    return found
 
 
 def default_levels(technique: Technique, record: str) -> set[str]:
@@ -123,8 +152,10 @@ def listing(found: Mapping[Path, Iterable[Stale]]) -> list[str]:
         kinds: dict[str, dict[str, list[str]]] = {}
         for each in sorted(every, key=lambda each: not each.fails):
             kind = f"{'FAILS, default' if each.fails else 'listed'}, {each.created[:10]}: {each.change.value}"
-            operation, _, level = each.label.partition("/")
-            kinds.setdefault(kind, {}).setdefault(operation, []).append(level)
+            operation, _, level = each.label.rpartition("/")
+            named = kinds.setdefault(kind, {})
+            if each.change is not Change.BEFORE:
+                named.setdefault(operation, []).append(level)
         lines += [str(file)] if kinds else []
         for kind, operations in kinds.items():
             lines.append(f"  {kind}")
@@ -134,30 +165,15 @@ def listing(found: Mapping[Path, Iterable[Stale]]) -> list[str]:
     return lines
 
 
-def remedies(found: Mapping[Path, Iterable[Stale]], known: Mapping[Path, Results]) -> list[str]:
+def remedies(found: Mapping[Path, Iterable[Stale]]) -> list[str]:
     """What to do about defaults that fail, as commands; empty if none does."""
-    failing = {file: [each for each in every if each.fails] for file, every in found.items()}
-    count = sum(map(len, failing.values()))
-    if not count:
+    failing = {file: count for file, every in found.items() if (count := sum(each.fails for each in every))}
+    if not failing:
         return []
-    carriable = [
-        file
-        for file, every in failing.items()
-        if known[file].machine.environment.device_type == "cuda" and any(e.change is Change.KERNELS for e in every)
-    ]
-    lines = [
+    one = sum(failing.values()) == 1
+    return [
         "",
-        f"{count} default{'s rest' if count > 1 else ' rests'} on kernels that were neither measured nor carried.",
+        f"{sum(failing.values())} default{' rests' if one else 's rest'} on code that was not measured. Measure it"
+        " again, on the device of the record:",
+        *(f"  on {file.parent.name}: kernel-pytorch bench {file.stem} --full" for file in failing),
     ]
-    if carriable:
-        lines += ["Carry times of a GPU where the kernels compile to what was measured:"]
-        for file in carriable:
-            lines += [f"  kernel-pytorch static {known[file].technique} --json {file.parent.parent}"]
-            lines += [f"  kernel-pytorch report {file} --carry"]
-    lines += [f"Measure {'the others ' if carriable else ''}again, on the device that the record is named after:"]
-    lines += [
-        f"  on {file.parent.name}: kernel-pytorch bench {known[file].technique} --full"
-        for file, every in failing.items()
-        if every
-    ]
-    return lines

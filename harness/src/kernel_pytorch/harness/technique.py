@@ -1,4 +1,4 @@
-"""The declaration that an author writes; everything else in the harness follows from it.
+"""The declaration of a technique; everything else in the harness follows from it.
 
 A `Technique` holds `Operation`s; an operation names a public function and its levels, and holds the inputs, the cost
 and two grids of `Case`s: awkward shapes for the tests, shapes of published models for the benchmarks.
@@ -15,23 +15,17 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, IMITATED, LAYOUTS
-from kernel_pytorch.harness.cases import Case, Cost, Direction, Grid, Point, grid, point, short
+from kernel_pytorch.harness.adversaries import COMMON_OFFSET
+from kernel_pytorch.harness.cases import Case, Cost, Direction, Grid, Point, grid, point
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.exemptions import unsupported_rows
-from kernel_pytorch.harness.implementation import (
-    BUDGET_FACTOR,
-    OUR_KERNELS,
-    Implementation,
-    Level,
-    PublicLevel,
-    imported,
-)
+from kernel_pytorch.harness.exemptions import BACKWARD_TIME, CASE, GRADIENTS, Exemption, unsupported_rows
+from kernel_pytorch.harness.implementation import BUDGET_FACTOR, Implementation, Level, PublicLevel, imported
 
 __all__ = [
     "Case",
     "Cost",
     "Direction",
+    "Exemption",
     "Given",
     "Grid",
     "Implementation",
@@ -39,7 +33,6 @@ __all__ = [
     "Level",
     "Operation",
     "Point",
-    "Spared",
     "Technique",
     "grid",
     "point",
@@ -49,98 +42,36 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a call, by position and by name."""
 
 
-@dataclass(frozen=True)
-class Spared:
-    """Adversarial inputs that some arguments are spared, since no level could give a right answer to them.
-
-    Layouts are never spared: they change no number.
-
-    Attributes:
-        arguments: names, out of `Operation.adversarial`; the others get the adversary all the same.
-        adversaries: what they are spared, keys of `kernel_pytorch.harness.adversaries.ADVERSARIES`;
-            where `levels` are named, imitated activations too.
-        reason: why the answers would say nothing; `kernel-pytorch verify` prints it.
-        dtypes: in which they are spared; None for all.
-        devices: kinds of device on which they are spared; None for all.
-        levels: names of implementations that are not held against these adversaries, because PyTorch's own operators,
-            which they are made of, differ from the definition there; None where the arguments are spared them at all
-            levels. Kernels of ours are named only with `instead`: they pass on what the definition does.
-        instead: name of the implementation whose error is the budget of the named levels there, times two; "" to leave
-            them out.
-    """
-
-    arguments: tuple[str, ...]
-    adversaries: tuple[str, ...]
-    reason: str
-    dtypes: tuple[torch.dtype, ...] | None = None
-    devices: tuple[str, ...] | None = None
-    levels: tuple[str, ...] | None = None
-    instead: str = ""
-
-    def __post_init__(self) -> None:
-        for level in self.levels or ():
-            if level in OUR_KERNELS and not self.instead:
-                raise ValueError(f"spared: levels names {level!r}; kernels of ours are spared nothing on their own")
-        allowed = [name for name in ADVERSARIES if name not in LAYOUTS] + ([IMITATED] if self.levels else [])
-        for name in self.adversaries:
-            if name not in allowed:
-                raise ValueError(
-                    f"spared: {name!r} is no adversary that can be spared; allowed are {', '.join(allowed)}"
-                )
-        if not self.reason:
-            raise ValueError(f"spared: {', '.join(self.adversaries)} in {', '.join(self.arguments)} needs a reason")
-
-    def covers(self, adversary: str, dtype: torch.dtype, device: str) -> bool:
-        """Whether the arguments are spared this adversary in this dtype on this kind of device."""
-        return (
-            adversary in self.adversaries
-            and (self.dtypes is None or dtype in self.dtypes)
-            and (self.devices is None or device in self.devices)
-        )
-
-    def __str__(self) -> str:
-        dtypes = "" if self.dtypes is None else f" in {', '.join(short(dtype) for dtype in self.dtypes)}"
-        dtypes += "" if self.levels is None else f" at {', '.join(self.levels)}"
-        dtypes += f" (checked against {self.instead} instead)" if self.instead else ""
-        devices = "" if self.devices is None else f" on {', '.join(self.devices)}"
-        return f"{', '.join(self.arguments)} spared {', '.join(self.adversaries)}{dtypes}{devices}: {self.reason}"
+ROLES = ("data", "shift invariant", "rows", "constant")
+"""What `Operation.roles` may say of arguments."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One mathematical function: a public function of a package, which is what is verified, timed and asked about.
+    """One mathematical function: a public function of a package, which is verified, timed and tested for support.
 
     Attributes:
         name: the function's name; also the operator's name in `torch.ops.kernel_pytorch`.
-        levels: names of levels of the public function, the reference among them. What is no level of it stands here as
-            an `Implementation`: another library's function, or every level of an operation without a public function
-            that takes `level=`.
+        levels: names of levels of the public function, the reference among them; an `Implementation` for each function
+            of another library, and for the levels of an operation without a public function that takes `level=`.
         inputs: `(case, generator) -> (args, kwargs)` of the public function without `level`, on the generator's device.
-            Tensors that are floating point receive gradients, if `differentiable`. The docstring gives their shapes.
+            Floating-point tensors receive gradients. The docstring gives their shapes.
         cost: `(case, direction) -> Cost`.
         test_grid: awkward shapes, each with its reason; always some float32.
         bench_grid: shapes of named published models.
-        function: import string `module:function` of the public function, which takes `level=`; "" where there is none.
+        function: import string `module:function` of the public function, which takes `level=`; "" if there is none.
         budgets: by level, how many times the reference's own error is allowed where that is not twice, and why.
-        unsupported: by level, the rows of the support table in which it says no, with reasons, as far as they differ
-            from those of `kernel_pytorch.harness.exemptions`; None for a row that works although it is named there.
-        lacks: by level, the sizes of cases that name a feature which the level does not have, with reasons: it is not
-            verified or timed on those cases. Core cases are for all levels and have no such feature.
-        adversarial: names of the arguments that adversarial inputs are planted in (the data, not the parameters).
-        with_rows: names of other arguments that have a row for each row of the data: the targets of tokens.
-        spared: which of the adversarial ones are not planted with which adversary, and why.
-        shift_invariant: names of the adversarial arguments of which only the differences in a row matter, as in a
-            softmax: they get a common offset, and may lose no digits to it.
-        constants: names of the floating-point arguments that have no gradient, at any level: positions and the like.
+        exemptions: properties that do not hold or are not checked, with reasons, where they differ from those of
+            `kernel_pytorch.harness.exemptions.COMMON`. Core cases have no feature from which a level is exempt.
+        roles: names of arguments by role. "data": adversarial inputs are planted in them, and they have a row per token
+            or so, as parameters have not. "shift invariant": data of which only the differences in a row matter, as in
+            a softmax; a common offset may cost no digits. "rows": not data, but with a row for each row of the data, as
+            targets of tokens. "constant": floating-point arguments without a gradient at any level, as positions.
         averaged: `arguments by name -> arguments by name` that give, element by element, what the given ones give the
-            mean of; or None where they give no mean. A mean may err as far as what it is of: the reference's own error
-            of one number is luck, and no measure.
+            mean of; or None where they give no mean. A mean may err as far as what it is the mean of, because the
+            reference's own error of a single number is noise.
         summands: `arguments by name -> {name: count}`: how many terms the gradient of an argument is the sum of, where
-            that is more than the shapes of a broadcast argument and the outputs tell: the rows of a matrix product.
-        directions: passes that benchmarks time: an operation that computes its gradients in the forward has no
-            backward worth a figure of its own, and is timed in both together.
-        differentiable: False for an operation without gradients, such as inference alone needs. Then its forward is
-            all that is verified, timed and tested for support, and no input requires a gradient.
+            the shapes of a broadcast argument and the outputs do not show it: the rows of a matrix product.
         real_input: `(activations, dtype) -> (args, kwargs)` made of `(tokens, channels)` float32 hidden states with the
             outlying channels of a trained network (`adversaries.imitated_activations`); None if the operation has no
             such input.
@@ -154,32 +85,24 @@ class Operation:
     bench_grid: Grid
     function: str = ""
     budgets: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    unsupported: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    adversarial: tuple[str, ...] = ()
-    with_rows: tuple[str, ...] = ()
-    spared: tuple[Spared, ...] = ()
-    shift_invariant: tuple[str, ...] = ()
-    constants: tuple[str, ...] = ()
+    exemptions: Sequence[Exemption] = ()
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     averaged: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda arguments: None
     summands: Callable[[dict[str, Any]], Mapping[str, int]] = lambda arguments: {}
-    directions: tuple[Direction, ...] = (Direction.FORWARD, Direction.BACKWARD)
-    differentiable: bool = True
     real_input: Callable[[torch.Tensor, torch.dtype], Given] | None = None
 
     def __post_init__(self) -> None:
         self._check_levels()
+        self._check_arguments()
         if torch.float32 not in {case.dtype for case in self.test_grid}:
             raise ValueError(f"{self.name}: test_grid has no float32 case; low precision hides wrong formulas")
-        if not any(point.core for point in self.test_grid.points):
+        core = [p for p in self.test_grid.points if p.core]
+        if not core:
             raise ValueError(f"{self.name}: test_grid has no core case; torch.compile and adversaries run on no other")
-        for what, given in (
-            ("spared", {name for each in self.spared for name in each.arguments}),
-            ("shift_invariant", set(self.shift_invariant)),
-        ):
-            if strangers := given - set(self.adversarial):
-                among = ", ".join(self.adversarial) or "none"
-                raise ValueError(f"{self.name}: {what} names {', '.join(sorted(strangers))}; adversarial are {among}")
+        features = [name for each in self.exemptions for name in each.what if name.startswith(CASE)]
+        for p in core:
+            if asked := sorted(name for name in features if p.sizes.get(name.removeprefix(CASE))):
+                raise ValueError(f"{self.name}: core case {p.name!r} has {asked[0]}, from which a level is exempt")
 
     def _check_levels(self) -> None:
         of_function = [each for each in self.levels if isinstance(each, str)]
@@ -187,23 +110,66 @@ class Operation:
             raise ValueError(
                 f"{self.name}: levels names {of_function[0]!r}, which is a level of function, and none is given"
             )
-        for what, given in (("budgets", self.budgets), ("unsupported", self.unsupported)):
-            if strangers := set(given) - set(of_function):
-                among = ", ".join(of_function) or "none"
-                raise ValueError(f"{self.name}: {what} names {', '.join(sorted(strangers))}; levels are {among}")
         if [i.level for i in self.implementations].count(Level.REFERENCE) != 1:
             raise ValueError(f"{self.name}: levels must hold exactly one {Level.REFERENCE.value!r} level")
         names = [i.name for i in self.implementations]
         if len(set(names)) != len(names):
             raise ValueError(f"{self.name}: two implementations share a name: {', '.join(names)}")
-        if strangers := {each.instead for each in self.spared if each.instead} - set(names):
-            raise ValueError(f"{self.name}: spared names {', '.join(strangers)}; levels are {', '.join(names)}")
-        if strangers := set(self.lacks) - set(names):
-            raise ValueError(f"{self.name}: lacks names {', '.join(sorted(strangers))}; levels are {', '.join(names)}")
-        features = {feature for lacking in self.lacks.values() for feature in lacking}
-        for p in (p for p in self.test_grid.points if p.core):
-            if asked := sorted(feature for feature in features if p.sizes.get(feature)):
-                raise ValueError(f"{self.name}: {p.name!r} has {asked[0]}, which a level lacks; core cases must not")
+        named = {level for each in self.exemptions for level in each.levels or ()}
+        instead = {each.instead for each in self.exemptions if each.instead}
+        for what, strangers in (
+            ("budgets", set(self.budgets) - set(of_function)),
+            # A list of exemptions may serve several operations, some of which do not have all levels.
+            ("exemptions", (named - set(names) - {level.value for level in Level}) | (instead - set(names))),
+        ):
+            if strangers:
+                raise ValueError(
+                    f"{self.name}: {what} names {', '.join(sorted(strangers))}; levels are {', '.join(names)}"
+                )
+
+    def _check_arguments(self) -> None:
+        if strangers := set(self.roles) - set(ROLES):
+            raise ValueError(f"{self.name}: roles names {', '.join(sorted(strangers))}; allowed are {', '.join(ROLES)}")
+        exempt = {name for each in self.exemptions for name in each.arguments}
+        for what, given in (("exemptions", exempt), ("shift invariant", set(self.shift_invariant))):
+            if strangers := given - set(self.adversarial):
+                among = ", ".join(self.adversarial) or "none"
+                raise ValueError(f"{self.name}: {what} names {', '.join(sorted(strangers))}; data are {among}")
+
+    @property
+    def adversarial(self) -> tuple[str, ...]:
+        """Names of the data, which adversarial inputs are planted in."""
+        return self.roles.get("data", ())
+
+    @property
+    def shift_invariant(self) -> tuple[str, ...]:
+        """Names of the data of which only the differences in a row matter."""
+        return self.roles.get("shift invariant", ())
+
+    @property
+    def with_rows(self) -> tuple[str, ...]:
+        """Names of other arguments with a row for each row of the data."""
+        return self.roles.get("rows", ())
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of floating-point arguments without a gradient."""
+        return self.roles.get("constant", ())
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether it has gradients."""
+        return not self._is_exempt(GRADIENTS)
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Passes that benchmarks time, unless they are told which."""
+        if not self.differentiable:
+            return (Direction.FORWARD,)
+        return Direction.FORWARD, Direction.BOTH if self._is_exempt(BACKWARD_TIME) else Direction.BACKWARD
+
+    def _is_exempt(self, what: str) -> bool:
+        return any(what in each.what for each in self.exemptions)
 
     @functools.cached_property
     def implementations(self) -> tuple[Implementation, ...]:
@@ -212,8 +178,7 @@ class Operation:
 
     def _level(self, name: str) -> PublicLevel:
         level, (factor, reason) = Level(name), self.budgets.get(name, (BUDGET_FACTOR, ""))
-        rows = unsupported_rows(level, self.unsupported.get(name, {}), self.differentiable)
-        return PublicLevel(name, level, self.function, factor, reason, rows)
+        return PublicLevel(name, level, self.function, factor, reason, unsupported_rows(level, self.exemptions))
 
     @property
     def reference(self) -> Implementation:
@@ -228,25 +193,23 @@ class Operation:
         raise KeyError(f"{self.name} has no level {name!r}; it has {', '.join(i.name for i in self.implementations)}")
 
     def planted_in(self, adversary: str, dtype: torch.dtype, device: str) -> tuple[str, ...]:
-        """Names of the arguments that get this adversary there; none if all of them are spared it."""
+        """Names of the arguments that get this adversary there; none if all of them are exempt."""
         candidates = self.shift_invariant if adversary == COMMON_OFFSET else self.adversarial
-        spared = {
-            name
-            for each in self.spared
-            if each.levels is None and each.covers(adversary, dtype, device)
-            for name in each.arguments
-        }
-        return tuple(name for name in candidates if name not in spared)
+        covering = [e for e in self.exemptions if e.levels is None and e.covers(adversary, dtype, device)]
+        return tuple(name for name in candidates if not any(name in each.arguments for each in covering))
 
-    def spared_at(self, implementation: str, adversary: str, dtype: torch.dtype, device: str) -> Spared | None:
-        """Return the exemption of this implementation alone from this adversary there, or None."""
-        about = [e for e in self.spared if e.levels is not None and implementation in e.levels]
+    def exemption_of(self, implementation: str, adversary: str, dtype: torch.dtype, device: str) -> Exemption | None:
+        """The exemption of this implementation from this adversary there, or None."""
+        about = [e for e in self.exemptions if e.levels is not None and implementation in e.levels]
         return next((e for e in about if e.covers(adversary, dtype, device)), None)
 
     def why_lacking(self, implementation: str, case: Case) -> str | None:
         """Why this implementation has no such case, or None if it has."""
-        lacking = self.lacks.get(implementation, {})
-        return next((f"{name}: {reason}" for name, reason in lacking.items() if case.sizes.get(name)), None)
+        for each in self.exemptions:
+            for name in (n.removeprefix(CASE) for n in each.what if n.startswith(CASE)):
+                if (each.levels is None or implementation in each.levels) and case.sizes.get(name):
+                    return f"{name}: {each.reason}"
+        return None
 
     def signature(self) -> list[str]:
         """Names of the arguments, in the order in which the harness keeps their values: the public function's."""
@@ -276,24 +239,22 @@ class Operation:
 
 @dataclass(frozen=True)
 class Technique:
-    """What one package offers.
+    """The declaration of one package.
 
     Attributes:
         name: the package's folder, distribution suffix and entry point.
         title: one line for tables and pages.
         paper: address of the paper that defines it.
         operations: the functions.
-        levels: import string of what says which level runs where, an object of the package or a module:
-            `default(operation, device, dtype) -> str` and `unavailable(level, device, dtype) -> str | None`; where
-            there is more to say of a level, also `describe(level, device) -> str`.
+        levels: import string of an object or a module that says which level runs where:
+            `default(operation, device, dtype) -> str` and `unavailable(level, device, dtype) -> str | None`; optionally
+            `describe(level, device) -> str`.
         replacements: name of the module that puts the functions into models: `patch(model)` in place, with what was
-            replaced and why the rest was not, and `unpatch(model)`, the way back. None: they stand in for nothing.
-        contracts: by kernel name, what its compiled code promises; a kernel that is not named promises the defaults.
+            replaced and why the rest was not, and `unpatch(model)`, the way back. None: there is no such module.
+        contracts: by kernel name, the limits of its compiled code; the others have the default contract.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
         slow_defaults: cases of benchmarks in which the default may be slower than another level, with the reasons, by
             "operation: label of the case"; see `defaults`.
-        cuda_units: import string of a function that returns the `CudaUnit`s of the technique; empty where its sources
-            are not here (installed from a wheel). None: it has no CUDA kernel.
     """
 
     name: str
@@ -304,18 +265,17 @@ class Technique:
     replacements: str | None = None
     contracts: Mapping[str, KernelContract] = field(default_factory=dict)
     slow_defaults: Mapping[str, str] = field(default_factory=dict)
-    cuda_units: str | None = None
 
     def ladder(self) -> Any:
-        """Import what says which level runs where."""
+        """Import the object or module `levels`."""
         return imported(self.levels) if ":" in self.levels else importlib.import_module(self.levels)
 
     def patch(self, model: torch.nn.Module, *, gpu_bound: bool = False) -> Any:
-        """Put the functions into a model, in place; what was done, as the package reports it.
+        """Put the functions into a model, in place, and return the package's report.
 
         Args:
             model: whose modules are patched.
-            gpu_bound: whether parts are replaced too that only pay where the GPU is the limit, if there are such.
+            gpu_bound: whether to replace also parts whose replacement is faster only if the GPU is the limit.
         """
         if not self.replacements:
             return None

@@ -1,4 +1,4 @@
-"""One job: every implementation proven right, timed in turns with the others, and proven right again."""
+"""One job: check every implementation, time it in turns with the others, and check it again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kernel_pytorch.harness.clock import (
     on_clock_stream,
     sets_needed,
 )
-from kernel_pytorch.harness.graphs import count_graphs
 from kernel_pytorch.harness.jobs import Job
+from kernel_pytorch.harness.launches import watch_compiler
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.noise import Trace, marked, reader_for, watching
 from kernel_pytorch.harness.oracle import Judgement, confirm
@@ -39,8 +39,7 @@ from kernel_pytorch.harness.roofline import Attained, attain, faster_than_physic
 from kernel_pytorch.harness.technique import Direction, Implementation, Level
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import FRESH, examine, not_offered, standard
-from kernel_pytorch.harness.workload import Workload
-from kernel_pytorch.harness.yardsticks import COPY, PRODUCTS, share, yardsticks
+from kernel_pytorch.harness.workload import COPY, PRODUCTS, Workload, share, yardsticks
 
 ROUNDS = 30
 TOO_LARGE = "needs the most memory of all that take turns"
@@ -73,11 +72,11 @@ def run_job(
     excluded: Mapping[str, str] | None = None,
     announce: Callable[[str], None] = lambda stage: None,
 ) -> list[Measurement]:
-    """Check, time, check again on fresh inputs, and set against the machine's limits.
+    """Check, time, check again on fresh inputs, and compare with the limits of the machine.
 
     Args:
         job: what to measure.
-        machine: the ceilings to hold the figures against.
+        machine: the ceilings to compare with.
         device: where.
         wanted: names of the implementations, or None for all.
         rounds: of the clock.
@@ -120,7 +119,7 @@ def _check_and_time(
         measured = _time(job, runnable, device, rounds)
     except torch.OutOfMemoryError as error:
         largest = max(runnable, key=lambda i: peaks[i.name]).name
-        announce(largest)  # whoever runs this again leaves it out
+        announce(largest)  # the next attempt leaves it out
         why = str(error).partition(".")[0]
         raise RuntimeError(f"{TOO_LARGE}: a call takes {peaks[largest] / 2**30:.1f} GiB, {why}") from error
     checked = _check_again(job, runnable, measured, device, before)
@@ -141,11 +140,13 @@ def _check_and_time(
 def _check(
     job: Job, device: torch.device, implementations: list[Implementation], announce: Callable[[str], None]
 ) -> tuple[dict[str, Measurement], dict[str, float], dict[str, int]]:
-    """What cannot be timed or is wrong, by name; of what can be timed the worst error over its budget, and memory.
+    """Return, by name, the records of what cannot be timed or is wrong, and worst error and peak memory of the others.
 
-    PyTorch's own levels and other libraries are timed although they miss the budget: that is what they are.
+    PyTorch's own levels and other libraries are timed even if they miss the budget.
     """
-    if any(i.level is Level.COMPILE for i in implementations):  # importing Dynamo takes seconds
+    if any(
+        i.level is Level.COMPILE for i in implementations
+    ):  # otherwise Dynamo need not be imported, which takes seconds
         torch._dynamo.reset()  # every job has a new shape; past eight torch.compile would give up
     before = standard(job.operation, Trial(job.case, RANDOM), device)
     found, errors, peaks = {}, {}, {}
@@ -157,13 +158,13 @@ def _check(
         if reason is not None:
             found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
             continue
-        with contextlib.ExitStack() as stack:
-            graphs = stack.enter_context(count_graphs()) if implementation.level is Level.COMPILE else None
+        is_compiled = implementation.level is Level.COMPILE
+        with watch_compiler() if is_compiled else contextlib.nullcontext(lambda: "") as not_compiled:
             judgements = examine(implementation, before, backward=job.direction is not Direction.FORWARD)
         errors[implementation.name] = max(j.error_over_budget for j in judgements)
         peaks[implementation.name] = _peak_bytes(device)
         tolerated = implementation.level in BASELINES and math.isfinite(errors[implementation.name])
-        problem = ("" if tolerated else _problem(judgements)) or (graphs.problem() if graphs else "")
+        problem = ("" if tolerated else _problem(judgements)) or not_compiled()
         if reason := not_offered(implementation, judgements):
             found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
         elif problem:
@@ -182,7 +183,7 @@ def _peak_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What came out of timing the implementations of a job, and what they were timed on."""
+    """Timings of the implementations of a job, and the workload that they were timed on."""
 
     workload: Workload
     calls: dict[str, Callable[[int], tuple[Tensor, ...]]]
@@ -194,7 +195,7 @@ class _Measured:
 def _time(job: Job, implementations: list[Implementation], device: torch.device, rounds: int) -> _Measured:
     cost = job.operation.cost(job.case, job.direction)
     per_set = max(1, cost.bytes)
-    # Each implementation holds outputs or graphs of its own for every set, and yardsticks do, so the limit is shared.
+    # Each implementation and the yardsticks hold outputs or graphs for every set, so they share the limit.
     limit = MEMORY_LIMIT[device.type] // (2 * (len(implementations) + 1))
     sets = sets_needed(per_set, device, memory_limit_bytes=limit)
     with on_clock_stream(device):
@@ -215,7 +216,7 @@ def _check_again(
     device: torch.device,
     before: Mapping[str, float],
 ) -> dict[str, tuple[tuple[Judgement, ...], str]]:
-    """Judgements after timing and what is wrong: on fresh inputs, and on the timed ones with new contents."""
+    """Judge again after timing, on fresh inputs and on the timed ones with new contents; return problems too."""
     after = standard(job.operation, Trial(job.case, RANDOM), device, seed=1)
     renewed = [measured.workload.renew(torch.Generator(device).manual_seed(2))]
     found = {}
@@ -240,7 +241,7 @@ def _check_again(
 
 
 def _problem(judgements: Iterable[Judgement], allowed: float = 1.0) -> str:
-    """What is wrong, empty if nothing is; `allowed` is the error over its budget up to which a miss is none."""
+    """Describe what is wrong, or ""; misses up to `allowed`, the error over its budget, are not."""
     return "; ".join(f"{j.quantity} {j.message}" for j in judgements if not j.passed and j.error_over_budget > allowed)
 
 
@@ -259,7 +260,7 @@ def _refusal(job: Job, implementation: Implementation, status: Status, reason: s
 
 
 def _attained(job: Job, timing: Timing, machine: Machine) -> Attained:
-    """Set one timing against the machine's limits."""
+    """Compare one timing with the limits of the machine."""
     cost, seconds = job.operation.cost(job.case, job.direction), statistics.median(timing.samples)
     return attain(cost.bytes, cost.flops, seconds, machine.ceilings, timing.pool_bytes, job.case.dtype_name)
 
@@ -272,7 +273,7 @@ def _measurement(
     judgements: tuple[Judgement, ...],
     machine: Machine,
 ) -> Measurement:
-    """Set one timing beside the machine's limits and every trusted level of PyTorch and of others."""
+    """Compare one timing with the limits of the machine and every trusted level of PyTorch and other libraries."""
     timing = measured.timings[implementation.name]
     cost = job.operation.cost(job.case, job.direction)
     attained = _attained(job, timing, machine)

@@ -33,9 +33,9 @@ class Trial:
 
 
 def trials(operation: Operation, device: torch.device) -> list[Trial]:
-    """Every case with random input, and on the first core case of each dtype every adversary that is not spared.
+    """List every case with random input, and every adversary on the first core case of each dtype.
 
-    In these dtypes imitated activations too, where the operation declares what it makes of them.
+    In these dtypes imitated activations too, if the operation declares `real_input`.
     """
     cases = operation.test_grid.cases(device.type)
     planted: dict[torch.dtype, Case] = {}
@@ -60,12 +60,12 @@ def of_activations(dtype: torch.dtype) -> Case:
 
 
 def is_economical(implementation: Implementation, trial: Trial) -> bool:
-    """Whether an ordinary verification runs this trial: what compiles anew for every shape keeps to the core cases."""
+    """Whether an ordinary verification runs this trial: levels that compile for every shape run only the core cases."""
     return implementation.level is not Level.COMPILE or trial.case.core
 
 
 def make_arguments(operation: Operation, trial: Trial, device: torch.device, seed: int = 0) -> list[object]:
-    """The arguments of a trial: the same for every implementation, different for every trial and seed."""
+    """Make the arguments of a trial: the same for every implementation, different for every trial and seed."""
     if trial.adversary == IMITATED:
         given = operation.real_arguments(imitated_activations(seed).to(device), trial.case.dtype)
         return [a.to(device) if isinstance(a, Tensor) else a for a in given]

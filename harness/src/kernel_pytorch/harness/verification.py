@@ -1,4 +1,4 @@
-"""Holding an implementation against the oracle over a whole grid."""
+"""Check implementations against the oracle over a whole grid."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from kernel_pytorch.harness.oracle import (
     Judgement,
     Run,
     confirm,
+    failed,
     in_float64,
     judge,
     random_like,
     run,
     summands_by_shape,
 )
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
-from kernel_pytorch.harness.sources import technique_digests
-from kernel_pytorch.harness.technique import Case, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
 from kernel_pytorch.harness.trials import RANDOM, Trial, is_economical, make_arguments, trials
 
 FRESH = 1000
@@ -42,7 +43,7 @@ _last_compiled: tuple[str, str] | None = None
 
 @dataclass(frozen=True)
 class Verification:
-    """What came out for one implementation and one trial.
+    """The result of one implementation on one trial.
 
     Attributes:
         judgements: one per output and gradient; empty if unavailable.
@@ -58,7 +59,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Nothing wrong; an implementation that could not run is not wrong."""
+        """Whether nothing is wrong; an implementation that could not run is not wrong."""
         return all(j.passed for j in self.judgements)
 
     @property
@@ -78,8 +79,8 @@ class Standard:
 
     Attributes:
         names: of the arguments.
-        arguments: what is given.
-        output_gradients: what comes in; empty for an operation without gradients.
+        arguments: by position.
+        output_gradients: incoming gradients of the outputs; empty for an operation without gradients.
         reference: the definition in the arguments' dtype.
         truth: the definition in float64.
         summands: by argument, how many terms its gradient is the sum of, where it is one.
@@ -95,11 +96,24 @@ class Standard:
     fresh: Callable[[], Standard] | None = None
 
 
-def standard(operation: Operation, trial: Trial, device: torch.device, seed: int = 0) -> Standard:
-    """Run the reference, in the trial's dtype and in float64."""
+def standard(
+    operation: Operation, trial: Trial, device: torch.device, seed: int = 0, budget_of: Implementation | None = None
+) -> Standard:
+    """Run the reference, in the trial's dtype and in float64.
+
+    Args:
+        operation: whose reference.
+        trial: case and kind of input.
+        device: where.
+        seed: of the random numbers.
+        budget_of: the implementation whose error is the budget; the reference if None.
+    """
     arguments = make_arguments(operation, trial, device, seed)
     found = standard_for(operation, arguments, device, seed, trial.adversary)
-    return replace(found, fresh=functools.cache(lambda: standard(operation, trial, device, seed + FRESH)))
+    if budget_of is not None:
+        own = run(budget_of.load(), found.names, found.arguments, found.output_gradients)
+        found = replace(found, reference=replace(own, terms=found.reference.terms))
+    return replace(found, fresh=functools.cache(lambda: standard(operation, trial, device, seed + FRESH, budget_of)))
 
 
 def standard_for(
@@ -142,56 +156,59 @@ def standard_for(
 
 
 def _without_offset(operation: Operation, names: list[str], arguments: list[object]) -> list[object]:
-    """The arguments before `common_offset`, as far as their dtype held the differences."""
+    """Undo `common_offset`, as far as the dtype of the arguments held the differences."""
     return [
         without_offset(a) if name in operation.shift_invariant and isinstance(a, Tensor) else a
         for name, a in zip(names, arguments, strict=True)
     ]
 
 
-def by_error_of(implementation: Implementation, against: Standard) -> Standard:
-    """Return the same standard with the error of this implementation, not of the definition, as the budget."""
-    found = run(implementation.load(), against.names, against.arguments, against.output_gradients)
-    fresh = against.fresh
-    again = None if fresh is None else functools.cache(lambda: by_error_of(implementation, fresh()))
-    return replace(against, reference=replace(found, terms=against.reference.terms), fresh=again)
-
-
 def examine(implementation: Implementation, against: Standard, *, backward: bool = True) -> tuple[Judgement, ...]:
-    """Run one implementation and judge it; one that raises is wrong, and the others go on.
+    """Run one implementation and judge it; one that raises is wrong.
 
     A miss counts only if fresh inputs miss too.
     """
-    found, fresh = _examine_once(implementation, against, backward), against.fresh
-    if fresh is None:
-        return found
-    return tuple(confirm(found, lambda: _examine_once(implementation, fresh(), backward)))
+
+    def judged(against: Standard) -> tuple[Judgement, ...]:
+        incoming = against.output_gradients if backward else None
+        return judge_call(
+            lambda: run(implementation.load(), against.names, against.arguments, incoming),
+            implementation,
+            against,
+            Direction.BOTH if backward else Direction.FORWARD,
+        )
+
+    found, fresh = judged(against), against.fresh
+    return found if fresh is None else tuple(confirm(found, lambda: judged(fresh())))
 
 
-def _examine_once(implementation: Implementation, against: Standard, backward: bool) -> tuple[Judgement, ...]:
-    incoming = against.output_gradients if backward else None
+def judge_call(
+    call: Callable[[], Run], implementation: Implementation, against: Standard, part: Direction
+) -> tuple[Judgement, ...]:
+    """Judge a call of an implementation that computes outputs (forward), their gradients (backward) or both."""
     try:
-        candidate = run(implementation.load(), against.names, against.arguments, incoming)
+        candidate = call()
     except Exception as error:
-        message = f"raised {type(error).__name__}: {error}"
-        return (Judgement("call", False, error_over_budget=float("inf"), message=message),)
+        return (failed("call", f"raised {type(error).__name__}: {error}"),)
     reference, truth = against.reference, against.truth
-    if not backward:
+    if part is Direction.FORWARD:
         reference, truth = reference.without_gradients(), truth.without_gradients()
+    elif part is Direction.BACKWARD:
+        reference, truth = Run((), reference.gradients), Run((), truth.gradients)
     return tuple(judge(candidate, reference, truth, implementation.budget_factor, against.summands))
 
 
 def not_offered(implementation: Implementation, judgements: tuple[Judgement, ...]) -> str:
-    """Why it does not compute this case at all, if it says so itself and may: ours must compute every case."""
+    """Why an implementation that may refuse a case (`partial`) refused this one; "" if it did not."""
     said = "raised NotImplementedError: "
     messages = [j.message for j in judgements if j.message.startswith(said)]
     return messages[0].removeprefix(said) if messages and implementation.partial else ""
 
 
 def forget_other_shapes(operation: Operation, case: Case) -> None:
-    """Reset Dynamo unless it was this case that it last compiled: past eight shapes torch.compile would give up.
+    """Reset Dynamo unless it compiled this case last: after eight shapes torch.compile would give up.
 
-    The adversaries of a case have its shapes, and need no compilation of their own but for two layouts.
+    The adversaries of a case have its shapes and, but for two layouts, need no compilation of their own.
     """
     global _last_compiled
     if _last_compiled != (operation.name, case.label):
@@ -210,17 +227,17 @@ def verify_trial(
     """Run one implementation on one trial, forward and backward, and judge it."""
     about = (technique.name, operation.name, implementation.name, trial)
     reason = why_unavailable(technique, implementation, device, trial.case.dtype)
-    spared = operation.spared_at(implementation.name, trial.adversary, trial.case.dtype, device.type)
-    if spared is not None and not spared.instead:
-        reason = reason or spared.reason
+    exempt = operation.exemption_of(implementation.name, trial.adversary, trial.case.dtype, device.type)
+    if exempt is not None and not exempt.instead:
+        reason = reason or exempt.reason
     reason = reason or operation.why_lacking(implementation.name, trial.case)
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or standard(operation, trial, device)
     if reason := _refused_beside(technique, implementation, against, device):
         return Verification(*about, unavailable=reason)
-    if spared is not None:
-        against = by_error_of(operation.implementation(spared.instead), against)
+    if exempt is not None:
+        against = standard(operation, trial, device, budget_of=operation.implementation(exempt.instead))
         implementation = replace(implementation, budget_factor=BUDGET_FACTOR)
     judgements = examine(implementation, against)
     if reason := not_offered(implementation, judgements):
@@ -233,7 +250,7 @@ def verify_trial(
 def _refused_beside(
     technique: Technique, implementation: Implementation, against: Standard, device: torch.device
 ) -> str | None:
-    """Why Triton cannot run with a weight, say, of another dtype than the case's: its interpreter, with bfloat16."""
+    """Why Triton cannot run with arguments of another dtype than the case's: its interpreter, with bfloat16."""
     if implementation.level is not Level.TRITON:
         return None
     dtypes = {a.dtype: None for a in against.arguments if isinstance(a, Tensor) and a.is_floating_point()}
@@ -243,16 +260,16 @@ def _refused_beside(
 def _judge_launches(
     operation: Operation, implementation: Implementation, case: Case, against: Standard, device: torch.device
 ) -> Judgement:
-    """Count the kernels of a call; a call that raises was judged already."""
+    """Count the kernels of a call, which did not raise before."""
     try:
         return judge_launches(operation, implementation, case, against.arguments, against.output_gradients, device)
     except Exception as error:
-        return Judgement("launches", False, error_over_budget=float("inf"), message=f"not counted: {error}")
+        return failed("launches", f"not counted: {error}")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One trial, and the implementations that are held against the same standard."""
+    """One trial, and the implementations that are checked against the same standard."""
 
     technique: Technique
     operation: Operation
@@ -264,7 +281,7 @@ class Task:
 def tasks(
     technique: Technique, device: torch.device, *, levels: list[str] | None = None, exhaustive: bool = False
 ) -> list[Task]:
-    """What a verification consists of; the arguments are those of `verify`."""
+    """List the parts of a verification; the arguments are those of `verify`."""
     found = []
     for operation in technique.operations:
         wanted = [i for i in operation.implementations if levels is None or i.name in levels]
@@ -290,7 +307,8 @@ def verify(
         device: where.
         levels: names of the implementations, or None for all.
         exhaustive: run every trial at levels that compile anew for every shape too.
-        workers: processes that the trials run in, so that one that crashes costs itself alone; None for this process.
+        workers: processes that the trials run in, so that a crash is isolated from the other trials; None for this
+            process.
 
     Returns:
         One verification per implementation and trial, in the order of `tasks`.
@@ -302,7 +320,7 @@ def verify(
 
 
 def _verify_together(task: Task, announce: Announce = lambda stage: None) -> list[Verification]:
-    """Hold implementations against one standard, in this process."""
+    """Check implementations against one standard, in this process."""
     against = standard(task.operation, task.trial, task.device)
     found = []
     for implementation in task.implementations:
@@ -314,7 +332,7 @@ def _verify_together(task: Task, announce: Announce = lambda stage: None) -> lis
 
 
 def _verify_apart(task: Task, workers: Workers) -> list[Verification]:
-    """The same in a worker; while it dies, again without the implementation that was running."""
+    """Do the same in a worker; if it dies, again without the implementation that was running."""
     about = (task.technique.name, task.operation.name)
     dead: dict[str, str] = {}
     names = [i.name for i in task.implementations]
@@ -330,8 +348,7 @@ def _verify_apart(task: Task, workers: Workers) -> list[Verification]:
             break
         dead[outcome.stage] = outcome.failure
     for name, reason in dead.items():
-        judgement = Judgement("call", False, error_over_budget=float("inf"), message=reason)
-        found[name] = Verification(*about, name, task.trial, (judgement,))
+        found[name] = Verification(*about, name, task.trial, (failed("call", reason),))
     return [found[name] for name in names]
 
 
@@ -345,17 +362,18 @@ def _verify_in_child(
 
 
 def report(technique: Technique, found: list[Verification], device: torch.device) -> VerificationReport:
-    """Sum up what one technique's verifications came to, level by level."""
+    """Sum up the verifications of one technique, level by level."""
     rows: dict[tuple[str, str], list[Verification]] = {}
     for v in found:
         rows.setdefault((v.operation, v.implementation), []).append(v)
+    environment = describe_environment(device)
     return VerificationReport(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        environment=describe_environment(device),
-        sources=technique_digests(technique, device.type),
+        environment=environment,
+        identities=identify(technique, environment),
         levels=tuple(_level(*names, verifications) for names, verifications in rows.items()),
-        spared=tuple(f"{o.name}: {each}" for o in technique.operations for each in o.spared),
+        spared=tuple(f"{o.name}: {each}" for o in technique.operations for each in o.exemptions if each.of_adversary),
     )
 
 

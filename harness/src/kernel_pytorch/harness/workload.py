@@ -1,4 +1,9 @@
-"""What the implementations of one job are timed on: sets of tensors that all of them share, and one call on a set."""
+"""What one job times: calls of the implementations on sets of tensors that they share, and yardsticks beside them.
+
+Yardsticks are timed in the same rounds: a copy of as many bytes, and the same matrix products by PyTorch. No
+implementation reaches the fastest copy or product of the machine with small sizes and odd shapes; the share of a
+yardstick of the same size shows what the kernel loses.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.harness.clock import on_clock_stream
+from kernel_pytorch.harness.clock import Interval, Subject, Timing, median_interval, on_clock_stream
 from kernel_pytorch.harness.jobs import Job
-from kernel_pytorch.harness.oracle import Judgement, Run, judge, random_like
-from kernel_pytorch.harness.technique import Direction, Implementation
-from kernel_pytorch.harness.verification import Standard, standard_for
+from kernel_pytorch.harness.oracle import Judgement, Run, random_like
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Implementation
+from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
+from kernel_pytorch.harness.verification import Standard, judge_call, standard_for
 
 
 @dataclass(frozen=True)
@@ -22,8 +28,8 @@ class Workload:
 
     Attributes:
         job: what is timed.
-        arguments: of each set; where a backward is timed its floating-point tensors require gradients.
-        incoming: gradients of the outputs, of each set; empty for a forward.
+        arguments: by set; if a backward is timed, its floating-point tensors require gradients.
+        incoming: gradients of the outputs, by set; empty for a forward.
     """
 
     job: Job
@@ -38,34 +44,31 @@ class Workload:
         if not backward:
             return cls(job, arguments, [])
         wants = [name not in operation.constants for name in operation.signature()]
-        leaves = [
-            tuple(a.detach().requires_grad_(w) if _is_float(a) else a for a, w in zip(each, wants, strict=True))
-            for each in arguments
-        ]
+        own = [tuple(leaves(each, wants)) for each in arguments]
         with torch.no_grad():
-            outputs = _tuple(operation.reference.load()(*leaves[0]))
-        return cls(job, leaves, [tuple(random_like(outputs, generator)) for _ in range(sets)])
+            outputs = as_tuple(operation.reference.load()(*own[0]))
+        return cls(job, own, [tuple(random_like(outputs, generator)) for _ in range(sets)])
 
     def call(self, implementation: Implementation) -> Callable[[int], tuple[Tensor, ...]]:
-        """One call on a set: outputs of the forward, or the gradients of every floating-point argument."""
+        """Return a call on a set: outputs of the forward, or the gradients of every argument that has one."""
         calls, incoming = [implementation.call(each) for each in self.arguments], self.incoming
         if self.job.direction is Direction.FORWARD:
 
             def forward(index: int) -> tuple[Tensor, ...]:
                 with torch.no_grad():
-                    return _tuple(calls[index]())
+                    return as_tuple(calls[index]())
 
             return forward
-        wanted = [[a for a in each if _is_float(a) and a.requires_grad] for each in self.arguments]
+        wanted = [wanting(each) for each in self.arguments]
         if self.job.direction is Direction.BOTH:
-            return lambda index: torch.autograd.grad(_tuple(calls[index]()), wanted[index], incoming[index])
-        graphs = [_tuple(call()) for call in calls]
+            return lambda index: torch.autograd.grad(as_tuple(calls[index]()), wanted[index], incoming[index])
+        graphs = [as_tuple(call()) for call in calls]
         return lambda index: torch.autograd.grad(graphs[index], wanted[index], incoming[index], retain_graph=True)
 
     def renew(self, generator: torch.Generator) -> Standard:
-        """Give the first set new contents in the same memory, unnoticed by autograd, and say what is true of them.
+        """Write new contents into the memory of the first set, hidden from autograd, and compute what is expected.
 
-        A graph that is timed again and again holds its inputs, so of a backward alone the incoming gradients change.
+        A graph that is timed repeatedly holds its inputs, so for a backward alone only the incoming gradients change.
         """
         job = self.job
         pairs: list[tuple[Any, Any]] = []
@@ -83,28 +86,72 @@ class Workload:
     def examine(
         self, implementation: Implementation, call: Callable[[int], tuple[Tensor, ...]], against: Standard
     ) -> tuple[Judgement, ...]:
-        """Judge the call that was timed, on the very tensors that it was timed on, after `renew`."""
-        try:
+        """Judge the call that was timed, on the tensors that it was timed on, after `renew`."""
+
+        def run() -> Run:
             with on_clock_stream(against.truth.outputs[0].device):
                 results = call(0)
-        except Exception as error:
-            message = f"raised {type(error).__name__}: {error}"
-            return (Judgement("call", False, error_over_budget=float("inf"), message=message),)
-        reference, truth = against.reference, against.truth
-        if self.job.direction is Direction.FORWARD:
-            candidate = Run(results, {})
-            reference, truth = reference.without_gradients(), truth.without_gradients()
-        else:
-            wanted = [_is_float(a) and a.requires_grad for a in self.arguments[0]]
-            names = [name for name, is_wanted in zip(against.names, wanted, strict=True) if is_wanted]
-            candidate = Run((), dict.fromkeys(reference.gradients) | dict(zip(names, results, strict=True)))
-            reference, truth = Run((), reference.gradients), Run((), truth.gradients)
-        return tuple(judge(candidate, reference, truth, implementation.budget_factor, against.summands))
+            if forward:
+                return Run(results, {})
+            named = zip(against.names, self.arguments[0], strict=True)
+            names = [name for name, argument in named if wanting([argument])]
+            return Run((), dict.fromkeys(against.reference.gradients) | dict(zip(names, results, strict=True)))
+
+        forward = self.job.direction is Direction.FORWARD
+        return judge_call(run, implementation, against, Direction.FORWARD if forward else Direction.BACKWARD)
 
 
-def _is_float(argument: object) -> bool:
-    return isinstance(argument, Tensor) and argument.is_floating_point()
+COPY, PRODUCTS = "a copy of the same size", "the same products"
 
 
-def _tuple(result: Any) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)
+def yardsticks(cost: Cost, case: Case, sets: int, bytes_per_set: int, device: torch.device) -> list[Subject]:
+    """Return the subjects that take turns with the levels.
+
+    Args:
+        cost: of the call; the copy reads half of its bytes and writes the other half, by an elementwise kernel.
+        case: its dtype is that of the products.
+        sets: how many there are of each subject, as of the levels: the copy finds its bytes as cold as they do.
+        bytes_per_set: as of the levels.
+        device: where.
+    """
+    found = {COPY: _copies(cost.bytes, sets, device)}
+    if cost.products:
+        found[PRODUCTS] = _products(cost.products, case.dtype, sets, device)
+    return [Subject(name, run, sets, bytes_per_set) for name, run in found.items()]
+
+
+def _copies(size: int, sets: int, device: torch.device) -> Callable[[int], object]:
+    """Calls that read `size / 2` bytes and write as many, in float32 and thus up to 7 bytes less.
+
+    They negate. `clone` and `copy_` of contiguous tensors are a `cudaMemcpyAsync`, whose speed jumps by half between
+    sizes that are almost the same. An elementwise kernel moves the same bytes and has no such jumps. The result is
+    allocated in each call, as that of a level is: on a CPU new pages cost time that no level avoids.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    halves = [torch.rand(max(1, size // 8), generator=generator, device=device) for _ in range(sets)]
+    return lambda index: torch.neg(halves[index])
+
+
+def _products(
+    shapes: tuple[tuple[int, int, int], ...], dtype: torch.dtype, sets: int, device: torch.device
+) -> Callable[[int], object]:
+    """Multiply as linear layers do: the second matrix is transposed."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator, device=device).to(dtype)
+
+    pairs = [[(matrix(m, k), matrix(n, k)) for m, n, k in shapes] for _ in range(sets)]
+
+    def run(index: int) -> list[Tensor]:
+        with torch.no_grad():
+            return [left @ right.t() for left, right in pairs[index]]
+
+    return run
+
+
+def share(yardstick: Timing | None, timing: Timing) -> Interval | None:
+    """Speed of a level over that of a yardstick of the same rounds; None if that was not timed by the same method."""
+    if yardstick is None or yardstick.method != timing.method:
+        return None
+    return median_interval([a / b for a, b in zip(yardstick.samples, timing.samples, strict=True)])

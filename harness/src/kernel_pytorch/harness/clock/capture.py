@@ -1,4 +1,4 @@
-"""Capturing calls into a CUDA graph so that what cannot be captured does no harm to what comes after it."""
+"""Capture calls into a CUDA graph, so that a failed capture has no effect on later calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 @contextlib.contextmanager
 def waiting_is_an_error() -> Iterator[None]:
-    """Make torch raise RuntimeError where an operation would wait for the GPU: the ordinary reason of failed captures.
+    """Make torch raise RuntimeError where an operation would wait for the GPU: the usual reason of failed captures.
 
-    Try a call so before it is captured: then no capture begins that has to fail.
+    Call a function inside it before capturing it, so that no capture begins that has to fail.
     """
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -28,7 +28,7 @@ def waiting_is_an_error() -> Iterator[None]:
 
 @contextlib.contextmanager
 def captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
-    """`torch.cuda.graph`, after whose failure random numbers can be drawn again.
+    """Capture like `torch.cuda.graph`, and restore the random generator if that fails.
 
     A capture that fails leaves torch's generator of the device in capture mode, and every random number of the process
     is an error from then on. A copy of its state is not in that mode.

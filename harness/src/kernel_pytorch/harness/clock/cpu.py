@@ -21,7 +21,7 @@ WALL_CLOCK = "wall clock, rotating inputs"
 class CpuSampler:
     """Times a subject by the wall clock, as many calls at once as `calls_per_sample` says.
 
-    Neither thread counts nor affinity are touched: what is timed is what the process would get.
+    It changes neither thread counts nor affinity.
     """
 
     def __init__(self, subject: Subject, device: torch.device) -> None:

@@ -1,6 +1,6 @@
-"""Device-time measurement on an NVIDIA GPU, by CUDA events on a stream of the clock's own.
+"""Device time on an NVIDIA GPU, by CUDA events on the clock's stream.
 
-No setting of the card is read or changed here: not its clocks, not its power limit.
+It neither reads nor changes settings of the card, such as clocks and power limit.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SHORT_CALL = 100e-6
 """Seconds. Below this the gaps between launches from Python are a visible part of the time between two events."""
 
 LONGEST_CAPTURED_PASS = 0.5
-"""Seconds. More than `LONGEST_PASS`, since this is the time of calls from Python: what a GPU does in five microseconds
-may take the host four hundred, and a pool of small tensors has 256 sets."""
+"""Seconds. More than `LONGEST_PASS`, because it is the time of calls from Python: the host may need 400 microseconds
+for work that takes the GPU five, and a pool of small tensors has 256 sets."""
 
 MOST_CALLS_PER_GRAPH = 512
-"""Enough for the launch of the graph not to matter; a graph of many thousand nodes is slow to build."""
+"""With so many calls the launch of the graph does not matter; a graph of many thousand nodes is slow to build."""
 
 
 def clock_stream(device: torch.device | str) -> torch.cuda.Stream:
-    """The stream that everything is warmed up, captured and timed on: one per device.
+    """Return the stream for warm-up, capture and timing: one per device.
 
     The backward of an autograd graph runs on the stream that its forward ran on, so a backward is only capturable if
     its forward ran on this stream: build such graphs inside `on_clock_stream`.
@@ -111,7 +111,7 @@ class CudaSampler:
     def prepare(self, *, short: bool) -> None:
         """Capture the calls into a graph if `short`; otherwise, or where that fails, fix the size of a batch.
 
-        A call that cannot be captured is timed by events, launch gaps included: whoever uses it pays them too.
+        A call that cannot be captured is timed by events, with the gaps between launches, which its users have too.
         """
         with on_clock_stream(self._device):
             if short and (why := self._why_not_captured()):
@@ -149,7 +149,7 @@ class CudaSampler:
         return float(self._begin.elapsed_time(self._end)) * 1e-3
 
     def _why_not_captured(self) -> str:
-        """Capture, or say what stands against it."""
+        """Capture, or return the reason why it cannot be captured."""
         if self._seconds_per_call * self.subject.sets > LONGEST_CAPTURED_PASS:
             return f"not captured: a pass from Python takes more than {LONGEST_CAPTURED_PASS} s"
         try:

@@ -1,4 +1,4 @@
-"""Times several subjects in turns, so that whatever disturbs the machine disturbs all of them alike."""
+"""Time several subjects in turns, so that disturbances of the machine affect all of them equally."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ def measure(
     *,
     rounds: int = 30,
     seed: int = 0,
-    on_round: Callable[[], None] | None = None,
+    refresh: Callable[[], None] | None = None,
     make_sampler: Callable[[Subject, torch.device], Sampler] = sampler_for,
 ) -> dict[str, Timing]:
-    """Time every subject once per round, in an order shuffled anew for each round.
+    """Time every subject once per round, in a new random order each round.
 
     Samples with the same index belong to the same round and can be paired. All subjects are timed on the same input
     sets: see `sampling`. If one subject is so short that only a CUDA graph can time it, all are captured where they
-    can be, because times of different methods cannot be compared; `Timing.method` tells which one it was.
+    can be, because times of different methods cannot be compared; `Timing.method` tells which one was used.
 
     Args:
         subjects: with distinct names and the same number of sets.
         device: where they run.
         rounds: samples per subject.
         seed: of the order.
-        on_round: called after each round, for progress.
-        make_sampler: what times a subject.
+        refresh: gives all sets new values; called before each sample, which then uses no set twice. In a CUDA graph,
+            where nothing can be remembered from one replay to the next, samples are as long as without.
+        make_sampler: makes the sampler of a subject.
 
     Returns:
         One `Timing` per subject, by name, in the order of `subjects`.
@@ -56,7 +57,11 @@ def measure(
     samplers = [make_sampler(subject, torch.device(device)) for subject in subjects]
     too_short = [sampler.warm_up() for sampler in samplers]
     for sampler in samplers:
+        if refresh is not None:
+            refresh()
         sampler.prepare(short=any(too_short))
+        if refresh is not None and not sampler.method.startswith("CUDA graph"):
+            sampler.calls_per_sample = min(sampler.calls_per_sample, sampler.subject.sets)
     stride = max(sampler.calls_per_sample for sampler in samplers)
     generator = np.random.default_rng(seed)
     samples: list[list[float]] = [[] for _ in samplers]
@@ -64,11 +69,11 @@ def measure(
     for round_number in range(rounds):
         start = round_number * stride % subjects[0].sets
         for index in generator.permutation(len(samplers)):
+            if refresh is not None:
+                refresh()
             begin = time.perf_counter()
             samples[index].append(samplers[index].sample(start))
             spans[index].append((begin, time.perf_counter()))
-        if on_round is not None:
-            on_round()
     return {
         sampler.subject.name: Timing(
             name=sampler.subject.name,

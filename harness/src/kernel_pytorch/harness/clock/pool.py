@@ -1,4 +1,4 @@
-"""How large a pool of inputs must be for every call to find its inputs outside the cache."""
+"""Size of the pool of inputs with which no call finds its inputs in the cache."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 import torch
 
 MOST_SETS = 256
-"""Above this a pool of small tensors costs more to fill than it tells; it then fits in the cache, and the size of the
-pool says so."""
+"""Filling a larger pool of small tensors takes too long. Such a pool fits in the cache, which its size shows."""
 
 FEWEST_SETS = {"cpu": 2, "cuda": 8}
-"""Where buffers happen to lie decides how they share the channels of a GPU's memory: on an H200 a copy over two sets of
-117 MB took 12 % longer than over four and more, over eight it was within 1 % of the copy over 64."""
+"""The addresses of buffers decide how they share the channels of a GPU's memory: on an H200 a copy over two sets of
+117 MB took 12 % longer than over four and more; over eight it was within 1 % of the copy over 64."""
 
 ASSUMED_CPU_CACHE_BYTES = 32 * 2**20
-"""Last-level cache of a processor that does not say."""
+"""Last-level cache of a processor whose cache is unknown."""
 
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 

@@ -1,8 +1,8 @@
-"""What the samplers of both device types have in common.
+"""Common parts of the samplers of both device types.
 
-A sample is made of whole passes over the pool wherever that is affordable. Every subject is then timed on exactly the
-same sets in the same order, and leaves the cache as it found it: full of the end of the pool. Were it a fixed time
-instead, the second subject of a round would find the inputs that the first one had just pulled into the cache.
+A sample consists of whole passes over the pool, unless they take too long. Every subject is then timed on the same
+sets in the same order, and leaves the cache as it found it: with the end of the pool. If samples had a fixed time, the
+second subject of a round would find the inputs of the first one in the cache.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Protocol
 from kernel_pytorch.harness.clock.subject import Subject
 
 SHORTEST_SAMPLE = 2e-3
-"""Seconds. Long beside the clock's resolution and the cost of reading it."""
+"""Seconds. Long compared with the resolution of the clock and the cost of reading it."""
 
 LONGEST_PASS = 0.1
-"""Seconds. A pool that takes longer is visited a part per sample: its calls are so long (0.4 ms at `MOST_SETS`) and so
-small (a 256th of the pool) that warm inputs could not change their time by much."""
+"""Seconds. If a pass takes longer, a sample visits a part of the pool: such calls are so long (0.4 ms at `MOST_SETS`)
+and so small (a 256th of the pool) that warm inputs hardly change their time."""
 
 FEWEST_WARM_UP_CALLS = 3
 
@@ -69,7 +69,7 @@ class Rotation:
             outputs[index] = call(index)
 
     def release(self) -> None:
-        """Let go of the outputs."""
+        """Release the outputs."""
         self._outputs = [None] * self._subject.sets
 
 
@@ -91,7 +91,7 @@ def calibrate(elapsed: Callable[[int], float]) -> float:
 
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Keep the collector from running inside a sample; restored on the way out, whatever happens."""
+    """Keep the garbage collector from running inside a sample."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
-"""Medians of noisy times, with the interval that the samples support, and the verdict on a pair of them.
+"""Medians of noisy times with their intervals, and the comparison of two of them.
 
 Times on a shared machine are skewed, have rare huge spikes and drift with clock speed and neighbours. The median
 ignores the spikes; the ratio of two times taken in the same round cancels the drift; the bootstrap assumes no shape.
-For a few dozen samples the bootstrap of a median promises more than it keeps (tried: an interval of 99 % missed 2 to
-3 % of the time), so it is never taken narrower than the exact interval between two order statistics.
+With a few dozen samples the bootstrap interval of a median is too narrow (tried: an interval of 99 % missed 2 to 3 % of
+the time), so it is widened at least to the exact interval between two order statistics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Interval:
 
 
 class Verdict(enum.Enum):
-    """What the rounds say about a candidate beside its baseline."""
+    """Result of the comparison of a candidate with its baseline."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -41,11 +41,11 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A candidate beside its baseline.
+    """Comparison of a candidate with its baseline.
 
     Attributes:
         speedup: baseline time over candidate time, without unit; above 1 the candidate is faster.
-        verdict: what the interval of `speedup` allows to be said.
+        verdict: follows from the interval of `speedup`.
     """
 
     speedup: Interval
@@ -55,13 +55,13 @@ class Comparison:
 def median_interval(
     samples: Sequence[float], *, confidence: float = 0.99, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """The median of `samples` and its percentile-bootstrap interval, widened to the exact one where that is wider.
+    """Return the median of `samples` and its percentile-bootstrap interval, widened to the exact one if that is wider.
 
     Args:
         samples: one figure per round, in any unit; a list, a tuple or a one-dimensional array.
-        confidence: probability that the interval is meant to cover the true median with, between 0 and 1. Fewer than
-            `FEWEST_ROUNDS` samples cannot support the default.
-        resamples: how many times the samples are drawn anew, with replacement.
+        confidence: probability that the interval is meant to cover the true median with, between 0 and 1. The default
+            needs `FEWEST_ROUNDS` samples.
+        resamples: how many times the samples are drawn, with replacement.
         seed: of the draws, so that the same samples always give the same interval.
 
     Raises:
@@ -91,13 +91,13 @@ def compare_paired(
 ) -> Comparison:
     """Compare two subjects that were timed side by side, round by round.
 
-    The ratio of each round is taken first, so whatever slowed both down in that round cancels. The interval is found
-    on logarithms, which makes the comparison symmetric: exchanging the arguments inverts the speedup and its interval.
+    The ratio is taken per round, so that disturbances of a round cancel. The interval is computed on logarithms, which
+    makes the comparison symmetric: exchanging the arguments inverts the speedup and its interval.
 
     Args:
         baseline: seconds per call, one per round.
         candidate: seconds per call, in the same rounds.
-        band: relative difference that does not matter; also how far an interval may reach and still mean "same".
+        band: relative difference that does not matter; an interval inside it means "same".
         confidence: see `median_interval`.
         resamples: see `median_interval`.
         seed: see `median_interval`.

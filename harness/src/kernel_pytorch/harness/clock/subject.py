@@ -1,4 +1,4 @@
-"""What is timed, and what comes out."""
+"""Subjects of the clock, and their timings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Subject:
-    """One function to time, with a pool of input sets that its calls rotate through.
+    """One function to time, with a pool of input sets through which its calls rotate.
 
-    A network's activations were written long before they are read again, so a call timed on inputs that still sit in
-    the cache is timed on a machine that no model runs on. Rotating through a pool larger than the cache finds every
-    set cold; `sets_needed` says how many that takes.
+    A network reads activations long after they were written, so inputs that are still in the cache give times that no
+    model has. In a pool larger than the cache every set is cold; `sets_needed` says how many sets that takes.
 
     Attributes:
         name: unique among the subjects of one measurement.
@@ -42,10 +41,10 @@ class Timing:
     Attributes:
         name: the subject's.
         samples: seconds per call, one per round.
-        calls_per_sample: how many calls each sample is the mean of.
+        calls_per_sample: each sample is the mean of so many calls.
         method: how it was timed, for people. Times of different methods are different quantities.
         pool_bytes: bytes of all rotated sets together: decides which level of memory is the ceiling.
-        spans: when each sample began and ended, in seconds of `time.perf_counter`: what else happened then?
+        spans: begin and end of each sample, in seconds of `time.perf_counter`.
     """
 
     name: str

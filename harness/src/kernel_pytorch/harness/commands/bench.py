@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from kernel_pytorch.harness.api import bench, level_names
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.benchmark import Plan, by_job, of_present_sources, why_not_resumed
+from kernel_pytorch.harness.benchmark import Plan, by_job, why_not_resumed
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
@@ -287,16 +287,14 @@ def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path |
         return None
     try:
         found = load(files[0])
-        reason = why_not_resumed(found, machine, plan)
+        reason = why_not_resumed(found, technique, machine, plan)
     except RecordError as error:
         reason = str(error)
     if reason is not None:
         messages.print(f"{technique.name}: not resumed, {reason}; the run begins anew", **PLAIN)
         return None
-    kept = of_present_sources(found, technique)
-    jobs = f"{len(by_job(kept))} of {len(by_job(found))} jobs"
-    messages.print(f"{technique.name}: kept what {files[0]} holds of the present sources, {jobs}", **PLAIN)
-    return kept
+    messages.print(f"{technique.name}: kept what {files[0]} holds, {len(by_job(found))} jobs", **PLAIN)
+    return found
 
 
 def _unfinished(target: Path) -> Path:

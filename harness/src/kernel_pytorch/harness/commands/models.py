@@ -76,7 +76,7 @@ SmallOption = Annotated[
 ]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=8, help="Samples of each variant.")]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Leave out what --json holds of the present sources and this device.")
+    bool, typer.Option("--resume", help="Leave out what --json holds of the present code and this device.")
 ]
 LossesOption = Annotated[
     bool,

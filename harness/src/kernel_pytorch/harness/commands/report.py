@@ -9,13 +9,17 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from kernel_pytorch.harness.carrying import CarryError, carry
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.defaults import defaults_table, groups
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.models.record import FILE as MODELS_FILE
+from kernel_pytorch.harness.models.record import Record as Models
+from kernel_pytorch.harness.models.record import load as load_models
 from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.plots import plot
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.readme import ReadmeError, write_block
 from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.report import (
@@ -27,7 +31,7 @@ from kernel_pytorch.harness.report import (
     terminal_tables,
 )
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, load
-from kernel_pytorch.harness.staleness import listing, remedies, stale
+from kernel_pytorch.harness.staleness import Stale, listing, remedies, stale, stale_models
 from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Technique
@@ -50,8 +54,8 @@ def report_command(
         bool,
         typer.Option(
             "--check-stale",
-            help="Only name results whose sources have changed since, and what to do; exit 1 if a default rests on"
-            " kernels that were neither measured nor carried.",
+            help="Only name results whose code has changed since, and what to do; exit 1 if a default rests on code"
+            " that was not measured.",
         ),
     ] = False,
     check_defaults: Annotated[
@@ -62,13 +66,7 @@ def report_command(
             " it may be.",
         ),
     ] = False,
-    carried: Annotated[
-        bool,
-        typer.Option(
-            "--carry",
-            help="Only let device times stand for changed sources of kernels that compile to what was measured.",
-        ),
-    ] = False,
+    carried: Annotated[bool, typer.Option("--carry", hidden=True)] = False,
     readme: Annotated[
         Path | None,
         typer.Option("--readme", help="Only write the headline table into a package's README, or all in a folder."),
@@ -76,29 +74,30 @@ def report_command(
 ) -> None:
     """Print the tables of results and draw their plots beside them (PNG and SVG).
 
-    Exit code: 0; 1 with --check-stale if the kernels of a default are neither what was measured nor carried, and with
-    --check-defaults if a default is slower than another level; 2 for what cannot be read or carried.
+    Exit code: 0; 1 with --check-stale if the code of a default is not what was measured, and with --check-defaults if a
+    default is slower than another level; 2 for what cannot be read.
     """
+    if carried:
+        messages.print("report --carry does nothing any more: --check-stale compares what code compiles to", **PLAIN)
+        raise typer.Exit(2)
     if not path.exists():
         wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
         messages.print(f"kernel-pytorch: {escape(str(path))}: no such file or folder; {wanted}", **PLAIN)
         raise typer.Exit(2)
-    files = results_files(path)
-    if not files:
+    files, of_models = results_files(path), models_files(path)
+    if not (files or (of_models and check_stale)):
         messages.print(f"kernel-pytorch: no results in {path}; `kernel-pytorch bench` makes them", **PLAIN)
         raise typer.Exit(2)
     try:
         found = {file: load(file) for file in files}
+        models = {file: load_models(file) for file in of_models}
     except RecordError as error:
         messages.print(f"kernel-pytorch: {error}", **PLAIN)
         raise typer.Exit(2) from None
     if check_stale:
-        raise typer.Exit(1 if name_stale(found) else 0)
+        raise typer.Exit(1 if name_stale(found, models) else 0)
     if check_defaults:
         raise typer.Exit(1 if name_slow_defaults(found) else 0)
-    if carried:
-        carry_all(found)
-        return
     if readme is not None:
         write_readmes(readme, found.values())
         return
@@ -113,12 +112,26 @@ def results_files(path: Path) -> list[Path]:
     return [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name != SUPPORT_FOLDER]
 
 
-def name_stale(found: dict[Path, Results]) -> bool:
-    """Print what has changed since it was measured, and what to do; whether a default rests on it."""
+def models_files(path: Path) -> list[Path]:
+    """The files of whole models: this one, or those in a folder and below it."""
+    return sorted(path.rglob(MODELS_FILE)) if path.is_dir() else [path] if path.name == MODELS_FILE else []
+
+
+def name_stale(found: dict[Path, Results], models: dict[Path, Models]) -> bool:
+    """Print what is not known to be of the present code, and what to do; whether a default rests on it."""
     known = installed(found)
-    every = {file: stale(results, technique, file) for file, (results, technique) in known.items()}
-    to_do = remedies(every, found)
-    current = [f"{len(known)} results file{'s' * (len(known) != 1)}, all of the present sources"]
+    identities: dict[tuple[str, str, str | None], dict[str, Identity]] = {}
+
+    def once(technique: Technique, environment: Environment) -> dict[str, Identity]:
+        key = technique.name, environment.device_type, environment.compute_capability
+        if key not in identities:
+            identities[key] = identify(technique, environment)
+        return identities[key]
+
+    every: dict[Path, list[Stale]] = {file: stale(r, technique, file, once) for file, (r, technique) in known.items()}
+    every |= {file: stale_models(r, discover().techniques.values(), once) for file, r in models.items()}
+    to_do = remedies(every)
+    current = [f"{len(every)} results file{'s' * (len(every) != 1)}, all of the present code"]
     for line in [*listing(every), *to_do] or current:
         output.print(escape(line), **PLAIN)
     return bool(to_do)
@@ -137,26 +150,6 @@ def name_slow_defaults(found: dict[Path, Results]) -> bool:
     for line in slow or ["every default is the fastest level, as far as was measured"]:
         output.print(escape(line), **PLAIN)
     return bool(slow)
-
-
-def carry_all(found: dict[Path, Results]) -> None:
-    """Carry what can be carried, write the files anew, and print what became of each implementation that changed."""
-    failed = False
-    for file, (results, technique) in installed(found).items():
-        if results.machine.environment.device_type != "cuda":
-            continue
-        try:
-            after, lines = carry(results, technique, file.parent.parent)
-        except (CarryError, RecordError) as error:
-            messages.print(f"kernel-pytorch: {escape(f'{file}: {error}')}", **PLAIN)
-            failed = True
-            continue
-        for line in lines or ["all kernels are those that were measured, or were carried before"]:
-            output.print(escape(f"{file}: {line}"), **PLAIN)
-        if after != results:
-            after.save(file)
-    if failed:
-        raise typer.Exit(2)
 
 
 def installed(found: dict[Path, Results]) -> dict[Path, tuple[Results, Technique]]:

@@ -19,10 +19,10 @@ from kernel_pytorch.harness.commands.common import (
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import UnknownNameError, discover
+from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
-from kernel_pytorch.harness.static.inspection import WorkerError
-from kernel_pytorch.harness.static.kernel_sources import triton_level
-from kernel_pytorch.harness.static.record import known, record_file
+from kernel_pytorch.harness.static.inspection import WorkerError, triton_level
+from kernel_pytorch.harness.static.record import changed_kernels, known, load, record_file
 from kernel_pytorch.harness.static.table import terminal_table
 
 
@@ -39,7 +39,8 @@ def static_command(
         Path | None,
         typer.Option(
             "--recorded",
-            help="Compile nothing of which DIR/static holds a record of the same sources, cases and compilers.",
+            help="Compile nothing of which DIR/static holds a record of the same sources, cases and compilers; a record"
+            " of other kernels than the present ones is an error.",
             metavar="DIR",
         ),
     ] = None,
@@ -51,10 +52,13 @@ def static_command(
         ),
     ] = None,
 ) -> None:
-    """Compile every Triton and CUDA kernel for every architecture, and check its contract: registers, widths, ...
+    """Compile every Triton kernel for every architecture, and check its contract: registers, widths, ...
 
-    Exit code: 0 if every contract is kept, 1 if one is broken, 2 for a name that does not exist. What could not be
-    compiled here for want of a CUDA compiler is named, and breaks nothing.
+    Of kernels in CUDA C++ registers, spills and shared memory are checked, as ptxas printed them when the library was
+    compiled; an architecture that it was not compiled for is named, and breaks nothing.
+
+    Exit code: 0 if every contract is kept; 1 if one is broken, or with --recorded if the record is of other kernels;
+    2 for a name that does not exist.
     """
     archs = _check_archs(arch)
     if everything and recorded is not None:
@@ -86,9 +90,23 @@ def static_command(
         _show(record, details, json)
     for name, found in have.items():
         output.print(f"{name}: {len(found.compiled)} compilations as recorded; nothing changed since", highlight=False)
+    outdated = [] if recorded is None else [line for record in records for line in _outdated(record, recorded)]
+    for line in outdated:
+        output.print(f"[red]changed since it was recorded:[/red] {escape(line)}", **PLAIN)
     output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
-    if any(record.broken for record in records) or (technique is None and discovery.broken):
+    if outdated or any(record.broken for record in records) or (technique is None and discovery.broken):
         raise typer.Exit(1)
+
+
+def _outdated(now: StaticRecord, results: Path) -> list[str]:
+    """Name what a record holds otherwise than what was compiled now, with the command that writes it anew."""
+    file = record_file(results, now.technique)
+    try:
+        changed = changed_kernels(load(file), now)
+    except RecordError as error:
+        return [str(error)]
+    how = f"`kernel-pytorch static {now.technique} --json {results}` writes {file} anew"
+    return [f"{', '.join(changed)}: {how}"] if changed else []
 
 
 def _check_archs(archs: list[str] | None) -> list[str]:
@@ -105,7 +123,7 @@ def _show(record: StaticRecord, details: bool, folder: Path | None) -> None:
     for violation in record.broken:
         output.print(f"[red]broken:[/red] {escape(str(violation))}", **PLAIN)
     for reason in record.not_compiled:
-        output.print(f"[yellow]not compiled here:[/yellow] {escape(f'{record.technique}: {reason}')}", **PLAIN)
+        output.print(f"[yellow]not known here:[/yellow] {escape(f'{record.technique}: {reason}')}", **PLAIN)
     if folder is not None:
         file = record_file(folder, record.technique)
         record.save(file)
@@ -116,7 +134,7 @@ def _summary(inspections: list[Inspection], records: list[StaticRecord], seconds
     compiled = sum(len(i.findings.compiled) for i in inspections)
     known = sum(len(i.findings.compiled) for i in inspections if i.cached)
     launches = sum(i.findings.launches for i in inspections)
-    instantiations = sum(i.findings.instantiations for i in inspections)
+    instantiations = sum(c.language == "CUDA" for i in inspections for c in i.findings.compiled)
     broken = sum(len(record.broken) for record in records)
     kept = "every contract kept" + ("" if all(i.findings.complete for i in inspections) else " of what was compiled")
     verdict = f"[red]promises broken: {broken}[/red]" if broken else f"[green]{kept}[/green]"

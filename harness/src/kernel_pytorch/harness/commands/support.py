@@ -47,7 +47,7 @@ def support_command(
         bool, typer.Option("--changed", help="With --json: ask only about levels that changed since the record there.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether everything is recorded of the present sources.")
+        bool, typer.Option("--check", help="Only say whether everything is recorded of the present code.")
     ] = False,
     results: Annotated[
         Path, typer.Option("--results", help="With --check: folder that holds one folder per device.")
@@ -151,6 +151,6 @@ def _check(techniques: list[str], results: Path) -> int:
     except RecordError as error:
         messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
         return 2
-    for line in found or ["everything is recorded of the present sources"]:
+    for line in found or ["everything is recorded of the present code"]:
         output.print(escape(line), **PLAIN)
     return 1 if found else 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.records import Amount, Count, Name, Part, check_once
@@ -106,18 +107,25 @@ class Origin(Part):
         environment: where.
         tiny: whether it was the model for a CPU.
         transformers: version.
-        packages: digest of the sources of what was patched in, by technique.
+        packages: the techniques that were patched in.
+        identities: by technique that was patched in the `fingerprint` of its code; empty in files that are older.
     """
 
     date: str
     environment: Environment
     tiny: bool
     transformers: str
-    packages: dict[str, str]
+    packages: tuple[Name, ...]
+    identities: dict[Name, str] = Field(default_factory=dict)
+
+    @field_validator("packages", mode="before")
+    @classmethod
+    def _names(cls, packages: Any) -> tuple[str, ...]:
+        return tuple(packages)  # older files have digests by name
 
     def matches(self, now: Origin) -> bool:
-        """Whether it was measured of the same sources, on the same device, with models of the same size."""
-        mine, other = ((each.packages, each.tiny, each.environment.slug) for each in (self, now))
+        """Whether it was measured of the same code, on the same device, with models of the same size."""
+        mine, other = ((each.packages, each.identities, each.tiny, each.environment.slug) for each in (self, now))
         return mine == other
 
 

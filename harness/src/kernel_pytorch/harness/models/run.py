@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch.autograd import DeviceType
@@ -27,7 +26,7 @@ from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Ratio, Ro
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, Variant, captured
 from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepare, step_of
 from kernel_pytorch.harness.models.zoo import Model
-from kernel_pytorch.harness.sources import digest
+from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.technique import Technique
 
 RECOMPILES = 64
@@ -246,18 +245,12 @@ def failures(rows: Sequence[Row], variants: Sequence[Variant]) -> list[str]:
 
 def origin(techniques: Sequence[Technique], device: torch.device, *, tiny: bool) -> Origin:
     """What a run of now is measured of."""
+    environment = describe_environment(device)
     return Origin(
         date=datetime.date.today().isoformat(),
-        environment=describe_environment(device),
+        environment=environment,
         tiny=tiny,
         transformers=importlib.metadata.version("transformers"),
-        packages={technique.name: _sources(technique) for technique in techniques},
+        packages=tuple(technique.name for technique in techniques),
+        identities={technique.name: fingerprint(identify(technique, environment)) for technique in techniques},
     )
-
-
-def _sources(technique: Technique) -> str:
-    """The digest of all of a package's sources, its copy of the core among them."""
-    package = importlib.import_module(str(technique.replacements)).__file__
-    assert package is not None
-    folder = Path(package).parent
-    return digest(sorted({*folder.rglob("*.py"), *(folder / "_core").glob("*.py")}))  # rglob passes links by

@@ -1,4 +1,4 @@
-"""What one recorded call cannot avoid doing: the bytes it must move, the operations it must do, or why nobody knows."""
+"""Compulsory bytes and floating-point operations of one recorded call, or the reason why they are unknown."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ READS_SOME = {
     "_embedding_bag",
     "_embedding_bag_forward_only",
 }
-"""Operators that read of their first argument no more than they write, and not all of it."""
+"""Operators that read a part of their first argument, no more than they write."""
 
 WRITES_SOME = {"index_put_", "_index_put_impl_", "_unsafe_index_put", "index_add_", "scatter_", "scatter_add_"}
-"""Operators that touch of their first argument no more than there is in the others."""
+"""Operators that touch a part of their first argument, no more than the others hold."""
 
 AT_LEAST = "at least: what it kept from its forward, and what it writes in place, is not recorded"
 NO_ARGUMENTS = "not known: the profiler recorded no tensor"
@@ -149,7 +149,7 @@ def _read_bytes(name: str, read: list[tuple[int, TensorUse]], output: int) -> in
 
 
 def _untouched(name: str, call: Call, written: list[TensorUse]) -> int:
-    """What was counted as read and written of a tensor that is only written in places."""
+    """Bytes counted as read and written of a tensor that is written only in places."""
     if name not in WRITES_SOME or not written:
         return 0
     others = sum(t.bytes for i, t in _by_position(call) if i != 0)

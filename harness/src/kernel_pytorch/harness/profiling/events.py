@@ -1,6 +1,6 @@
-"""What torch.profiler recorded, read as calls that count no time twice.
+"""Reader of torch.profiler's events: calls that count no time twice.
 
-An operator calls operators. The unit here is the outermost one that has a kernel of its own: `aten::linear` is PyTorch
+An operator calls operators. The unit here is the outermost one that has its own kernel: `aten::linear` is PyTorch
 code that calls `aten::addmm`, so the unit is `aten::addmm`, with all that happens inside. What lies above the units
 (Python, autograd, composite operators) counts with its self time alone.
 """
@@ -117,7 +117,7 @@ def profiler(device: torch.device) -> torch.profiler.profile:
         record_shapes=True,
         profile_memory=True,
         acc_events=True,
-        # Without the overload's name nobody knows which argument is which.
+        # The overload's name tells which argument is which.
         experimental_config=torch._C._profiler._ExperimentalConfig(capture_overload_names=True),
     )
 
@@ -171,7 +171,7 @@ class _Reader:
             stack += children
 
     def recording(self) -> Recording:
-        """Everything found, with the kernels that nobody seems to have launched."""
+        """Everything found, with the kernels whose launch was not recorded."""
         for events in self._launched.values():
             for event in events:
                 seconds = event.duration_ns() * 1e-9

@@ -1,4 +1,4 @@
-"""The most memory that a call holds, by what it is for."""
+"""Peak memory of a call, by purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on the roofline: calls gathered by shape, and held against what the machine can do."""
+"""Operators on the roofline: calls grouped by shape, as shares of the machine's measured limits."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def place(
 ) -> Attainment:
     """Set one call against the machine's limits.
 
-    The memory that it is held against is the one that its own bytes fit in: what an operator reads was often just
-    written by the one before, and then lies in the nearest memory that holds it.
+    The limit is that of the memory that its own bytes fit in: the operator before it often just wrote its inputs, which
+    then lie in the nearest memory that holds them.
 
     Args:
-        moved: compulsory bytes; None if nobody knows.
-        arithmetic: FLOPs; None if nobody counted.
+        moved: compulsory bytes; None if unknown.
+        arithmetic: FLOPs; None if not counted.
         seconds: of one call.
         dtype: of the principal input.
         ceilings: of the machine.
@@ -75,7 +75,7 @@ def place(
 
 
 def _bound(moved: int, arithmetic: int, dtype_name: str, ceilings: Ceilings) -> Bound:
-    """What must take longest: the bytes at the copy rate, the FLOPs at the matmul rate, or one launch."""
+    """The longest of these: the bytes at the copy rate, the FLOPs at the matmul rate, or one launch."""
     matmul = ceilings.matmul_flops_per_second.get(dtype_name)
     limits: dict[Bound, float] = {
         "memory": moved / ceiling_for(ceilings, max(moved, 1)).bytes_per_second,

@@ -1,4 +1,4 @@
-"""Profiling a module: steps on the clock without the profiler, steps under it, one step with its memory."""
+"""Profiling of a module: steps on the clock without the profiler, steps under it, one step with its memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,15 @@ def profile_module(
     with _gradients_kept(module, (inputs, named)) as clear, _named_kernels(compile, device):
         on_stage("warming up")
         step = _step(torch.compile(module) if compile else module, inputs, named, backward)
-        measured = _measure(step, clear, device, steps, (trace, snapshot), on_stage)
+        for _ in range(WARM_UP_STEPS):
+            step()
+            clear()
+        on_stage("timing without the profiler")
+        interval = _time(step, clear, device, max(steps, FEWEST_ROUNDS))
+        on_stage("profiling")
+        recording, wall = _record(step, clear, device, steps, trace)
+        on_stage("recording memory")
+        memory, device_peak = _memory(step, clear, device, snapshot)
     return Profile(
         module=type(module).__name__,
         inputs=tuple(tensor_label(t.dtype, t.shape) for t in tree_leaves((inputs, named)) if isinstance(t, Tensor)),
@@ -84,22 +91,13 @@ def profile_module(
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         machine=machine,
         steps=steps,
-        step=IntervalRecord.of(measured.interval),
-        profiled_seconds=measured.wall,
-        busy_seconds=measured.recording.busy_seconds,
-        operators=operator_uses(measured.recording.calls, machine.ceilings),
-        memory=measured.memory,
-        device_peak=measured.device_peak,
+        step=IntervalRecord.of(interval),
+        profiled_seconds=wall,
+        busy_seconds=recording.busy_seconds,
+        operators=operator_uses(recording.calls, machine.ceilings),
+        memory=memory,
+        device_peak=device_peak,
     )
-
-
-@dataclass(frozen=True)
-class _Measured:
-    interval: Interval
-    recording: Recording
-    wall: float
-    memory: PeakMemory
-    device_peak: int | None
 
 
 def device_of(module: torch.nn.Module, arguments: Any) -> torch.device:
@@ -146,7 +144,7 @@ def _step(function: Callable[..., Any], inputs: Any, named: dict[str, Any], back
 
 @contextlib.contextmanager
 def _gradients_kept(module: torch.nn.Module, arguments: Any) -> Iterator[Callable[[], None]]:
-    """Yield what lets go of all gradients, and put back at the end those that there were."""
+    """Yield a function that drops all gradients; restore the original ones at the end."""
     tensors = [t for t in (*module.parameters(), *tree_leaves(arguments)) if isinstance(t, Tensor) and t.is_leaf]
     before = [t.grad for t in tensors]
 
@@ -174,28 +172,8 @@ def _named_kernels(compile: bool, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _measure(
-    step: Callable[[], None],
-    clear: Callable[[], None],
-    device: torch.device,
-    steps: int,
-    files: tuple[Path | str | None, Path | str | None],
-    on_stage: Callable[[str], None],
-) -> _Measured:
-    """Run steps to warm up, on the clock, under the profiler, and one with its memory."""
-    for _ in range(WARM_UP_STEPS):
-        step()
-        clear()
-    on_stage("timing without the profiler")
-    interval = _time(step, clear, device, max(steps, FEWEST_ROUNDS))
-    on_stage("profiling")
-    recording, wall = _record(step, clear, device, steps, files[0])
-    on_stage("recording memory")
-    return _Measured(interval, recording, wall, *_memory(step, clear, device, files[1]))
-
-
 def _time(step: Callable[[], None], clear: Callable[[], None], device: torch.device, rounds: int) -> Interval:
-    """Seconds of a step by the wall clock, as whoever calls it sees them."""
+    """Seconds of a step by the wall clock, until the device is done."""
     samples = []
     for _ in range(rounds):
         _wait(device)

@@ -6,22 +6,17 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from kernel_pytorch.harness.machine import Machine
-from kernel_pytorch.harness.results import IntervalRecord, write_atomically
+from kernel_pytorch.harness.records import Part, Record
+from kernel_pytorch.harness.results import IntervalRecord
 
 if TYPE_CHECKING:
-    from kernel_pytorch.harness.profiling.tables import PrintableTable
+    from kernel_pytorch.harness.profiling.tables import PrintableGroup
 
 Bound = Literal["memory", "compute", "overhead"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class KernelUse(_Record):
+class KernelUse(Part):
     """A kernel that an operator launched.
 
     Attributes:
@@ -35,7 +30,7 @@ class KernelUse(_Record):
     seconds: float
 
 
-class Attainment(_Record):
+class Attainment(Part):
     """How near an operator comes to what the machine can do.
 
     Attributes:
@@ -58,7 +53,7 @@ class Attainment(_Record):
     problem: str = ""
 
 
-class OperatorUse(_Record):
+class OperatorUse(Part):
     """All calls of one operator with one set of shapes.
 
     Attributes:
@@ -74,7 +69,7 @@ class OperatorUse(_Record):
         flops: of one call, None where they are not counted.
         flops_note: why not.
         attained: rates, against the machine's limits.
-        kernels: what it launched, the longest first. Several are placed together: nobody knows which moved what.
+        kernels: its launches, the longest first. Several share one rate: the bytes of each are not recorded.
     """
 
     name: str
@@ -92,7 +87,7 @@ class OperatorUse(_Record):
     kernels: tuple[KernelUse, ...] = ()
 
 
-class PeakMemory(_Record):
+class PeakMemory(Part):
     """The most memory that a step holds.
 
     Attributes:
@@ -107,7 +102,7 @@ class PeakMemory(_Record):
     note: str = ""
 
 
-class Profile(_Record):
+class Profile(Record):
     """Where the time and the memory of a module go.
 
     Attributes:
@@ -146,7 +141,7 @@ class Profile(_Record):
         """The whole record."""
         return self.model_dump_json(indent=1)
 
-    def table(self, top: int = 20) -> PrintableTable:
+    def table(self, top: int = 20) -> PrintableGroup:
         """The rows that took longest; both `print` and rich show it."""
         from kernel_pytorch.harness.profiling.tables import table
 
@@ -164,5 +159,6 @@ class Profile(_Record):
                 DeprecationWarning,
                 stacklevel=2,
             )
-        write_atomically(Path(folder) / "profile.json", self.to_json() + "\n")
-        return [Path(folder) / "profile.json"]
+        file = Path(folder) / "profile.json"
+        self.save(file)
+        return [file]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -15,11 +15,8 @@ from kernel_pytorch.harness.report import seconds, size
 
 COLUMNS = ("operator", "calls", "time", "share", "inputs", "bytes", "bytes/s, of copy", "FLOPs", "FLOP/s, of matmul",
            "bound")  # fmt: skip
-WIDTHS = {"calls": 5, "time": 7, "share": 6, "bytes": 10, "bytes/s, of copy": 14, "FLOPs": 6,
-          "FLOP/s, of matmul": 14, "bound": 8}  # fmt: skip
-ROOMY = 140
-"""Columns of a terminal from which on all columns of the table fit beside each other."""
-RIGHT = ("calls", "time", "share", "bytes", "bytes/s, of copy", "FLOPs", "FLOP/s, of matmul")
+WIDTHS = {"calls": 5, "time": 7, "share": 6, "bytes": 10, "bytes/s, of copy": 15, "FLOPs": 6,
+          "FLOP/s, of matmul": 15, "bound": 8}  # fmt: skip
 NOT_KNOWN = "not known"
 TOO_FAST = "above the limit"
 LEGEND = (
@@ -28,8 +25,8 @@ LEGEND = (
 )
 
 
-class PrintableTable(Table):
-    """A rich table that `print` shows too."""
+class _Printable:
+    """Something that rich shows, and `print` too."""
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=200, color_system=None)
@@ -38,16 +35,12 @@ class PrintableTable(Table):
         return console.file.getvalue()
 
 
-class ProfileTable(PrintableTable):
-    """A table that puts names on lines of their own where the terminal is too narrow for all columns."""
+class PrintableTable(_Printable, Table):
+    """A table."""
 
-    narrow: Group
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.max_width >= ROOMY:
-            yield from super().__rich_console__(console, options)
-        else:
-            yield self.narrow
+class PrintableGroup(_Printable, Group):
+    """Lines and tables below each other."""
 
 
 def cells(row: OperatorUse, steps: int) -> list[str]:
@@ -75,37 +68,21 @@ def cells(row: OperatorUse, steps: int) -> list[str]:
     ]
 
 
-def table(profile: Profile, top: int = 20) -> ProfileTable:
-    """The rows that took longest; where a GPU was profiled, each with its kernels beneath it."""
+def table(profile: Profile, top: int = 20) -> PrintableGroup:
+    """The rows that took longest, within 80 columns: name and inputs, below them the figures and a GPU's kernels."""
     title = f"{profile.module}, {direction(profile)}, on {profile.machine.environment.device_name}"
-    found = ProfileTable(title=escape(title), title_justify="left", caption=LEGEND, caption_justify="left")
-    found.narrow = _narrow(profile, top, title)
-    for column in COLUMNS:
-        right = column in RIGHT
-        found.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    for row in profile.operators[:top]:
-        found.add_row(*map(escape, cells(row, profile.steps)))
-        for kernel in row.kernels if row.kind != "kernel" else ():
-            per_call = seconds(kernel.seconds / kernel.calls)
-            name = Text(f"  {kernel.name}", style="dim", no_wrap=True, overflow="ellipsis")
-            found.add_row(name, f"{kernel.calls / profile.steps:.3g}", per_call)
-    return found
-
-
-def _narrow(profile: Profile, top: int, title: str) -> Group:
-    """The same rows within 80 columns: the name and the inputs of each above its figures."""
     found: list[RenderableType] = [Text(title, style="italic")]
     for number, row in enumerate(profile.operators[:top]):
         figures = dict(zip(COLUMNS, cells(row, profile.steps), strict=True))
         line = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="dim")
         for column, width in WIDTHS.items():
-            line.add_column(column, justify="right" if column in RIGHT else "left", width=width, overflow="fold")
+            line.add_column(column, justify="left" if column == "bound" else "right", width=width, overflow="fold")
         line.add_row(*(escape(figures[column]) for column in WIDTHS))
         found += [Text.assemble((figures["operator"], "bold"), "  ", (figures["inputs"], "dim")), line]
         for kernel in row.kernels if row.kind != "kernel" else ():
             about = f"  {kernel.calls / profile.steps:.3g} x {seconds(kernel.seconds / kernel.calls)}  {kernel.name}"
             found.append(Text(about, style="dim", no_wrap=True, overflow="ellipsis"))
-    return Group(*found, Text(LEGEND, style="dim italic"))
+    return PrintableGroup(*found, Text(LEGEND, style="dim italic"))
 
 
 def summary(profile: Profile) -> list[str]:

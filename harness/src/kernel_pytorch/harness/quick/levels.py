@@ -1,4 +1,4 @@
-"""The levels of an installed technique beside each other, on one case."""
+"""Comparison of the levels of an installed technique on one case."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernel_pytorch.harness.api import check_names
 from kernel_pytorch.harness.availability import parse_device, why_not_timed
 from kernel_pytorch.harness.discovery import UnknownNameError, discover
 from kernel_pytorch.harness.machine import Machine
@@ -79,11 +80,7 @@ def _operation(name: str) -> tuple[Technique, Operation]:
 
 def _chosen(operation: Operation, levels: Sequence[str] | None) -> list[Implementation]:
     names = [i.name for i in operation.implementations]
-    if isinstance(levels, str):
-        raise TypeError(f"levels: given {levels!r}; allowed is a list of names, such as [{levels!r}]")
-    for level in levels or []:
-        if level not in names:
-            raise UnknownNameError(f"{operation.name}: no level {level!r}; there are: {', '.join(names)}")
+    check_names(operation.name, "level", levels, names)
     wanted = {*(names if levels is None else levels), operation.reference.name}
     return [i for i in operation.implementations if i.name in wanted]
 

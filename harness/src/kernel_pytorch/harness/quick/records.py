@@ -1,4 +1,4 @@
-"""What the quick functions return: records that print themselves, draw themselves and become JSON."""
+"""Records of the quick functions, with their tables."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
 from kernel_pytorch.harness.profiling.records import PeakMemory
 from kernel_pytorch.harness.profiling.tables import TOO_FAST, PrintableTable
+from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.report import seconds, size, speedup
 from kernel_pytorch.harness.results import ComparisonRecord, IntervalRecord
 
 
-class Shown(BaseModel):
+class Shown(Part):
     """A record of a measurement."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def to_json(self) -> str:
         """The whole record."""
@@ -30,7 +28,7 @@ class Benchmark(Shown):
 
     Attributes:
         name: of the function.
-        device: what it ran on, in words.
+        device: in words.
         inputs: dtype and shape of each tensor argument.
         direction: always a call without gradients; a backward that is timed is written into the function.
         seconds: per call; device time on a GPU, wall time on a CPU.
@@ -42,7 +40,7 @@ class Benchmark(Shown):
         bytes_per_second: `bytes` over the median.
         share_of_copy: of the copy rate measured for the memory that `pool_bytes` fit in; None if `problem`.
         problem: why the rate cannot be true, empty if it can.
-        notes: what else is to be known.
+        notes: restrictions of the measurement.
     """
 
     name: str
@@ -86,7 +84,7 @@ class Contender(Shown):
         seconds: per call; also there for one that turned out wrong after it was timed, to be struck out.
         samples: seconds per call; samples of the same index belong to the same round.
         method: how it was timed.
-        comparison: speedup over the reference, from the paired ratios; None unless measured alike.
+        comparison: speedup over the reference, from the paired ratios; None for another method.
         relative_error: ||output - truth|| / ||truth||, worst output.
         error_over_budget: the worst element's error divided by what it is allowed.
         share_of_copy: of the copy rate of the memory that the inputs fit in; None if the rate cannot be true.
@@ -105,19 +103,19 @@ class Contender(Shown):
 
 
 class Comparison(Shown):
-    """Implementations of one function, proven against the reference and timed in turns.
+    """Implementations of one function, checked against the reference and timed in turns.
 
     Attributes:
-        title: what was compared.
-        device: what it ran on, in words.
+        title: of the table.
+        device: in words.
         inputs: dtype and shape of each tensor argument.
         direction: always calls without gradients.
-        reference: name of the implementation that the others are held against.
+        reference: name of the implementation that the others are checked against.
         tolerance: how far they may be from it, in words.
         bytes: that each must move: arguments and results, or what the operation declares.
         pool_bytes: bytes of all input sets together.
         contenders: in the order that they were given in.
-        notes: what else is to be known.
+        notes: restrictions of the measurement.
     """
 
     title: str
@@ -178,16 +176,16 @@ class Comparison(Shown):
 
 
 class MemoryProfile(Shown):
-    """What one call needs beside its arguments, in bytes.
+    """Memory that one call needs beside its arguments, in bytes.
 
     Attributes:
         name: of the function.
-        device: what it ran on, in words.
+        device: in words.
         inputs: dtype and shape of each tensor argument.
         forward_peak: most that was allocated at any time in a forward without gradients, results included.
         training_peak: the same over a forward and its backward, gradients included; None where nothing is
             differentiable.
-        saved_for_backward: what the graph keeps alive between the two, arguments and results left out.
+        saved_for_backward: kept by the graph between the two, without arguments and results.
         memory: the peak of the forward and its backward, or of the forward alone, arguments included.
     """
 

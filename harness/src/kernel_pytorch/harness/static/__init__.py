@@ -1,15 +1,12 @@
 """The performance contract that needs no GPU: what the compiled code of every kernel looks like.
 
-`kernel-pytorch static` compiles the kernels in Triton and in CUDA C++ for every architecture of `limits.ARCHITECTURES`
-and holds each to its `KernelContract`. From a launch, or a CUDA source, to a verdict:
+`kernel-pytorch static` compiles the kernels in Triton for every architecture of `limits.ARCHITECTURES`, reads what the
+build of a library said about those in CUDA C++, and holds each to its `KernelContract`. From a launch to a verdict:
 
     launches.py      which Triton kernels are launched, with which constants: recorded from the launchers themselves
     plan.py          which of these launches are compiled
     triton_code.py   and what they compile to
-    nvcc.py          the compiler of CUDA C++
-    entries.py       which kernels a CUDA source holds, with which template arguments
-    cuda_code.py     and what they compile to
-    kernel_sources.py  what the kernels of a technique are made of, and its digest
+    cuda_code.py     the kernels in CUDA C++ that a library was compiled from
     instructions.py  what the PTX says: widths, tf32, float64, tensor cores, copies
     resources.py     what the machine code needs: registers, stack, spills
     limits.py        what an architecture has, and how many blocks fit on a multiprocessor

@@ -45,24 +45,23 @@ class Compiled(BaseModel):
         language: what it is written in.
         arch: a key of `ARCHITECTURES`.
         constants: compile-time constants by name; of a CUDA kernel its template arguments, as "template".
-        arguments: type of every other argument that is no integer, as Triton writes it ("*bf16", "fp32"). Of a CUDA
-            kernel, the types in its template arguments and those that its pointers point to.
-        warps: per block; of a CUDA kernel the most that `__launch_bounds__` allows, None if it has no such bounds.
-        case: who launches it: operation and case; of a CUDA kernel folder and file it stands in.
+        arguments: type of every other argument that is no integer, as Triton writes it ("*bf16", "fp32"); none of a
+            CUDA kernel.
+        warps: per block; None of a CUDA kernel, whose launches are not known.
+        case: who launches it: operation and case; of a CUDA kernel the operator that it is of.
         bench: whether it is launched by a bench case; true of every CUDA kernel.
         float64_scalars: arguments whose type was changed from float32 to float64 in this compilation.
         registers: per thread.
         stack_bytes: per thread.
         spill_bytes: per thread.
         shared_bytes: per block; of a CUDA kernel what its code declares.
-        dynamic_shared: whether a launch adds shared memory, of a size that the code does not say (CUDA).
         loads: from global memory.
         stores: to global memory.
         tf32: instructions that round to tf32 or multiply in it.
         f64: instructions that touch a float64, other than reading it from the parameters.
         matrix: number of tensor-core instructions by kind: "mma", "wgmma", "tcgen05".
         async_copies: copies to shared memory that pass by the registers (`cp.async`), a part of `loads`.
-        code: digest of its PTX, without what only debuggers read.
+        code: digest of its PTX, without its name and what only debuggers read; empty of a CUDA kernel.
         error: what the compiler said instead of compiling it.
     """
 
@@ -81,7 +80,6 @@ class Compiled(BaseModel):
     stack_bytes: int = 0
     spill_bytes: int = 0
     shared_bytes: int = 0
-    dynamic_shared: bool = False
     loads: Traffic = Traffic()
     stores: Traffic = Traffic()
     tf32: int = 0
@@ -109,7 +107,7 @@ class Compiled(BaseModel):
     def occupancy(self) -> float | None:
         """Warps that one multiprocessor holds, of those that it could: registers, shared memory and blocks decide.
 
-        None where the size of a block is not known; an upper bound where a launch adds shared memory.
+        None where the size of a block is not known.
         """
         if self.warps is None:
             return None

@@ -89,7 +89,7 @@ def _broken_rules(compiled: Compiled, contract: KernelContract) -> Iterator[tupl
         yield from _above("registers", compiled.registers, contract.max_registers)
         yield from _above("tf32 instructions", compiled.tf32, None if contract.allow_tf32 else 0)
         yield from _above("float64 instructions", compiled.f64, _allowed_f64(compiled, contract))
-        if compiled.bench:
+        if compiled.bench and not in_cuda:
             yield from _narrow("loads", compiled.loads, contract.min_load_bits)
             yield from _narrow("stores", compiled.stores, contract.min_store_bits)
             yield from _matrix(compiled, contract)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import inspect as python_inspect
@@ -13,22 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field
 
-from kernel_pytorch.harness.records import write_atomically
+from kernel_pytorch.harness.records import Part, Record, RecordError
 from kernel_pytorch.harness.scratch import scratch_folder
-from kernel_pytorch.harness.sources import digest, kernel_files
+from kernel_pytorch.harness.sources import package_digest, tree_digest
 from kernel_pytorch.harness.static.compiled import Compiled
-from kernel_pytorch.harness.static.kernel_sources import UnitsError, cuda_units, triton_level, units_digest
-from kernel_pytorch.harness.static.nvcc import find_nvcc
-from kernel_pytorch.harness.static.resources import ToolMissingError
-from kernel_pytorch.harness.technique import Technique
+from kernel_pytorch.harness.static.cuda_code import find_cuda, library_folder, read_library
+from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 # Read when a kernel is decorated (interpreter), and the default of Triton 3.6 to 3.9, which a later one changes.
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
 PROCESSES = 2  # a compiler of today takes gigabytes
 WORKER = "kernel_pytorch.harness.static.worker"
-JUDGING = ("gate.py", "record.py", "table.py")
+JUDGING = ("cuda_code.py", "gate.py", "record.py", "table.py")
 """Modules here that findings do not depend on."""
 
 
@@ -36,11 +35,7 @@ class WorkerError(RuntimeError):
     """A worker process ended without findings; the message is what it printed last."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Request(_Record):
+class Request(Part):
     """What a worker is asked.
 
     Attributes:
@@ -56,34 +51,30 @@ class Request(_Record):
     float64_scalars: bool
 
 
-class Findings(_Record):
+class Findings(Part):
     """What a worker found.
 
     Attributes:
         compiled: one for every compilation.
         problems: cases whose launches could not be recorded, and why.
         launches: how many distinct compilations both grids lead to (Triton).
-        instantiations: how many CUDA kernels the units hold.
-        nvcc: version of the compiler that compiled them; empty if none did.
-        not_compiled: why the CUDA kernels were not compiled here.
-        unread: names of CUDA units that did not compile, so that nobody knows their kernels.
+        kernels: by implementation ("operation/implementation") and bench case the digest of its Triton launches.
+        not_compiled: why the CUDA kernels are not known here.
     """
 
     compiled: tuple[Compiled, ...] = ()
     problems: tuple[str, ...] = ()
     launches: int = 0
-    instantiations: int = 0
-    nvcc: str = ""
+    kernels: dict[str, dict[str, str]] = Field(default_factory=dict)
     not_compiled: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
         """Whether every kernel of the technique is among them."""
-        return not (self.not_compiled or self.unread)
+        return not self.not_compiled
 
 
-class _Cached(_Record):
+class _Cached(Record):
     key: str
     findings: Findings
 
@@ -105,7 +96,9 @@ def inspect(
     everything: bool = False,
     on_done: Callable[[Inspection], None] = lambda inspection: None,
 ) -> list[Inspection]:
-    """Compile the kernels of these techniques for these architectures, two at a time where there are two cores.
+    """Compile the Triton kernels of these techniques for these architectures, two at a time where there are two cores.
+
+    Kernels in CUDA C++ are those of the compiled library.
 
     What a kernel does with a float64 scalar is decided before the architecture matters, so that is looked at on the
     first architecture alone.
@@ -119,7 +112,7 @@ def inspect(
             Request(technique=technique.name, arch=arch, everything=everything, float64_scalars=arch == archs[0]),
         )
         for technique in techniques
-        if triton_level(technique) or technique.cuda_units is not None
+        if has_kernels(technique)
         for arch in archs
     ]
 
@@ -132,23 +125,41 @@ def inspect(
         return list(pool.map(answer, requests))
 
 
+def triton_level(technique: Technique) -> list[Implementation]:
+    """The implementations that launch Triton kernels."""
+    return [i for o in technique.operations for i in o.implementations if i.level is Level.TRITON]
+
+
+def has_kernels(technique: Technique) -> bool:
+    """Whether a technique has kernels of its own, in Triton or in CUDA C++."""
+    return bool(triton_level(technique)) or library_folder(technique) is not None
+
+
 def _look_up(technique: Technique, request: Request) -> Inspection:
+    found, cached = _of_triton(technique, request) if triton_level(technique) else (Findings(), True)
+    folder = library_folder(technique)
+    if folder is not None:
+        try:
+            compiled, why = find_cuda(folder, request.arch)
+        except RecordError as error:
+            raise WorkerError(str(error)) from error
+        both = {"compiled": found.compiled + compiled, "not_compiled": (why,) if why else ()}
+        found = found.model_copy(update=both)
+    return Inspection(technique, request.arch, found, cached)
+
+
+def _of_triton(technique: Technique, request: Request) -> tuple[Findings, bool]:
+    """What the Triton kernels compile to, and whether that was known before."""
     place = cache_folder() / f"{request.technique}-{request.arch}{'-all' if request.everything else ''}.json"
-    try:
-        key = _key(technique, request)
-    except (UnitsError, ToolMissingError) as error:
-        raise WorkerError(str(error)) from error
-    try:
-        known = _Cached.model_validate_json(place.read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
-        known = None
-    if known is not None and known.key == key:
-        return Inspection(technique, request.arch, known.findings, cached=True)
+    key = _key(technique, request)
+    with contextlib.suppress(RecordError):
+        known = _Cached.load(place)
+        if known.key == key:
+            return known.findings, True
     findings = _ask_worker(request)
-    if findings.complete and not findings.problems and not any(compiled.error for compiled in findings.compiled):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(place, _Cached(key=key, findings=findings).model_dump_json())
-    return Inspection(technique, request.arch, findings, cached=False)
+    if not findings.problems and not any(compiled.error for compiled in findings.compiled):
+        _Cached(key=key, findings=findings).save(place)
+    return findings, False
 
 
 def cache_folder() -> Path:
@@ -163,28 +174,34 @@ def _key(technique: Technique, request: Request) -> str:
 
 
 def inputs_key(technique: Technique) -> str:
-    """Changes with all that the findings depend on: sources, cases, compilers, their settings, and this package.
+    """Changes with all that the findings depend on: the package, cases, compilers, their settings, and this package.
+
+    Of a package with a compiled library it changes with the sources of the CUDA kernels in it instead.
 
     Raises:
-        UnitsError: a CUDA unit names files that are not there.
-        ToolMissingError: a compiler does not say its version.
+        RecordError: a compiled library has no record.
     """
-    in_triton = triton_level(technique)
-    declared = {python_inspect.getsourcefile(operation.inputs) for operation in technique.operations}
-    files = {file for implementation in in_triton for file in kernel_files(implementation)}
-    files |= {Path(file) for file in declared if file}
-    files |= {file for file in Path(__file__).parent.glob("*.py") if file.name not in JUDGING}
-    cases = [case.label for o in technique.operations for g in (o.test_grid, o.bench_grid) for case in g.cases("cuda")]
-    compilers = ("torch", "triton") if in_triton else ("torch",)
-    versions = [importlib.metadata.version(name) for name in compilers]
-    prefixes = ("TRITON_", "NVCC_")
-    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(prefixes) and k not in ENVIRONMENT)
-    ordered = sorted(files, key=lambda file: (file.name, file.read_bytes()))  # wherever they are installed
-    parts = [digest(ordered), cases, versions, settings]
-    if units := cuda_units(technique):
-        nvcc = find_nvcc()
-        parts += [units_digest(units), repr([unit.options for unit in units]), nvcc.version if nvcc else ""]
+    folder = library_folder(technique)
+    parts = [] if folder is None else [repr(cuda_sources(folder))]
+    if triton_level(technique):
+        declared = {python_inspect.getsourcefile(operation.inputs) for operation in technique.operations}
+        files = {file for file in Path(__file__).parent.glob("*.py") if file.name not in JUDGING}
+        files |= {Path(file) for file in declared if file}
+        grids = [grid for o in technique.operations for grid in (o.test_grid, o.bench_grid)]
+        cases = [case.label for grid in grids for case in grid.cases("cuda")]
+        versions = [importlib.metadata.version(name) for name in ("torch", "triton")]
+        settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_") and k not in ENVIRONMENT)
+        parts += [package_digest(technique), tree_digest(files), repr((cases, versions, settings))]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def cuda_sources(folder: Path) -> dict[str, str]:
+    """By operator the digest of the sources that a library's CUDA code was compiled from, as the build has it.
+
+    Raises:
+        RecordError: the library has no record.
+    """
+    return {name: digests["cuda"] for name, digests in read_library(folder)["operators"].items()}
 
 
 def _ask_worker(request: Request) -> Findings:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import dropwhile
+from typing import Any
 
 from kernel_pytorch.harness.static.compiled import Traffic
 
@@ -70,12 +71,22 @@ def count_instructions(ptx: str) -> Instructions:
     return Instructions(loads, stores, tf32, f64, dict(matrix), async_copies)
 
 
-def code_digest(ptx: str) -> str:
-    """The digest of a kernel's code: of every line but those that only debuggers read, which say where it came from."""
-    code = DEBUG_SECTIONS.sub("", COMMENT.sub("", ptx))
+def code_digest(ptx: str, name: str) -> str:
+    """The digest of a kernel's code, whatever its name: of every line but those that only debuggers read.
+
+    Args:
+        ptx: the code.
+        name: of the kernel in it.
+    """
+    code = DEBUG_SECTIONS.sub("", COMMENT.sub("", ptx)).replace(name, "kernel")
     lines = (line.strip() for line in code.splitlines())
     kept = [line for line in lines if line and not line.startswith((".loc", ".file", "$L__tmp", "$L__func"))]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
+    return short_digest("\n".join(kept))
+
+
+def short_digest(value: Any) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of a value as Python prints it."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _statements(ptx: str) -> list[str]:

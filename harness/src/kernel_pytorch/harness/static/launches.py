@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from kernel_pytorch.harness.technique import Case, Direction, Operation
 
-_compile = JITFunction._do_compile
+_compile, _run = JITFunction._do_compile, JITFunction.run
 
 
 class OfflineDriver:
@@ -69,6 +69,8 @@ class Launch:
         constexprs: values of the constants by position.
         options: of the compiler, warps among them.
         attributes: what is known of arguments: divisible by 16.
+        grid: how many programs, in three dimensions.
+        implementation: operation and name of the implementation, `operation/implementation`.
         case: operation and case.
         bench: launched by a case of the bench grid.
         core: launched by a core case of the test grid.
@@ -81,6 +83,8 @@ class Launch:
     constexprs: dict[tuple[int, ...], Any]
     options: Any
     attributes: Any
+    grid: tuple[int, ...]
+    implementation: str
     case: str
     bench: bool
     core: bool
@@ -119,17 +123,29 @@ class Launch:
         return _compile(self.function, *parts, True)
 
 
-def record_launches(operation: Operation, function: Callable[..., Any], case: Case, *, bench: bool) -> list[Launch]:
-    """Call an implementation on one case, forward and any backward, and return what it would have launched."""
+def record_launches(
+    operation: Operation, name: str, function: Callable[..., Any], case: Case, *, bench: bool
+) -> list[Launch]:
+    """Call an implementation on one case, forward and any backward, and return what it would have launched.
+
+    Args:
+        operation: which.
+        name: of the implementation.
+        function: the implementation.
+        case: the arguments.
+        bench: whether the case is of the bench grid.
+    """
     launches: list[Launch] = []
+    grids: list[tuple[int, ...]] = []
     label, core = f"{operation.name}, {case.label}", case.core and not bench
 
     def record(
         self: Any, key: str, signature: Any, device: int, constexprs: Any, options: Any, attrs: Any, warmup: bool
     ) -> None:
-        launches.append(Launch(self, key, signature, device, constexprs, options, attrs, label, bench, core))
+        about = (grids[-1], f"{operation.name}/{name}", label, bench, core)
+        launches.append(Launch(self, key, signature, device, constexprs, options, attrs, *about))
 
-    with _in_place_of_compile(record), _WithoutProducts():
+    with _in_place_of_compile(record, grids), _WithoutProducts():
         arguments = _arguments(operation, case)
         if Direction.BACKWARD not in operation.directions or not operation.differentiable:
             with torch.no_grad():  # a forward without a backward is another function, or the only one
@@ -167,13 +183,19 @@ class _UnsetNumbers(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _in_place_of_compile(record: Callable[..., None]) -> Iterator[None]:
-    """Triton launches what its compilation returns: nothing."""
-    JITFunction._do_compile = record
+def _in_place_of_compile(record: Callable[..., None], grids: list[tuple[int, ...]]) -> Iterator[None]:
+    """Call `record` where Triton would compile, after the grid was added to `grids`; nothing is launched then."""
+
+    def run(self: Any, *arguments: Any, grid: Any, **keywords: Any) -> Any:
+        named = {**dict(zip(self.arg_names, arguments, strict=False)), **keywords}
+        grids.append(tuple(grid(named) if callable(grid) else grid))
+        return _run(self, *arguments, grid=grid, **keywords)
+
+    JITFunction._do_compile, JITFunction.run = record, run
     try:
         yield
     finally:
-        JITFunction._do_compile = _compile
+        JITFunction._do_compile, JITFunction.run = _compile, _run
 
 
 def use_architecture(capability: int) -> None:

@@ -10,14 +10,12 @@ from typing import Literal
 from pydantic import Field
 
 from kernel_pytorch.harness.records import Name, Record, RecordError, write_atomically
-from kernel_pytorch.harness.sources import kernels_digest, technique_digests
 from kernel_pytorch.harness.static.compiled import Compiled
+from kernel_pytorch.harness.static.cuda_code import library_folder, read_library
 from kernel_pytorch.harness.static.gate import Violation, violations
-from kernel_pytorch.harness.static.inspection import Inspection, inputs_key
-from kernel_pytorch.harness.static.kernel_sources import UnitsError, kernel_digest, triton_level, units_digests
+from kernel_pytorch.harness.static.inspection import Inspection, cuda_sources, inputs_key, triton_level
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
-from kernel_pytorch.harness.static.resources import ToolMissingError
-from kernel_pytorch.harness.technique import Level, Technique
+from kernel_pytorch.harness.technique import Technique
 
 SCHEMA_VERSION: Literal[1] = 1
 SUFFIX = ".kernels.json"
@@ -29,13 +27,13 @@ class StaticRecord(Record):
 
     Attributes:
         key: changes with all that was found; empty where an architecture or a compiler was missing.
-        sources: digest of the sources of its kernels.
-        kernels: of each operation's Triton level the digest that results carry too, by `operation/implementation`; of
-            each CUDA unit that of the levels that it was compiled into, by the name of its folder and "cuda".
+        kernels: by architecture, implementation ("operation/implementation") and bench case the digest of what is
+            launched in Triton: PTX without names, warps, grid, and how often.
+        sources: by operator the digest of the sources of its CUDA kernels.
         triton: version of the compiler of its Triton kernels; empty if it has none.
-        nvcc: version of the compiler of its CUDA kernels; empty if none was compiled.
+        nvcc: the compiler of its CUDA kernels and its version; empty if none was compiled.
         broken: broken contracts, and cases whose launches could not be recorded.
-        not_compiled: why CUDA kernels were not compiled.
+        not_compiled: why CUDA kernels are not known.
         compiled: one per kernel, configuration and architecture.
     """
 
@@ -44,8 +42,8 @@ class StaticRecord(Record):
     schema_version: Literal[1] = SCHEMA_VERSION
     technique: Name
     key: str = ""
-    sources: str
-    kernels: dict[str, str] = Field(default_factory=dict)
+    kernels: dict[Name, dict[Name, dict[str, str]]] = Field(default_factory=dict)
+    sources: dict[Name, str] = Field(default_factory=dict)
     triton: str
     nvcc: str
     broken: tuple[Violation, ...]
@@ -73,20 +71,16 @@ def summarize(inspections: Sequence[Inspection]) -> StaticRecord:
         for i in inspections
         for problem in i.findings.problems
     ]
+    folder = library_folder(technique)
     complete = all(i.findings.complete for i in inspections)
     everywhere = complete and not problems and {i.arch for i in inspections} == {*ARCHITECTURES}
     return StaticRecord(
         technique=technique.name,
         key=inputs_key(technique) if everywhere else "",
-        sources=kernel_digest(technique),
-        kernels={
-            label: found
-            for label, found in technique_digests(technique, "cuda", kernels_digest).items()
-            if label.endswith(f"/{Level.TRITON.value}")
-        }
-        | units_digests(technique),
+        kernels={i.arch: i.findings.kernels for i in inspections if i.findings.kernels},
+        sources=cuda_sources(folder) if folder is not None else {},
         triton=importlib.metadata.version("triton") if triton_level(technique) else "",
-        nvcc=max(i.findings.nvcc for i in inspections),
+        nvcc=(read_library(folder).get("nvcc") or "") if folder is not None else "",
         broken=tuple(dict.fromkeys([*problems, *violations(technique, compiled, complete=complete)])),
         not_compiled=tuple(dict.fromkeys(reason for i in inspections for reason in i.findings.not_compiled)),
         compiled=compiled,
@@ -105,6 +99,24 @@ def known(technique: Technique, results: Path) -> StaticRecord | None:
         record = load(record_file(results, technique.name))
         if not record.key or record.key != inputs_key(technique):
             return None
-    except (RecordError, UnitsError, ToolMissingError):  # whoever compiles says what is missing
+    except RecordError:  # the command that compiles says what is missing
         return None
     return record.model_copy(update={"broken": tuple(violations(technique, record.compiled, complete=True))})
+
+
+def changed_kernels(before: StaticRecord, now: StaticRecord) -> list[str]:
+    """Name the implementations and operators of C++ whose kernels are others than those of a record.
+
+    Args:
+        before: the record. What another Triton compiled is not compared.
+        now: what the present kernels compile to, on all architectures of the record or on some of them.
+    """
+    changed = {f"{name}/cuda" for name, digest in now.sources.items() if before.sources.get(name) != digest}
+    if before.triton == now.triton:
+        changed |= {
+            name
+            for arch, implementations in now.kernels.items()
+            for name, cases in implementations.items()
+            if before.kernels.get(arch, {}).get(name) != cases
+        }
+    return sorted(changed)

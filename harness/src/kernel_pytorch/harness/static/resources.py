@@ -1,14 +1,9 @@
-"""What machine code needs.
-
-Of Triton's it is read with the tools that Triton brings: `cuobjdump` and, where there is a stack, `ptxas`. Of CUDA C++
-it is what ptxas said while it made it.
-"""
+"""What Triton's machine code needs, by the tools that Triton brings: `cuobjdump`; `ptxas` where there is a stack."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +12,6 @@ from kernel_pytorch.harness.scratch import scratch_folder
 RESOURCES = re.compile(r"Function (?P<name>\S+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+)")
 TARGET = re.compile(r"^\.target (?P<name>\w+)", re.MULTILINE)
 SPILLS = re.compile(r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill")
-PROPERTIES = re.compile(r"Function properties for (?P<name>\S+)\n\s*" + SPILLS.pattern)
-ENTRY = re.compile(
-    r"Compiling entry function '(?P<name>[^']+)'.*?Used (?P<registers>\d+) registers(?P<rest>.*?)\n", re.S
-)
-CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
-SHARED = re.compile(r"(\d+) bytes smem")
 
 
 class ToolMissingError(RuntimeError):
@@ -76,35 +65,6 @@ def parse_spills(log: str, stack: int) -> int:
     frames = [(int(f["stack"]), max(int(f["stores"]), int(f["loads"]))) for f in SPILLS.finditer(log)]
     spilled = [spills for frame, spills in frames if frame == stack]
     return max(spilled) if spilled else stack
-
-
-class AssemblerLog:
-    """What `ptxas -v` said about the kernels of a file."""
-
-    def __init__(self, text: str) -> None:
-        self._entries = {found["name"]: found for found in ENTRY.finditer(text)}
-        self._functions = {f["name"]: (int(f["stack"]), max(int(f["stores"]), int(f["loads"])))
-                           for f in PROPERTIES.finditer(text)}  # fmt: skip
-
-    def resources(self, symbol: str, called: Sequence[str] = ()) -> Resources:
-        """Resources of a kernel; its stack and spills include those of the functions that it calls."""
-        found = self._entry(symbol)
-        stack, spills = self._functions[symbol]
-        cumulative = CUMULATIVE.search(found["rest"])
-        spills += sum(self._functions[name][1] for name in called if name in self._functions)
-        return Resources(int(found["registers"]), int(cumulative[1]) if cumulative else stack, spills)
-
-    def shared_bytes(self, symbol: str) -> int:
-        """Shared memory that the code of a kernel declares, without what a launch adds."""
-        found = SHARED.search(self._entry(symbol)["rest"])
-        return int(found[1]) if found else 0
-
-    def _entry(self, symbol: str) -> re.Match[str]:
-        if symbol not in self._entries or symbol not in self._functions:
-            raise ValueError(
-                f"ptxas -v said nothing about {symbol}; it spoke of {', '.join(self._entries) or 'nothing'}"
-            )
-        return self._entries[symbol]
 
 
 def _tool(name: str, capability: int) -> str:

@@ -15,9 +15,10 @@ COLUMNS = ("registers", "spilled", "shared", "loads", "stores", "tf32", "f64", "
 
 OF_TRITON = "Compiled by Triton {} for a covering set of the launches that the test and bench cases lead to."
 OF_CUDA = (
-    "Compiled by nvcc {}: every instantiation of each CUDA kernel, in the largest block that its launch bounds allow; "
-    'shared memory is without what a launch adds ("dynamic").'
+    "Compiled by {} for the library: registers, spilled bytes, and shared memory without what a launch adds, as ptxas "
+    "printed them for every instantiation of each CUDA kernel."
 )
+UNKNOWN = "-"
 LEGEND = (
     "Each row is the worst of its configurations: registers and spilled bytes a thread, shared memory a block, the "
     "narrowest of the widest loads and stores at the bench cases in bits (and which part of the bytes they carry), "
@@ -68,20 +69,22 @@ def cells(compiled: Sequence[Compiled]) -> list[str]:
     """The worst value of each column; widths are those of the bench cases, where there are any."""
     bench = [c for c in compiled if c.bench] or compiled
     matrix = dict.fromkeys(kind for c in compiled for kind in c.matrix)
-    dynamic = any(c.dynamic_shared for c in compiled)
     occupancy = [known for c in compiled if (known := c.occupancy) is not None]
     copies = {"bulk": any(c.bulk_copies for c in compiled), "async": any(c.async_copies for c in compiled)}
-    return [
-        str(max(c.registers for c in compiled)),
-        str(max(c.spill_bytes for c in compiled)),
-        f"{max(c.shared_bytes for c in compiled) / KIB:.4g} KiB" + (" + dynamic" if dynamic else ""),
+    instructions = [
         _width([c.loads for c in bench]),
         _width([c.stores for c in bench]),
         str(max(c.tf32 for c in compiled)),
         str(max(c.f64 for c in compiled)),
         " ".join(matrix) or "-",
         " ".join(kind for kind, there in copies.items() if there) or "-",
-        ("up to " if dynamic else "") + f"{min(occupancy):.0%}" if len(occupancy) == len(compiled) else "unknown",
+    ]
+    return [
+        str(max(c.registers for c in compiled)),
+        str(max(c.spill_bytes for c in compiled)),
+        f"{max(c.shared_bytes for c in compiled) / KIB:.4g} KiB",
+        *([UNKNOWN] * 6 if compiled[0].language == "CUDA" else instructions),
+        f"{min(occupancy):.0%}" if len(occupancy) == len(compiled) else UNKNOWN,
     ]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 from unittest import mock
 
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
 from kernel_pytorch.harness.static.inspection import Findings, Request
-from kernel_pytorch.harness.static.instructions import code_digest, count_instructions
+from kernel_pytorch.harness.static.instructions import code_digest, count_instructions, short_digest
 from kernel_pytorch.harness.static.launches import Launch, record_launches, use_architecture
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.static.plan import covering_set, every_launch
@@ -24,11 +25,24 @@ def find_triton(technique: Technique, request: Request) -> Findings:
     distinct = every_launch(launches)
     chosen = distinct if request.everything else covering_set(launches)
     compiled = [_read(launch, request.arch) for launch in chosen]
+    codes = {(launch.function, launch.key): each for launch, each in zip(chosen, compiled, strict=True)}
     if request.float64_scalars:
         compiled += [_read(launch, request.arch, float64=True) for launch in chosen if launch.float_scalars]
     if not distinct and not problems:
         problems.append("no Triton kernel was launched, so nothing was compiled")
-    return Findings(compiled=tuple(compiled), problems=tuple(problems), launches=len(distinct))
+    kernels = _kernels([launch for launch in launches if launch.bench], codes)
+    return Findings(compiled=tuple(compiled), problems=tuple(problems), launches=len(distinct), kernels=kernels)
+
+
+def _kernels(launches: list[Launch], codes: Mapping[tuple[Any, str], Compiled]) -> dict[str, dict[str, str]]:
+    """By implementation and bench case the digest of what it launches, in order: PTX, warps and grid of each launch."""
+    found: dict[str, dict[str, list[tuple[str, int | None, tuple[int, ...]]]]] = {}
+    for launch in launches:
+        compiled = codes[launch.function, launch.key]
+        case = launch.case.partition(", ")[2]
+        what = (compiled.code or compiled.error, compiled.warps, launch.grid)
+        found.setdefault(launch.implementation, {}).setdefault(case, []).append(what)
+    return {name: {case: short_digest(each) for case, each in cases.items()} for name, cases in found.items()}
 
 
 def _record(technique: Technique) -> tuple[list[Launch], list[str]]:
@@ -52,14 +66,14 @@ def _available(technique: Technique) -> Iterator[None]:
 
 
 def _record_operation(operation: Operation, launches: list[Launch], problems: dict[str, list[str]]) -> None:
-    functions = [(i.load(), i.partial) for i in operation.implementations if i.level is Level.TRITON]
+    functions = [(i.name, i.load(), i.partial) for i in operation.implementations if i.level is Level.TRITON]
     # Nothing is computed, so the shapes that only a GPU finishes in time are no harder than the others.
     cases = [(case, bench) for grid, bench in ((operation.bench_grid, True), (operation.test_grid, False))
              for case in grid.cases("cuda")]  # fmt: skip
-    for function, partial in functions:
+    for name, function, partial in functions:
         for case, bench in cases:
             try:
-                launches += record_launches(operation, function, case, bench=bench)
+                launches += record_launches(operation, name, function, case, bench=bench)
             except Exception as error:  # the next case may be all right
                 if partial and isinstance(error, NotImplementedError):
                     continue  # a kernel that says no to a case, or to an architecture
@@ -87,5 +101,5 @@ def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:
     except Exception as error:  # what does not compile is a finding
         return about.model_copy(update={"error": one_line(error)})
     # A kernel with specialised warps has more of them than were asked for.
-    facts = {"warps": metadata.num_warps, "shared_bytes": metadata.shared, "code": code_digest(ptx)}
+    facts = {"warps": metadata.num_warps, "shared_bytes": metadata.shared, "code": code_digest(ptx, metadata.name)}
     return about.model_copy(update=facts | vars(resources) | vars(count_instructions(ptx)))

@@ -15,9 +15,8 @@ from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.isolation import Announce, Workers
-from kernel_pytorch.harness.sources import technique_digests
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
-from kernel_pytorch.harness.support.freshness import up_to_date
 from kernel_pytorch.harness.support.processes import Processes
 from kernel_pytorch.harness.support.record import Absent, Answer, Outcome, SupportRecord
 from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
@@ -85,7 +84,7 @@ def examine_technique(
         workers: processes that the checks run in, so that one that crashes does not affect the others; None for this
             process.
         processes: of one group, for the rows that need several.
-        known: an earlier record; its answers for the present sources, torch, Triton and device are kept.
+        known: an earlier record; its answers for the present code, torch, Triton and device are kept.
         on_question: called, from any thread, with the label of each test.
 
     Raises:
@@ -95,8 +94,10 @@ def examine_technique(
     environment = describe_environment(device)
     kept: dict[tuple[str, str, str], Outcome] = {}
     machine = ("device_name", "torch", "triton", "python")
+    now = identify(technique, environment)
     if known is not None and all(getattr(known.environment, name) == getattr(environment, name) for name in machine):
-        outcomes = up_to_date(known, technique)[0].outcomes
+        same = {label for label, then in known.identities.items() if then == now.get(label)}
+        outcomes = [o for o in known.outcomes if f"{o.operation}/{o.implementation}" in same]
         kept = {(o.operation, o.implementation, o.capability): o for o in outcomes if o.answer != "wrong"}
     absent: list[Absent] = []
     questions: list[tuple[Subject, Capability]] = []
@@ -128,7 +129,7 @@ def examine_technique(
         technique=technique.name,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         environment=environment,
-        sources=technique_digests(technique, device.type),
+        identities=now,
         outcomes=tuple(answer(q) if q[1].own_processes else next(side_by_side) for q in questions),
         absent=tuple(absent),
     )

@@ -1,22 +1,30 @@
-"""Which records of what is supported belong to the present sources."""
+"""Which records of what is supported are of the present code."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.records import RecordError
-from kernel_pytorch.harness.sources import technique_digests
 from kernel_pytorch.harness.support.record import SupportRecord, load_all
 from kernel_pytorch.harness.technique import Technique
 
 
 def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportRecord, list[str]]:
-    """The record without what was found out about sources that have changed since, and what that is."""
-    now = technique_digests(technique, record.environment.device_type)
-    changed = {name for name, digest in record.sources.items() if now.get(name) != digest}
+    """The record without what was found out about code that has changed since, and what that is.
+
+    What cannot be identified here is taken as it is, and so is a record that is older than identities.
+    """
+    now = identify(technique, record.environment, compiling=False) if record.identities else {}
+    declared = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations}
+    changed = {
+        name
+        for name, then in record.identities.items()
+        if name not in declared or (name in now and then.differs(now[name]))
+    }
     kept = tuple(o for o in record.outcomes if f"{o.operation}/{o.implementation}" not in changed)
-    absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in now)
+    absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in declared)
     return record.model_copy(update={"outcomes": kept, "absent": absent}), sorted(changed)
 
 
@@ -33,9 +41,9 @@ def recorded(technique: Technique, results: Path) -> list[SupportRecord]:
 
 
 def problems(name: str, results: Path) -> list[str]:
-    """What is not recorded of the present sources of an installed technique; empty if everything is.
+    """What is not recorded of the present code of an installed technique; empty if everything is.
 
-    A record that is out of date does not count, and is no problem as long as another one speaks of those sources.
+    A record that is out of date does not count, and is no problem as long as another one speaks of that code.
 
     Raises:
         RecordError: as `recorded`.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.records import Name, Part, Record, check_once
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -47,18 +48,19 @@ class SupportRecord(Record):
     """Everything that was found out about one technique on one device.
 
     Attributes:
-        sources: SHA-256 of the files that each implementation consists of, by `operation/implementation`.
+        identities: what identifies each implementation, by `operation/implementation`; empty in files that are older.
         outcomes: one per row for each implementation that can run here.
         absent: those that cannot.
     """
 
     kind = f"a support record of schema version {SCHEMA_VERSION}"
+    former = frozenset({"sources"})
 
     schema_version: Literal[1] = SCHEMA_VERSION
     technique: Name
     created: str
     environment: Environment
-    sources: dict[str, str]
+    identities: dict[Name, Identity] = Field(default_factory=dict)
     outcomes: tuple[Outcome, ...]
     absent: tuple[Absent, ...] = ()
 

@@ -7,16 +7,5 @@ from .records import Finding, Part, Report
 from .techniques import Patches, patch, unpatch
 from .validation import Verdict
 
-__all__ = [
-    "CompilerOptimizationAssistant",
-    "Finding",
-    "Optimized",
-    "Part",
-    "Patches",
-    "Report",
-    "Verdict",
-    "assert_ready",
-    "optimize",
-    "patch",
-    "unpatch",
-]
+__all__ = ["CompilerOptimizationAssistant", "Finding", "Optimized", "Part", "Patches", "Report", "Verdict"]
+__all__ += ["assert_ready", "optimize", "patch", "unpatch"]

@@ -24,19 +24,12 @@ ATTENTION = re.compile(r"_scaled_dot_product_\w*attention(_for_cpu)?$")
 
 @dataclass(frozen=True)
 class Gpu:
-    """What large copies and large bfloat16 products reach on a GPU: not its data sheet.
+    """What large copies and large bfloat16 products reach on a GPU: not its data sheet."""
 
-    Attributes:
-        bytes_per_second: of a copy, read and written.
-        flops_per_second: of a matrix product.
-        launch_seconds: the least time of a kernel.
-        source: where the figures are from.
-    """
-
-    bytes_per_second: float
-    flops_per_second: float
-    launch_seconds: float = 2.0e-6
-    source: str = "measured"
+    bytes_per_second: float  # of a copy, read and written
+    flops_per_second: float  # of a matrix product
+    launch_seconds: float = 2.0e-6  # the least time of a kernel
+    source: str = "measured"  # where the figures are from
 
 
 GPUS = {

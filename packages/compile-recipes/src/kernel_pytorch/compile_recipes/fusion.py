@@ -61,8 +61,9 @@ TECHNIQUES = {
     ),
     "loop": Technique("a loop over parts of a tensor", "one call on the whole tensor", recipe="loop_over_rows"),
     "small_products": Technique("small products in a loop", "y = torch.bmm(x, weights)", recipe="small_products"),
-    "computed_again": Technique(
-        "the same values again", "compute it once, and hand it on", recipe="computed_again"
+    "computed_again": Technique("the same values again", "compute it once, and hand it on", recipe="computed_again"),
+    "created": Technique(
+        "a tensor from the host", 'self.register_buffer("name", tensor), or device=x.device', recipe="created_tensor"
     ),
     "repeated_heads": Technique(
         "repeated heads", "y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)", recipe="repeated_heads"

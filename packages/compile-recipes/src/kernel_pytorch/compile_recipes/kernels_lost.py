@@ -35,19 +35,12 @@ class Call:
 
 @dataclass
 class Lost:
-    """What was counted.
+    """What was counted."""
 
-    Attributes:
-        eager: fused operators in one eager forward.
-        compiled: fused operators in the lowered graphs.
-        calls: those of graphs in which some were lost.
-        error: why the graphs could not be lowered; "" if they could.
-    """
-
-    eager: int
-    compiled: int = 0
-    calls: list[Call] = field(default_factory=list)
-    error: str = ""
+    eager: int  # fused operators in one eager forward
+    compiled: int = 0  # fused operators in the lowered graphs
+    calls: list[Call] = field(default_factory=list)  # those of graphs in which some were lost
+    error: str = ""  # why the graphs could not be lowered; "" if they could
 
     @property
     def count(self) -> int:

@@ -35,44 +35,26 @@ LIMIT = 64
 
 @dataclass(frozen=True)
 class Break:
-    """A graph break.
+    """A graph break."""
 
-    Attributes:
-        line: `file:line` of the user's code.
-        source: that line.
-        cause: PyTorch's name for it.
-        gb: PyTorch's id, such as "GB0124"; "" if it gives none.
-        eager: whether the whole function runs in eager, not the line alone.
-        recipe: what mends it; "" if no recipe is known.
-    """
-
-    line: str
-    source: str
-    cause: str
-    gb: str
-    eager: bool
-    recipe: str
+    line: str  # `file:line` of the user's code
+    source: str  # that line
+    cause: str  # PyTorch's name for it
+    gb: str  # PyTorch's id, such as "GB0124"; "" if it gives none
+    eager: bool  # whether the whole function runs in eager, not the line alone
+    recipe: str  # what mends it; "" if no recipe is known
 
 
 @dataclass
 class Readiness:
-    """What compilation by Dynamo alone found.
+    """What compilation by Dynamo alone found."""
 
-    Attributes:
-        graphs: how many were captured, over all inputs.
-        breaks: each line once, those that cost a whole function first.
-        recompiles: (`file:line function`, guard that failed), each reason once.
-        error: what compilation raised, in one line; "" if nothing.
-        export: why `torch.export` refuses; "" if it does not, None if it was not asked.
-        export_line: `file:line` of the user's code at which it does; "" if it names none.
-    """
-
-    graphs: int = 0
-    breaks: list[Break] = field(default_factory=list)
-    recompiles: list[tuple[str, str]] = field(default_factory=list)
-    error: str = ""
-    export: str | None = None
-    export_line: str = ""
+    graphs: int = 0  # how many were captured, over all inputs
+    breaks: list[Break] = field(default_factory=list)  # each line once, those that cost a whole function first
+    recompiles: list[tuple[str, str]] = field(default_factory=list)  # (`file:line function`, failed guard), each once
+    error: str = ""  # what compilation raised, in one line; "" if nothing
+    export: str | None = None  # why `torch.export` refuses; "" if it does not, None if it was not asked
+    export_line: str = ""  # `file:line` of the user's code at which it does; "" if it names none
 
 
 def readiness(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -29,7 +30,7 @@ FOREIGN = (torch.__path__[0], sysconfig.get_path("stdlib") + "/contextlib", "<")
 """Where a line is not the user's."""
 MEMORY_LIMIT = 4 * 2**30
 """Bytes of values that a graph keeps; operators after that are recorded without their values."""
-DROPOUT = {"native_dropout", "_fused_dropout"}
+FACTORIES = ("arange", "linspace", "logspace", "eye", "zeros", "ones", "full", "tril_indices", "triu_indices")
 
 
 @dataclass(frozen=True)
@@ -42,25 +43,17 @@ class Shape:
 
 @dataclass(eq=False)
 class Node:
-    """A call of an operator, or a tensor that was there before.
+    """A call of an operator, or a tensor that was there before."""
 
-    Attributes:
-        name: of the operator, without overload; "parameter", "input" and "renewed" are ours.
-        op: what computes it without writing to its arguments; None for what was there before.
-        value: a tensor, a tuple, a number, or a `Shape` beyond the memory limit.
-        line: `file:line` of the user's code.
-        path: of the innermost module; of a parameter its name.
-        cost: FLOPs and bytes of the call.
-    """
-
-    name: str
-    op: Callable[..., Any] | None = None
+    name: str  # of the operator, without overload; "parameter", "input" and "renewed" are ours
+    op: Callable[..., Any] | None = None  # computes it without writing to its arguments; None for what was there before
     args: Any = ()
     kwargs: Any = field(default_factory=dict)
-    value: Any = None
-    line: str = ""
-    path: str = ""
-    cost: Cost = NO_COST
+    value: Any = None  # a tensor, a tuple, a number, or a `Shape` beyond the memory limit
+    line: str = ""  # `file:line` of the user's code
+    path: str = ""  # of the innermost module; of a parameter its name
+    cost: Cost = NO_COST  # FLOPs and bytes of the call
+    site: int = 0  # the user's call that is being computed: see `site`
     index: int = 0
     inputs: list[Node] = field(default_factory=list)
     users: list[Node] = field(default_factory=list)
@@ -77,6 +70,7 @@ class Graph:
         rerun: how many operators `again` has run: what finders cost.
         dropped: how many nodes have no value because of the memory limit.
         stock: paths of PyTorch's own modules of several operators: `RMSNorm` on a CPU, `MultiheadAttention`.
+        placeless: the user's lines that make a tensor without saying on which device, as `torch.arange(n)` does.
     """
 
     def __init__(self) -> None:
@@ -84,6 +78,7 @@ class Graph:
         self.rerun = 0
         self.dropped = 0
         self.stock: set[str] = set()
+        self.placeless: set[str] = set()
 
     def add(self, node: Node) -> Node:
         """Append a node and connect it with what it reads."""
@@ -230,6 +225,7 @@ class Recorder(TorchDispatchMode):
         name = name.rstrip("_") if written else name
         node = Node(name, _on_copies(function, written, args), nodes[0], nodes[1], out)
         node.line, node.path, node.cost = user_line(), self._paths.path, cost_of(function, args, kwargs, out)
+        node.site = site()
         self.graph.add(node)
         for t in written:
             self._writes[memory(t)].append((node, t))
@@ -283,7 +279,24 @@ def record(
         for t in tree_leaves(output):  # what was written and not read since
             if isinstance(t, Tensor):
                 recorder.node_of(t)
+    if any(n.name in FACTORIES for n in recorder.graph.nodes):  # again, since a recorded operator always has a device
+        with torch.no_grad(), Placeless() as found:
+            call(module, inputs, kwargs)
+        recorder.graph.placeless = found.lines
     return recorder.graph
+
+
+class Placeless(TorchFunctionMode):
+    """Collects the user's lines that make a tensor without a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: set[str] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in FACTORIES and (kwargs or {}).get("device") is None:
+            self.lines.add(user_line())
+        return function(*args, **kwargs or {})
 
 
 def memory(t: Tensor) -> int:
@@ -295,10 +308,25 @@ def memory(t: Tensor) -> int:
 
 def user_line() -> str:
     """`file:line` of the innermost frame of the user below this package's call of the module; "" if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back if frame.f_code is not call.__code__ else None
+    frame = _user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+
+def _user_frame(generated: bool = False) -> FrameType | None:
+    """The innermost frame of the user's code, or of code that was generated, as of a `torch.fx.GraphModule`."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and is_foreign(file := frame.f_code.co_filename) and not (generated and file[0] == "<"):
+        frame = frame.f_back if frame.f_code is not call.__code__ else None
+    return frame
+
+
+def site() -> int:
+    """The user's call that is being computed: one number for all operators of one call of PyTorch's."""
+    frame, places = _user_frame(generated=True), []
+    while frame is not None and frame.f_code is not call.__code__:  # all, since a helper may be called several times
+        places.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return hash(tuple(places))
 
 
 def place_of(line: str, path: str) -> str:
@@ -323,7 +351,7 @@ def _written(function: Any, args: Sequence[Any]) -> list[Tensor]:
 def _without_chance(function: Any) -> Any:
     """The operator, or what gives the mean of its random result."""
     name = function._overloadpacket.__name__
-    if name in DROPOUT:
+    if name in ("native_dropout", "_fused_dropout"):
 
         def dropout(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)

@@ -9,13 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-PARTS = (
-    "compilation_readiness",
-    "fusion_opportunities",
-    "memory_bottlenecks",
-    "kernel_efficiency",
-    "optimization_suggestions",
-)
+PARTS: tuple[str, ...] = ("compilation_readiness", "fusion_opportunities", "memory_bottlenecks", "kernel_efficiency")
+PARTS += ("optimization_suggestions",)
 SAFE, ALL, BY_HAND = "safe", "all", "by hand"
 
 
@@ -121,11 +116,7 @@ class Report:
         return page(self)
 
     def save(self, file: str | Path) -> Path:
-        """Write the report as JSON, or as HTML where the name ends so.
-
-        Raises:
-            ValueError: the name ends otherwise.
-        """
+        """Write the report as JSON or HTML, by the ending of the name; ValueError for other endings."""
         file = Path(file)
         if file.suffix not in (".json", ".html"):
             raise ValueError(f"file is {file.name!r}; it must end in .json or .html")

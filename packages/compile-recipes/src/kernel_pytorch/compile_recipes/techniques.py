@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +25,12 @@ class Patches:
     Attributes:
         done: by name of the package, its own report: `replaced` and `left`, each by the path of a module.
         broken: by name of a package that could not be loaded or raised, why.
+        options: by keyword, the packages that have it and got it.
     """
 
     done: dict[str, Any] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    options: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def replaced(self) -> dict[str, str]:
@@ -44,6 +49,7 @@ class Patches:
             lines += [f"{name}: {count} x {by}" for by, count in Counter(found.replaced.values()).items()]
         lines += [f"{where or 'the model'}: left alone, {why}" for where, why in self.left.items()]
         lines += [f"{name}: not applied, {why}" for name, why in self.broken.items()]
+        lines += [f"{option}: passed to {', '.join(names)}" for option, names in self.options.items()]
         return "\n".join(lines) or "nothing was replaced"
 
 
@@ -52,7 +58,12 @@ def able() -> dict[str, Technique]:
     return {t.name: t for t in discover().techniques.values() if t.replacements}
 
 
-def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patches:
+def replacement(technique: Technique) -> Callable[..., Any]:
+    """The `patch` of a package."""
+    return importlib.import_module(str(technique.replacements)).patch  # type: ignore[no-any-return]
+
+
+def patch(model: torch.nn.Module, **options: Any) -> Patches:
     """Let every installed technique compute what it can of a model, in place.
 
     Each package decides for itself, by what a module computes: see its own `patch`. Parameters, names, hooks and
@@ -60,19 +71,27 @@ def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patches:
 
     Args:
         model: a model, or a part of one, before it is compiled.
-        gpu_bound: whether norms are replaced too that PyTorch has kernels for: see `patch` of rmsnorm and fused-ln-act.
+        options: keywords of the packages' own `patch`; each package gets those that it has. `gpu_bound=True` (rmsnorm,
+            fused-ln-act): also replace norms that PyTorch has kernels for.
 
     Returns:
         What each package replaced, and why it left the rest alone.
 
     Raises:
-        TypeError: `model` is no module, or is compiled or scripted.
+        TypeError: `model` is no module, or is compiled or scripted; or no package has one of the keywords.
     """
     check_module(model)
-    patches = Patches()
-    for name, technique in able().items():
+    found = {name: replacement(technique) for name, technique in able().items()}
+    allowed = {name: [*inspect.signature(patch).parameters][1:] for name, patch in found.items()}
+    patches = Patches(options={o: [name for name, known in allowed.items() if o in known] for o in options})
+    if unknown := [option for option, names in patches.options.items() if not names]:
+        known = "; ".join(f"{name}: {', '.join(names)}" for name, names in allowed.items() if names)
+        raise TypeError(
+            f"patch: given {', '.join(unknown)}; the keywords of the installed packages are {known or 'none'}"
+        )
+    for name, replace in found.items():
         try:
-            patches.done[name] = technique.patch(model, gpu_bound=gpu_bound)
+            patches.done[name] = replace(model, **{o: value for o, value in options.items() if o in allowed[name]})
         except TypeError as error:
             patches.broken[name] = str(error)
     return patches

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import library  # noqa: F401  (loading it defines the operators)
+from ._core.operator import OperatorCall
 from .arguments import check, explained
 
 operators = torch.ops.kernel_pytorch_cuda
@@ -33,7 +33,7 @@ def count_writes(name: str) -> None:
     registrations.impl(name, run, "ADInplaceOrView", with_keyset=True)
 
 
-def call(function: str, run: Callable[..., Any], *arguments: Any) -> Any:
+def call(function: str, run: OperatorCall, *arguments: Any) -> Any:
     """Call an operator for a public function, whose name errors begin with.
 
     Args:
@@ -48,7 +48,7 @@ def call(function: str, run: Callable[..., Any], *arguments: Any) -> Any:
     """
     if torch.compiler.is_compiling():
         return run(*arguments)
-    operator = run.operator  # type: ignore[attr-defined]
+    operator = run.operator
     check(function, operator, arguments)
     try:
         return run(*arguments)

@@ -128,7 +128,7 @@ def slopes_of(alibi_slopes: Tensor | None, q: Tensor, batch: int, heads: int) ->
             f"{(heads,)} or {(batch, heads)}"
         )
     check_device("alibi_slopes", alibi_slopes, q, "q")
-    return alibi_slopes.detach()
+    return alibi_slopes.detach() if alibi_slopes.requires_grad else alibi_slopes
 
 
 def check_sinks(sinks: Tensor | None, q: Tensor, heads: int) -> None:

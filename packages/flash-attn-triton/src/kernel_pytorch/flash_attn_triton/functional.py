@@ -4,40 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from ._core.arguments import check_flag
-from .arguments import (
-    check_bias,
-    check_cache,
-    check_lengths,
-    check_no_gradient,
-    check_qkv,
-    check_sinks,
-    check_softcap,
-    check_starts,
-    scale_or_default,
-    seed_of,
-    slopes_of,
-    window_of,
+from .operations import (
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_MASKED,
+    FLASH_ATTENTION_VARLEN,
+    FLASH_ATTENTION_WITH_LSE,
+    FLASH_DECODE,
 )
-from .levels import CAUSAL_MASK, LADDER, SAME_BITS, gradient_is_unordered
-from .masks import always
-
-_ZERO = torch.zeros((), dtype=torch.int64)
-
-
-def _seed(seed: Tensor | int | None, dropout_p: float, q: Tensor) -> Tensor | None:
-    """Return `seed_of`, for an integer under torch.compile as a tensor that the graph reads.
-
-    TorchInductor inlines a constant. Each round of Philox would then contain the previous one twice, and compilation
-    would not end.
-    """
-    found = seed_of(seed, dropout_p, q)
-    if found is not None and isinstance(seed, int) and torch.compiler.is_compiling():
-        return found + _ZERO
-    return found
 
 
 def flash_attention(
@@ -98,17 +73,8 @@ def flash_attention(
     Source: Dao et al., "FlashAttention", 2022, https://arxiv.org/abs/2205.14135; "FlashAttention-2", 2023,
     https://arxiv.org/abs/2307.08691.
     """
-    check_qkv(q, k, v)
-    alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
-    check_sinks(sinks, q, q.shape[1])
-    scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
-    features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
-    if causal and not (always(q.shape[2] == k.shape[2]) or always(q.shape[2] == 1)):
-        features = (*features, CAUSAL_MASK)
-    attend = LADDER.resolve("flash_attention", level, q, sinks, features=features)
-    y: Tensor = attend(
-        q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, float(dropout_p), seed, deterministic
-    )
+    options = causal, scale, window, softcap, alibi_slopes, sinks, dropout_p, seed, deterministic
+    y: Tensor = FLASH_ATTENTION(q, k, v, *options, level)
     return y
 
 
@@ -156,15 +122,8 @@ def flash_attention_with_lse(
     Raises:
         TypeError, ValueError, RuntimeError: as `flash_attention`.
     """
-    check_qkv(q, k, v)
-    alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
-    check_sinks(sinks, q, q.shape[1])
-    scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
-    features = _features(q, causal, window, softcap, alibi_slopes, sinks, dropout_p, deterministic)
-    attend = LADDER.resolve("flash_attention_with_lse", level, q, sinks, features=("lse", *features))
-    found: tuple[Tensor, Tensor] = attend(
-        q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, float(dropout_p), seed, deterministic
-    )
+    options = causal, scale, window, softcap, alibi_slopes, sinks, dropout_p, seed, deterministic
+    found: tuple[Tensor, Tensor] = FLASH_ATTENTION_WITH_LSE(q, k, v, *options, level)
     return found
 
 
@@ -210,17 +169,8 @@ def flash_attention_masked(
 
     The gradient of a bias takes memory for `(b, h, Sq, Sk)` in float32, where b and h are its own first dimensions.
     """
-    check_qkv(q, k, v)
-    if isinstance(mask, Tensor) and mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"mask: dtype is {mask.dtype}; it must be torch.bool or a floating-point dtype")
-    check_bias("mask", mask, q, k)
-    check_sinks(sinks, q, q.shape[1])
-    scale, window, seed = scale_or_default(scale, q), window_of(window), _seed(seed, dropout_p, q)
-    features = _features(q, causal, window, softcap, None, sinks, dropout_p, deterministic)
-    if causal and not always(q.shape[2] == 1):
-        features = (*features, CAUSAL_MASK)
-    attend = LADDER.resolve("flash_attention_masked", level, q, sinks, features=features)
-    y: Tensor = attend(q, k, v, mask, causal, scale, window, softcap, sinks, float(dropout_p), seed, deterministic)
+    options = causal, scale, window, softcap, sinks, dropout_p, seed, deterministic
+    y: Tensor = FLASH_ATTENTION_MASKED(q, k, v, mask, *options, level)
     return y
 
 
@@ -269,21 +219,12 @@ def flash_attention_varlen(
     Raises:
         TypeError, ValueError, RuntimeError: as `flash_attention`. The values of cu_seqlens are checked on a CPU alone.
     """
-    check_qkv(q, k, v, "(tokens, heads, head size)")
-    check_starts("cu_seqlens_q", cu_seqlens_q, q, "q")
-    check_starts("cu_seqlens_k", cu_seqlens_k, k, "k")
-    if cu_seqlens_k.shape != cu_seqlens_q.shape:
-        shapes = f"shape is {tuple(cu_seqlens_k.shape)}; it must be that of cu_seqlens_q, {tuple(cu_seqlens_q.shape)}"
-        raise ValueError(f"cu_seqlens_k: {shapes}")
-    alibi_slopes = slopes_of(alibi_slopes, q, cu_seqlens_q.shape[0] - 1, q.shape[1])
-    check_sinks(sinks, q, q.shape[1])
-    scale, window = scale_or_default(scale, q), window_of(window)
-    features = _features(q, causal, window, softcap, alibi_slopes, sinks, 0.0, deterministic)
-    check_lengths("cu_seqlens_q", cu_seqlens_q, max_seqlen_q, q, "q")
-    check_lengths("cu_seqlens_k", cu_seqlens_k, max_seqlen_k, k, "k")
-    attend = LADDER.resolve("flash_attention_varlen", level, q, sinks, features=features)
     sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    y: Tensor = attend(q, k, v, *sequences, causal, scale, window, softcap, alibi_slopes, sinks, deterministic)
+    options = causal, scale, window, softcap, alibi_slopes, sinks, deterministic
+    # On a CPU the numbers in cu_seqlens are read, and the next call has others.
+    is_read = not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.is_cpu
+    run = FLASH_ATTENTION_VARLEN.uncached if is_read else FLASH_ATTENTION_VARLEN
+    y: Tensor = run(q, k, v, *sequences, *options, level)
     return y
 
 
@@ -341,46 +282,6 @@ def flash_decode(
     Source: Dao et al., "Flash-Decoding", 2023, https://pytorch.org/blog/flash-decoding/; Kwon et al., "PagedAttention",
     2023, https://arxiv.org/abs/2309.06180.
     """
-    check_cache(q, k_cache, v_cache, cache_seqlens, block_table)
-    if block_table is not None and k_cache.shape[2] == 0:
-        raise ValueError(f"k_cache: shape is {tuple(k_cache.shape)}; the page size must be at least 1")
-    alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
-    check_sinks(sinks, q, q.shape[1])
-    scale, window = scale_or_default(scale, q), window_of(window)
-    features = _features(q, causal, window, softcap, alibi_slopes, sinks, 0.0, False)
-    check_no_gradient(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks)
-    attend = LADDER.resolve("flash_decode", level, q, sinks, features=features)
-    y: Tensor = attend(
-        q, k_cache, v_cache, cache_seqlens, block_table, causal, scale, window, softcap, alibi_slopes, sinks
-    )
+    options = causal, scale, window, softcap, alibi_slopes, sinks
+    y: Tensor = FLASH_DECODE(q, k_cache, v_cache, cache_seqlens, block_table, *options, level)
     return y
-
-
-def _features(
-    q: Tensor,
-    causal: bool,
-    window: tuple[int, int] | None,
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    deterministic: bool,
-) -> tuple[str, ...]:
-    """Check what is left to check; which features of `LACKS` a call uses."""
-    check_flag("causal", causal)
-    check_flag("deterministic", deterministic)
-    check_softcap(softcap)
-    if softcap is not None and softcap > torch.finfo(torch.float32).max:
-        raise ValueError(f"softcap: given {softcap}; it must be a number of float32, or None for no soft cap")
-    uses = {
-        "window": window not in (None, (-1, -1)),
-        "softcap": softcap is not None,
-        "alibi_slopes": alibi_slopes is not None,
-        "sinks": sinks is not None,
-        "dropout_p": dropout_p > 0.0,
-        "deterministic": deterministic and gradient_is_unordered(q.device),
-        SAME_BITS: deterministic,
-        "float64": q.dtype == torch.float64,
-        "head size": q.shape[-1] > 256,
-    }
-    return tuple([feature for feature, used in uses.items() if used])

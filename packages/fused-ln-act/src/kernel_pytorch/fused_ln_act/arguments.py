@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._core.arguments import check_choice, check_device, check_filled, check_number, shape_of
-from ._core.levels import Ladder
+from ._core.call import Bound
+from ._core.operation import Operation
 from .rules.activations import ACTIVATIONS
 
 
@@ -35,19 +36,29 @@ def check_dropout(p: float, seed: Tensor | None, x: Tensor, name: str = "dropout
     check_filled("seed", seed)
 
 
-def call_seeded(
-    ladder: Ladder, function: str, level: str | None, check: Callable[..., None], tensors: int, *arguments: Any
-) -> Any:
-    """`ladder.call` of a function whose last arguments are the probability of dropout and the seed.
+class SeededOperation(Operation):
+    """A function whose last arguments are the probability of dropout and the seed.
 
     Where no seed is given one is drawn, but not for level "native", which has PyTorch's own dropout.
     """
-    *given, p, seed = arguments
-    if seed is not None or (isinstance(p, float) and p == 0.0):
-        return ladder.call(function, level, check, tensors, *arguments)
-    run = ladder.checked(function, level, check, tensors, *arguments).function
-    draws = p > 0.0 and not ladder.is_of_level(run, "native")
-    return run(*given, p, draw_seed(given[0].device) if draws else None)
+
+    def uncached(self, *arguments: Any) -> Any:
+        """As `Operation.uncached`."""
+        return self._with_seed(*arguments) if self._draws(arguments) else super().uncached(*arguments)
+
+    def bind(self, arguments: tuple[Any, ...], again: bool) -> Bound:
+        """As `Operation.bind`."""
+        return Bound(self._with_seed) if self._draws(arguments) else super().bind(arguments, again)
+
+    def _draws(self, arguments: tuple[Any, ...]) -> bool:
+        p, seed = arguments[-3:-1]
+        if seed is not None or (isinstance(p, float) and p == 0.0):
+            return False
+        return self.level_of(*arguments) != "native" and p > 0.0
+
+    def _with_seed(self, *arguments: Any) -> Any:
+        *given, _, level = arguments
+        return self(*given, draw_seed(given[0].device), level)
 
 
 def draw_seed(device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ._core.arguments import check_flag, check_tensor
 from ._core.call_kinds import is_plain
 from ._core.direct_calls import check_memory
+from ._core.operation import Operation, Prepared
 from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_words
 from .levels import LADDER
 
@@ -73,18 +74,10 @@ def linear_cross_entropy(
     Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024,
     https://arxiv.org/abs/2411.09009.
     """
-    check_layer(hidden, weight, bias)
-    check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
-    check_chunk(chunk)
-    hidden, weight, bias = _as_autocast(hidden, weight, bias)
-    check_like_hidden(hidden, weight, bias)
-    target = _checked_target(target, hidden, "hidden", weight.shape[0], ignore_index)
-    if level is None and hidden.is_meta:
-        level = "reference"  # operators of ours read memory, and there is none
-    return LADDER.resolve("linear_cross_entropy", level, hidden, weight, bias)(
-        hidden, weight, target, bias, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0),
-        reduction, chunk or 0,
-    )  # fmt: skip
+    run = LINEAR_CROSS_ENTROPY if _has_unread(target) else LINEAR_CROSS_ENTROPY.uncached
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    loss: Tensor = run(hidden, weight, target, bias, *scalars, reduction, chunk, level)
+    return loss
 
 
 def cross_entropy(
@@ -133,14 +126,64 @@ def cross_entropy(
     Source: as `linear_cross_entropy`; one pass by Milakov and Gimelshein, "Online normalizer calculation for softmax",
     2018, https://arxiv.org/abs/1805.02867.
     """
+    run = CROSS_ENTROPY if _has_unread(target) else CROSS_ENTROPY.uncached
+    scalars = ignore_index, label_smoothing, z_loss, softcap
+    loss: Tensor = run(logits, target, *scalars, reduction, inplace, level)
+    return loss
+
+
+def _linear_cross_entropy(
+    level: str | None,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    chunk: int | None,
+) -> Prepared:
+    check_layer(hidden, weight, bias)
+    check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    check_chunk(chunk)
+    hidden, weight, bias = _as_autocast(hidden, weight, bias)
+    check_like_hidden(hidden, weight, bias)
+    target = _checked_target(target, hidden, "hidden", weight.shape[0], ignore_index)
+    if level is None and hidden.is_meta:
+        level = "reference"  # operators of ours read memory, and there is none
+    scalars = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0)
+    return Prepared(level, (hidden, weight, target, bias, *scalars, reduction, chunk or 0), state=_autocast_dtype)
+
+
+def _cross_entropy(
+    level: str | None,
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float | None,
+    reduction: str,
+    inplace: bool,
+) -> Prepared:
     check_tensor("logits", logits)
     check_flag("inplace", inplace)
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
     target = _checked_target(target, logits, "logits", logits.shape[-1], ignore_index)
-    return LADDER.resolve("cross_entropy", level, logits)(
-        logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction,
-        inplace,
-    )  # fmt: skip
+    scalars = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0)
+    return Prepared(level, (logits, target, *scalars, reduction, inplace))
+
+
+def _has_unread(target: Tensor) -> bool:
+    """Whether the values of targets are not looked at. Else each call has to be checked: the next has other values."""
+    return isinstance(target, Tensor) and target.is_cuda and not is_checked(target)
+
+
+def _autocast_dtype() -> torch.dtype:
+    """What autocast casts to, which no tensor shows."""
+    return torch.get_autocast_dtype("cuda")
 
 
 def _checked_target(target: Tensor, rows: Tensor, name: str, words: int, ignore_index: int) -> Tensor:
@@ -168,3 +211,7 @@ def _as_autocast(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[T
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+LINEAR_CROSS_ENTROPY = Operation(LADDER, "linear_cross_entropy", prepare=_linear_cross_entropy)
+CROSS_ENTROPY = Operation(LADDER, "cross_entropy", prepare=_cross_entropy)

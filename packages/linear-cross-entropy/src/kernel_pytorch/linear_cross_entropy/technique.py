@@ -10,12 +10,14 @@ from torch import Tensor
 
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import (
-    COUNTED_MODE,
+    BACKWARD_TIME,
+    COMPILED_COUNTED,
     INTERPRETED_FIRST,
     NO_OPERATOR,
     ONE_PIECE,
     PRODUCTS,
     REDUCTIONS,
+    Exemption,
 )
 from kernel_pytorch.harness.technique import (
     Case,
@@ -23,7 +25,6 @@ from kernel_pytorch.harness.technique import (
     Direction,
     Given,
     Operation,
-    Spared,
     Technique,
     grid,
     point,
@@ -31,6 +32,7 @@ from kernel_pytorch.harness.technique import (
 
 HERE = "kernel_pytorch.linear_cross_entropy"
 IGNORED = -100
+CUDA = ("cuda",)
 LEVELS = ("reference", "native", "torchscript", "compile", "triton")
 ONE_BY_ONE = (4.0, "TorchInductor adds the exponentials of a row one by one on the CPU, eager in a tree")
 
@@ -44,25 +46,38 @@ LOGITS_BUDGETS = {
     "triton": (4.0, "takes exponentials by an instruction that is off by two units in the last place"),
 }
 
-# On a CPU the public functions check targets, by an operator of this package.
-CHECKED: dict[str, str | None] = {"opcheck": None, "opcheck on cuda": NO_OPERATOR}
-SCRIPTED: dict[str, str | None] = {**CHECKED, "determinism": None, "determinism on cuda": INTERPRETED_FIRST}
-# PyTorch's counter knows products; level "native" is an operator of this package.
-# The operator that checks targets is one that a policy sees.
-CHECKED_BEFORE: dict[str, str | None] = {"selective checkpointing": None, "selective checkpointing on cuda": ONE_PIECE}
-LINEAR_UNSUPPORTED: dict[str, dict[str, str | None]] = {
-    "reference": {"batch invariance": PRODUCTS, "FLOP counter": None, **CHECKED},
-    "native": {"batch invariance": PRODUCTS, "FLOP counter": None, "opcheck": None},
-    "torchscript": {"batch invariance": PRODUCTS, "FLOP counter": None, **SCRIPTED},
-    "compile": {"batch invariance": PRODUCTS, **COUNTED_MODE, **CHECKED_BEFORE},
-    "triton": {"batch invariance": f"its losses are, not their gradients: {PRODUCTS}"},
-}
-LOGITS_UNSUPPORTED: dict[str, dict[str, str | None]] = {
-    "reference": {"batch invariance on cuda": REDUCTIONS, **CHECKED},
-    "native": CHECKED,
-    "compile": CHECKED_BEFORE,
-    "torchscript": {"batch invariance": None, "batch invariance on cuda": REDUCTIONS, **SCRIPTED},
-}
+OPERATORS = ("reference", "native", "torchscript")
+SCRIPTED = ("torchscript",)
+# On a CPU the public functions check targets by an operator of this package, which a checkpoint policy sees.
+CHECKED = (
+    Exemption(("determinism",), None, SCRIPTED),
+    Exemption(("determinism",), INTERPRETED_FIRST, SCRIPTED, devices=CUDA),
+    Exemption(("selective checkpointing",), None, ("compile",)),
+    Exemption(("selective checkpointing",), ONE_PIECE, ("compile",), devices=CUDA),
+    Exemption(("opcheck",), None, OPERATORS),
+)
+LINEAR_EXEMPTIONS = (
+    *CHECKED,
+    Exemption(("opcheck",), NO_OPERATOR, ("reference", "torchscript"), devices=CUDA),
+    # PyTorch's counter knows products; level "native" is an operator of this package.
+    Exemption(("FLOP counter",), None, OPERATORS),
+    COMPILED_COUNTED,
+    Exemption(("batch invariance",), PRODUCTS, (*OPERATORS, "compile")),
+    Exemption(("batch invariance",), f"its losses are, not their gradients: {PRODUCTS}", ("triton",)),
+    Exemption((BACKWARD_TIME,), "the forward computes the gradients"),
+)
+LOGITS_EXEMPTIONS = (
+    *CHECKED,
+    Exemption(("opcheck",), NO_OPERATOR, OPERATORS, devices=CUDA),
+    Exemption(("batch invariance",), None, SCRIPTED),
+    Exemption(("batch invariance",), REDUCTIONS, ("reference", "torchscript"), devices=CUDA),
+    Exemption(
+        ("NaN", "infinities"),
+        "PyTorch's own cross entropy multiplies the gradient of an ignored token by zero, which leaves its NaN",
+        ("native",),
+        devices=CUDA,
+    ),
+)
 
 
 def _keywords(case: Case, *more: str) -> dict[str, Any]:
@@ -175,7 +190,6 @@ def cross_entropy_real(activations: Tensor, dtype: torch.dtype) -> Given:
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LOW = (F32, F16, BF16)
-CUDA = ("cuda",)
 ONE = (F32,)
 ALL: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "softcap": 3.0}
 
@@ -261,16 +275,6 @@ cross_entropy_bench = grid(
 PARKED = 32
 TENSOR_CORES = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma"}
 
-SPARED = (
-    Spared(
-        ("logits",),
-        ("NaN", "infinities"),
-        "PyTorch's own cross entropy multiplies the gradient of an ignored token by zero, which leaves its NaN",
-        devices=CUDA,
-        levels=("native",),
-    ),
-)
-
 technique = Technique(
     name="linear-cross-entropy",
     title="Cross entropy of a linear layer, without its logits",
@@ -281,14 +285,12 @@ technique = Technique(
             function=f"{HERE}:linear_cross_entropy",
             levels=LEVELS,
             budgets=LINEAR_BUDGETS,
-            unsupported=LINEAR_UNSUPPORTED,
+            exemptions=LINEAR_EXEMPTIONS,
             inputs=linear_cross_entropy_inputs,
             cost=linear_cross_entropy_cost,
-            directions=(Direction.FORWARD, Direction.BOTH),
             test_grid=linear_cross_entropy_tests,
             bench_grid=linear_cross_entropy_bench,
-            adversarial=("hidden",),
-            with_rows=("target",),
+            roles={"data": ("hidden",), "rows": ("target",)},
             averaged=losses_of_mean,
             real_input=linear_cross_entropy_real,
         ),
@@ -297,15 +299,12 @@ technique = Technique(
             function=f"{HERE}:cross_entropy",
             levels=(*LEVELS, "cuda"),
             budgets=LOGITS_BUDGETS,
-            unsupported=LOGITS_UNSUPPORTED,
+            exemptions=LOGITS_EXEMPTIONS,
             inputs=cross_entropy_inputs,
             cost=cross_entropy_cost,
             test_grid=cross_entropy_tests,
             bench_grid=cross_entropy_bench,
-            adversarial=("logits",),
-            with_rows=("target",),
-            shift_invariant=("logits",),
-            spared=SPARED,
+            roles={"data": ("logits",), "shift invariant": ("logits",), "rows": ("target",)},
             averaged=losses_of_mean,
             real_input=cross_entropy_real,
         ),

@@ -1,4 +1,4 @@
-"""Whole models built from the fused functions of this project; `techniques=` says which of them a model uses."""
+"""Whole models built from the fused functions of this project; `techniques=` chooses which of them a model uses."""
 
 from .block import Attention, FeedForward, TransformerBlock
 from .cache import KeyValueCache
@@ -12,23 +12,6 @@ from .techniques import ALL, TechniqueModule, Techniques
 from .training import Checkpoints, ShuffledBatches
 from .vision_transformer import VisionTransformer
 
-__all__ = [
-    "ALL",
-    "Attention",
-    "Checkpoints",
-    "ConvNet",
-    "FeedForward",
-    "GraphLayer",
-    "GraphNeuralNetwork",
-    "KeyValueCache",
-    "LanguageModel",
-    "SentenceEncoder",
-    "ShuffledBatches",
-    "SortedEdges",
-    "TechniqueModule",
-    "Techniques",
-    "TransformerBlock",
-    "VisionTransformer",
-    "fold",
-    "sample",
-]
+__all__ = ["ALL", "Attention", "Checkpoints", "ConvNet", "FeedForward", "GraphLayer", "GraphNeuralNetwork"]
+__all__ += ["KeyValueCache", "LanguageModel", "SentenceEncoder", "ShuffledBatches", "SortedEdges", "TechniqueModule"]
+__all__ += ["Techniques", "TransformerBlock", "VisionTransformer", "fold", "sample"]

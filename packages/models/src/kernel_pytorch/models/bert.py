@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .loading import ACTIVATIONS, fill, joined, named, numbered
-from .packed_weights import PackedWeights
 from .techniques import Names, TechniqueModule
+
+ONEDNN = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+"""Names of `kernel_pytorch.fused_ln_act`, and oneDNN's name and algorithm."""
 
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
 UNUSED = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids", "cls.", "lm_head.")
@@ -31,21 +33,13 @@ OUTSIDE |= named(norm="embeddings.LayerNorm")
 
 
 class Packed(NamedTuple):
-    """Texts one after the other.
+    """Texts one after the other."""
 
-    Attributes:
-        ids: `(T,)` int64, the tokens of all texts.
-        places: `(T,)` int64, the position of each token in its text, from 0 on.
-        cu_seqlens: `(B + 1,)` int32, where each text begins, and T.
-        longest: tokens of the longest text.
-        runs: numbers of consecutive texts of the same length, `((count, length), ...)`; empty unless on a CPU.
-    """
-
-    ids: Tensor
-    places: Tensor
-    cu_seqlens: Tensor
-    longest: int
-    runs: tuple[tuple[int, int], ...]
+    ids: Tensor  # (T,) int64, the tokens of all texts
+    places: Tensor  # (T,) int64, the position of each token in its text, from 0 on
+    cu_seqlens: Tensor  # (B + 1,) int32, where each text begins, and T
+    longest: int  # tokens of the longest text
+    runs: tuple[tuple[int, int], ...]  # (count, length) of consecutive texts of the same length; empty unless on a CPU
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
@@ -79,11 +73,7 @@ class BertConfig:
 
     @classmethod
     def read(cls, config: dict[str, Any]) -> BertConfig:
-        """Read the content of config.json.
-
-        Raises:
-            ValueError: the model is of another family, or has an activation, positions or a part that is not known.
-        """
+        """Read the content of config.json; ValueError if model type, activation, positions or a part are unknown."""
         if (kind := config.get("model_type")) not in MODEL_TYPES:
             raise ValueError(f"model_type: given {kind!r}; known are {', '.join(MODEL_TYPES)}")
         if (activation := config.get("hidden_act", "gelu")) not in ACTIVATIONS:
@@ -101,6 +91,45 @@ class BertConfig:
     def longest(self) -> int:
         """The most tokens of a text: one per position."""
         return self.max_position_embeddings - self.offset
+
+
+class PackedWeights:
+    """Linear layers for float32 inference on a CPU: weights in the layout of oneDNN, and the activation fused.
+
+    The operator is the one that TorchInductor uses for frozen models of fixed sizes. It has no public name, so where it
+    is missing, `linear` returns None and the caller uses PyTorch's.
+
+    Packed weights are made at first use, and again when a weight has changed (not through `weight.data`). A copy starts
+    empty, since a packed weight has no storage to copy.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[nn.Linear, tuple[Any, Tensor]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedWeights, ()
+
+    def linear(self, layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor | None:
+        """Compute `activation(layer(x))` of x `(rows, layer.in_features)`, without gradients.
+
+        Returns None where oneDNN cannot: with gradients, in another dtype than float32, on another device than a CPU,
+        under torch.compile or autocast, for an activation that is not in `ONEDNN`, or without the operator.
+        """
+        weight, onednn = layer.weight, torch.backends.mkldnn
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return None
+        plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu" and x.numel()
+        known = onednn.is_available() and onednn.enabled and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        if activation not in ONEDNN or not (plain and known):
+            return None
+        state = weight, weight.data_ptr(), weight._version  # holds the weight, so that its address is not reused
+        kept, packed = self._kept.get(layer, ((None,), None))
+        if packed is None or kept[0] is not weight or kept[1:] != state[1:]:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+            self._kept[layer] = state, packed
+        name, algorithm = ONEDNN[activation]
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, layer.bias, name, [], algorithm)
+        return found
 
 
 class BertLayer(TechniqueModule):
@@ -124,12 +153,9 @@ class BertLayer(TechniqueModule):
         else:
             q, k, v = joined.unflatten(1, (3, heads, -1)).unbind(1)
         y = self._linear(self.out, self._attention(q, k, v, packed).flatten(1))
-        x, _ = use.add_layer_norm(y, x, self.attention_norm.weight, self.attention_norm.bias, self.attention_norm.eps)
-        y = self._packed(self.up, x, self.activation)
-        if y is None:
-            y = use.linear_act(x, self.up.weight, self.up.bias, self.activation)
-        x, _ = use.add_layer_norm(self._linear(self.down, y), x, self.norm.weight, self.norm.bias, self.norm.eps)
-        return x
+        x, _ = use.norm(self.attention_norm, x, y)
+        y = self._linear(self.up, x, self.activation)
+        return use.norm(self.norm, x, self._linear(self.down, y))[0]
 
     def _packed(self, layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor | None:
         """The layer with packed weights; None where `PackedWeights` cannot compute it, and at an explicit level."""
@@ -137,9 +163,11 @@ class BertLayer(TechniqueModule):
             return None
         return self._weights.linear(layer, x, activation)
 
-    def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        y = self._packed(layer, x)
-        return layer(x) if y is None else y
+    def _linear(self, layer: nn.Linear, x: Tensor, activation: str = "none") -> Tensor:
+        y = self._packed(layer, x, activation)
+        if y is not None:
+            return y
+        return layer(x) if activation == "none" else self.techniques.linear_act(x, layer.weight, layer.bias, activation)
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
         """Attention `(T, heads, head size)`; each token sees its own text."""
@@ -173,31 +201,21 @@ class BertEncoder(TechniqueModule):
         self.layers = nn.ModuleList(BertLayer(config, techniques, level) for _ in range(config.num_hidden_layers))
 
     def forward(self, packed: Packed) -> Tensor:
-        """Compute hidden states of tokens of type 0.
-
-        Args:
-            packed: no text longer than `config.longest`.
-
-        Returns:
-            `(T, hidden_size)`: `last_hidden_state` of transformers, without padding.
+        """Compute `last_hidden_state` of transformers without padding, `(T, hidden_size)`; all tokens have type 0.
 
         Raises:
-            ValueError: a text is longer.
+            ValueError: a text is longer than `config.longest`.
         """
         if packed.longest > self.config.longest:
             raise ValueError(f"packed: a text has {packed.longest} tokens; there are {self.config.longest} positions")
         places = self.positions(packed.places + self.config.offset) + self.types.weight[0]
-        norm = self.norm
-        x, _ = self.techniques.add_layer_norm(self.words(packed.ids), places, norm.weight, norm.bias, norm.eps)
+        x, _ = self.techniques.norm(self.norm, places, self.words(packed.ids))
         for layer in self.layers:
             x = layer(x, packed)
         return x
 
     def load_transformers(self, weights: dict[str, Tensor]) -> None:
-        """Load the weights of a transformers file, also of one with a head.
-
-        Args:
-            weights: by their names there, with or without the prefix of the family.
+        """Load the weights of a transformers file, by their names there, also of one with a head.
 
         Raises:
             ValueError: a weight is missing, left over or of another shape; the message names it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from kernel_pytorch.qkv_fusion import RotaryTable
 
 from .cache import LayerCache
-from .techniques import ACTIVATIONS, Names, TechniqueModule, Techniques
+from .techniques import ACTIVATIONS, Names, TechniqueModule
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the positions of all tokens, from `RotaryTable`."""
 
-Norm: TypeAlias = nn.RMSNorm | nn.LayerNorm
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
 
 
@@ -33,10 +32,7 @@ class Attention(TechniqueModule):
         head_dim: D; None for dim / H.
         bias: whether both projections have one.
         causal: whether a token sees no later token.
-        techniques, level: as in `TechniqueModule`.
-
-    Raises:
-        ValueError: the numbers of heads or channels do not fit.
+        techniques, level: as in `TechniqueModule`, with its errors.
     """
 
     def __init__(
@@ -91,16 +87,14 @@ class Attention(TechniqueModule):
             longest = x.shape[0] if max_seqlen is None else max_seqlen
             y = self.techniques.attention_packed(q, k, v, cu_seqlens, longest, causal=self.causal)
         elif cache is not None:
-            y = self._cached(q, k, v, cache)
+            keys, values, lengths = cache.append(k, v)
+            if cache.is_first:  # nothing else was cached, so no mask is needed
+                y = self.techniques.attention(q, k, v, causal=True)
+            else:
+                y = self.techniques.attention_cached(q, keys, values, lengths)
         else:
             y = self.techniques.attention(q, k, v, causal=self.causal, mask=mask)
         return self.out(y.flatten(-2))
-
-    def _cached(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
-        keys, values, lengths = cache.append(k, v)
-        if cache.is_first:  # nothing else was cached, so no mask is needed
-            return self.techniques.attention(q, k, v, causal=True)
-        return self.techniques.attention_cached(q, keys, values, lengths)
 
 
 class FeedForward(TechniqueModule):
@@ -114,10 +108,7 @@ class FeedForward(TechniqueModule):
         gated: whether there is a gate (Shazeer, "GLU Variants Improve Transformer", 2020,
             https://arxiv.org/abs/2002.05202). A gated feed-forward has no biases.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "quick_gelu"; None for "silu" if gated, else "gelu".
-        techniques, level: as in `TechniqueModule`.
-
-    Raises:
-        ValueError: the activation is unknown.
+        techniques, level: as in `TechniqueModule`, with its errors.
     """
 
     def __init__(
@@ -132,8 +123,7 @@ class FeedForward(TechniqueModule):
     ) -> None:
         super().__init__(techniques, level)
         if hidden_dim is None:
-            hidden_dim = -(-8 * dim // 3) if gated else 4 * dim
-            hidden_dim = -(-hidden_dim // 64) * 64 if gated else hidden_dim
+            hidden_dim = -(-8 * dim // 192) * 64 if gated else 4 * dim
         self.gated, self.activation = gated, activation or ("silu" if gated else "gelu")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: given {activation!r}; allowed are {', '.join(ACTIVATIONS)}")
@@ -161,10 +151,7 @@ class TransformerBlock(TechniqueModule):
         mlp: "gated" or "gelu", a plain feed-forward with biases.
         hidden_dim, activation: as in `FeedForward`.
         rotary: makes cosines and sines for tokens 0, 1, ... where a call has no rotation; None for no rotation.
-        techniques, level: as in `TechniqueModule`.
-
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names it.
+        techniques, level: as in `TechniqueModule`, with its errors.
 
     Source: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762; pre-norm as in Xiong et al., "On Layer Normalization
     in the Transformer Architecture", 2020, https://arxiv.org/abs/2002.04745.
@@ -210,7 +197,7 @@ class TransformerBlock(TechniqueModule):
         defer: bool = False,
         **attention: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply the block.
+        """Apply the block, in the shape of x; with defer return two tensors of that shape.
 
         Args:
             x: `(B, S, dim)`, the residual stream; packed `(T, dim)`.
@@ -218,25 +205,11 @@ class TransformerBlock(TechniqueModule):
             rotation: as in `Attention.forward`; None for that of `rotary`.
             defer: return `(x, update)` before they are added, so that the next norm adds them in its own kernel.
             attention: mask, cu_seqlens, max_seqlen and cache of `Attention.forward`.
-
-        Returns:
-            The shape of x, or with defer two tensors of it.
         """
         if rotation is None and self.rotary is not None:
             rotation = self.rotary(torch.arange(x.shape[-2], device=x.device))
-        y, x = normed(self.techniques, self.norm1, x, update)
+        y, x = self.techniques.norm(self.norm1, x, update)
         update = self.attention(y, rotation=rotation, **attention)
-        y, x = normed(self.techniques, self.norm2, x, update)
+        y, x = self.techniques.norm(self.norm2, x, update)
         update = self.mlp(y)
         return (x, update) if defer else x + update
-
-
-def normed(techniques: Techniques, norm: Norm, x: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The norm of `x + update`, and this sum; of x alone where update is None."""
-    if isinstance(norm, nn.RMSNorm):
-        if update is None:
-            return techniques.rms_norm(x, norm.weight, norm.eps), x
-        return techniques.add_rms_norm(update, x, norm.weight, norm.eps)
-    if update is None:
-        return techniques.layer_norm(x, norm.weight, norm.bias, norm.eps), x
-    return techniques.add_layer_norm(update, x, norm.weight, norm.bias, norm.eps)

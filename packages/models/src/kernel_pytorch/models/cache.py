@@ -9,24 +9,15 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """Keys and values of all layers, `(B, K, length, D)` each, in memory that is allocated once.
+    """Keys and values of all layers, `(batch, num_kv_heads, length, head_dim)` each, in memory that is allocated once.
 
-    Sequences may have different lengths: token i of a call belongs at position `lengths[b] + i` of sequence b.
+    Sequences may have different lengths: token i of a call belongs at position `lengths[b] + i` of sequence b. Keys and
+    values have this device and dtype; None for PyTorch's defaults.
 
     Attributes:
-        keys: by layer.
-        values: by layer.
-        lengths: `(B,)`, int32: how many tokens of each sequence are cached.
+        keys, values: by layer.
+        lengths: `(batch,)`, int32: the number of cached tokens of each sequence.
         filled: at least the largest of lengths, known without waiting for the device.
-
-    Args:
-        num_layers: how many layers there are.
-        batch: B.
-        num_kv_heads: K.
-        length: how many tokens of a sequence there is room for.
-        head_dim: D.
-        device: of all tensors.
-        dtype: of keys and values.
     """
 
     def __init__(
@@ -40,7 +31,7 @@ class KeyValueCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        # Zeros: plain attention multiplies what is masked, and memory that was never written may hold NaN.
+        # Zeros: plain attention multiplies masked values too, and uninitialised memory may hold NaN.
         shape = batch, num_kv_heads, length, head_dim
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
@@ -48,51 +39,34 @@ class KeyValueCache:
         self.filled = 0
 
     def positions(self, tokens: int) -> Tensor:
-        """`(B, tokens)`, int64: where the next tokens of each sequence belong.
-
-        Raises:
-            ValueError: there is no room for as many.
-        """
-        if self.filled + tokens > self.keys[0].shape[2]:
-            room = self.keys[0].shape[2]
+        """Positions of the next tokens of each sequence, `(B, tokens)`, int64; ValueError if there is no room."""
+        if self.filled + tokens > (room := self.keys[0].shape[2]):
             raise ValueError(f"cache: it has room for {room} tokens; {self.filled + tokens} are needed")
         return self.lengths[:, None] + torch.arange(tokens, device=self.lengths.device)
 
     def layer(self, index: int, positions: Tensor) -> LayerCache:
-        """What one layer sees of the cache during a call for tokens at these positions."""
+        """The cache of one layer during a call for tokens at these positions."""
         tokens = positions.shape[1]
         return LayerCache(self.keys[index], self.values[index], positions, self.lengths + tokens, self.filled + tokens)
 
     def advance(self, tokens: int) -> None:
-        """Count as many tokens of each sequence as cached, once all layers have theirs."""
+        """Count that many more tokens of each sequence as cached, once all layers have written them."""
         self.lengths = self.lengths + tokens
         self.filled += tokens
 
     def set_lengths(self, lengths: Tensor) -> None:
-        """Keep the first `lengths[b]` tokens of each sequence alone, after a prompt with padding at its end.
-
-        Args:
-            lengths: `(B,)`, integers, at most the present lengths.
-        """
+        """Keep only the first `lengths[b]` (at most the present length) tokens of each sequence: drop padding."""
         self.lengths = lengths.to(self.lengths)
 
 
 class LayerCache(NamedTuple):
-    """The cache of one layer during one call.
+    """The cache of one layer during one call."""
 
-    Attributes:
-        keys: `(B, K, length, D)`.
-        values: `(B, K, length, D)`.
-        positions: `(B, S)`, where the tokens of the call belong.
-        lengths: `(B,)`, int32, how many tokens there are with those of the call.
-        end: at least the largest of lengths.
-    """
-
-    keys: Tensor
+    keys: Tensor  # (B, K, length, D)
     values: Tensor
-    positions: Tensor
-    lengths: Tensor
-    end: int
+    positions: Tensor  # (B, S), of the tokens of the call
+    lengths: Tensor  # (B,), int32, the number of tokens including those of the call
+    end: int  # at least the largest of lengths
 
     @property
     def is_first(self) -> bool:
@@ -100,10 +74,9 @@ class LayerCache(NamedTuple):
         return self.end == self.positions.shape[1]
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Write the keys and values `(B, S, K, D)` of the call; what `attention_cached` takes.
+        """Write the keys and values `(B, S, K, D)` of the call.
 
-        Returns:
-            Keys and values `(B, K, end, D)`, views of the cache; lengths `(B,)`.
+        Returns all keys and values `(B, K, end, D)`, views of the cache, and lengths `(B,)`.
         """
         rows = torch.arange(k.shape[0], device=k.device)[:, None]
         self.keys.transpose(1, 2)[rows, self.positions] = k.to(self.keys.dtype)

@@ -17,11 +17,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class ConvNorm(nn.Module):
     """A convolution without bias and a batch norm; after `fold` a convolution with bias.
 
-    Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        kernel_size: odd; padded by half of it.
-        stride: of the convolution.
+    kernel_size is odd; the input is padded by half of it.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> None:
@@ -30,18 +26,15 @@ class ConvNorm(nn.Module):
         self.norm: nn.BatchNorm2d | None = nn.BatchNorm2d(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, C, H, W)` to `(B, out_channels, H / stride, W / stride)`."""
+        """Map `(B, in_channels, H, W)` to `(B, out_channels, H / stride, W / stride)`."""
         x = self.conv(x)
         return x if self.norm is None else self.norm(x)
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions and what they are added to: the basic block of ResNet.
+    """The basic block of ResNet: two 3 x 3 convolutions and a shortcut.
 
-    Args:
-        in_channels: of the input.
-        out_channels: of the output.
-        stride: of the first convolution. Another stride or width than before makes the shortcut a 1 x 1 convolution.
+    stride is that of the first convolution. The shortcut is a 1 x 1 convolution where stride or width change.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
@@ -52,10 +45,10 @@ class ResidualBlock(nn.Module):
         if stride != 1 or in_channels != out_channels:
             self.shortcut = ConvNorm(in_channels, out_channels, 1, stride)
         assert self.second.norm is not None
-        nn.init.zeros_(self.second.norm.weight)  # the block starts as its shortcut, with which deep networks train
+        nn.init.zeros_(self.second.norm.weight)  # the block starts as its shortcut, so that deep networks train
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, in_channels, H, W)` to `(B, out_channels, H / stride, W / stride)`."""
+        """Map `(B, in_channels, H, W)` to `(B, out_channels, H / stride, W / stride)`."""
         y = self.second(self.first(x).relu_())
         return (y + self.shortcut(x)).relu_()
 
@@ -64,18 +57,15 @@ class ConvNet(nn.Module):
     """A residual network for images: a convolution, stages of residual blocks, the mean over positions, a linear layer.
 
     Weights are channels_last from the start, and so are all activations: convolutions then need no copies between
-    layouts, on a CPU and on tensor cores. None of this project's fused functions appears here, since convolutions with
-    their norms and activations are fast in PyTorch once `fold` has removed the norms.
+    layouts, on a CPU and on tensor cores. It uses none of this project's fused functions: convolutions are fast in
+    PyTorch once `fold` has removed the norms.
 
     Args:
-        in_channels: of an image.
+        in_channels: channels of an image.
         num_classes: logits of an image.
-        widths: channels of each stage; each but the first halves height and width.
-        depth: residual blocks in each stage, at least 1.
-        stem_stride: of the first convolution; 2 or 4 for large images.
-
-    Raises:
-        ValueError: there is no stage, or no block in it.
+        widths: channels of each stage, at least one; each but the first halves height and width.
+        depth: residual blocks in each stage, at least 1 (else ValueError).
+        stem_stride: stride of the first convolution; 2 or 4 for large images.
 
     Source: He et al., "Deep Residual Learning", 2016, https://arxiv.org/abs/1512.03385.
     """
@@ -102,14 +92,7 @@ class ConvNet(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits.
-
-        Args:
-            x: `(B, in_channels, H, W)` in the dtype of the weights; any strides, activations follow the weights.
-
-        Returns:
-            `(B, num_classes)`.
-        """
+        """Compute logits `(B, num_classes)` of images `(B, in_channels, H, W)`, in the dtype of the weights."""
         x = self.blocks(self.stem(x).relu_())
         return self.head(x.mean((2, 3)))
 
@@ -118,13 +101,9 @@ def fold(model: Model) -> Model:
     """Multiply the batch norms of `ConvNorm` into their convolutions, for inference.
 
     `w * (gamma / sqrt(var + eps))` is computed in float64 and rounded once, so that outputs differ by the rounding of
-    one convolution. torch.compile folds only frozen models, and says nothing when it does not.
+    one convolution. torch.compile folds only frozen models, and does not report when it does not.
 
-    Args:
-        model: any module with `ConvNorm` in it; stays as it is.
-
-    Returns:
-        A copy in evaluation without batch norms. It cannot be trained on as before: running statistics are constants.
+    Returns a copy of the model in evaluation without batch norms, which is not meant to be trained further.
     """
     model = copy.deepcopy(model).eval()
     for module in model.modules():

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .segments import AGGREGATIONS, Edges, SortedEdges, aggregate, degrees
-from .techniques import TechniqueModule
+from .techniques import Names, TechniqueModule
 
 KINDS = (*AGGREGATIONS, "gcn")
 POOLINGS = (None, "mean", "sum", "max")
 
 
 class GcnNorm(NamedTuple):
-    """What symmetric normalisation multiplies with; the same for all layers of a network.
+    """The factors of symmetric normalisation, the same for all layers of a network."""
 
-    Attributes:
-        scale: `(nodes, 1)`, one over the square root of the degree, the self loop included; 0 for degree 0.
-        loops: `(nodes, 1)`, weights of the self loops that are added: 1 where there is none, else 0.
-    """
-
-    scale: Tensor
-    loops: Tensor
+    scale: Tensor  # (nodes, 1), one over the square root of the degree, including the self loop; 0 for degree 0
+    loops: Tensor  # (nodes, 1), weights of the self loops that are added: 1 where there is none, else 0
 
 
 def gcn_norm(edges: Edges, weight: Tensor | None, num_nodes: int, dtype: torch.dtype = torch.float32) -> GcnNorm:
-    """Compute the degrees of `GraphLayer(aggregation="gcn")`. Differentiable in weight.
-
-    Args:
-        edges: `(2, E)` int64, or `SortedEdges`.
-        weight: `(E,)`, or None for 1.
-        num_nodes: nodes of the graph.
-        dtype: of the result.
-    """
+    """Compute the factors of `GraphLayer(aggregation="gcn")`; arguments as in `aggregate`. Differentiable in weight."""
     if isinstance(edges, SortedEdges):
         has_loop = edges.self_loops
         if has_loop is None:
@@ -61,12 +48,8 @@ class GraphLayer(nn.Module):
     `neighbours` here. A node that has a self loop gets no second one.
 
     Args:
-        in_features: of a node.
-        out_features: of a node.
-        aggregation: "sum", "mean", "max" or "gcn".
-
-    Raises:
-        ValueError: there is no such aggregation.
+        in_features, out_features: of a node.
+        aggregation: "sum", "mean", "max" or "gcn"; ValueError for others.
 
     Source: Morris et al., "Weisfeiler and Leman Go Neural", 2019, https://arxiv.org/abs/1810.02244; Kipf and Welling,
     "Semi-Supervised Classification with Graph Convolutional Networks", 2017, https://arxiv.org/abs/1609.02907.
@@ -83,19 +66,9 @@ class GraphLayer(nn.Module):
     def forward(
         self, x: Tensor, edges: Edges, edge_weight: Tensor | None = None, norm: GcnNorm | None = None
     ) -> Tensor:
-        """Compute the next features of all nodes.
+        """Compute `(nodes, out_features)` from `(nodes, in_features)`; the other arguments as in `aggregate`.
 
-        Args:
-            x: `(nodes, in_features)`.
-            edges: `(2, E)` int64, or `SortedEdges`; see `kernel_pytorch.models.segments`.
-            edge_weight: `(E,)`, in the order of `edge_index`; None for 1.
-            norm: of `gcn_norm`, if it is at hand; for "gcn".
-
-        Returns:
-            `(nodes, out_features)`.
-
-        Raises:
-            TypeError, ValueError: as `aggregate`.
+        norm is the result of `gcn_norm`, for "gcn"; it is computed if it is not given.
         """
         weight, bias = self.neighbours.weight, self.neighbours.bias
         if self.aggregation == "gcn":
@@ -116,19 +89,15 @@ class GraphNeuralNetwork(TechniqueModule):
     """Message passing, LayerNorm and ReLU in each layer; then a class of each node, or of each graph.
 
     Args:
-        node_features: of each node.
-        num_classes: of nodes, or of graphs with pooling.
+        node_features: features of each node.
+        num_classes: classes of nodes, or of graphs with pooling.
         hidden_dim: features between layers.
         num_layers: steps of message passing, at least 1.
         aggregation: "sum", "mean", "max", or "gcn"; see `GraphLayer`.
         pooling: None for a class of each node; "mean", "sum" or "max" over the nodes of a graph for a class of each
             graph.
         dropout: probability with which a feature is dropped after each layer, in training.
-        techniques: as in `TechniqueModule`; "fused-ln-act" is used here, for LayerNorm and ReLU.
-        level: as in `TechniqueModule`.
-
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names it.
+        techniques, level: as in `TechniqueModule`, with its errors; "fused-ln-act" is used, for LayerNorm and ReLU.
     """
 
     def __init__(
@@ -141,7 +110,7 @@ class GraphNeuralNetwork(TechniqueModule):
         aggregation: str = "sum",
         pooling: str | None = None,
         dropout: float = 0.0,
-        techniques: Iterable[str] | None = None,
+        techniques: Names = None,
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
@@ -164,18 +133,14 @@ class GraphNeuralNetwork(TechniqueModule):
         batch: Tensor | None = None,
         num_graphs: int | None = None,
     ) -> Tensor:
-        """Compute logits.
+        """Compute logits: `(nodes, num_classes)`, or with pooling `(num_graphs, num_classes)`.
 
         Args:
             x: `(nodes, node_features)`; nodes without edges count.
             edges: `edge_index`, `(2, E)` int64, for scatter; `SortedEdges` for segments, which are bitwise repeatable.
             edge_weight: `(E,)`, in the order of `edge_index`; None for 1.
             batch: `(nodes,)` int64, the graph of each node, for pooling; None for one graph.
-            num_graphs: needed beside batch: the last graphs may be empty.
-
-        Returns:
-            `(nodes, num_classes)`, or `(num_graphs, num_classes)` with pooling; a graph without nodes is pooled to
-            zeros.
+            num_graphs: needed with batch, because the last graphs may be empty; an empty graph is pooled to zeros.
 
         Raises:
             TypeError, ValueError: arguments do not fit; the message names them.
@@ -183,8 +148,7 @@ class GraphNeuralNetwork(TechniqueModule):
         norm = gcn_norm(edges, edge_weight, x.shape[0], x.dtype) if self.aggregation == "gcn" else None
         for layer, layer_norm in zip(self.layers, self.norms, strict=True):
             x = layer(x, edges, edge_weight, norm)
-            x = self.techniques.layer_norm_act(x, layer_norm.weight, layer_norm.bias, layer_norm.eps, "relu")
-            x = self.dropout(x)
+            x = self.dropout(self.techniques.layer_norm_act(layer_norm, x, "relu"))
         if self.pooling is not None:
             x = pool(x, batch, num_graphs, how=self.pooling, ordered=isinstance(edges, SortedEdges))
         return self.head(x)
@@ -193,25 +157,15 @@ class GraphNeuralNetwork(TechniqueModule):
 def pool(
     x: Tensor, batch: Tensor | None, num_graphs: int | None = None, *, how: str = "mean", ordered: bool = False
 ) -> Tensor:
-    """Combine the nodes of each graph: message passing from nodes to graphs.
+    """Combine the nodes `(nodes, N)` of each graph, `(num_graphs, N)`: message passing from nodes to graphs.
 
-    Args:
-        x: `(nodes, N)`.
-        batch: `(nodes,)` int64, the graph of each node, in any order; None for one graph.
-        num_graphs: how many graphs there are, also those without nodes; needed beside batch.
-        how: "sum", "mean" or "max".
-        ordered: whether to sort nodes by graph first, so that the result is bitwise repeatable on a GPU too.
-
-    Returns:
-        `(num_graphs, N)`; zeros for a graph without nodes.
-
-    Raises:
-        TypeError, ValueError: arguments do not fit; the message names them.
+    Arguments are those of `GraphNeuralNetwork.forward`; how is "sum", "mean" or "max". With ordered, nodes are first
+    sorted by graph, so that the result is bitwise repeatable on a GPU too.
     """
     if batch is None:
         batch, num_graphs = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), 1
     if num_graphs is None:
-        raise ValueError("num_graphs: given None; it is needed beside batch, since the last graphs may be empty")
+        raise ValueError("num_graphs: given None; it is needed with batch, because the last graphs may be empty")
     if batch.shape != x.shape[:1]:
         raise ValueError(f"batch: shape is {tuple(batch.shape)}; for {x.shape[0]} nodes it must be ({x.shape[0]},)")
     edges = torch.stack((torch.arange(x.shape[0], device=x.device), batch))

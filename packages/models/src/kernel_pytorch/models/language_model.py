@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from kernel_pytorch.qkv_fusion import RotaryTable
 
-from .block import TransformerBlock, normed
+from .block import TransformerBlock
 from .cache import KeyValueCache
-from .llama import load_llama
-from .sampling import generate
+from .loading import load_llama
+from .sampling import check_sampling, sample
 from .techniques import Names, TechniqueModule
 
 INITIAL_STD = 0.02
@@ -40,10 +40,7 @@ class LanguageModel(TechniqueModule):
         norm_eps: eps of all norms.
         attention_bias: whether the projections of attention have biases.
         tie_embeddings: whether the logits are computed with the weight of the embedding, as one shared parameter.
-        techniques, level: as in `TechniqueModule`.
-
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names it.
+        techniques, level: as in `TechniqueModule`, with its errors.
 
     Source: Touvron et al., "LLaMA", 2023, https://arxiv.org/abs/2302.13971; "The Llama 3 Herd of Models", 2024,
     https://arxiv.org/abs/2407.21783.
@@ -93,7 +90,7 @@ class LanguageModel(TechniqueModule):
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """`(V, dim)`, the weight that the logits are computed with."""
+        """`(V, dim)`, the weight of the logits."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @classmethod
@@ -125,7 +122,7 @@ class LanguageModel(TechniqueModule):
         max_seqlen: int | None = None,
         logits_at: Tensor | None = None,
     ) -> Tensor:
-        """Compute the logits, or the loss.
+        """Compute logits `(B, S, V)`, packed `(T, V)`, with logits_at `(B, V)`; or with targets their mean loss, `()`.
 
         Args:
             input_ids: `(B, S)`, integers; with cu_seqlens `(T,)`.
@@ -138,12 +135,9 @@ class LanguageModel(TechniqueModule):
             max_seqlen: at least the tokens of the longest packed sequence; None for T, which is slower on a GPU.
             logits_at: `(B,)`, the token of each sequence to compute logits for; None for all tokens.
 
-        Returns:
-            Logits `(B, S, V)`, packed `(T, V)`, with logits_at `(B, V)`; with targets their mean loss, `()`.
-
         Raises:
-            ValueError: there are more tokens than max_position or than fit in the cache, or arguments exclude each
-                other.
+            ValueError: more tokens than max_position (not checked for packed sequences) or than the cache has room for,
+                or arguments exclude each other.
         """
         self._check(input_ids, targets, cache, cu_seqlens, logits_at)
         positions = self._positions(input_ids, cache, cu_seqlens)
@@ -158,7 +152,7 @@ class LanguageModel(TechniqueModule):
         if logits_at is not None:
             rows = torch.arange(x.shape[0], device=x.device)
             x, update = x[rows, logits_at], None if update is None else update[rows, logits_at]
-        x, _ = normed(self.techniques, self.norm, x, update)
+        x, _ = self.techniques.norm(self.norm, x, update)
         if targets is not None:
             return self.techniques.linear_cross_entropy(x, self.head_weight, targets)
         return F.linear(x, self.head_weight)
@@ -172,6 +166,7 @@ class LanguageModel(TechniqueModule):
         sizes = batch, first.num_kv_heads, self.max_position if length is None else length, first.head_dim
         return KeyValueCache(len(self.blocks), *sizes, device=device, dtype=dtype)
 
+    @torch.no_grad()
     def generate(
         self,
         input_ids: Tensor,
@@ -181,7 +176,7 @@ class LanguageModel(TechniqueModule):
         eos: int | Iterable[int] | None = None,
         **sampling: Any,
     ) -> Tensor:
-        """Continue texts, token by token.
+        """Continue texts, token by token; ValueError names an argument that does not fit.
 
         Args:
             input_ids: `(B, S)`, integers; shorter texts have padding at their end.
@@ -192,11 +187,35 @@ class LanguageModel(TechniqueModule):
 
         Returns:
             `(B, S + max_new_tokens)`: each text, its new tokens, and the first eos (0 without one) as padding.
-
-        Raises:
-            ValueError: an argument does not fit; the message names it.
         """
-        return generate(self, input_ids, max_new_tokens, lengths, eos, **sampling)
+        check_sampling(**sampling)
+        _check_prompt(input_ids, max_new_tokens, lengths)
+        batch, prompt = input_ids.shape
+        ends = torch.tensor([] if eos is None else [eos] if isinstance(eos, int) else [*eos], device=input_ids.device)
+        padding = int(ends[0]) if len(ends) else 0
+        found = torch.cat((input_ids, input_ids.new_full((batch, max_new_tokens), padding)), 1)
+        if lengths is None:
+            lengths = input_ids.new_full((batch,), prompt)
+        else:
+            behind = torch.arange(found.shape[1], device=found.device) >= lengths[:, None]
+            found = found.masked_fill(behind, padding)
+        rows = torch.arange(batch, device=input_ids.device)
+        finished = torch.zeros(batch, dtype=torch.bool, device=input_ids.device)
+        cache = self.new_cache(batch, prompt + max_new_tokens)
+        last = lengths - 1
+        tokens = found[:, :prompt]
+        for _ in range(max_new_tokens):
+            logits = self(tokens, cache=cache, logits_at=last)
+            if cache.filled == prompt:
+                cache.set_lengths(lengths)  # the keys of padding are overwritten
+            drawn = sample(logits, **sampling).masked_fill(finished, padding)
+            found[rows, cache.lengths] = drawn.to(found.dtype)
+            if len(ends):
+                finished = finished | torch.isin(drawn, ends)
+                if finished.all():
+                    break
+            tokens, last = drawn[:, None], torch.zeros_like(lengths)
+        return found
 
     def _positions(self, input_ids: Tensor, cache: KeyValueCache | None, cu_seqlens: Tensor | None) -> Tensor:
         """`(S,)`, with a cache `(B, S)`: the position of each token in its sequence."""
@@ -214,9 +233,22 @@ class LanguageModel(TechniqueModule):
             raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be {wanted}")
         if targets is not None and targets.shape != input_ids.shape:
             raise ValueError(f"targets: shape is {tuple(targets.shape)}; it must be {tuple(input_ids.shape)}")
+        if cache is not None and len(cache.lengths) != len(input_ids):
+            raise ValueError(f"cache: it is for {len(cache.lengths)} sequences; input_ids has {len(input_ids)}")
         for name, given in (("cache", cache), ("logits_at", logits_at)):
             if given is not None and (targets is not None or cu_seqlens is not None):
                 raise ValueError(f"{name}: given with targets or cu_seqlens; it must be None then")
         tokens = input_ids.shape[-1] + (0 if cache is None else cache.filled)
         if cu_seqlens is None and tokens > self.max_position:
             raise ValueError(f"input_ids: {tokens} tokens with those cached; max_position is {self.max_position}")
+
+
+def _check_prompt(input_ids: Tensor, max_new_tokens: int, lengths: Tensor | None) -> None:
+    if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be (B, S) with at least one token")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: given {max_new_tokens}; it must be at least 1")
+    if lengths is not None and lengths.shape != input_ids.shape[:1]:
+        raise ValueError(f"lengths: shape is {tuple(lengths.shape)}; it must be ({input_ids.shape[0]},)")
+    if lengths is not None and not bool(((lengths >= 1) & (lengths <= input_ids.shape[1])).all()):
+        raise ValueError(f"lengths: given {lengths.tolist()}; they must be from 1 to {input_ids.shape[1]}")

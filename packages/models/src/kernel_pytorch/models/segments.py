@@ -9,12 +9,9 @@ atomic operations, whose order changes from run to run, so results and gradients
 Segments take `SortedEdges`. Each target reads its sources in a fixed order, with `embedding_bag`: one operator that
 gathers, weights and adds, so that no message is in memory. Its gradient is the same sum over the edges sorted by
 source. There are no atomic operations, so results and gradients are bitwise repeatable, whatever the number of threads.
-On a CPU it is several times as fast as a sparse CSR product, which is itself several times as fast as
-`torch.segment_reduce` and scatter: these two write the messages and read them again.
 
-"max" is a scatter of messages in both cases: a maximum does not depend on the order. `torch.segment_reduce` is no
-faster there, and in torch 2.13 its gradient is wrong where several edges have the maximum and the incoming gradient is
-negative.
+"max" is a scatter of messages in both cases: a maximum does not depend on the order. In torch 2.13 the gradient of
+`torch.segment_reduce` is wrong where several edges have the maximum and the incoming gradient is negative.
 """
 
 from __future__ import annotations
@@ -30,17 +27,11 @@ AGGREGATIONS = ("sum", "mean", "max")
 
 
 class Bags(NamedTuple):
-    """The edges of each row, one row after the other.
+    """The edges of each row, one row after the other."""
 
-    Attributes:
-        index: `(E,)`, the row at the other end of each edge.
-        pointers: `(rows + 1,)`, where the edges of each row begin, and E.
-        places: `(E,)`, where each edge of the other direction lies in this one.
-    """
-
-    index: Tensor
-    pointers: Tensor
-    places: Tensor
+    index: Tensor  # (E,), the row at the other end of each edge
+    pointers: Tensor  # (rows + 1,), where the edges of each row begin, and E
+    places: Tensor  # (E,), where each edge of the other direction lies in this one
 
 
 @dataclass(frozen=True)
@@ -48,11 +39,9 @@ class SortedEdges:
     """Edges sorted by target, and for gradients by source; made once with `of`, reused in every layer and step.
 
     Attributes:
-        num_nodes: targets.
-        num_sources: the same number, except for a graph between two kinds of nodes.
+        num_nodes, num_sources: targets and sources; the same, except for a graph between two kinds of nodes.
         order: `(E,)`, the place in `edge_index` of each sorted edge; edges of one target keep their order.
-        by_target: the sources of each target.
-        by_source: the targets of each source.
+        by_target, by_source: the sources of each target, and the targets of each source.
         self_loops: `(num_nodes,)` bool, which nodes have an edge to themselves; None between two kinds of nodes.
     """
 
@@ -177,10 +166,8 @@ def degrees(edges: Edges, num_nodes: int, weight: Tensor | None = None, dtype: t
     if isinstance(edges, SortedEdges):
         if weight is None:
             return edges.degrees.to(dtype)
-        rows = weight.to(dtype)[edges.order][:, None]
-        each = torch.arange(len(rows) + 1, device=rows.device)
-        bags = Bags(each[:-1], edges.by_target.pointers, each), Bags(edges.targets, each, each)
-        return _sum(rows, None, *bags)[:, 0]
+        ones = torch.ones(edges.num_sources, 1, dtype=dtype, device=weight.device)
+        return aggregate(ones, edges, weight)[:, 0]
     ones = torch.ones(edges.shape[1], dtype=dtype, device=edges.device) if weight is None else weight.to(dtype)
     return ones.new_zeros(num_nodes).index_add(0, edges[1], ones)
 

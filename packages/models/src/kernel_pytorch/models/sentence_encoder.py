@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .bert import BertConfig, BertEncoder, Packed
-from .pooling import pool_texts, read_modes
+from .segments import bag_sum, maximum
 from .techniques import Names, TechniqueModule
 
 WINDOW = 16384
@@ -20,6 +20,17 @@ WINDOW = 16384
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 32768}
 """On a CPU the activations of a batch should fit in the caches; a GPU needs enough rows for each product."""
+
+OLD_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Flags of older files, in the order in which their vectors are concatenated."""
+MODES = tuple(OLD_FLAGS.values())
 
 
 class SentenceEncoder(TechniqueModule):
@@ -31,7 +42,7 @@ class SentenceEncoder(TechniqueModule):
     Args:
         encoder: of packed texts.
         tokenizer: a `tokenizers.Tokenizer`.
-        modes: of pooling; see `kernel_pytorch.models.pooling`.
+        modes: of `MODES`, the ways of pooling.
         normalize: whether vectors have length 1.
         max_seq_length: the most tokens of a text; the rest is cut off.
         lower: whether texts become lower case before the tokeniser.
@@ -67,13 +78,13 @@ class SentenceEncoder(TechniqueModule):
         level: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> SentenceEncoder:
-        """Read a folder that sentence-transformers wrote: a BERT or RoBERTa network, pooling, maybe normalisation.
+        """Read a folder of sentence-transformers: a BERT or RoBERTa network, pooling, maybe normalisation.
 
         Args:
             folder: with modules.json, config.json, model.safetensors and tokenizer.json; nothing is downloaded.
             techniques: as in `TechniqueModule`.
             level: as in `TechniqueModule`.
-            dtype: of the weights.
+            dtype: dtype of the weights.
 
         Raises:
             FileNotFoundError: a file is missing; the message says how to get it. Pickled weights are not read.
@@ -108,17 +119,14 @@ class SentenceEncoder(TechniqueModule):
     def encode(
         self, texts: Sequence[str], *, tokens_per_batch: int | None = None, normalize: bool | None = None
     ) -> Tensor:
-        """Compute the vectors of texts.
+        """Compute vectors `(texts, dimension)`, float32 (float64 with float64 weights), in the order of texts.
+
+        The vector of a text depends on the other texts only by the rounding of matrix products.
 
         Args:
             texts: any number, of any lengths, in any order. An empty text has the tokeniser's special tokens.
-            tokens_per_batch: the most tokens that are computed at a time, unless one text has more; None for a default
-                of the device.
+            tokens_per_batch: the most tokens of a batch, unless one text has more; None for a default of the device.
             normalize: whether vectors have length 1; None for the setting of the folder.
-
-        Returns:
-            `(texts, dimension)` float32 (float64 with float64 weights), on the device of the weights, in the order of
-            texts. The vector of a text depends on the other texts only by the rounding of matrix products.
 
         Raises:
             TypeError: texts is a single string.
@@ -202,4 +210,58 @@ def _existing(file: Path) -> Path:
 
 
 def _read(file: Path) -> Any:
-    return json.loads(_existing(file).read_text("utf-8"))
+    try:
+        return json.loads(_existing(file).read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+
+
+def read_modes(config: dict[str, Any]) -> tuple[str, ...]:
+    """The modes in the pooling config of sentence-transformers, in the order of their vectors.
+
+    Newer files have `pooling_mode`, a name or a list; older ones a flag for each mode. ValueError: a mode is unknown.
+    """
+    if "pooling_mode" in config:
+        named = config["pooling_mode"]
+        modes = (named,) if isinstance(named, str) else tuple(named)
+    else:
+        flags = {key: value for key, value in config.items() if key.startswith("pooling_mode_") and value}
+        if unknown := sorted(flags.keys() - OLD_FLAGS.keys()):
+            raise ValueError(f"pooling: given {', '.join(unknown)}; known are {', '.join(OLD_FLAGS)}")
+        modes = tuple(mode for key, mode in OLD_FLAGS.items() if key in flags) or ("mean",)
+    if unknown := [str(mode) for mode in modes if mode not in MODES]:
+        raise ValueError(f"pooling_mode: given {', '.join(unknown)}; known are {', '.join(MODES)}")
+    return modes
+
+
+def pool_texts(x: Tensor, cu_seqlens: Tensor, modes: tuple[str, ...]) -> Tensor:
+    """Pool each text.
+
+    Args:
+        x: `(T, N)`, the tokens of all texts, one text after the other.
+        cu_seqlens: `(B + 1,)` int32 or int64, where each text begins, and T. Texts may be empty.
+        modes: of `MODES`; "weightedmean" weights a token by its position, counted from 1.
+
+    Returns:
+        `(B, N * len(modes))`, float32 (float64 for float64): sums in 16 bits lose digits. Zeros for empty texts.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    lengths = cu_seqlens.diff()
+    found = [_pool(x, cu_seqlens.long(), lengths, mode) for mode in modes]
+    return torch.where(lengths[:, None] == 0, 0.0, torch.cat(found, 1))
+
+
+def _pool(x: Tensor, starts: Tensor, lengths: Tensor, mode: str) -> Tensor:
+    tokens = torch.arange(x.shape[0], device=x.device)
+    if mode in ("cls", "lasttoken") and x.shape[0]:
+        places = starts[:-1] if mode == "cls" else starts[1:] - 1
+        return x.index_select(0, places.clamp(0, x.shape[0] - 1))
+    texts = torch.searchsorted(starts, tokens, right=True) - 1
+    if mode == "max":
+        return maximum(x, texts, lengths.shape[0])
+    counts = lengths.clamp(min=1)[:, None].to(x.dtype)
+    if mode == "weightedmean":
+        x = x * (tokens - starts[texts] + 1).to(x.dtype)[:, None]
+        counts = counts * (counts + 1) / 2
+    # The rows of each text are added in their order: the bits do not depend on the other texts.
+    return bag_sum(x, None, tokens, starts) / (counts.sqrt() if mode == "mean_sqrt_len_tokens" else counts)

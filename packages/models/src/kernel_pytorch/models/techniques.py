@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations of feed-forwards, under the names of `kernel_pytorch.fused_ln_act`."""
 
-GATES: dict[str, Callable[..., Tensor]] = {
-    "silu": fused_ln_act.swiglu,
-    "gelu": fused_ln_act.geglu,
-    "relu": fused_ln_act.reglu,
-}
+GATES: dict[str, Any] = {"silu": fused_ln_act.swiglu, "gelu": fused_ln_act.geglu, "relu": fused_ln_act.reglu}
 """Gated units with a level "cuda"; `gated_mlp`, which includes the matrix products, has none."""
 
 Names: TypeAlias = Iterable[str] | None
+Norm: TypeAlias = nn.RMSNorm | nn.LayerNorm
 Model = TypeVar("Model", bound="TechniqueModule")
 
 
@@ -74,39 +71,25 @@ class Techniques:
         traced = self.level is None and x.device.type == "cpu" and torch.compiler.is_compiling()
         return "native" if traced else self.level
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm over the last dimension."""
-        if "rmsnorm" in self.names:
-            return rmsnorm.rms_norm(x, weight, eps=eps, level=self.level_for(x))
-        return F.rms_norm(x, weight.shape, weight, eps)
+    def norm(self, norm: Norm, x: Tensor, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`(norm(x + update), x + update)`; of x alone where update is None."""
+        one: Callable[..., Tensor] = fused_ln_act.layer_norm
+        added: Callable[..., tuple[Tensor, Tensor]] = fused_ln_act.add_layer_norm
+        name, level = "fused-ln-act", self.level
+        weights = (norm.weight,) if isinstance(norm, nn.RMSNorm) else (norm.weight, norm.bias)
+        if isinstance(norm, nn.RMSNorm):
+            one, added, name, level = rmsnorm.rms_norm, rmsnorm.add_rms_norm, "rmsnorm", self.level_for(x)
+        if name in self.names and update is not None:
+            return added(update, x, *weights, eps=norm.eps, level=level)
+        x = x if update is None else x + update
+        return one(x, *weights, eps=norm.eps, level=level) if name in self.names else norm(x), x
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """`(rms_norm(x + residual), x + residual)`."""
-        if "rmsnorm" in self.names:
-            return rmsnorm.add_rms_norm(x, residual, weight, eps=eps, level=self.level_for(x))
-        residual = residual + x
-        return self.rms_norm(residual, weight, eps), residual
-
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """LayerNorm over the last dimension."""
-        if "fused-ln-act" in self.names:
-            return fused_ln_act.layer_norm(x, weight, bias, eps=eps, level=self.level)
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-    def layer_norm_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, activation: str) -> Tensor:
-        """LayerNorm over the last dimension, then an activation of `ACTIVATIONS`."""
-        if "fused-ln-act" in self.names:
-            return fused_ln_act.layer_norm_act(x, weight, bias, activation=activation, eps=eps, level=self.level)
-        return ACTIVATIONS[activation](F.layer_norm(x, weight.shape, weight, bias, eps))
-
-    def add_layer_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """`(layer_norm(x + residual), x + residual)`."""
-        if "fused-ln-act" in self.names:
-            return fused_ln_act.add_layer_norm(x, residual, weight, bias, eps=eps, level=self.level)
-        residual = residual + x
-        return self.layer_norm(residual, weight, bias, eps), residual
+    def layer_norm_act(self, norm: nn.LayerNorm, x: Tensor, activation: str) -> Tensor:
+        """LayerNorm, then an activation of `ACTIVATIONS`."""
+        if "fused-ln-act" not in self.names:
+            return ACTIVATIONS[activation](norm(x))
+        weights = norm.weight, norm.bias
+        return fused_ln_act.layer_norm_act(x, *weights, activation=activation, eps=norm.eps, level=self.level)
 
     def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """`activation(x @ weight.T + bias)`, with a name of `ACTIVATIONS`."""
@@ -132,7 +115,7 @@ class Techniques:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as views of one product; weight holds their rows in this order."""
         if "qkv-fusion" in self.names:  # without a level: the product is PyTorch's at every level
-            heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+            heads: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
             return qkv_fusion.qkv_projection(x, weight, bias, **heads)
         y = F.linear(x, weight, bias).unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
         q, k, v = y.split((num_heads, num_kv_heads, num_kv_heads), -2)
@@ -233,7 +216,7 @@ class TechniqueModule(nn.Module):
 
     Raises:
         TypeError: techniques is a single string.
-        ValueError: a technique or the level is unknown.
+        ValueError: a technique or the level is unknown, or in a subclass another argument does not fit.
     """
 
     techniques: Techniques

@@ -1,12 +1,9 @@
-"""Checkpoints that survive a kill at any moment, and batches that know where they are.
+"""Checkpoints that survive a kill at any moment, and batches with a position that can be saved.
 
 checkpoints = Checkpoints("run", {"model": model, "optimizer": optimizer, "batches": batches})
-step = checkpoints.resume()  # 0 where there is nothing yet
-while step < steps:
+for step in range(checkpoints.resume(), steps):  # from 0 where there is no checkpoint yet
     train(model, optimizer, next(batches))
-    step += 1
-    if step % 100 == 0:
-        checkpoints.save(step)
+    checkpoints.save(step + 1)
 """
 
 from __future__ import annotations
@@ -16,43 +13,33 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+
 PREFIX, SUFFIX, TEMPORARY = "step-", ".pt", ".tmp"
 
 
-class Stateful(Protocol):
-    """A model, optimizer, schedule, gradient scaler, `ShuffledBatches`, ..."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` takes: tensors, numbers, strings, and lists and dicts of them."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Continue from there."""
-
-
 class Checkpoints:
-    """Checkpoints of a training run in a folder, one file each, the newest few of them.
+    """Checkpoints of a training run in a folder, one file each; only the newest are kept.
 
     A file appears under its name only when all of it is on the disk, so a process may be killed at any moment, also
-    while it saves. One process may write to a folder at a time.
+    while it saves. Only one process may write to a folder at a time.
 
-    Beside the parts each file holds the state of every random generator: of PyTorch on the CPU and all GPUs, of Python,
-    of NumPy where it is imported, and those given. A run that resumes computes what the run that was interrupted would
-    have computed, bit for bit where its operators are deterministic.
+    In addition to the parts each file holds the state of all random generators: of PyTorch on the CPU and all GPUs, of
+    Python, of NumPy where it is imported, and those given. A resumed run computes what the interrupted run would have
+    computed, bit for bit where its operators are deterministic.
 
     Args:
         folder: where the files are; made when needed.
-        parts: by name, whatever changes from step to step and has `state_dict` and `load_state_dict`. Of a compiled
-            model give the module that was compiled.
+        parts: by name, all that changes from step to step and has `state_dict` and `load_state_dict`: model, optimizer,
+            schedule, gradient scaler, `ShuffledBatches`, ... For a compiled model give the module that was compiled.
         generators: by name, generators that the run draws from, other than the global ones.
-        keep: how many files stay.
-
-    Raises:
-        ValueError: keep is below 1.
+        keep: number of files to keep, at least 1 (else ValueError).
     """
 
     def __init__(
@@ -67,17 +54,11 @@ class Checkpoints:
         self.folder, self.parts, self.generators, self.keep = Path(folder), parts, generators or {}, keep
 
     def files(self) -> list[Path]:
-        """The checkpoints that there are, by step."""
+        """The existing checkpoints, in the order of steps."""
         return sorted(self.folder.glob(f"{PREFIX}*{SUFFIX}"))
 
     def save(self, step: int) -> Path:
-        """Write a checkpoint, and delete those that are too many.
-
-        Args:
-            step: how many steps were made.
-
-        Returns:
-            The file.
+        """Write a checkpoint after this many steps, delete the oldest beyond `keep`, and return the file.
 
         Raises:
             pickle.UnpicklingError: a part's state holds an object that could not be loaded again; no file is left.
@@ -96,7 +77,7 @@ class Checkpoints:
                 torch.save(content, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
-            _load(temporary, mmap=True)  # reads no tensor: only whether the objects are allowed
+            _load(temporary, mmap=True)  # reads no tensor: checks that the objects can be loaded
             temporary.replace(file)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -107,10 +88,7 @@ class Checkpoints:
         return file
 
     def resume(self) -> int:
-        """Load the newest checkpoint, if there is one.
-
-        Returns:
-            How many steps were made; 0 without a checkpoint, and nothing is changed then.
+        """Load the newest checkpoint, and return the number of steps; 0 without one, and nothing is changed then.
 
         Raises:
             ValueError: the checkpoint has other parts or generators than these.
@@ -132,17 +110,10 @@ class Checkpoints:
 
 
 class ShuffledBatches(Iterator[Tensor]):
-    """Indices of batches, without end: each epoch is all of `range(length)` in another order.
+    """Endless batches of indices `(batch_size,)`, int64: each epoch is all of `range(length)` in another order.
 
-    The order depends on seed and epoch alone, not on any generator, so a position is two numbers.
-
-    Args:
-        length: how many examples there are.
-        batch_size: how many are in a batch; what is left at the end of an epoch is left out.
-        seed: of the orders.
-
-    Raises:
-        ValueError: batch_size is not from 1 to length.
+    The order depends only on seed and epoch, not on any generator, so a position is two numbers. The rest of an epoch
+    that does not fill a batch is dropped. ValueError if batch_size is not from 1 to length.
     """
 
     def __init__(self, length: int, batch_size: int, seed: int = 0) -> None:
@@ -153,7 +124,7 @@ class ShuffledBatches(Iterator[Tensor]):
         self._order = self._shuffled()
 
     def __next__(self) -> Tensor:
-        """The indices of the next batch, `(batch_size,)`, int64."""
+        """The indices of the next batch."""
         if self.position + self.batch_size > self.length:
             self.epoch, self.position = self.epoch + 1, 0
             self._order = self._shuffled()
@@ -161,20 +132,16 @@ class ShuffledBatches(Iterator[Tensor]):
         return self._order[self.position - self.batch_size : self.position]
 
     def _shuffled(self) -> Tensor:
-        # One generator of an epoch's own: seeds that follow each other give unrelated streams.
+        # A new generator per epoch: consecutive seeds give unrelated streams.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         return torch.randperm(self.length, generator=generator)
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """The position."""
         return {"length": self.length, "seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go there.
-
-        Raises:
-            ValueError: it is a position in other data.
-        """
+        """Go to a position; ValueError if it is one in other data."""
         if (found := state_dict["length"]) != self.length:
             raise ValueError(f"length: the checkpoint's is {found}; it must be that of these data, {self.length}")
         self.seed, self.epoch, self.position = (state_dict[name] for name in ("seed", "epoch", "position"))
@@ -182,7 +149,7 @@ class ShuffledBatches(Iterator[Tensor]):
 
 
 def _load(file: Path, mmap: bool = False) -> dict[str, Any]:
-    # Nothing but tensors and numbers: a file from elsewhere cannot run code.
+    # weights_only: a file from elsewhere cannot run code.
     content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     return content
 
@@ -207,7 +174,7 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the new name on the disk too; Windows has no such call."""
+    """Write the new name to the disk too; Windows has no such call."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .block import TransformerBlock, normed
-from .techniques import TechniqueModule
-from .vit import load_torchvision, load_transformers
+from .block import TransformerBlock
+from .loading import load_torchvision, load_vit
+from .techniques import Names, TechniqueModule
 
 INITIAL_STD = 0.02
 
@@ -23,21 +23,15 @@ class VisionTransformer(TechniqueModule):
 
     Args:
         image_size: height and width of images in pixels, or one number for both.
-        patch_size: of a patch; divides image_size.
-        num_classes: how many logits; 0 for none: the result is the class token's features.
+        patch_size: height and width of a patch, or one number for both; must divide image_size.
+        num_classes: number of logits; 0 for none: the result is the features of the class token.
         dim: channels of a token.
-        num_layers: how many blocks.
-        num_heads: of attention.
-        hidden_dim: of the feed-forward; None for 4 dim.
-        in_channels: of an image.
-        activation: of the feed-forward, as in `FeedForward`.
-        norm_eps: of all norms: 1e-6 as in torchvision; transformers has 1e-12.
-        techniques: names from `ALL`; None for all of them, `()` for plain PyTorch. Parameters do not depend on it.
-        level: as in the functions of the techniques; None for the default of each.
-
-    Raises:
-        TypeError: techniques is a string.
-        ValueError: a name is unknown, or sizes do not fit.
+        num_layers: number of blocks.
+        num_heads: heads of attention.
+        hidden_dim, activation: as in `FeedForward`.
+        in_channels: channels of an image.
+        norm_eps: eps of all norms: 1e-6 as in torchvision; transformers has 1e-12.
+        techniques, level: as in `TechniqueModule`, with its errors.
 
     Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020, https://arxiv.org/abs/2010.11929.
     """
@@ -55,7 +49,7 @@ class VisionTransformer(TechniqueModule):
         in_channels: int = 3,
         activation: str = "gelu",
         norm_eps: float = 1e-6,
-        techniques: Iterable[str] | None = None,
+        techniques: Names = None,
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
@@ -63,19 +57,9 @@ class VisionTransformer(TechniqueModule):
         rows, columns = (pixels // size for pixels, size in zip(self.image_size, patch, strict=True))
         if (rows * patch[0], columns * patch[1]) != self.image_size or not rows * columns:
             raise ValueError(f"patch_size: given {patch_size}; it must divide image_size, {image_size}")
-        shape: dict[str, Any] = {
-            "norm": "layer",
-            "norm_eps": norm_eps,
-            "mlp": "gelu",
-            "hidden_dim": hidden_dim,
-            "bias": True,
-        }
-        how: dict[str, Any] = {
-            "activation": activation,
-            "causal": False,
-            "techniques": self.techniques.names,
-            "level": level,
-        }
+        shape: dict[str, Any] = {"norm": "layer", "norm_eps": norm_eps, "mlp": "gelu", "hidden_dim": hidden_dim}
+        shape |= {"activation": activation, "bias": True, "causal": False}
+        how: dict[str, Any] = {"techniques": self.techniques.names, "level": level}
         self.patches = nn.Conv2d(in_channels, dim, patch, patch)
         self.token = nn.Parameter(torch.empty(dim))
         self.positions = nn.Parameter(torch.empty(1 + rows * columns, dim))
@@ -98,65 +82,46 @@ class VisionTransformer(TechniqueModule):
 
     @classmethod
     def from_transformers(
-        cls,
-        source: Any,
-        state_dict: Mapping[str, Tensor] | None = None,
-        *,
-        techniques: Iterable[str] | None = None,
-        level: str | None = None,
+        cls, source: Any, state_dict: Mapping[str, Tensor] | None = None, **how: Any
     ) -> VisionTransformer:
         """Load a ViT of transformers, with the names of its files or those of version 5's modules.
 
         Dropout, which does nothing in evaluation, is left out, and so is the pooler of a `ViTModel`.
 
         Args:
-            source: a `ViTForImageClassification` or `ViTModel`, or its configuration: a `ViTConfig` or what its
-                config.json holds.
+            source: a `ViTForImageClassification` or `ViTModel`, or its configuration: a `ViTConfig` or the content of
+                its config.json.
             state_dict: of such a model; may be left out where source is a model. Tensors are copied.
-            techniques: as in the constructor.
-            level: as in the constructor.
+            how: techniques and level, as in the constructor.
 
         Raises:
-            TypeError: source is a configuration, and there is no state_dict.
-            ValueError: the configuration asks for something that is not computed here, or tensors are missing, unknown
-                or of other shapes; the message has the names.
+            TypeError, ValueError: as in `LanguageModel.from_llama`.
         """
-        return load_transformers(cls, source, state_dict, techniques=techniques, level=level)
+        return load_vit(cls, source, state_dict, **how)
 
     @classmethod
-    def from_torchvision(
-        cls,
-        state_dict: Mapping[str, Tensor],
-        num_heads: int,
-        *,
-        techniques: Iterable[str] | None = None,
-        level: str | None = None,
-    ) -> VisionTransformer:
+    def from_torchvision(cls, state_dict: Mapping[str, Tensor], num_heads: int, **how: Any) -> VisionTransformer:
         """Load a `VisionTransformer` of torchvision; also the older names of its feed-forward.
 
         Args:
             state_dict: of that model; images are square. Tensors are copied.
-            num_heads: of attention, which no tensor shows: 12 for vit_b, 16 for vit_l and vit_h.
-            techniques: as in the constructor.
-            level: as in the constructor.
+            num_heads: heads of attention, which no tensor shows: 12 for vit_b, 16 for vit_l and vit_h.
+            how: techniques and level, as in the constructor.
 
         Raises:
             ValueError: tensors are missing, unknown or of other shapes; the message has the names.
         """
-        return load_torchvision(cls, state_dict, num_heads, techniques=techniques, level=level)
+        return load_torchvision(cls, state_dict, num_heads, **how)
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Classify.
+        """Compute logits `(B, num_classes)` (without classes features `(B, dim)`), or with targets the mean loss, `()`.
 
         Args:
             images: `(B, in_channels, height, width)`, in the dtype of the parameters.
             targets: `(B,)`, the class of each, or -100 for images without a loss.
 
-        Returns:
-            Logits `(B, num_classes)`, or without classes features `(B, dim)`; with targets their mean loss, `()`.
-
         Raises:
-            ValueError: images are of another size, or targets are given and there are no classes.
+            ValueError: images have another size, or targets are given and there are no classes.
         """
         wanted = self.patches.in_channels, *self.image_size
         if images.dim() != 4 or tuple(images.shape[1:]) != wanted:
@@ -167,7 +132,7 @@ class VisionTransformer(TechniqueModule):
         for block in self.blocks:
             x, update = block(x, update, defer=True)
         x, update = x[:, 0], None if update is None else update[:, 0]
-        features, _ = normed(self.techniques, self.norm, x, update)
+        features, _ = self.techniques.norm(self.norm, x, update)
         if self.head is None:
             if targets is not None:
                 raise ValueError("targets: given a tensor; it must be None, for the model has no classes")

@@ -15,6 +15,7 @@ from ._core.arguments import (
     check_tensor,
     shape_of,
 )
+from ._core.operation import Operation
 from .levels import LADDER
 
 Casting = Literal["llama", "gemma", "none"]
@@ -57,7 +58,7 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    found: Tensor = LADDER.call("rms_norm", level, _check, 2, x, weight, eps, offset, casting)
+    found: Tensor = RMS_NORM(x, weight, eps, offset, casting, level)
     return found
 
 
@@ -95,8 +96,7 @@ def add_rms_norm(
     Source: as `rms_norm`; the residual add in front of it as in Touvron et al., "LLaMA", 2023,
     https://arxiv.org/abs/2302.13971.
     """
-    given = x, residual, weight, eps, offset, casting
-    found: tuple[Tensor, Tensor] = LADDER.call("add_rms_norm", level, _check_add, 3, *given)
+    found: tuple[Tensor, Tensor] = ADD_RMS_NORM(x, residual, weight, eps, offset, casting, level)
     return found
 
 
@@ -132,7 +132,7 @@ def head_rms_norm(
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
     root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
     """
-    found: Tensor = LADDER.call("head_rms_norm", level, _check_heads, 2, x, weight, eps, offset, casting)
+    found: Tensor = HEAD_RMS_NORM(x, weight, eps, offset, casting, level)
     return found
 
 
@@ -162,3 +162,8 @@ def _check_scalars(eps: float, offset: float, casting: str) -> None:
     check_eps(eps)
     check_number("offset", offset)
     check_choice("casting", casting, CASTINGS)
+
+
+RMS_NORM = Operation(LADDER, "rms_norm", _check)
+ADD_RMS_NORM = Operation(LADDER, "add_rms_norm", _check_add)
+HEAD_RMS_NORM = Operation(LADDER, "head_rms_norm", _check_heads)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._core import patching
 from ._core.patching import Found, Patched
 from .decoder_layer import FIRST, SECOND, Formula, defaults_of, with_sum
-from .functional import CASTINGS, Casting, rms_norm
+from .functional import CASTINGS, RMS_NORM, Casting, rms_norm
 from .levels import LADDER
 from .module import RMSNorm
 
@@ -101,9 +101,7 @@ def _forward(module: torch.nn.Module, formula: Formula) -> patching.Forward:
             or patching.is_autocast(x)
         ):
             return stock(self, *args, **kwargs)
-        # The function itself would check in each call what was found out when the module was patched.
-        weight = self.weight
-        y: Tensor = LADDER.resolve("rms_norm", None, x, weight)(x, weight, getattr(self, eps), offset, casting)
+        y: Tensor = RMS_NORM(x, self.weight, getattr(self, eps), offset, casting, None)
         return y
 
     return forward

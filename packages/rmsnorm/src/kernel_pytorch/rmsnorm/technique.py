@@ -12,6 +12,7 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Exemption,
     Given,
     Operation,
     Technique,
@@ -29,7 +30,7 @@ BUDGETS = {
     "compile": (4.0, "TorchInductor adds the rows of the weight gradient one by one on the CPU, eager in a tree"),
     "cuda": (4.0, "dweight adds rows in another order: of a few numbers the definition's happen to err less"),
 }
-WIDENED = {"torchscript": {"autocast": "TorchScript's own autocast widens the sum to float32"}}
+WIDENED = (Exemption(("autocast",), "TorchScript's own autocast widens the sum to float32", ("torchscript",)),)
 
 
 def _keywords(case: Case) -> dict[str, Any]:
@@ -218,7 +219,7 @@ technique = Technique(
             cost=rms_norm_cost,
             test_grid=rms_norm_tests,
             bench_grid=rms_norm_bench,
-            adversarial=("x",),
+            roles={"data": ("x",)},
             real_input=rms_norm_real,
         ),
         Operation(
@@ -226,12 +227,12 @@ technique = Technique(
             function=f"{HERE}:add_rms_norm",
             levels=LEVELS,
             budgets=BUDGETS,
-            unsupported=WIDENED,
+            exemptions=WIDENED,
             inputs=add_rms_norm_inputs,
             cost=add_rms_norm_cost,
             test_grid=add_rms_norm_tests,
             bench_grid=add_rms_norm_bench,
-            adversarial=("x", "residual"),
+            roles={"data": ("x", "residual")},
             real_input=add_rms_norm_real,
         ),
         Operation(
@@ -243,7 +244,7 @@ technique = Technique(
             cost=head_rms_norm_cost,
             test_grid=head_rms_norm_tests,
             bench_grid=head_rms_norm_bench,
-            adversarial=("x",),
+            roles={"data": ("x",)},
             real_input=head_rms_norm_real,
         ),
     ],

@@ -22,21 +22,13 @@ LEAST_BLOCKS = 2
 
 @dataclass
 class Context:
-    """What is known of the model when changes are tried.
+    """What is known of the model when changes are tried."""
 
-    Attributes:
-        inputs: of a call.
-        kwargs: named inputs of the call.
-        patterns: that finders found.
-        memory_is_short: whether a step needs most of the memory of its device.
-        partial: whether an output that has a loss may be without its other tensors.
-    """
-
-    inputs: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    patterns: Sequence[Pattern] = ()
-    memory_is_short: bool = False
-    partial: bool = False
+    inputs: Sequence[Any] = ()  # of a call
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # named inputs of the call
+    patterns: Sequence[Pattern] = ()  # that finders found
+    memory_is_short: bool = False  # whether a step needs most of the memory of its device
+    partial: bool = False  # whether an output that has a loss may be without its other tensors
 
 
 @dataclass(frozen=True)

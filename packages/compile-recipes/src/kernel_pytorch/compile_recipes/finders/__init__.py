@@ -7,14 +7,13 @@ nothing holds by chance, and the result is compared with the definition's.
 
 from __future__ import annotations
 
-import linecache
 from dataclasses import dataclass
 
 from kernel_pytorch.compile_recipes.recorder import Graph, Node, chain, up
 
 from .attention import FAR, Attention, find_attention
 from .loss import find_losses
-from .norms import Norm, find_norms, residual_of
+from .norms import Norm, find_norms, is_one_call, residual_of
 from .products import find_activations, find_gated, linears, shared_inputs
 from .rotary import find_rotary
 from .waste import find_waste, size
@@ -82,8 +81,7 @@ def find(g: Graph) -> list[Found]:
 
 def _of_norm(norm: Norm, g: Graph) -> list[Found]:
     found = []
-    stock = norm.y.path in g.stock or "rms_norm(" in _source(norm.y).replace("def rms_norm(", "")
-    if norm.by_hand and not stock:
+    if norm.by_hand and norm.y.path not in g.stock and not is_one_call(norm):
         offset = f", offset {norm.offset:g}" if norm.offset else ""
         weight = f", weight {norm.weight}" if norm.weight else ""
         eps = f", eps {norm.eps!r}" if norm.eps else ""
@@ -94,7 +92,7 @@ def _of_norm(norm: Norm, g: Graph) -> list[Found]:
 
 
 def _of_attention(attention: Attention, g: Graph) -> Found:
-    fused = attention.second.path in g.stock or "scaled_dot_product" in _source(attention.second)
+    fused = attention.second.path in g.stock or attention.first.site == attention.second.site
     kind = "attention_math" if fused else "attention"
     what = (
         f"equal to {attention.call}" if attention.call else "not proven equal to one call: a cap, dropout or grouping"
@@ -104,11 +102,6 @@ def _of_attention(attention: Attention, g: Graph) -> Found:
     if attention.call and any(n.name == "input" and size(n) for b in beside for n in (b, *up(b, FAR))):
         what += " here; a mask depends on inputs, and is kept as it is"
     return Found(kind, what, attention.second, *_saving(attention.second, *attention.first.inputs))
-
-
-def _source(n: Node) -> str:
-    file, _, line = n.line.rpartition(":")
-    return linecache.getline(file, int(line or 0))
 
 
 def _saving(y: Node, *x: Node) -> tuple[int, int]:

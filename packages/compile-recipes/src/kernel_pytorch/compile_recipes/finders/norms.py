@@ -20,23 +20,15 @@ LARGEST_EPS = 1e-2
 
 @dataclass(frozen=True)
 class Norm:
-    """`y` is a norm of `x`.
+    """`y` is a norm of `x`."""
 
-    Attributes:
-        kind: "rms_norm" or "layer_norm".
-        weight: name of the parameter; "" if there is none.
-        offset: what is added to the weight: 0 or 1.
-        eps: what is added to the mean square; 0 where nothing is, or where it is added to the root.
-        by_hand: whether it is made of several operators.
-    """
-
-    kind: str
+    kind: str  # "rms_norm" or "layer_norm"
     x: Node
     y: Node
-    weight: str = ""
-    offset: float = 0.0
-    eps: float = 0.0
-    by_hand: bool = True
+    weight: str = ""  # name of the parameter; "" if there is none
+    offset: float = 0.0  # what is added to the weight: 0 or 1
+    eps: float = 0.0  # what is added to the mean square; 0 where nothing is, or where it is added to the root
+    by_hand: bool = True  # whether it is made of several operators
 
 
 def find_norms(g: Graph) -> list[Norm]:
@@ -65,6 +57,14 @@ def residual_of(norm: Norm) -> Node | None:
         source = strip(source.inputs[0])
     parts = [i for i in source.inputs if is_float(i) and i.value.shape == source.value.shape]
     return source if source.name == "add" and len(parts) == 2 else None
+
+
+def is_one_call(norm: Norm) -> bool:
+    """Whether one call of PyTorch's made all of it but the weight, as `F.rms_norm` does on a CPU."""
+    nodes = [n for n in chain(norm.x, norm.y) if n.name not in WHOLE]
+    if norm.weight and len({n.site for n in nodes}) > 1 and is_float(nodes[-2]):
+        nodes = nodes[:-1] if 0.9 < float(nodes[-2].value.double().pow(2).mean()) < 1.1 else nodes
+    return len(nodes) > 1 and len({n.site for n in nodes}) == 1
 
 
 def _is_within_another(x: Node, kind: str, found: dict[tuple[Node, str], Norm]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernel_pytorch.compile_recipes.recorder import Graph, Node, place_of
+from kernel_pytorch.compile_recipes.recorder import FACTORIES, Graph, Node, down, place_of
 
 from .loss import LEAST
 from .numbers import PARTS, PRODUCTS, WHOLE, is_float, strip
@@ -22,6 +22,8 @@ GROWING = {"repeat", "repeat_interleave", "index_select", *WHOLE, *PARTS}
 NEVER_AGAIN = re.compile(r"rand|bernoulli|dropout|empty|copy|renewed|item|_local_scalar_dense|clone|_to_copy")
 """Operators whose second call is no waste, or not the same."""
 FAR_BELOW = -1e4
+FARTHEST = 9
+"""Steps from a created tensor to an operator that reads other data too."""
 
 Waste = tuple[str, str, Node, int, int]
 """Kind, what it is, the node, and the bytes and launches that are for nothing."""
@@ -32,6 +34,7 @@ def find_waste(g: Graph, lin: Linears) -> Iterator[Waste]:
     yield from loops(g)
     yield from computed_again(g)
     yield from casts(g, lin)
+    yield from created(g)
     for n in g.nodes:
         if SDPA.match(n.name):
             yield from _of_attention(n)
@@ -94,6 +97,17 @@ def computed_again(g: Graph) -> Iterator[Waste]:
         names = ", ".join(dict.fromkeys(n.name for n in nodes))
         moved = sum(n.cost.bytes for n in nodes)
         yield "computed_again", f"computed before: {names}", nodes[0], moved, len(nodes)
+
+
+def created(g: Graph) -> Iterator[Waste]:
+    """Tensors that are made of Python values in every call, and meet the data: on a GPU a copy that it waits for."""
+    for n in g.nodes:
+        made = n.name in FACTORIES and n.line in g.placeless
+        values = n.name == "lift_fresh" and isinstance(n.value, Tensor) and n.value.dim() > 0
+        below = [n, *down(n, FARTHEST)] if (made or values) and n.line else []
+        if any(i not in below for other in below[1:] for i in other.inputs):
+            what = f"torch.{n.name} without a device" if made else "a tensor of Python values"
+            yield "created", f"{what}, made in every call: on a GPU a copy from the host", n, size(n), 1
 
 
 def _flat(value: object) -> list[object]:

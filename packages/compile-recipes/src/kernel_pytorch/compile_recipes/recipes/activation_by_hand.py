@@ -5,8 +5,6 @@ Each step writes a tensor, and autograd keeps most of them. One operator keeps i
 When not: where no operator computes the formula.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -5,8 +5,6 @@ Scores and weights of all pairs of tokens are written, read and kept for the bac
 When not: where the weights themselves are wanted.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

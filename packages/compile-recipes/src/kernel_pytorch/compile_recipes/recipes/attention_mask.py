@@ -6,8 +6,6 @@ attention as two products and a softmax instead, in silence, and here under `tor
 When not: where the mask is trained: then its gradient is needed.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

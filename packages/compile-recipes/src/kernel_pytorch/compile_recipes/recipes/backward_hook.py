@@ -5,8 +5,6 @@ A full backward hook wraps the inputs and outputs of its module; a hook on a ten
 When not: in eager.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from .recipe import Same, x

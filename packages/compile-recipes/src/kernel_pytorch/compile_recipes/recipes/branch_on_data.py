@@ -5,12 +5,10 @@ Python must know the value before it can take a branch, so the graph ends there,
 When not: where one branch is expensive and rare: a break costs less than computing both.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -24,7 +22,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return torch.where(a.sum() > 0, a.relu(), a - 1)
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

@@ -5,14 +5,12 @@ Without gradients autocast casts the weights in every call. Weights that are sto
 When not: in training, where an optimizer needs weights in float32: autocast keeps casts of a step.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "cast_weights"
 COUNTS = ("operators", "moved")
@@ -35,7 +33,3 @@ class After(Same):
 
     def forward(self, a: Tensor) -> Tensor:
         return self.layers(a.bfloat16())
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

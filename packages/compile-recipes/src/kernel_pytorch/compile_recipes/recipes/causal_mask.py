@@ -5,8 +5,6 @@ The flag says the same: nothing is read for it, and half of the products are lef
 When not: where padding is hidden too.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

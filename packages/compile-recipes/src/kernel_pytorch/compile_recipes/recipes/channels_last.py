@@ -5,8 +5,6 @@ Tensor cores read channels last; in the other layout each convolution is surroun
 When not: for convolutions of few channels, and in models that are mostly something else.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

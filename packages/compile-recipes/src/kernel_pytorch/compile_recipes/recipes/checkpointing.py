@@ -5,8 +5,6 @@ Each block keeps its input alone, and computes the rest again in the backward.
 When not: where memory suffices: it costs one more forward.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -5,8 +5,6 @@ A table of angles depends on nothing but the length: once in a forward is enough
 When not: where keeping it needs more memory than computing it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

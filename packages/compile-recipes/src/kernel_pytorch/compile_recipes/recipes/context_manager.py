@@ -5,8 +5,6 @@ What happens inside `with` cannot be split, so the whole function runs in eager.
 When not: around the call of a compiled model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks",)
@@ -39,7 +37,3 @@ class After(Same):
         with torch.profiler.record_function("span"):
             a = a.sin()
         return a + 1
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

@@ -5,8 +5,6 @@ In evaluation a batch norm is a scale and a shift of each channel, which the wei
 When not: in training, or where the model will be trained again.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

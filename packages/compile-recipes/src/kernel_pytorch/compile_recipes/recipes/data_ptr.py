@@ -5,11 +5,9 @@ Addresses do not exist while a graph is traced.
 When not: outside of a forward.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -24,7 +22,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return a.sin() + 1
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

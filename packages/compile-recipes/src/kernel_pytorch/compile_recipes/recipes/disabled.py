@@ -5,12 +5,10 @@
 When not: where the compiler makes a mistake in the function: keep it, and report the mistake.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -31,7 +29,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return scaled(a.sin()).cos()
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

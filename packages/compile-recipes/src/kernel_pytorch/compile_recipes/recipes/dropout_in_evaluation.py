@@ -5,13 +5,11 @@
 When not: where uncertainty is sampled on purpose.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "setting"
 COUNTS = ("operators",)
@@ -25,10 +23,6 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return F.dropout(a.sin(), 0.5, training=self.training)
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]
 
 
 def result_of(result: Tensor, given: tuple[Tensor, ...]) -> Tensor:

@@ -5,8 +5,6 @@ The first length is compiled as a constant. Marked as dynamic, one graph serves 
 When not: where there are two or three lengths: graphs for constants are faster.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

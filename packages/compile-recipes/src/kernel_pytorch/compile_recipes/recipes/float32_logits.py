@@ -5,8 +5,6 @@ The loss needs float32 inside, not a copy of all logits: `cross_entropy` compute
 When not: where the logits are used for something else that needs float32.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

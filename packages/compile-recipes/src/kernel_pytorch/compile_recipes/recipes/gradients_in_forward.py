@@ -5,12 +5,10 @@
 When not: where the gradient is of something outside the compiled part.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks",)
@@ -27,7 +25,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return torch.func.grad(lambda t: t.sin().sum())(a)
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

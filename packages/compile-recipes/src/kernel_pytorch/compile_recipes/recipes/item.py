@@ -6,11 +6,9 @@ not.
 When not: for what Python must know, such as a log once in a thousand steps: do it outside the compiled part.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -25,7 +23,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return a * (1 / a.norm())
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

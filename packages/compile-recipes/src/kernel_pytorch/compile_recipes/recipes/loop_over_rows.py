@@ -5,12 +5,10 @@ The loop is unrolled: one launch for each row, and a graph that grows with the b
 When not: where each row needs another operator.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "loop"
 COUNTS = ("operators",)
@@ -24,7 +22,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return a.softmax(-1)
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

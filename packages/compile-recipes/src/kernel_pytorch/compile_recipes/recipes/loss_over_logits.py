@@ -6,8 +6,6 @@ backward none of it is kept; `linear_cross_entropy` does this without computing 
 When not: for vocabularies of a few thousand words.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

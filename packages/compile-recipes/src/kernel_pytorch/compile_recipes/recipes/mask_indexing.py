@@ -5,11 +5,9 @@ How many elements a mask selects is data, so the shape of the result is unknown 
 When not: where few of many elements are selected and the work on them is large: then selecting first pays.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -23,7 +21,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return a.where(a > 0, 0).sum()
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

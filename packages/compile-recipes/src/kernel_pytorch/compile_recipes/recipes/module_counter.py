@@ -5,8 +5,6 @@ An integer attribute is a constant of the graph: each value is a compilation, un
 When not: where it changes rarely, such as once an epoch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

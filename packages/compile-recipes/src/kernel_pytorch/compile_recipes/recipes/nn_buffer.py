@@ -5,12 +5,10 @@ Assigned as an attribute, `+=` on it is not traced in torch 2.13; registered by 
 When not: where nothing changes it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -34,7 +32,3 @@ class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         self.seen += 1
         return a * self.seen
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

@@ -5,8 +5,6 @@ Mean, difference, square, mean, root and quotient are six passes over memory; on
 When not: where the statistics themselves are wanted.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ A layer computes every position, also those that a mask hides. Packed into one r
 When not: where lengths differ little, or batches are sorted by length.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -15,8 +13,6 @@ from .recipe import Same, x
 DETECTOR = "padding"
 COUNTS = ("flops", "moved")
 NAMED = ("a", "attention_mask")
-
-
 LENGTHS = (5, 9, 31, 64)
 
 

@@ -5,11 +5,9 @@ What Python prints cannot be part of a graph, and a value that is printed must b
 When not: while debugging in eager.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -25,7 +23,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return a.sin().cos()
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

@@ -5,8 +5,6 @@ One product of the joined weights reads the input once, and fills the GPU better
 When not: where the layers have adapters, hooks or other dtypes.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

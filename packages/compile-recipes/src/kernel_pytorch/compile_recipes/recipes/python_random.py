@@ -5,13 +5,11 @@ The number is made by Python in each call; `torch.rand` is an operator of the gr
 When not: where the very same sequence of numbers is needed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -25,7 +23,3 @@ class Before(nn.Module):
 class After(Same):
     def forward(self, a: Tensor) -> Tensor:
         return a.sin() + 0 * torch.rand((), device=a.device)
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

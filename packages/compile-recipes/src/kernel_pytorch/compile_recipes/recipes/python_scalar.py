@@ -5,8 +5,6 @@ The first number is a constant of the graph, and the next one compiles it again.
 When not: where it never changes: a constant is faster.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

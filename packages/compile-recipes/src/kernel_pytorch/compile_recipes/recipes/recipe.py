@@ -36,20 +36,15 @@ def x(*shape: int) -> Tensor:
 class Recipe:
     """A change, as code before and after, with an effect that is counted: a file of this folder.
 
-    The docstring of the file has the title, what happens before, and after "When not:" where it does not pay. It has
+    `name` is that of the file, whose docstring has three paragraphs: `title`, `why`, and "When not:". It has
 
     - `DETECTOR`, kind of the finding that names it, and `COUNTS`, the quantities that become less: see `count`;
     - `Before`, a module that takes nothing, and `After`, one that takes an instance of `Before`;
-    - `inputs()`, a tuple for each call; quantities of compilation are counted over all of them, others on the first;
+    - where it needs them `inputs()`, a tuple for each call, else one tensor `(8, 64)`; quantities of compilation are
+      counted over all calls, others on the first;
     - where it needs them `TRAIN`, whether both train; `NAMED`, names of the inputs of `Before`; `given_after(given)`,
       the inputs of `After`; `result_of(result, given)`, what of the result of `Before` is compared; and
       `SILENT = False`, where the assistant names `After` too.
-
-    Attributes:
-        name: of its file, and in findings.
-        title: in words.
-        why: what happens before.
-        when_not: where it does not pay.
     """
 
     def __init__(self, module: ModuleType) -> None:
@@ -76,17 +71,21 @@ class Recipe:
 
     def calls(self) -> tuple[list[Call], list[Call]]:
         """The calls of both, in the same order."""
-        given, names = [*self.module.inputs()], getattr(self.module, "NAMED", ())
+        given, names = self.inputs(), getattr(self.module, "NAMED", ())
         before: list[Call] = [((), dict(zip(names, g, strict=True))) if names else (g, {}) for g in given]
         change = getattr(self.module, "given_after", lambda g: g)
         return before, [(change(g), {}) for g in given]
+
+    def inputs(self) -> list[tuple[Tensor, ...]]:
+        """The positional inputs of each call."""
+        return [*getattr(self.module, "inputs", lambda: [(x(8, 64),)])()]
 
     def results(self) -> tuple[Tensor, Tensor]:
         """What both compute of the first inputs, to be compared."""
         modules, calls = self.modules(), self.calls()
         first, second = (m(*c[0][0], **c[0][1]) for m, c in zip(modules, calls, strict=True))
         compared = getattr(self.module, "result_of", lambda result, given: result)
-        return compared(first, self.module.inputs()[0]), second
+        return compared(first, self.inputs()[0]), second
 
     def counted(self) -> dict[str, tuple[int, int]]:
         """Each quantity before and after."""

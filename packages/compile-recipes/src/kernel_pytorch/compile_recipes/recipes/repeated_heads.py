@@ -5,8 +5,6 @@ The copies are written and read again. `enable_gqa=True` reads each head where i
 When not: where the kernel of the device has no grouped heads: look at the report's line about attention.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

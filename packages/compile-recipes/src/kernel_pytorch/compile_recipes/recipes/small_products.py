@@ -5,8 +5,6 @@ A small product leaves most of a GPU idle; `torch.bmm` launches all at once.
 When not: where the products are large, or of many shapes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

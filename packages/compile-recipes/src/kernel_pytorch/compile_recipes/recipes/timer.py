@@ -5,14 +5,12 @@ A clock is no operator, and on a GPU it measures the launch alone. `record_funct
 When not: in eager code that synchronises on purpose.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch
 from torch import Tensor, nn
 
-from .recipe import Same, x
+from .recipe import Same
 
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
@@ -31,7 +29,3 @@ class After(Same):
         with torch.profiler.record_function("sin"):
             a = a.sin()
         return a + 1
-
-
-def inputs() -> list[tuple[Tensor, ...]]:
-    return [(x(8, 64),)]

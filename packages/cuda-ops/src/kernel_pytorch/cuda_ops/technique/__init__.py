@@ -15,5 +15,4 @@ technique = Technique(
     operations=rungs.operations,
     levels=f"{HERE}.levels",
     contracts=CONTRACTS,
-    cuda_units=f"{HERE}.technique.kernels:cuda_units",
 )

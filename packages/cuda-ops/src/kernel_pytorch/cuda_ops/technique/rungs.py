@@ -5,10 +5,9 @@ The oracle, the shapes and the costs are those of that technique, as far as its 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import torch
 from kernel_pytorch.cuda_ops.levels import LEVELS
 from kernel_pytorch.cuda_ops.library import LIBRARY
 from kernel_pytorch.cuda_ops.rungs import rung
+from kernel_pytorch.harness.exemptions import of_levels
 from kernel_pytorch.harness.implementation import Level, PublicLevel, imported
 from kernel_pytorch.harness.technique import Operation
 
@@ -97,10 +97,12 @@ def operation(folder: str) -> Operation | None:
     files = sorted((CSRC / folder / "kernels").glob("[0-9]_*.cuh"))  # none where it is installed from a wheel
     numbered = [_rung(folder, file.stem, given) for file in files]
     kept = {name: given.budgets[name] for name in LEVELS if name in given.budgets}
-    rows = {name: given.unsupported[name] for name in LEVELS if name in given.unsupported}
-    lacks = {name: given.lacks[name] for name in LEVELS if name in given.lacks}
-    lacks |= {each.name: lacks[Level.CUDA.value] for each in numbered if Level.CUDA.value in lacks}
-    return dataclasses.replace(given, levels=[*LEVELS, *numbered], budgets=kept, unsupported=rows, lacks=lacks)
+    names = [each.name for each in numbered]
+    exemptions = [
+        replace(each, levels=(*each.levels, *names)) if each.levels == (Level.CUDA.value,) else each
+        for each in of_levels(given.exemptions, LEVELS)
+    ]
+    return replace(given, levels=[*LEVELS, *numbered], budgets=kept, exemptions=exemptions)
 
 
 def _rung(folder: str, stem: str, given: Operation) -> Rung:

@@ -34,7 +34,7 @@ from torch import Tensor
 from kernel_pytorch.flash_attn_triton._core.direct_calls import check_shapes
 from kernel_pytorch.flash_attn_triton._core.launch import cdiv
 from kernel_pytorch.flash_attn_triton._core.launcher import bind
-from kernel_pytorch.flash_attn_triton._core.plans import planned
+from kernel_pytorch.flash_attn_triton._core.plans import Planned
 
 from .configurations import KEYS, QUERIES
 from .geometry import Geometry, check_all_memory
@@ -95,7 +95,7 @@ def _delta_kernel(
     tl.store(delta_ptr + statistics, delta, mask=row < rows)
 
 
-@planned
+@Planned
 def flash_attention_backward(
     do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
     alibi_slopes: Tensor | None, sinks: Tensor | None, seed: Tensor | None, o: Tensor, normalizer: Tensor,

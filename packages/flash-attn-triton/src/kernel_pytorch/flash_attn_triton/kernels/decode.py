@@ -23,7 +23,7 @@ from torch import Tensor
 from kernel_pytorch.flash_attn_triton._core.device import program_count
 from kernel_pytorch.flash_attn_triton._core.launch import cdiv, exceeds_int32, next_power_of_2
 from kernel_pytorch.flash_attn_triton._core.launcher import bind
-from kernel_pytorch.flash_attn_triton._core.plans import planned
+from kernel_pytorch.flash_attn_triton._core.plans import Planned
 from kernel_pytorch.flash_attn_triton.arguments import check_cache, check_sinks, slopes_of
 
 from .configurations import DECODE, configuration
@@ -289,4 +289,4 @@ def _plan(
     return run
 
 
-flash_decode = planned(_plan)
+flash_decode = Planned(_plan)

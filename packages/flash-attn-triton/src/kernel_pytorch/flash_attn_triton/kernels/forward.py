@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.flash_attn_triton._core.launch import cdiv
+from kernel_pytorch.flash_attn_triton._core.launch import cdiv, reader
 from kernel_pytorch.flash_attn_triton._core.launcher import bind
-from kernel_pytorch.flash_attn_triton._core.plans import planned
+from kernel_pytorch.flash_attn_triton._core.plans import Planned
 
 from . import gluon_launch
 from .configurations import FORWARD
@@ -203,17 +203,21 @@ def _plan(
         HAS_SINKS=sinks is not None, KEEP_REST=keep_rest, VARLEN=g.varlen, **options,
     )  # fmt: skip
 
+    results, read_sinks = g.results(keep_rest, NOTHING), reader(sinks, g.dense)
+    read_q, read_k, read_v = (reader(x, g.unit_depth) for x in (q, k, v))
+    read_cu_q, read_cu_k = reader(cu_seqlens_q, g.dense), reader(cu_seqlens_k, g.dense)
+
     def run(
         q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
         seed: Tensor | None, *rest: Any,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        o, lse, (normalizer, kept) = g.new_o(), g.new_lse(NOTHING), g.new_saved(keep_rest)
-        cu_q, cu_k = rest[5:7]
-        launch(g.unit_depth(q), g.unit_depth(k), g.unit_depth(v), g.bias_data(bias), alibi_slopes, g.dense(sinks),
-               seed, g.dense(cu_q), g.dense(cu_k), o, lse, normalizer, kept)  # fmt: skip
+        o, lse, normalizer, kept = results()
+        bias = None if bias is None else g.bias_data(bias)
+        launch(read_q(q), read_k(k), read_v(v), bias, alibi_slopes, read_sinks(sinks), seed,
+               read_cu_q(rest[5]), read_cu_k(rest[6]), o, lse, normalizer, kept)  # fmt: skip
         return o, lse, normalizer, kept
 
     return run
 
 
-flash_attention = planned(_plan, gluon_launch.is_asked_for)
+flash_attention = Planned(_plan, gluon_launch.is_asked_for)

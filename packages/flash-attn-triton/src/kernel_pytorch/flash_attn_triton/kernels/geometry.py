@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import triton
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core.direct_calls import check_memory
-from kernel_pytorch.flash_attn_triton._core.launch import exceeds_int32, next_power_of_2
+from kernel_pytorch.flash_attn_triton._core.launch import allocator, exceeds_int32, next_power_of_2
 from kernel_pytorch.flash_attn_triton.arguments import (
     check_bias,
     check_qkv,
@@ -132,6 +133,16 @@ class Geometry:
         make = torch.zeros if self.varlen else torch.empty
         normalizer = make((*self.q_like.meta.shape[:-1], 2), dtype=torch.float32, device=self.device)
         return normalizer, nothing if self.itemsize == 4 else self.q_like.new(zeros=False)
+
+    def results(self, keep: bool, fill: float = 0.0) -> Callable[[], tuple[Tensor, ...]]:
+        """What makes memory for the output, lse and what is saved: the same as `new_o`, `new_lse` and `new_saved`."""
+        if self.varlen:
+            return lambda: (self.new_o(), self.new_lse(fill), *self.new_saved(keep))
+        shape, wide, like = self.q_like.meta.shape, torch.float32, self.q_like.meta.new_empty((0,), device=self.device)
+        new_o, new_lse = allocator(like, shape), allocator(like, shape[:-1], wide)
+        new_normalizer = allocator(like, (*shape[:-1], 2), wide, needed=keep)
+        new_rest = allocator(like, shape, needed=keep and self.itemsize != 4)
+        return lambda: (new_o(), new_lse(), new_normalizer(), new_rest())
 
     def new_kv(self) -> Tensor:
         """Memory for the gradient of k or v."""

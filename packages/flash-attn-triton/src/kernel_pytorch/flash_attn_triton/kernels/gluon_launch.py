@@ -162,8 +162,10 @@ def plan(
         layouts,
     )  # fmt: skip
 
+    results = g.results(keep_rest)
+
     def run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        o, lse, (normalizer, kept) = g.new_o(), g.new_lse(), g.new_saved(keep_rest)
+        o, lse, normalizer, kept = results()
         launch(q, k, v, o, kept if keep_rest else o, lse, normalizer)
         return o, lse, normalizer, kept
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton import operators
 from kernel_pytorch.flash_attn_triton._core.call_kinds import wants_graph
+from kernel_pytorch.flash_attn_triton._core.operation import calls, first, first_two
 from kernel_pytorch.flash_attn_triton.masks import limits
 
 NOT_PACKED = (None, None, 0, 0)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
@@ -16,34 +19,34 @@ def keeps_rest(q: Tensor, *others: Tensor | None) -> bool:
     return wants_graph(q, *others)
 
 
+@calls(operators.flash_attention, first_two)
 def flash_attention_with_lse(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: tuple[int, int] | None, softcap: float | None,
     alibi_slopes: Tensor | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """`flash_attention_with_lse` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
-    o, lse, *_ = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)
-    return o, lse
+    return q, k, v, None, alibi_slopes, sinks, seed, *options
 
 
+@calls(operators.flash_attention, first)
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: tuple[int, int] | None, softcap: float | None,
     alibi_slopes: Tensor | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
-) -> Tensor:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """`flash_attention` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
-    o: Tensor = operators.flash_attention(q, k, v, None, alibi_slopes, sinks, seed, *options)[0]
-    return o
+    return q, k, v, None, alibi_slopes, sinks, seed, *options
 
 
+@calls(operators.flash_attention, first)
 def flash_attention_masked(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool, scale: float, window: tuple[int, int] | None,
     softcap: float | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
-) -> Tensor:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """`flash_attention_masked` of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, mask, sinks)
-    o: Tensor = operators.flash_attention(q, k, v, mask, None, sinks, seed, *options)[0]
-    return o
+    return q, k, v, mask, None, sinks, seed, *options
 
 
 def flash_attention_varlen(
@@ -61,12 +64,12 @@ def flash_attention_varlen(
     return o.squeeze(0).transpose(0, 1)
 
 
+@calls(operators.flash_decode)
 def flash_decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None, causal: bool,
     scale: float, window: tuple[int, int] | None, softcap: float | None, alibi_slopes: Tensor | None,
     sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """`flash_decode` of `reference.py`."""
     tensors = q, k_cache, v_cache, cache_seqlens, block_table, alibi_slopes, sinks
-    o: Tensor = operators.flash_decode(*tensors, scale, *limits(causal, window), softcap or 0.0)
-    return o
+    return *tensors, scale, *limits(causal, window), softcap or 0.0

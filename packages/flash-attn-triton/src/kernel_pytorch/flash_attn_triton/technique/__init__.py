@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.exemptions import COUNTED_MODE
+from kernel_pytorch.harness.exemptions import COMPILED_COUNTED, Exemption
 from kernel_pytorch.harness.implementation import Level, PublicLevel, imported
-from kernel_pytorch.harness.technique import Operation, Spared, Technique, grid, point
+from kernel_pytorch.harness.technique import Operation, Technique, grid, point
 
 from . import decode, inputs
-from .decode import COMPILED, COUNTED, CUDA, FULL, LOW
+from .decode import COMPILED, CUDA, FULL, LOW
 
 HERE = "kernel_pytorch.flash_attn_triton"
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
@@ -165,82 +165,85 @@ GLUON = KernelContract(  # once an item, outside its loop over keys
 REMADE = (4.0, "the backward makes the probabilities again of their rounded logsumexp")
 GROUPED = (4.0, "PyTorch's product of a matrix, as of the heads of a group, adds in another order than of a row")
 
-BATCHED: dict[str, str | None] = {
-    "batch invariance on cuda": "PyTorch's products, in the backward at least, go by the size of the batch"
-}
-ON_CPU = {
-    "FLOP counter on cpu": "PyTorch's counter has no formula for its attention on the CPU",
-    "double backward on cpu": "PyTorch's attention on the CPU has no second derivative",
-    "FSDP2/DTensor on cpu": "PyTorch has no sharding rule for its attention on the CPU",
-}
-ONCE: dict[str, str | None] = {
-    "double backward": "the gradients are kernels, which have no gradient; level 'reference' has one",
-    "opcheck": "it asks for a gradient of the operator of the gradients; the tests check the other operator",
-}
-UNSUPPORTED: dict[str, dict[str, str | None]] = {
-    "reference": {**BATCHED, **COUNTED},
-    "native": {**BATCHED, **COUNTED, **ON_CPU},
-    "torchscript": {**BATCHED, **COUNTED},
-    "compile": {**BATCHED, **COUNTED_MODE},
-    "triton": ONCE,
-    "cuda": BATCHED,
-}
-
-WITH_MASK: dict[str, str | None] = dict.fromkeys(ON_CPU)
-"""PyTorch computes attention by the formula where a bias needs its gradient."""
-
-PACKED: dict[str, str | None] = {
-    "FSDP2/DTensor": "sequences lie in one dimension, and cu_seqlens counts in the whole of it",
-    "batch invariance": "rows are tokens, and a sequence is not the same without some of them",
-}
-
-SPARED = (
-    Spared(
-        ("q", "k"),
+OPERATORS = ("reference", "native", "torchscript")
+NATIVE, TRITON = ("native",), ("triton",)
+COMMON = (
+    Exemption(
+        ("batch invariance",),
+        "PyTorch's products, in the backward at least, go by the size of the batch",
+        (*OPERATORS, "compile", "cuda"),
+        devices=CUDA,
+    ),
+    Exemption(("FLOP counter",), None, OPERATORS),  # PyTorch's counter knows products
+    COMPILED_COUNTED,
+    Exemption(
+        ("double backward",),
+        "the gradients are kernels, which have no gradient; level 'reference' has one",
+        TRITON,
+    ),
+    Exemption(
+        ("opcheck",),
+        "it asks for a gradient of the operator of the gradients; the tests check the other operator",
+        TRITON,
+    ),
+)
+# PyTorch computes attention by the formula where a bias needs its gradient, which has none of these.
+FUSED_ON_CPU = (
+    Exemption(
+        ("FLOP counter",), "PyTorch's counter has no formula for its attention on the CPU", NATIVE, devices=("cpu",)
+    ),
+    Exemption(
+        ("double backward",), "PyTorch's attention on the CPU has no second derivative", NATIVE, devices=("cpu",)
+    ),
+    Exemption(
+        ("FSDP2/DTensor",), "PyTorch has no sharding rule for its attention on the CPU", NATIVE, devices=("cpu",)
+    ),
+)
+PACKED = (
+    Exemption(("FSDP2/DTensor",), "sequences lie in one dimension, and cu_seqlens counts in the whole of it"),
+    Exemption(("batch invariance",), "rows are tokens, and a sequence is not the same without some of them"),
+)
+NO_WINDOW = Exemption(("case.window",), "the C++ kernel has none", ("cuda",))
+INPUTS = (
+    Exemption(
         ("outlier channels", "large mean"),
         "scores of 20,000 and more, which float32 rounds by a thousandth: a softmax of them, or what a backward makes"
         " again of its logsumexp, has three digits or none",
+        arguments=("q", "k"),
     ),
-    Spared(
-        ("v",),
+    Exemption(
         ("large mean",),
         "next to 10,000 neighbours are 8 and 64 apart: values are all but equal, and gradients cancel",
+        arguments=("v",),
         dtypes=(torch.float16, torch.bfloat16),
     ),
-    Spared(
-        ("q", "k", "v"),
+    Exemption(
         ("denormals",),
         "PyTorch's attention takes what is below 2^-126 for zero on a GPU",
+        arguments=("q", "k", "v"),
         dtypes=(torch.bfloat16,),
         devices=CUDA,
     ),
-    Spared(
-        ("q", "k", "v"),
+    Exemption(
         ("denormals",),
         "oneDNN's attention takes what is below 2^-126 for zero on some processors",
+        ("native", "compile"),
         dtypes=(torch.bfloat16,),
         devices=("cpu",),
-        levels=("native", "compile"),
     ),
-    Spared(
-        ("q", "k", "v"),
+    Exemption(
         ("imitated activations",),
         "tokens are much alike, so that gradients of scores cancel, and PyTorch's attention keeps fewer digits of them",
-        levels=("native", "compile"),
+        ("native", "compile"),
     ),
-    Spared(
-        ("q", "k", "v"),
+    Exemption(
         ("imitated activations",),
         "weights and gradients of scores are rounded to be multiplied, which PyTorch's attention does too",
+        ("triton", "triton (Gluon)"),
         dtypes=(torch.bfloat16,),
-        levels=("triton", "triton (Gluon)"),
         instead="native",
     ),
 )
-
-
-def _without(*absent: str, **more: dict[str, str | None]) -> dict[str, dict[str, str | None]]:
-    return {level: {**rows, **more.get(level, {})} for level, rows in UNSUPPORTED.items() if level not in absent}
 
 
 def _with_gluon(function: str, levels: Sequence[str]) -> list[str | PublicLevel]:
@@ -271,14 +274,12 @@ technique = Technique(
             function=f"{HERE}:flash_attention",
             levels=_with_gluon("flash_attention", LEVELS),
             budgets=BUDGETS,
-            unsupported=UNSUPPORTED,
+            exemptions=(*COMMON, *FUSED_ON_CPU, NO_WINDOW, *INPUTS),
             inputs=inputs.flash_attention_inputs,
             cost=inputs.flash_attention_cost,
             test_grid=flash_attention_tests,
             bench_grid=flash_attention_bench,
-            adversarial=("q", "k", "v"),
-            spared=SPARED,
-            lacks={"cuda": {"window": "the C++ kernel has none"}},
+            roles={"data": ("q", "k", "v")},
             summands=_summands,
             real_input=inputs.flash_attention_real,
         ),
@@ -287,13 +288,12 @@ technique = Technique(
             function=f"{HERE}:flash_attention_with_lse",
             levels=_with_gluon("flash_attention_with_lse", ("reference", "torchscript", "compile", "triton")),
             budgets={"compile": COMPILED, "triton": REMADE},
-            unsupported=_without("native", "cuda"),
+            exemptions=COMMON,
             inputs=inputs.flash_attention_inputs,
             cost=inputs.flash_attention_cost,
             test_grid=flash_attention_with_lse_tests,
             bench_grid=flash_attention_with_lse_bench,
-            constants=("alibi_slopes",),
-            with_rows=("q", "k", "v"),
+            roles={"rows": ("q", "k", "v"), "constant": ("alibi_slopes",)},
             summands=_summands,
         ),
         Operation(
@@ -301,8 +301,8 @@ technique = Technique(
             function=f"{HERE}:flash_attention_masked",
             levels=("reference", "native", "torchscript", "compile", "triton"),
             budgets={"native": REMADE, "compile": COMPILED, "triton": REMADE},
-            unsupported=_without("cuda", native=WITH_MASK),
-            with_rows=("q", "k", "v", "mask"),
+            exemptions=COMMON,
+            roles={"rows": ("q", "k", "v", "mask")},
             inputs=inputs.flash_attention_masked_inputs,
             cost=inputs.flash_attention_cost,
             test_grid=flash_attention_masked_tests,
@@ -314,7 +314,7 @@ technique = Technique(
             function=f"{HERE}:flash_attention_varlen",
             levels=("reference", "native", "torchscript", "compile", "triton"),
             budgets={"native": REMADE, "compile": COMPILED, "triton": REMADE},
-            unsupported=_without("cuda", **dict.fromkeys(LEVELS, PACKED)),
+            exemptions=(*COMMON, *FUSED_ON_CPU, *PACKED),
             inputs=inputs.flash_attention_varlen_inputs,
             cost=inputs.flash_attention_varlen_cost,
             test_grid=flash_attention_varlen_tests,

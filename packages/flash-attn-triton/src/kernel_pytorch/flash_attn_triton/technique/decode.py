@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.exemptions import COUNTED_MODE
-from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, Spared, grid, point
+from kernel_pytorch.harness.exemptions import COMPILED_COUNTED, Exemption
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, grid, point
 
 CUDA = ("cuda",)
 
@@ -115,42 +115,50 @@ BENCH = grid(
     dtypes=(torch.bfloat16,),
 )  # fmt: skip
 
-LACKS = {"native": dict.fromkeys(("softcap", "alibi", "sinks"), "PyTorch's scaled_dot_product_attention has none")}
 COMPILED = (4.0, "TorchInductor adds in another order than PyTorch, and multiplies by reciprocals")
 FUSED = (4.0, "weights are rounded to the dtype of the values, and added up tile by tile")
 
-BATCHED: dict[str, str | None] = {
-    "batch invariance on cuda": "PyTorch's products go by the size of the batch",
-    "FSDP2/DTensor": "the mask made of cache_seqlens is a plain tensor, which PyTorch does not mix with DTensors",
-}
-COUNTED = {"FLOP counter": None}  # PyTorch's counter knows products
-UNSUPPORTED: dict[str, dict[str, str | None]] = {
-    "reference": {**BATCHED, **COUNTED},
-    "native": {
-        **BATCHED, **COUNTED, "FLOP counter on cpu": "PyTorch's counter has no formula for its attention on the CPU",
-        "batch invariance": "PyTorch's attention divides its work by the size of the batch",
-    },
-    "torchscript": {**BATCHED, **COUNTED},
-    "compile": {**BATCHED, **COUNTED_MODE},
-    "triton": {"batch invariance": "the number of splits goes by the size of the batch, and so does the order of sums"},
-}  # fmt: skip
-
-SPARED = (
-    Spared(
-        ("q", "k_cache", "v_cache"),
+OPERATORS = ("reference", "native", "torchscript", "compile")
+EXEMPTIONS = (
+    Exemption(("gradients",), "decoding is inference"),
+    Exemption(
+        tuple(f"case.{name}" for name in ("softcap", "alibi", "sinks")),
+        "PyTorch's scaled_dot_product_attention has none",
+        ("native",),
+    ),
+    Exemption(("FLOP counter",), None, OPERATORS[:3]),  # PyTorch's counter knows products
+    Exemption(
+        ("FLOP counter",),
+        "PyTorch's counter has no formula for its attention on the CPU",
+        ("native",),
+        devices=("cpu",),
+    ),
+    COMPILED_COUNTED,
+    Exemption(("batch invariance",), "PyTorch's products go by the size of the batch", OPERATORS, devices=CUDA),
+    Exemption(("batch invariance",), "PyTorch's attention divides its work by the size of the batch", ("native",)),
+    Exemption(
+        ("batch invariance",),
+        "the number of splits goes by the size of the batch, and so does the order of sums",
+        ("triton",),
+    ),
+    Exemption(
+        ("FSDP2/DTensor",),
+        "the mask made of cache_seqlens is a plain tensor, which PyTorch does not mix with DTensors",
+        OPERATORS,
+    ),
+    Exemption(
         ("infinities",),
         "PyTorch's attention gives zeros for queries whose weights are no numbers",
+        ("native",),
         dtypes=(torch.float16, torch.bfloat16),
         devices=("cpu",),
-        levels=("native",),
     ),
-    Spared(
-        ("q", "k_cache", "v_cache"),
+    Exemption(
         ("denormals",),
         "PyTorch's attention takes what is below 2^-126 for zero on a GPU",
+        ("native",),
         dtypes=(torch.bfloat16,),
-        devices=("cuda",),
-        levels=("native",),
+        devices=CUDA,
     ),
 )
 
@@ -164,14 +172,10 @@ OPERATION = Operation(
     function="kernel_pytorch.flash_attn_triton:flash_decode",
     levels=("reference", "native", "torchscript", "compile", "triton"),
     budgets={"native": FUSED, "compile": COMPILED, "triton": FUSED},
-    unsupported=UNSUPPORTED,
-    lacks=LACKS,
+    exemptions=EXEMPTIONS,
     inputs=inputs,
     cost=cost,
     test_grid=TESTS,
     bench_grid=BENCH,
-    adversarial=("q", "k_cache", "v_cache"),
-    with_rows=("cache_seqlens",),
-    spared=SPARED,
-    differentiable=False,
+    roles={"data": ("q", "k_cache", "v_cache"), "rows": ("cache_seqlens",)},
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_like, check_parameter, check_tensor
-from kernel_pytorch.fused_ln_act.arguments import call_seeded, check_activation, check_dropout
+from kernel_pytorch.fused_ln_act._core.operation import Operation
+from kernel_pytorch.fused_ln_act.arguments import SeededOperation, check_activation, check_dropout
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -34,7 +35,7 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | No
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053; the activations are named in
     `activations.py`.
     """
-    found: Tensor = LADDER.call("bias_act", level, _check_act, 2, x, bias, activation)
+    found: Tensor = BIAS_ACT(x, bias, activation, level)
     return found
 
 
@@ -75,7 +76,7 @@ def bias_dropout_add(
 
     Source: as `bias_act`.
     """
-    found: Tensor = call_seeded(LADDER, "bias_dropout_add", level, _check_add, 3, x, bias, residual, p, seed)
+    found: Tensor = BIAS_DROPOUT_ADD(x, bias, residual, p, seed, level)
     return found
 
 
@@ -90,3 +91,7 @@ def _check_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float, seed:
     check_parameter("bias", bias, x)
     check_like("residual", residual, x)
     check_dropout(p, seed, x, "p")
+
+
+BIAS_ACT = Operation(LADDER, "bias_act", _check_act)
+BIAS_DROPOUT_ADD = SeededOperation(LADDER, "bias_dropout_add", _check_add)

@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice, check_like, check_number, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act._core.operation import Operation
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 Approximate = Literal["none", "tanh"]
@@ -49,7 +50,7 @@ def swiglu(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
     """
-    found: Tensor = LADDER.call("swiglu", level, _check_swiglu, 2, gate, up, alpha, limit, offset)
+    found: Tensor = SWIGLU(gate, up, alpha, limit, offset, level)
     return found
 
 
@@ -80,7 +81,7 @@ def geglu(
 
     Source: as `swiglu`.
     """
-    found: Tensor = LADDER.call("geglu", level, _check_geglu, 2, gate, up, approximate, limit)
+    found: Tensor = GEGLU(gate, up, approximate, limit, level)
     return found
 
 
@@ -103,7 +104,7 @@ def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None,
 
     Source: as `swiglu`.
     """
-    found: Tensor = LADDER.call("reglu", level, _check_reglu, 2, gate, up, limit)
+    found: Tensor = REGLU(gate, up, limit, level)
     return found
 
 
@@ -151,3 +152,8 @@ def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str, limit: float
 def _check_reglu(gate: Tensor, up: Tensor | None, limit: float | None) -> None:
     _check(gate, up)
     check_limit(limit)
+
+
+SWIGLU = Operation(LADDER, "swiglu", _check_swiglu)
+GEGLU = Operation(LADDER, "geglu", _check_geglu)
+REGLU = Operation(LADDER, "reglu", _check_reglu)

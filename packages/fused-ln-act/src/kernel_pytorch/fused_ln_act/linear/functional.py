@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_flag, check_tensor, shape_of
+from kernel_pytorch.fused_ln_act._core.operation import Operation, Prepared, first
 from kernel_pytorch.fused_ln_act.arguments import check_activation
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
@@ -49,26 +52,8 @@ def linear_act(
 
     Source: the activations are named in `activations.py`.
     """
-    check_tensor("x", x)
-    check_activation(activation)
-    check_flag("save_preactivation", save_preactivation)
-    _check_matrix("weight", weight, x.shape[-1], f"that of x, {shape_of(x)}")
-    if bias is not None:
-        check_tensor("bias", bias)
-        if bias.shape != weight.shape[:1]:
-            raise ValueError(
-                f"bias: shape is {shape_of(bias)}; for weight {shape_of(weight)} it must be {tuple(weight.shape[:1])}"
-            )
-    x, weight, *rest = _as_autocast(x, weight, bias)
-    bias = rest[0]
-    _check_alike(x, {"weight": weight, "bias": bias})
-    if level is None and activation == "identity":
-        level = "native"  # nothing follows the product
-    level = _without_odd_rows("linear_act", level, x, weight, weight.shape[0])
-    run = LADDER.resolve("linear_act", level, x, weight, bias)
-    if x.dim() == 1:  # the kernels want rows
-        return run(x[None], weight, bias, activation, save_preactivation)[0]
-    return run(x, weight, bias, activation, save_preactivation)
+    found: Tensor = LINEAR_ACT(x, weight, bias, activation, save_preactivation, level)
+    return found
 
 
 def gated_mlp(
@@ -108,6 +93,35 @@ def gated_mlp(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
     """
+    found: Tensor = GATED_MLP(x, w_gate_up, w_down, activation, recompute, level)
+    return found
+
+
+def _linear_act(
+    level: str | None, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
+) -> Prepared:
+    check_tensor("x", x)
+    check_activation(activation)
+    check_flag("save_preactivation", save_preactivation)
+    _check_matrix("weight", weight, x.shape[-1], f"that of x, {shape_of(x)}")
+    if bias is not None:
+        check_tensor("bias", bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"bias: shape is {shape_of(bias)}; for weight {shape_of(weight)} it must be {tuple(weight.shape[:1])}"
+            )
+    x, weight, *rest = _as_autocast(x, weight, bias)
+    bias = rest[0]
+    _check_alike(x, {"weight": weight, "bias": bias})
+    if level is None and activation == "identity":
+        level = "native"  # nothing follows the product
+    level = _without_odd_rows("linear_act", level, x, weight, weight.shape[0])
+    return _of_rows(level, x, weight, bias, activation, save_preactivation)
+
+
+def _gated_mlp(
+    level: str | None, x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool
+) -> Prepared:
     check_tensor("x", x)
     check_activation(activation)
     check_flag("recompute", recompute)
@@ -119,10 +133,19 @@ def gated_mlp(
     _check_alike(x, {"w_gate_up": w_gate_up, "w_down": w_down})
     level = _without_odd_rows("gated_mlp", level, x, w_gate_up, w_down.shape[0])
     level = _without_odd_rows("gated_mlp", level, x, w_down, w_down.shape[1])
-    run = LADDER.resolve("gated_mlp", level, x, w_gate_up, w_down)
+    return _of_rows(level, x, w_gate_up, w_down, activation, recompute)
+
+
+def _of_rows(level: str | None, x: Tensor, *others: Any) -> Prepared:
+    """The call of a level's function; the kernels want rows."""
     if x.dim() == 1:
-        return run(x[None], w_gate_up, w_down, activation, recompute)[0]
-    return run(x, w_gate_up, w_down, activation, recompute)
+        return Prepared(level, (x[None], *others), result=first, state=_autocast_dtypes)
+    return Prepared(level, (x, *others), state=_autocast_dtypes)
+
+
+def _autocast_dtypes() -> tuple[torch.dtype, torch.dtype]:
+    """What autocast casts to, which no tensor shows."""
+    return torch.get_autocast_dtype("cuda"), torch.get_autocast_dtype("cpu")
 
 
 def _check_matrix(name: str, matrix: Tensor, columns: int, why: str) -> None:
@@ -153,7 +176,7 @@ def _without_odd_rows(function: str, level: str | None, x: Tensor, weight: Tenso
     matrices = [weight] if x.dim() == 1 else [x, weight]
     moves = all(m.stride(-1) == 1 and m.stride(-2) % 8 == 0 for m in matrices)
     if not torch.compiler.is_compiling():  # Dynamo of torch 2.11 cannot trace the offset, and a graph has no fixed one
-        moves = moves and all(m.storage_offset() % 8 == 0 for m in matrices)
+        moves = moves and all(m.storage_offset() * m.itemsize % 16 == 0 for m in matrices)
     return None if moves and columns % 8 == 0 else "native"
 
 
@@ -168,3 +191,7 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(None if t is None else t.to(dtype) for t in tensors)
+
+
+LINEAR_ACT = Operation(LADDER, "linear_act", prepare=_linear_act)
+GATED_MLP = Operation(LADDER, "gated_mlp", prepare=_gated_mlp)

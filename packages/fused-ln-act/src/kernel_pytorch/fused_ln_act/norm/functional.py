@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_eps, check_like, check_parameter, check_tensor
-from kernel_pytorch.fused_ln_act.arguments import call_seeded, check_activation, check_dropout
+from kernel_pytorch.fused_ln_act._core.operation import Operation
+from kernel_pytorch.fused_ln_act.arguments import SeededOperation, check_activation, check_dropout
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -44,7 +45,7 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450.
     """
-    found: Tensor = LADDER.call("layer_norm", level, _check, 3, x, weight, bias, eps)
+    found: Tensor = LAYER_NORM(x, weight, bias, eps, level)
     return found
 
 
@@ -92,8 +93,7 @@ def add_layer_norm(
     Source: as `layer_norm`; dropout and the residual add in front of it as in Vaswani et al., "Attention Is All You
     Need", 2017, section 5.4, https://arxiv.org/abs/1706.03762.
     """
-    given = x, residual, weight, bias, eps
-    found: tuple[Tensor, Tensor] = call_seeded(LADDER, "add_layer_norm", level, _check_add, 4, *given, dropout_p, seed)
+    found: tuple[Tensor, Tensor] = ADD_LAYER_NORM(x, residual, weight, bias, eps, dropout_p, seed, level)
     return found
 
 
@@ -135,8 +135,7 @@ def layer_norm_act(
 
     Source: as `layer_norm`; the activations are named in `activations.py`.
     """
-    given = x, weight, bias, eps, activation
-    found: Tensor = call_seeded(LADDER, "layer_norm_act", level, _check_act, 3, *given, dropout_p, seed)
+    found: Tensor = LAYER_NORM_ACT(x, weight, bias, eps, activation, dropout_p, seed, level)
     return found
 
 
@@ -179,9 +178,8 @@ def add_layer_norm_act(
 
     Source: as `add_layer_norm` and `layer_norm_act`.
     """
-    given = x, residual, weight, bias, eps, activation
-    found: tuple[Tensor, Tensor] = call_seeded(
-        LADDER, "add_layer_norm_act", level, _check_add_act, 4, *given, dropout_p, seed
+    found: tuple[Tensor, Tensor] = ADD_LAYER_NORM_ACT(
+        x, residual, weight, bias, eps, activation, dropout_p, seed, level
     )
     return found
 
@@ -219,8 +217,7 @@ def rms_norm_act(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    given = x, weight, eps, activation
-    found: Tensor = call_seeded(LADDER, "rms_norm_act", level, _check_rms_act, 2, *given, dropout_p, seed)
+    found: Tensor = RMS_NORM_ACT(x, weight, eps, activation, dropout_p, seed, level)
     return found
 
 
@@ -260,10 +257,7 @@ def add_rms_norm_act(
 
     Source: as `rms_norm_act` and `add_layer_norm`.
     """
-    given = x, residual, weight, eps, activation
-    found: tuple[Tensor, Tensor] = call_seeded(
-        LADDER, "add_rms_norm_act", level, _check_add_rms_act, 3, *given, dropout_p, seed
-    )
+    found: tuple[Tensor, Tensor] = ADD_RMS_NORM_ACT(x, residual, weight, eps, activation, dropout_p, seed, level)
     return found
 
 
@@ -302,3 +296,11 @@ def _check_rms_act(x: Tensor, weight: Tensor | None, *others: Any) -> None:
 
 def _check_add_rms_act(x: Tensor, residual: Tensor, weight: Tensor | None, *others: Any) -> None:
     _check_act(x, weight, None, *others, residual)
+
+
+LAYER_NORM = Operation(LADDER, "layer_norm", _check)
+ADD_LAYER_NORM = SeededOperation(LADDER, "add_layer_norm", _check_add)
+LAYER_NORM_ACT = SeededOperation(LADDER, "layer_norm_act", _check_act)
+ADD_LAYER_NORM_ACT = SeededOperation(LADDER, "add_layer_norm_act", _check_add_act)
+RMS_NORM_ACT = SeededOperation(LADDER, "rms_norm_act", _check_rms_act)
+ADD_RMS_NORM_ACT = SeededOperation(LADDER, "add_rms_norm_act", _check_add_rms_act)

@@ -13,6 +13,7 @@ from kernel_pytorch.fused_ln_act._core.arguments import (
     check_tensor,
     shape_of,
 )
+from kernel_pytorch.fused_ln_act._core.operation import Operation
 from kernel_pytorch.fused_ln_act.levels import LADDER
 
 
@@ -47,11 +48,11 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level:
     plain = mask is None and isinstance(scale, (int, float)) and scale == 1.0
     if level is None and plain and isinstance(x, Tensor) and x.is_cpu:
         level = "native"  # one operation of PyTorch's own: there is nothing to fuse
-    found: Tensor = LADDER.checked("softmax", level, _check, 2, x, mask, scale).function(x, scale, mask)
+    found: Tensor = SOFTMAX(x, scale, mask, level)
     return found
 
 
-def _check(x: Tensor, mask: Tensor | None, scale: float) -> None:
+def _check(x: Tensor, scale: float, mask: Tensor | None) -> None:
     check_tensor("x", x)
     check_number("scale", scale)
     if mask is not None:
@@ -72,3 +73,6 @@ def _check_mask(mask: Tensor, x: Tensor) -> None:
         raise ValueError(f"mask: shape is {shape_of(mask)}; it must broadcast to that of x, {shape_of(x)}")
     check_device("mask", mask, x)
     check_filled("mask", mask)
+
+
+SOFTMAX = Operation(LADDER, "softmax", _check)

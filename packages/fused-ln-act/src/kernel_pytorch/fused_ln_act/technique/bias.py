@@ -11,19 +11,20 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Exemption,
     Given,
     Operation,
     grid,
     point,
 )
 
-from .common import CPU, CUDA, PARKED, bytes_of, data, gelu_of_infinity, normal, public, seed_of
+from .common import CPU, CUDA, GELU_OF_INFINITY, PARKED, bytes_of, data, normal, public, seed_of
 
 NATIVE = "rounds after every kernel; and the CUDA kernels add rows of the bias's gradient in chains, not a tree"
 COMPILE = "TorchInductor adds the rows of the bias's gradient one by one on the CPU, eager in a tree"
 BUDGETS = {"native": (4.0, NATIVE), "compile": (4.0, COMPILE)}
 # TorchScript stands a checkpoint where it saves nothing: its second forward is never asked for any.
-NOTHING_SAVED = {"torchscript": {"selective checkpointing": None}}
+NOTHING_SAVED = (Exemption(("selective checkpointing",), None, ("torchscript",)),)
 
 
 def _bias(case: Case, generator: torch.Generator) -> Tensor | None:
@@ -182,20 +183,20 @@ OPERATIONS = [
         cost=bias_act_cost,
         test_grid=bias_act_tests,
         bench_grid=bias_act_bench,
-        adversarial=("x",),
-        spared=gelu_of_infinity("x"),
+        roles={"data": ("x",)},
+        exemptions=(GELU_OF_INFINITY,),
         real_input=bias_act_real,
     ),
     Operation(
         name="bias_dropout_add",
         **public("bias_dropout_add"),
         budgets=BUDGETS,
-        unsupported=NOTHING_SAVED,
+        exemptions=NOTHING_SAVED,
         inputs=bias_dropout_add_inputs,
         cost=bias_dropout_add_cost,
         test_grid=bias_dropout_add_tests,
         bench_grid=bias_dropout_add_bench,
-        adversarial=("x", "residual"),
+        roles={"data": ("x", "residual")},
         real_input=bias_dropout_add_real,
     ),
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.levels import LADDER
-from kernel_pytorch.harness.technique import Case, Spared
+from kernel_pytorch.harness.technique import Case, Exemption
 
 PACKAGE = "kernel_pytorch.fused_ln_act"
 CUDA, CPU = ("cuda",), ("cpu",)
@@ -18,10 +18,12 @@ CUDA, CPU = ("cuda",), ("cpu",)
 PARKED = 32
 
 
-def gelu_of_infinity(*arguments: str) -> tuple[Spared, ...]:
-    """What the levels of PyTorch's own gelu are spared in these arguments."""
-    reason = "PyTorch's gelu of infinity is NaN on a CPU; the definition and PyTorch's kernel for GPUs have infinity"
-    return (Spared(arguments, ("infinities",), reason, devices=("cpu",), levels=("native",)),)
+GELU_OF_INFINITY = Exemption(
+    ("infinities",),
+    "PyTorch's gelu of infinity is NaN on a CPU; the definition and PyTorch's kernel for GPUs have infinity",
+    ("native",),
+    devices=CPU,
+)
 
 
 def public(function: str) -> dict[str, Any]:

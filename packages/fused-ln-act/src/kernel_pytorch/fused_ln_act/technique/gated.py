@@ -14,15 +14,15 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Exemption,
     Given,
     Grid,
     Operation,
-    Spared,
     grid,
     point,
 )
 
-from .common import CPU, CUDA, bytes_of, data, gelu_of_infinity, normal, public
+from .common import CPU, CUDA, GELU_OF_INFINITY, bytes_of, data, normal, public
 
 BUDGETS = {
     "native": (4.0, "rounds after every kernel: the activation, up + offset, the product"),
@@ -158,14 +158,13 @@ reglu_bench = grid(
     dtypes=BENCH,
 )
 
-SPARED = {
-    "geglu": gelu_of_infinity("gate", "up"),
+EXEMPTIONS = {
+    "geglu": (GELU_OF_INFINITY,),
     "reglu": (
-        Spared(
-            ("gate", "up"),
+        Exemption(
             ("infinities",),
             "TorchScript, once it fuses, multiplies what is infinite by a zero derivative, where PyTorch writes zero",
-            levels=("torchscript",),
+            ("torchscript",),
         ),
     ),
 }
@@ -180,8 +179,8 @@ def _operation(function: str, inputs: Callable[[Case, torch.Generator], Given], 
         cost=lambda case, direction: _cost(function, case, direction),
         test_grid=tests,
         bench_grid=bench,
-        adversarial=("gate", "up"),
-        spared=SPARED.get(function, ()),
+        roles={"data": ("gate", "up")},
+        exemptions=EXEMPTIONS.get(function, ()),
         real_input=_real,
     )
 

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS, FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.exemptions import COUNTED_MODE, PRODUCTS
+from kernel_pytorch.harness.exemptions import COMPILED_COUNTED, PRODUCTS
 from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Exemption,
     Given,
     Operation,
     grid,
     point,
 )
 
-from .common import CUDA, PARKED, bytes_of, data, gelu_of_infinity, normal, public
+from .common import CUDA, GELU_OF_INFINITY, PARKED, bytes_of, data, normal, public
 
 BUDGETS = {
     "native": (4.0, "rounds after every kernel: the product, the activation, the product with up"),
@@ -30,14 +31,11 @@ BUDGETS = {
     "triton": (4.0, "adds K products in another order than the reference, and rounds dz before it is multiplied"),
 }
 
-# PyTorch's counter knows products; and products are not the same for every number of rows.
-UNSUPPORTED: dict[str, dict[str, str | None]] = {
-    "reference": {"batch invariance": PRODUCTS, "FLOP counter": None},
-    "native": {"batch invariance": PRODUCTS, "FLOP counter": None},
-    "torchscript": {"batch invariance": PRODUCTS, "FLOP counter": None},
-    "compile": {"batch invariance": PRODUCTS, **COUNTED_MODE},
-    "triton": {"batch invariance": PRODUCTS},
-}
+EXEMPTIONS = (
+    Exemption(("batch invariance",), PRODUCTS),
+    Exemption(("FLOP counter",), None, ("reference", "native", "torchscript")),  # PyTorch's counter knows products
+    COMPILED_COUNTED,
+)
 
 # Kernels of one of cuBLAS' products at most: where K is split it clears its workspace and adds the parts.
 PRODUCT = 3
@@ -220,13 +218,12 @@ OPERATIONS = [
         name="linear_act",
         **public("linear_act"),
         budgets=BUDGETS,
-        unsupported=UNSUPPORTED,
+        exemptions=(*EXEMPTIONS, GELU_OF_INFINITY),
         inputs=linear_act_inputs,
         cost=linear_act_cost,
         test_grid=linear_act_tests,
         bench_grid=linear_act_bench,
-        adversarial=("x",),
-        spared=gelu_of_infinity("x"),
+        roles={"data": ("x",)},
         summands=_rows_of("weight", "bias"),
         real_input=linear_act_real,
     ),
@@ -234,12 +231,12 @@ OPERATIONS = [
         name="gated_mlp",
         **public("gated_mlp"),
         budgets=BUDGETS,
-        unsupported=UNSUPPORTED,
+        exemptions=EXEMPTIONS,
         inputs=gated_mlp_inputs,
         cost=gated_mlp_cost,
         test_grid=gated_mlp_tests,
         bench_grid=gated_mlp_bench,
-        adversarial=("x",),
+        roles={"data": ("x",)},
         summands=_rows_of("w_gate_up", "w_down"),
         real_input=gated_mlp_real,
     ),

@@ -14,6 +14,7 @@ from kernel_pytorch.harness.technique import (
     Case,
     Cost,
     Direction,
+    Exemption,
     Given,
     Grid,
     Operation,
@@ -247,12 +248,12 @@ def _operation(function: str, tests: Grid, bench: Grid) -> Operation:
         name=function,
         **public(function),
         budgets=BUDGETS,
-        unsupported={"reference": {"batch invariance on cuda": REDUCTIONS}},
+        exemptions=(Exemption(("batch invariance",), REDUCTIONS, ("reference",), devices=CUDA),),
         inputs=inputs,
         cost=lambda case, direction: _cost(function, case, direction),
         test_grid=tests,
         bench_grid=bench,
-        adversarial=("x", "residual") if function.startswith("add_") else ("x",),
+        roles={"data": ("x", "residual") if function.startswith("add_") else ("x",)},
         real_input=lambda activations, dtype: _real(function, activations, dtype),
     )
 

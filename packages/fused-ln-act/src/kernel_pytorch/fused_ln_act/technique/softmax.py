@@ -142,8 +142,7 @@ OPERATIONS = [
         cost=softmax_cost,
         test_grid=softmax_tests,
         bench_grid=softmax_bench,
-        adversarial=("x",),
-        shift_invariant=("x",),
+        roles={"data": ("x",), "shift invariant": ("x",)},
         real_input=softmax_real,
     ),
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernel_pytorch.linear_cross_entropy._core.direct_calls import check_count, check_floats, check_memory
 from kernel_pytorch.linear_cross_entropy._core.launch import allocator
-from kernel_pytorch.linear_cross_entropy._core.plans import planned
+from kernel_pytorch.linear_cross_entropy._core.plans import Planned
 from kernel_pytorch.linear_cross_entropy.arguments import TARGETS, check_words
 
 
@@ -67,7 +67,7 @@ def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Te
 @functools.cache
 def linear_cross_entropy(level: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """The launcher of `(loss, normalizer)` of each token."""
-    return planned(functools.partial(_plan_linear, level), state=lambda hidden, *others: _rounding(hidden))
+    return Planned(functools.partial(_plan_linear, level), state=lambda hidden, *others: _rounding(hidden))
 
 
 def _plan_linear(
@@ -105,7 +105,7 @@ def _plan_linear(
 def linear_cross_entropy_backward(level: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """The launcher of the gradients of hidden, weight and bias; `(0,)` where not needed."""
     plan = functools.partial(_plan_linear_backward, level)
-    return planned(plan, state=lambda dloss, normalizer, hidden, *others: _rounding(hidden))
+    return Planned(plan, state=lambda dloss, normalizer, hidden, *others: _rounding(hidden))
 
 
 def _plan_linear_backward(
@@ -156,7 +156,7 @@ def _plan_linear_backward(
 def linear_cross_entropy_with_gradients(level: str) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
     """The launcher of the loss and the gradients of hidden, weight and bias; `(0,)` where not needed."""
     plan = functools.partial(_plan_linear_with_gradients, level)
-    return planned(plan, state=lambda hidden, *others: _rounding(hidden))
+    return Planned(plan, state=lambda hidden, *others: _rounding(hidden))
 
 
 def _plan_linear_with_gradients(
@@ -210,7 +210,7 @@ def scale_gradient(level: str) -> Callable[..., Tensor]:
 
     With a last argument True the result is written over the gradient, which must have that dtype.
     """
-    return planned(functools.partial(_plan_scale, level))
+    return Planned(functools.partial(_plan_scale, level))
 
 
 def _plan_scale(
@@ -236,7 +236,7 @@ def _plan_scale(
 @functools.cache
 def cross_entropy(level: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """The launcher of `(loss, normalizer)` of each token."""
-    return planned(functools.partial(_plan_logits, level))
+    return Planned(functools.partial(_plan_logits, level))
 
 
 def _plan_logits(
@@ -267,7 +267,7 @@ def _plan_logits(
 @functools.cache
 def cross_entropy_backward(level: str) -> Callable[..., Tensor]:
     """The launcher of the gradient of logits, contiguous; see `_plan_logits_backward` for its argument `inplace`."""
-    return planned(functools.partial(_plan_logits_backward, level))
+    return Planned(functools.partial(_plan_logits_backward, level))
 
 
 def _plan_logits_backward(

@@ -11,6 +11,7 @@ from kernel_pytorch.qkv_fusion._core.arguments import (
     check_tensor,
     shape_of,
 )
+from kernel_pytorch.qkv_fusion._core.operation import Operation
 from kernel_pytorch.qkv_fusion.arguments import (
     check_angles,
     check_heads,
@@ -69,7 +70,7 @@ def qk_norm_rope(
     """
     check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
-    found: tuple[Tensor, Tensor] = LADDER.call("qk_norm_rope", level, _check, 6, *given)
+    found: tuple[Tensor, Tensor] = QK_NORM_ROPE(*given, level)
     return found
 
 
@@ -115,7 +116,7 @@ def qk_layer_norm_rope(
     """
     check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
-    found: tuple[Tensor, Tensor] = LADDER.call("qk_layer_norm_rope", level, _check, 6, *given)
+    found: tuple[Tensor, Tensor] = QK_LAYER_NORM_ROPE(*given, level)
     return found
 
 
@@ -153,7 +154,7 @@ def check_projected(
     offset: float,
     kv_heads_name: str = "num_kv_heads",
 ) -> None:
-    """Check what a projection followed by norm and rotation takes, except x and the weights of the norm.
+    """Check what a projection followed by norm and rotation takes, except x, the weights of the norm, and positions.
 
     Args:
         x: checked by the caller.
@@ -178,7 +179,6 @@ def check_projected(
     rows = (num_heads + 2 * num_kv_heads) * columns
     check_projection(x, weight, bias, rows, f"(num_heads + 2 * {kv_heads_name}) * D")
     check_angles(cos, sin, position_ids, interleaved, x, x.shape[:-1], columns)
-    check_position_values(position_ids, cos)
     check_eps(eps)
     check_number("offset", offset)
 
@@ -205,3 +205,7 @@ def check_head_weights(q_weight: Tensor, k_weight: Tensor, like: Tensor, columns
                 f"{name}: shape is {shape_of(weight)}; it must be (D,) = ({columns},), shared by the heads"
             )
         check_device(name, weight, like, "q")
+
+
+QK_NORM_ROPE = Operation(LADDER, "qk_norm_rope", _check)
+QK_LAYER_NORM_ROPE = Operation(LADDER, "qk_layer_norm_rope", _check)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion.arguments import check_positive, check_projection
+from kernel_pytorch.qkv_fusion._core.operation import Operation
+from kernel_pytorch.qkv_fusion.arguments import check_position_values, check_positive, check_projection
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.norm_rope.functional import check_projected, head_size
 
@@ -44,11 +47,8 @@ def qkv_projection(
     Source: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762.
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
-    rows = (num_heads + 2 * num_kv_heads) * head_dim
-    check_projection(x, weight, bias, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
-    run = LADDER.resolve("qkv_projection", level, x, weight, bias)
-    found: tuple[Tensor, Tensor, Tensor] = run(x, weight, bias, num_heads, num_kv_heads, head_dim)
+    given = x, weight, bias, num_heads, num_kv_heads, head_dim
+    found: tuple[Tensor, Tensor, Tensor] = QKV_PROJECTION(*given, level)
     return found
 
 
@@ -98,9 +98,26 @@ def qkv_norm_rope(
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    heads = head_size(x, q_weight, k_weight), num_heads, num_kv_heads
-    check_projected(x, weight, bias, cos, sin, position_ids, *heads, eps, interleaved, offset)
-    run = LADDER.resolve("qkv_norm_rope", level, x, weight, bias, q_weight, k_weight, cos, sin)
-    given = (x, weight, bias, q_weight, k_weight, cos, sin, position_ids)
-    found: tuple[Tensor, Tensor, Tensor] = run(*given, num_heads, num_kv_heads, eps, interleaved, offset)
+    check_position_values(position_ids, cos)
+    given = x, weight, bias, q_weight, k_weight, cos, sin, position_ids
+    heads = num_heads, num_kv_heads, eps, interleaved, offset
+    found: tuple[Tensor, Tensor, Tensor] = QKV_NORM_ROPE(*given, *heads, level)
     return found
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    rows = (num_heads + 2 * num_kv_heads) * head_dim
+    check_projection(x, weight, bias, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
+
+
+def _check_norm_rope(
+    x: Tensor, weight: Tensor, bias: Tensor | None, q_weight: Tensor, k_weight: Tensor, *others: Any
+) -> None:
+    cos, sin, position_ids, num_heads, num_kv_heads, *numbers = others
+    heads = head_size(x, q_weight, k_weight), num_heads, num_kv_heads
+    check_projected(x, weight, bias, cos, sin, position_ids, *heads, *numbers)
+
+
+QKV_PROJECTION = Operation(LADDER, "qkv_projection", _check)
+QKV_NORM_ROPE = Operation(LADDER, "qkv_norm_rope", _check_norm_rope)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_flag
+from kernel_pytorch.qkv_fusion._core.operation import Operation
 from kernel_pytorch.qkv_fusion.arguments import check_angles, check_heads, check_position_values
 from kernel_pytorch.qkv_fusion.levels import LADDER
 
@@ -55,8 +56,7 @@ def rotary_embedding(
     Source: Su et al., "RoFormer", 2021, https://arxiv.org/abs/2104.09864.
     """
     check_position_values(position_ids, cos)
-    given = q, k, cos, sin, position_ids, interleaved, inverse
-    found: tuple[Tensor, Tensor] = LADDER.call("rotary_embedding", level, _check, 4, *given)
+    found: tuple[Tensor, Tensor] = ROTARY_EMBEDDING(q, k, cos, sin, position_ids, interleaved, inverse, level)
     return found
 
 
@@ -66,3 +66,6 @@ def _check(
     check_heads(q, k)
     check_angles(cos, sin, position_ids, interleaved, q, q.shape[:-2], q.shape[-1])
     check_flag("inverse", inverse)
+
+
+ROTARY_EMBEDDING = Operation(LADDER, "rotary_embedding", _check)

@@ -141,8 +141,7 @@ OPERATIONS = [
         cost=cost,
         test_grid=tests,
         bench_grid=bench,
-        adversarial=("q", "k"),
-        constants=("cos", "sin"),
+        roles={"data": ("q", "k"), "constant": ("cos", "sin")},
         real_input=real,
     ),
     Operation(
@@ -153,8 +152,7 @@ OPERATIONS = [
         cost=cost,
         test_grid=tests_of_layer_norm,
         bench_grid=bench_of_layer_norm,
-        adversarial=("q", "k"),
-        constants=("cos", "sin"),
+        roles={"data": ("q", "k"), "constant": ("cos", "sin")},
     ),
 ]
 

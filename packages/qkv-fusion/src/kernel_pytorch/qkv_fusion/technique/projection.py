@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.harness.exemptions import COUNTED_MODE, PRODUCTS, REDUCTIONS
+from kernel_pytorch.harness.exemptions import COMPILED_COUNTED, PRODUCTS, REDUCTIONS, Exemption
 from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, grid, point
 
 from .common import BENCH, CUDA, EPS, LOW, SOME, data, norm_weights, position_ids, public, rotated, table_bytes, tables
@@ -160,49 +160,43 @@ BUDGETS = {
     "triton": (4.0, "the norm's dweight adds tokens and heads in another order than the definition"),
     "cuda": (4.0, "the norm's dweight adds tokens and heads in another order than the definition"),
 }
-# PyTorch's counter knows products; and products are not the same for every number of rows.
-OF_PRODUCTS: dict[str, str | None] = {
-    "FLOP counter": None,
-    "batch invariance": PRODUCTS,
-    "batch invariance on cuda": PRODUCTS,
-}
-UNSUPPORTED: dict[str, dict[str, str | None]] = {
-    "reference": OF_PRODUCTS,
-    "native": OF_PRODUCTS,
-    "torchscript": OF_PRODUCTS,
-    "compile": {**OF_PRODUCTS, **COUNTED_MODE, "batch invariance on cuda": REDUCTIONS},
-    "triton": {name: why for name, why in OF_PRODUCTS.items() if why},
-    "cuda": {name: why for name, why in OF_PRODUCTS.items() if why},
-}
+OPERATORS = ("reference", "native", "torchscript")
+EXEMPTIONS = (
+    Exemption(("FLOP counter",), None, OPERATORS),  # PyTorch's counter knows products
+    COMPILED_COUNTED,
+    Exemption(("batch invariance",), PRODUCTS),
+    Exemption(("batch invariance",), PRODUCTS, (*OPERATORS, "triton", "cuda"), devices=("cuda",)),
+    Exemption(("batch invariance",), REDUCTIONS, ("compile",), devices=("cuda",)),
+)
 
 
 def supported(function: str) -> dict[str, Any]:
-    """Levels, budgets and rows of the support table of a function."""
+    """Levels and budgets of a function."""
     fields = public(function)
-    by_level: dict[str, dict[str, Any]] = {"budgets": BUDGETS, "unsupported": UNSUPPORTED}
-    return fields | {key: {n: v for n, v in rows.items() if n in fields["levels"]} for key, rows in by_level.items()}
+    return {**fields, "budgets": {n: v for n, v in BUDGETS.items() if n in fields["levels"]}}
 
 
 OPERATIONS = [
     Operation(
         name="qkv_projection",
         **supported("qkv_projection"),
+        exemptions=EXEMPTIONS,
         inputs=projection_inputs,
         cost=projection_cost,
         test_grid=projection_tests,
         bench_grid=projection_bench,
-        adversarial=("x",),
+        roles={"data": ("x",)},
         summands=summands,
     ),
     Operation(
         name="qkv_norm_rope",
         **supported("qkv_norm_rope"),
+        exemptions=EXEMPTIONS,
         inputs=norm_rope_inputs,
         cost=norm_rope_cost,
         test_grid=norm_rope_tests,
         bench_grid=norm_rope_bench,
-        adversarial=("x",),
-        constants=("cos", "sin"),
+        roles={"data": ("x",), "constant": ("cos", "sin")},
         summands=summands,
     ),
 ]

@@ -126,8 +126,7 @@ OPERATIONS = [
         cost=cost,
         test_grid=tests,
         bench_grid=bench,
-        adversarial=("q", "k"),
-        constants=("cos", "sin"),
+        roles={"data": ("q", "k"), "constant": ("cos", "sin")},
         real_input=real,
     )
 ]

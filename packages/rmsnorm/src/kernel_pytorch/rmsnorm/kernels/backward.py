@@ -26,7 +26,7 @@ from kernel_pytorch.rmsnorm._core.device import program_count, shared_memory
 from kernel_pytorch.rmsnorm._core.direct_calls import check_count, check_floats, check_shapes
 from kernel_pytorch.rmsnorm._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade, warps
 from kernel_pytorch.rmsnorm._core.launcher import bind
-from kernel_pytorch.rmsnorm._core.plans import planned
+from kernel_pytorch.rmsnorm._core.plans import Planned
 
 from .forward import LONG_BLOCK, check, token_head_rows
 
@@ -173,7 +173,7 @@ def _add_shares_kernel(shares_ptr, dweight_ptr, programs, elements, ROWS: tl.con
     tl.store(dweight_ptr + element_out, dweight, mask=element_out < elements)
 
 
-@planned
+@Planned
 def rms_norm_backward(
     dy: Tensor,
     dh: Tensor | None,

@@ -9,7 +9,6 @@ row never depends on how many rows there are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from kernel_pytorch.rmsnorm._core.launch import (
     warps,
 )
 from kernel_pytorch.rmsnorm._core.launcher import bind
-from kernel_pytorch.rmsnorm._core.plans import planned
+from kernel_pytorch.rmsnorm._core.plans import Plan, Planned
 from kernel_pytorch.rmsnorm.rules.rms_norm import result_dtype
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
@@ -156,25 +155,15 @@ def _forward_long_kernel(
         tl.store(y_ptr + row * columns + column, y, mask=mask)
 
 
-@planned
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Callable[..., Any]:
+@Planned
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Plan:
     """The launcher of the operator: `(y, rstd)`."""
     check(x, weight, casting)
-    normalize = plan(x, None, weight, eps, offset, casting)
-
-    def run(x: Tensor, weight: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor]:
-        y, _, rstd = normalize(x, None, weight)
-        return y, rstd
-
-    if hasattr(normalize, "alone"):
-        run.alone = lambda x, weight, *scalars: normalize.alone(x, None, weight)  # type: ignore[attr-defined]
-    return run
+    return plan(x, None, weight, eps, offset, casting)
 
 
-@planned
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
-) -> Callable[..., Any]:
+@Planned
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Plan:
     """The launcher of the operator: `(y, h, rstd)`."""
     check(x, weight, casting)
     check_floats(residual=residual)
@@ -191,9 +180,7 @@ def check(x: Tensor, weight: Tensor | None, casting: str) -> None:
         raise ValueError(f"weight: shape is {tuple(weight.shape)}; it must be the end of that of x, {tuple(x.shape)}")
 
 
-def plan(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float, casting: str
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def plan(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float, casting: str) -> Plan:
     """How the forward kernel is launched for tensors of this geometry.
 
     Args:
@@ -205,8 +192,8 @@ def plan(
         casting: "llama", "gemma" or "none".
 
     Returns:
-        A function of `(x, residual, weight)` that returns `y` `(..., N)`; `h`, which is `x + residual`, or `x` itself
-        without a residual; `rstd` `(...)`, float32 (float64 for float64 input). All that is new is contiguous.
+        The plan for `(x, residual, weight)`, or without a residual `(x, weight)`. `run` returns `y` `(..., N)`; with a
+        residual `h`, which is `x + residual`; `rstd` `(...)`, float32 (float64 for float64 input). All contiguous.
     """
     columns, shape = x.shape[-1], x.shape
     heads = weight.shape[0] if weight is not None and weight.dim() == 2 else 1
@@ -216,7 +203,7 @@ def plan(
     new_rstd = allocator(x, shape[:-1], torch.promote_types(h_dtype, torch.float32))
     rows = shape[:-1].numel()
     if rows == 0:
-        return lambda x, residual, *_: (new_y(), x if residual is None else new_h(), new_rstd())
+        return Plan(lambda *_: (new_y(), new_rstd()) if residual is None else (new_y(), new_h(), new_rstd()))
     as_rows = functools.partial(token_head_rows, heads=heads)
     x_rows = as_rows(x)
     residual_rows = x_rows if residual is None else as_rows(residual)
@@ -235,34 +222,33 @@ def plan(
         num_warps=warps(rows_per_program * block),
     )  # fmt: skip
     launch_alone = launch.twin()
-    read = _reader(x, residual, as_rows)
+    read_x, read_weight = reader(x, as_rows), reader(weight, Tensor.contiguous)
+    if residual is None:
 
-    def run(x: Tensor, residual: Tensor | None, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
-        y, h, rstd = new_y(), x if residual is None else new_h(), new_rstd()
-        launch(*read(x, residual, *more), y, h, rstd)
+        def run(x: Tensor, weight: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor]:
+            x, y, rstd = read_x(x), new_y(), new_rstd()
+            launch(x, x, read_weight(weight), y, x, rstd)
+            return y, rstd
+
+        def alone(x: Tensor, weight: Tensor | None, *scalars: Any) -> Tensor:
+            x, y = read_x(x), new_y()
+            launch_alone(x, x, read_weight(weight), y, x, None)
+            return y
+
+        return Plan(run, alone)
+    read_residual = reader(residual, as_rows)
+
+    def run_added(x: Tensor, residual: Tensor, weight: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
+        y, h, rstd = new_y(), new_h(), new_rstd()
+        launch(read_x(x), read_residual(residual), read_weight(weight), y, h, rstd)
         return y, h, rstd
 
-    def alone(x: Tensor, residual: Tensor | None, *more: Any) -> Any:
-        y, h = new_y(), x if residual is None else new_h()
-        launch_alone(*read(x, residual, *more), y, h, None)
-        return y if residual is None else (y, h)
+    def alone_added(x: Tensor, residual: Tensor, weight: Tensor | None, *scalars: Any) -> tuple[Tensor, Tensor]:
+        y, h = new_y(), new_h()
+        launch_alone(read_x(x), read_residual(residual), read_weight(weight), y, h, None)
+        return y, h
 
-    run.alone = alone  # type: ignore[attr-defined]
-    return run
-
-
-def _reader(
-    x: Tensor, residual: Tensor | None, as_rows: Callable[[Tensor], Tensor]
-) -> Callable[..., tuple[Tensor | None, ...]]:
-    """What gives the kernel the memory of all that goes in."""
-    read_x = reader(x, as_rows)
-    read_residual = read_x if residual is None else reader(residual, as_rows)
-
-    def read(x: Tensor, residual: Tensor | None, weight: Tensor | None, *scalars: Any) -> tuple[Tensor | None, ...]:
-        added = x if residual is None else residual
-        return read_x(x), read_residual(added), weight if weight is None else weight.contiguous()
-
-    return read
+    return Plan(run_added, alone_added)
 
 
 def token_head_rows(x: Tensor, heads: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_pytorch.rmsnorm import operators
-from kernel_pytorch.rmsnorm._core.level_function import calls, first, first_two
+from kernel_pytorch.rmsnorm._core.operation import calls, first, first_two
 
 
 @calls(operators.rms_norm, first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._core.arguments import check_floats
+from ._core.operation import Operation
 from .arguments import check_positive
 from .levels import LADDER
 
@@ -29,6 +30,13 @@ def my_technique(x: Tensor, *, beta: float, level: str | None = None) -> Tensor:
 
     Source: Ramachandran, Zoph and Le, "Searching for Activation Functions", 2017, https://arxiv.org/abs/1710.05941.
     """
+    y: Tensor = OPERATION(x, beta, level)
+    return y
+
+
+def _check(x: Tensor, beta: float) -> None:
     check_floats("x", x)
     check_positive("beta", beta)
-    return LADDER.resolve("my_technique", level, x)(x, beta)
+
+
+OPERATION = Operation(LADDER, "my_technique", _check)

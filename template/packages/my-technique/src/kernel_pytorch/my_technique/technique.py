@@ -70,7 +70,7 @@ technique = Technique(
             cost=cost,
             test_grid=test_grid,
             bench_grid=bench_grid,
-            adversarial=("x",),
+            roles={"data": ("x",)},
             real_input=real_input,
         )
     ],

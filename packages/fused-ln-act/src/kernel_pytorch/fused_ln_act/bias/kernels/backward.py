@@ -25,7 +25,7 @@ from kernel_pytorch.fused_ln_act._core.device import program_count
 from kernel_pytorch.fused_ln_act._core.direct_calls import dtype_named
 from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.activations import derivative
 from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import Sums, Walk, are_half, as_rows, stages
@@ -97,7 +97,7 @@ def _bias_backward_kernel(
         tl.store(shares_ptr + program * columns + column_out, total, mask=column_out < columns)
 
 
-@planned
+@Planned
 def bias_act_backward(
     dy: Tensor, x: Tensor | None, bias: Tensor | None, activation: str, need_dx: bool, need_dbias: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -120,7 +120,7 @@ def bias_act_backward(
     return lambda dy, x, bias, *scalars: run(dy, x, bias, None)
 
 
-@planned
+@Planned
 def bias_dropout_add_backward(
     dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from kernel_pytorch.fused_ln_act._core.arguments import check_choice
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
 from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
@@ -50,7 +50,7 @@ def _bias_forward_kernel(
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@planned
+@Planned
 def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Callable[..., Tensor]:
     """The launcher of `activation(x + bias)`: one launch.
 
@@ -66,7 +66,7 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Callable[..., T
     return lambda x, bias, activation: run(x, bias, None, None)
 
 
-@planned
+@Planned
 def bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float
 ) -> Callable[..., Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.level_function import calls
+from kernel_pytorch.fused_ln_act._core.operation import calls
 from kernel_pytorch.fused_ln_act.bias import operators
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_shapes
 from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import place, widest_tile
 
@@ -63,13 +63,13 @@ def _gated_backward_kernel(
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@planned
+@Planned
 def gated_backward(dy: Tensor, gate: Tensor, up: Tensor | None, *scalars: Any) -> Callable[..., tuple[Tensor, ...]]:
     """The launcher of the operator: dgate and dup, see `_plan`."""
     return _plan(dy, gate, up, *scalars, with_y=False)
 
 
-@planned
+@Planned
 def gated_linear_backward(dh: Tensor, gate: Tensor, up: Tensor, *scalars: Any) -> Callable[..., tuple[Tensor, ...]]:
     """The launcher of the operator that makes h, which goes into a layer, once more: h, dgate and dup, see `_plan`."""
     return _plan(dh, gate, up, *scalars, with_y=True)

@@ -19,7 +19,7 @@ from kernel_pytorch.fused_ln_act._core.arguments import check_choice
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
 from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.activations import activate, derivative, sigmoid, slope_of_silu
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import place, widest_tile
@@ -75,7 +75,7 @@ def _gated_forward_kernel(
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@planned
+@Planned
 def gated(
     gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: float | None, offset: float
 ) -> Callable[..., Tensor]:
@@ -116,7 +116,7 @@ def gated(
     return run
 
 
-@planned
+@Planned
 def gated_linear(
     gate: Tensor,
     up: Tensor,
@@ -142,7 +142,7 @@ def gated_linear(
     """
     check_floats(weight=weight)
     check_layer(gate, up, weight)
-    make = gated.planned_for(gate, up, activation, alpha, limit, offset)  # type: ignore[attr-defined]
+    make = gated.plan_for(gate, up, activation, alpha, limit, offset).run
     return lambda gate, up, weight, *scalars: F.linear(make(gate, up), weight)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act._core.device import program_count
 from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act._core.triton_matmul import halves, load_tile, rounding, store_tile, tile_at
 from kernel_pytorch.fused_ln_act.kernels.activations import activate, derivative
 from kernel_pytorch.fused_ln_act.kernels.rows import Sums, as_rows
@@ -217,7 +217,7 @@ def _gated_linear_saved_backward_kernel(
         tl.store(dz_row + columns, (incoming * activated).to(dz_ptr.dtype.element_ty), mask=mask)
 
 
-@functools.partial(planned, state=lambda dy, saved, x, *others: rounding(x))
+@functools.partial(Planned, state=lambda dy, saved, x, *others: rounding(x))
 def linear_act_backward(
     dy: Tensor, saved: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None,
     activation: str, need_dz: bool, need_dbias: bool,
@@ -316,7 +316,7 @@ def _plan_differentiation(
     return lambda dy, saved, x, weight, bias, dz, shares: launch(read_dy(dy), read_saved(saved), dz, shares), sums
 
 
-@functools.partial(planned, state=lambda dh, saved, x, *others: rounding(x))
+@functools.partial(Planned, state=lambda dh, saved, x, *others: rounding(x))
 def gated_mlp_backward(
     dh: Tensor, saved: Tensor | None, x: Tensor, w_gate_up: Tensor, activation: str, need_h: bool, need_dz: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:

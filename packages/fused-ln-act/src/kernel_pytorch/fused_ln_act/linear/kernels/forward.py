@@ -20,7 +20,7 @@ from kernel_pytorch.fused_ln_act._core.arguments import check_choice
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_memory, check_shapes
 from kernel_pytorch.fused_ln_act._core.launch import allocator, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act._core.triton_matmul import halves, load_tile, rounding, store_tile, tile_at
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
@@ -176,7 +176,7 @@ def _gated_linear_kernel(
                       HALF, ROWS, COLUMNS, PARTS, DESCRIPTORS, LONG_OFFSETS)  # fmt: skip
 
 
-@functools.partial(planned, state=rounding)
+@functools.partial(Planned, state=rounding)
 def linear_act(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -186,7 +186,7 @@ def linear_act(
     return plan_linear(x, weight, bias, activation, save_preactivation)
 
 
-@functools.partial(planned, state=rounding)
+@functools.partial(Planned, state=rounding)
 def gated_mlp(
     x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, save_preactivation: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:

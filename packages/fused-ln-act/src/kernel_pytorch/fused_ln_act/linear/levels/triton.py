@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.call_kinds import wants_graph
+from kernel_pytorch.fused_ln_act._core.operation import calls, first
 from kernel_pytorch.fused_ln_act.linear import operators
 
 
-def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool) -> Tensor:
+@calls(operators.linear_act, first)
+def linear_act(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
+) -> tuple[Any, ...]:
     """`linear_act` of `reference.py`."""
     # Without a backward nothing is written for it.
     save = save_preactivation and activation not in operators.NOTHING_SAVED and wants_graph(x, weight, bias)
-    y: Tensor = operators.linear_act(x, weight.to(x.dtype), bias, activation, save)[0]
-    return y
+    return x, weight.to(x.dtype), bias, activation, save
 
 
-def gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> Tensor:
+@calls(operators.gated_mlp, first)
+def gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> tuple[Any, ...]:
     """`gated_mlp` of `reference.py`, a kernel for each of its two products."""
     save = not recompute and wants_graph(x, w_gate_up, w_down)
-    y: Tensor = operators.gated_mlp(x, w_gate_up.to(x.dtype), w_down.to(x.dtype), activation, save)[0]
-    return y
+    return x, w_gate_up.to(x.dtype), w_down.to(x.dtype), activation, save

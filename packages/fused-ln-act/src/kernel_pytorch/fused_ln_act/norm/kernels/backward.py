@@ -29,7 +29,7 @@ from kernel_pytorch.fused_ln_act._core.device import program_count
 from kernel_pytorch.fused_ln_act._core.direct_calls import check_count, check_floats, dtype_named
 from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.activations import derivative
 from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import (
@@ -286,7 +286,7 @@ def _parameter_shares_kernel(
         tl.store(dbias_ptr + program * columns + column, dbias, mask=column_mask)
 
 
-@planned
+@Planned
 def norm_act_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, bias: Tensor | None, seed: Tensor | None,
     statistics: Tensor, eps: float, dropout_p: float, norm: str, activation: str, x_dtype: str, residual_dtype: str,

@@ -13,7 +13,7 @@ Welford, "Note on a Method for Calculating Corrected Sums of Squares and Product
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from kernel_pytorch.fused_ln_act._core.launch import (
     warps,
 )
 from kernel_pytorch.fused_ln_act._core.launcher import Launch, bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Plan, Planned
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, LONG_WARPS, are_shared_alike, as_rows, divide, product
@@ -215,7 +215,7 @@ def _forward_long_kernel(
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@planned
+@Planned
 def norm_act(
     x: Tensor,
     residual: Tensor | None,
@@ -226,7 +226,7 @@ def norm_act(
     dropout_p: float,
     norm: str,
     activation: str,
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+) -> Plan:
     """The launcher of the operator: one launch.
 
     Args:
@@ -250,7 +250,7 @@ def norm_act(
     new_y, new_h = allocator(x, dtype=dtype), allocator(x, dtype=dtype, needed=added)
     new_statistics = allocator(x, (2 if layer else 1, *x.shape[:-1]), torch.promote_types(dtype, torch.float32))
     if x.numel() == 0:
-        return lambda *arguments: (new_y(), new_h(), new_statistics().zero_())
+        return Plan(lambda *arguments: (new_y(), new_h(), new_statistics().zero_()))
     x_rows = as_rows(x)
     views = [x_rows] if residual is None else [x_rows, as_rows(residual)]
     launch = _bind_forward(
@@ -258,33 +258,24 @@ def norm_act(
         {"LAYER": layer, "HAS_RESIDUAL": added, "ACTIVATION": activation, "DROPOUT_P": dropout_p, "EPS": eps},
     )  # fmt: skip
     launch_alone = launch.twin()
-    read = _reader(x, residual, weight, bias, drops)
-
-    def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        y, h, statistics = new_y(), new_h(), new_statistics()
-        launch(*read(*arguments), y, h if added else None, statistics)
-        return y, h, statistics
-
-    def alone(*arguments: Any) -> Tensor | tuple[Tensor, Tensor]:
-        y, h = new_y(), new_h() if added else None
-        launch_alone(*read(*arguments), y, h, None)
-        return y if h is None else (y, h)
-
-    run.alone = alone  # type: ignore[attr-defined]
-    return run
-
-
-def _reader(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, drops: bool
-) -> Callable[..., tuple[Tensor | None, ...]]:
-    """What gives the kernel the memory of all that goes in."""
     read_x, read_residual = reader(x, as_rows), reader(residual, as_rows)
     read_weight, read_bias = reader(weight, Tensor.contiguous), reader(bias, Tensor.contiguous)
 
-    def read(x: Tensor, residual: Any, weight: Any, bias: Any, seed: Any, *scalars: Any) -> tuple[Tensor | None, ...]:
-        return read_x(x), read_residual(residual), read_weight(weight), read_bias(bias), seed if drops else None
+    def run(
+        x: Tensor, residual: Any, weight: Any, bias: Any, seed: Any, *scalars: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y, h, statistics = new_y(), new_h(), new_statistics()
+        inputs = read_x(x), read_residual(residual), read_weight(weight), read_bias(bias), seed if drops else None
+        launch(*inputs, y, h if added else None, statistics)
+        return y, h, statistics
 
-    return read
+    def alone(x: Tensor, residual: Any, weight: Any, bias: Any, seed: Any, *scalars: Any) -> Any:
+        y, h = new_y(), new_h() if added else None
+        inputs = read_x(x), read_residual(residual), read_weight(weight), read_bias(bias), seed if drops else None
+        launch_alone(*inputs, y, h, None)
+        return y if h is None else (y, h)
+
+    return Plan(run, alone)
 
 
 def _bind_forward(walked: Sequence[Tensor], parameters: Sequence[Tensor | None], flags: dict[str, Any]) -> Launch:

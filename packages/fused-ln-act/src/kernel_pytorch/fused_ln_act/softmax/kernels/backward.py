@@ -40,7 +40,7 @@ from kernel_pytorch.fused_ln_act._core.launch import (
     warps,
 )
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, as_rows
 
 from .forward import check
@@ -160,7 +160,7 @@ def _mask_gradient_kernel(
     tl.store(dmask_ptr + output_out, tl.sum(total, axis=0).to(dmask_ptr.dtype.element_ty), mask=output_out < outputs)
 
 
-@planned
+@Planned
 def softmax_backward(
     dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
 ) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -35,7 +35,7 @@ from kernel_pytorch.fused_ln_act._core.launch import (
     warps,
 )
 from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import planned
+from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, as_rows, divide
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import score_dtype
 
@@ -160,7 +160,7 @@ def _softmax_forward_long_kernel(
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=valid)
 
 
-@planned
+@Planned
 def softmax(x: Tensor, mask: Tensor | None, scale: float) -> Callable[..., Tensor]:
     """The launcher of the operator: one launch.
 

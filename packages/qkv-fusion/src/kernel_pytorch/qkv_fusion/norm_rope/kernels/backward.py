@@ -19,7 +19,7 @@ from kernel_pytorch.qkv_fusion._core.device import program_count
 from kernel_pytorch.qkv_fusion._core.direct_calls import check_count, check_floats, check_shapes
 from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.qkv_fusion._core.launcher import bind
-from kernel_pytorch.qkv_fusion._core.plans import planned
+from kernel_pytorch.qkv_fusion._core.plans import Planned
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
     as_rows,
@@ -228,8 +228,8 @@ def plan(
     return run
 
 
-qk_norm_rope_backward = planned(functools.partial(plan, False))
-qk_layer_norm_rope_backward = planned(functools.partial(plan, True))
+qk_norm_rope_backward = Planned(functools.partial(plan, False))
+qk_layer_norm_rope_backward = Planned(functools.partial(plan, True))
 
 
 def plan_kernel(

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernel_pytorch.qkv_fusion._core.direct_calls import check_floats, check_shapes
 from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
 from kernel_pytorch.qkv_fusion._core.launcher import bind
-from kernel_pytorch.qkv_fusion._core.plans import planned
+from kernel_pytorch.qkv_fusion._core.plans import Planned
 from kernel_pytorch.qkv_fusion.arguments import check_cache
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
@@ -114,7 +114,7 @@ def _norm_rope_cache_kernel(
         store_block(y_row, load_block(v_row, room, COLUMNS, COLUMNS_BLOCK, 0.0), room, COLUMNS, COLUMNS_BLOCK)
 
 
-@planned
+@Planned
 def norm_rope_cache_(
     q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor,
     k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None,

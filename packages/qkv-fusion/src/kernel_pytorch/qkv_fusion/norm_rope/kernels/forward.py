@@ -15,7 +15,7 @@ from torch import Tensor
 from kernel_pytorch.qkv_fusion._core.direct_calls import check_floats, check_shapes
 from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.qkv_fusion._core.launcher import bind
-from kernel_pytorch.qkv_fusion._core.plans import planned
+from kernel_pytorch.qkv_fusion._core.plans import Planned
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
     as_rows,
@@ -170,9 +170,10 @@ def plan(
     """What launches the operators' kernel: `(q_out, k_out, q_rstd, k_rstd)`, contiguous; `centred` is LayerNorm."""
     check(q, k, q_weight, k_weight, cos, sin)
     wide = compute_dtype(q.dtype)
-    results = [allocator(x) for x in (q, k)] + [allocator(x, x.shape[:-1], wide) for x in (q, k)]
+    new_q, new_k = (allocator(x) for x in (q, k))
+    new_q_rstd, new_k_rstd = (allocator(x, x.shape[:-1], wide) for x in (q, k))
     if q.numel() == 0 and k.numel() == 0:
-        return lambda *arguments: tuple(make() for make in results)  # type: ignore[return-value]
+        return lambda *arguments: (new_q(), new_k(), new_q_rstd(), new_k_rstd())
     views, tables = [as_heads(x) for x in (q, k)], [as_rows(cos), as_rows(sin)]
     constants = tiling(q.shape[-1], cos.shape[-1])
     rows = [view.shape[:-1].numel() for view in views]
@@ -190,7 +191,7 @@ def plan(
     def run(
         q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, *scalars: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        q_out, k_out, q_rstd, k_rstd = (make() for make in results)
+        q_out, k_out, q_rstd, k_rstd = new_q(), new_k(), new_q_rstd(), new_k_rstd()
         launch(
             read_q(q), read_k(k), q_weight.contiguous(), k_weight.contiguous(), read_cos(cos), read_sin(sin),
             q_out, k_out, q_rstd, k_rstd,
@@ -200,8 +201,8 @@ def plan(
     return run
 
 
-qk_norm_rope = planned(functools.partial(plan, False))
-qk_layer_norm_rope = planned(functools.partial(plan, True))
+qk_norm_rope = Planned(functools.partial(plan, False))
+qk_layer_norm_rope = Planned(functools.partial(plan, True))
 
 
 def check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from kernel_pytorch.qkv_fusion._core.operation import calls, first_two
 from kernel_pytorch.qkv_fusion.norm_rope import operators
 
 
+@calls(operators.qk_norm_rope, first_two)
 def qk_norm_rope(
     q: Tensor,
     k: Tensor,
@@ -18,14 +22,14 @@ def qk_norm_rope(
     eps: float,
     interleaved: bool,
     offset: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, ...]:
     """`qk_norm_rope` of `reference.py`; same arguments and result dtypes."""
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
-    q_out, k_out, _, _ = operators.qk_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
-    return q_out, k_out
+    return q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset
 
 
+@calls(operators.qk_layer_norm_rope, first_two)
 def qk_layer_norm_rope(
     q: Tensor,
     k: Tensor,
@@ -37,9 +41,8 @@ def qk_layer_norm_rope(
     eps: float,
     interleaved: bool,
     offset: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, ...]:
     """`qk_layer_norm_rope` of `reference.py`; same arguments and result dtypes."""
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
-    q_out, k_out, _, _ = operators.qk_layer_norm_rope(q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset)
-    return q_out, k_out
+    return q, k, q_weight, k_weight, cos, sin, eps, interleaved, offset

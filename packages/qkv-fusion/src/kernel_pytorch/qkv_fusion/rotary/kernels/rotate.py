@@ -17,7 +17,7 @@ from torch import Tensor
 from kernel_pytorch.qkv_fusion._core.direct_calls import check_floats, check_memory
 from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.qkv_fusion._core.launcher import Launch, bind
-from kernel_pytorch.qkv_fusion._core.plans import planned
+from kernel_pytorch.qkv_fusion._core.plans import Planned
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
     as_rows,
@@ -100,7 +100,7 @@ def _rotate_kernel(
         )  # fmt: skip
 
 
-@planned
+@Planned
 def rotary_qk(
     q: Tensor | None,
     k: Tensor | None,
@@ -138,7 +138,7 @@ def rotary_qk(
     return run
 
 
-@planned
+@Planned
 def rotary_qk_(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, interleaved: bool, transposed: bool
 ) -> Callable[..., None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.level_function import calls
+from kernel_pytorch.qkv_fusion._core.operation import calls
 from kernel_pytorch.qkv_fusion.rotary import operators
 
 

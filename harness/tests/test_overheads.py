@@ -1,14 +1,33 @@
-"""The whole cost of a call: what can be told here is told, the rest says why not."""
+"""Overheads of a call: what can be measured here is, and the other figures say why they are missing."""
 
 import pytest
 import torch
 
+from kernel_pytorch.harness.overheads import FIGURES, STARTS, call_cost, first_calls, host_time, with_starts
 from kernel_pytorch.harness.page import markdown
 from kernel_pytorch.harness.report import cost_rows, missing_costs
 from kernel_pytorch.harness.results import Results
-from kernel_pytorch.harness.whole_cost import FIGURES, STARTS, call_cost, with_starts
 
 CPU = torch.device("cpu")
+
+SLOW_FIRST = """
+import time
+from toy import *
+from toy import native as healthy
+
+def slow_at_first(x, *rest):
+    if not hasattr(slow_at_first, "called"):
+        slow_at_first.called = True
+        time.sleep(0.4)
+    return healthy(x, *rest)
+
+import dataclasses
+operation = technique.operations[0]
+operation = dataclasses.replace(operation, levels=[operation.implementations[0],
+    Implementation("slow", Level.NATIVE, "starting:slow_at_first"),
+    Implementation("dead", Level.CUDA, "starting:nothing")])
+technique = dataclasses.replace(technique, name="starting", operations=[operation])
+"""
 
 
 def cost_of(toy, level):
@@ -44,7 +63,7 @@ def test_a_level_that_compiles_is_started_in_a_process_of_its_own(site, toy, mon
 
 
 def test_the_report_shows_figures_and_reasons(toy, machine):
-    about = {"technique": "toy", "created": "2026-01-01", "quick": False, "machine": machine, "sources": {}}
+    about = {"technique": "toy", "created": "2026-01-01", "quick": False, "machine": machine}
     found = Results(**about, measurements=(), costs=(cost_of(toy, "native"), cost_of(toy, "cuda")))
     native, cuda = cost_rows(found)
     assert native[:2] == ["gate", "native"]
@@ -57,3 +76,24 @@ def test_the_report_shows_figures_and_reasons(toy, machine):
 
 def test_the_number_of_the_run_is_no_figure_that_is_missing(toy):
     assert "run" not in cost_of(toy, "cuda").missing
+
+
+@pytest.mark.slow
+def test_first_call_is_told_from_the_others(site):
+    site.install_toy()
+    site.install("starting", {"kernel_pytorch.techniques": {"starting": "starting:technique"}}, starting=SLOW_FIRST)
+    import starting
+
+    case = starting.operation.bench_grid.cases()[0]
+    seconds, failure = first_calls("starting", "gate", "slow", case, CPU)
+    assert failure == ""
+    assert min(seconds[name] for name in STARTS) > 0.3
+    seconds, failure = first_calls("starting", "gate", "dead", case, CPU)
+    assert seconds == {}
+    assert "AttributeError" in failure
+
+
+def test_host_time(toy):
+    found = host_time(toy.gate, toy.gate.implementation("native"), toy.gate.bench_grid.cases()[0], CPU)
+    assert min(found.values()) > 0.0
+    assert set(found) == {"eager", "compiled"}

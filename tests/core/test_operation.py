@@ -7,11 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernel_pytorch.rmsnorm import rms_norm
-from kernel_pytorch.rmsnorm._core import call_cache
-from kernel_pytorch.rmsnorm._core.call_cache import PATIENCE, CallCache
-from kernel_pytorch.rmsnorm._core.level_function import calls, first
-from kernel_pytorch.rmsnorm._core.operator import declare
-from kernel_pytorch.rmsnorm._core.plans import forget_plans, planned
+from kernel_pytorch.rmsnorm._core.call import CachedCall
+from kernel_pytorch.rmsnorm._core.operation import calls, first
+from kernel_pytorch.rmsnorm._core.operator import OperatorCall, declare
+from kernel_pytorch.rmsnorm._core.plans import Plan, Planned, forget_plans
 from kernel_pytorch.rmsnorm.levels import LADDER
 
 planned_for = []
@@ -38,8 +37,7 @@ def _plan_with_less(x, factor):
         ran.append("alone")
         return x * factor
 
-    run.alone = alone
-    return run
+    return Plan(run, alone)
 
 
 def _declare(name, launcher):
@@ -51,9 +49,9 @@ def _declare(name, launcher):
     )
 
 
-scaled = _declare("scaled", planned(_plan))
-switched = _declare("switched", planned(_plan_of_switch, lambda *given: switch[0]))
-lean = _declare("lean", planned(_plan_with_less))
+scaled = _declare("scaled", Planned(_plan))
+switched = _declare("switched", Planned(_plan_of_switch, lambda *given: switch[0]))
+lean = _declare("lean", Planned(_plan_with_less))
 
 
 @calls(scaled, first)
@@ -74,10 +72,8 @@ def scale_lean(x, weight, eps, offset, casting):
 @pytest.fixture(autouse=True)
 def is_native():
     """Let `rms_norm` at level "native" multiply x by its offset."""
-    for cache in call_cache._caches:  # other tests may have made them pause, by calls that never repeat
-        cache._patience, cache._pause = PATIENCE, 0
     with LADDER.replaced("rms_norm", "native", scale):
-        for _ in range(2):
+        for _ in range(3):
             call(numbers())
             call(numbers().requires_grad_())
         yield
@@ -92,10 +88,11 @@ def call(x, factor=3.0):
 
 
 def test_a_call_that_matches_is_compared_once(monkeypatch):
-    lookups, lookup = [], CallCache.lookup
-    monkeypatch.setattr(CallCache, "lookup", lambda cache, given: lookups.append(1) or lookup(cache, given))
+    compared, compare = [], CachedCall.__call__
+    monkeypatch.setattr(CachedCall, "__call__", lambda self, *given: compared.append(self) or compare(self, *given))
     assert torch.equal(call(numbers()), numbers() * 3.0)
-    assert len(lookups) == 1
+    assert len(compared) == 1
+    assert not isinstance(compared[0], OperatorCall)
 
 
 def test_another_geometry_is_planned_and_compared():
@@ -172,16 +169,6 @@ def test_plans_that_are_forgotten_are_made_anew():
     call(numbers())
     call(numbers())
     assert len(planned_for) == 1
-
-
-def test_whoever_only_checks_plans_nothing():
-    """Arguments may be incomplete yet: a seed is drawn after the checks."""
-    planned_for.clear()
-    forget_plans()
-    for _ in range(2):
-        known = LADDER.checked("rms_norm", "native", lambda *given: None, 1, numbers(), None, 0.5, 3.0, "none")
-    assert known.function is scale
-    assert planned_for == []
 
 
 def test_memory_that_was_freed_is_refused():

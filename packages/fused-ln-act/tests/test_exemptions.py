@@ -1,4 +1,4 @@
-"""Levels that are spared an adversary are wrong about it: one that is right again must be asked again."""
+"""Levels that are exempt from an adversary fail it: a level that passes again loses its exemption."""
 
 import pytest
 import torch
@@ -8,23 +8,23 @@ from kernel_pytorch.harness.trials import trials
 from kernel_pytorch.harness.verification import examine, standard
 
 CPU = torch.device("cpu")
-SPARED = [
-    (operation, spared, level)
+EXEMPT = [
+    (operation, exemption, level)
     for operation in technique.operations
-    for spared in operation.spared
-    for level in spared.levels or ()
-    if spared.devices is None or "cpu" in spared.devices
+    for exemption in operation.exemptions
+    if exemption.of_adversary and (exemption.devices is None or "cpu" in exemption.devices)
+    for level in exemption.levels or ()
 ]
 
 
 @pytest.mark.parametrize(
-    ("operation", "spared", "level"), SPARED, ids=[f"{operation.name}, {level}" for operation, _, level in SPARED]
+    ("operation", "exemption", "level"), EXEMPT, ids=[f"{operation.name}, {level}" for operation, _, level in EXEMPT]
 )
-def test_a_level_that_is_spared_is_wrong_there(operation, spared, level):
-    """In one dtype at least: which of them PyTorch's kernels get wrong goes by the processor."""
+def test_a_level_that_is_exempt_is_wrong_there(operation, exemption, level):
+    """In one dtype at least: which of them PyTorch's kernels get wrong depends on the processor."""
     implementation, wrong = operation.implementation(level), []
     for trial in trials(operation, CPU):
-        if spared.covers(trial.adversary, trial.case.dtype, "cpu"):
+        if exemption.covers(trial.adversary, trial.case.dtype, "cpu"):
             against = standard(operation, trial, CPU)
             for _ in range(3):  # TorchScript takes formulas of its own once it has interpreted a few calls
                 judgements = examine(implementation, against)

@@ -1,2 +1,0 @@
-// What does not compile at all.
-__global__ void broken_kernel(float* x) { x[threadIdx.x] = 1.0f }
