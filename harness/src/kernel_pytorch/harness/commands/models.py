@@ -167,7 +167,7 @@ WITH = {
     "--losses": ("MODEL", "--only", "--small", "--resume", "--json", "--tiny or --real"),
     "--host": ("--only",),
 }
-"""What goes with each run that is not the usual one."""
+"""Options that each special run takes."""
 
 
 def _check_options(runs: dict[str, bool], options: dict[str, object]) -> None:
@@ -289,7 +289,7 @@ def _keep(file: Path, runs: dict[str, Run] | None = None, losses: dict[str, Loss
 
 
 def _loaded(file: Path | None) -> Record:
-    """What the file holds; nothing if there is none."""
+    """The record in the file; an empty one if there is none."""
     try:
         return load(file) if file is not None and file.is_file() else Record(runs={})
     except RecordError as error:

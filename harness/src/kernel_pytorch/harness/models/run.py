@@ -30,7 +30,7 @@ from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.technique import Technique
 
 RECOMPILES = 64
-"""All variants of a model run the same code, and each is a compilation of its own."""
+"""All variants of a model run the same code, and each is compiled separately."""
 
 KERNELS = 12
 """Kernels of a step that are recorded: those that take longest."""
@@ -39,11 +39,11 @@ LIGER_TIMEOUT = 3600.0
 """Seconds for the process that measures Liger-Kernel."""
 
 TOLERANCE = 0.05
-"""Of the first loss or of logits in 16 bits, after all layers."""
+"""Largest relative difference of the first loss or of logits in 16 bits, after all layers."""
 
 OF_GRADIENTS = 0.1
-"""Of the norms of gradients: with dropout, which draws other elements, they move by a few percent; a missing piece of
-a layer moves them by far more."""
+"""The same for the norms of gradients: dropout, which draws other elements, moves them by a few percent, and a missing
+piece of a layer by far more."""
 
 
 @dataclass
@@ -244,7 +244,7 @@ def failures(rows: Sequence[Row], variants: Sequence[Variant]) -> list[str]:
 
 
 def origin(techniques: Sequence[Technique], device: torch.device, *, tiny: bool) -> Origin:
-    """What a run of now is measured of."""
+    """When, where and from which sources a run of now is measured."""
     environment = describe_environment(device)
     return Origin(
         date=datetime.date.today().isoformat(),

@@ -1,4 +1,4 @@
-"""What is done with a model: a step of training, the pass over a prompt, one more word after a prompt."""
+"""The work that models do: a training step, the pass over a prompt, one more word after a prompt."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Work:
     batch: int | None = None
 
     def applies(self, model: Model) -> bool:
-        """Whether a model does that: only what writes text is decoded."""
+        """Whether a model can do it: only causal models are decoded."""
         return model.kind == "causal" or not (self.cached or self.name == "token")
 
     def shape(self, model: Model) -> Shape:
-        """Of its inputs."""
+        """The shape of the inputs."""
         return Shape(self.batch or model.training.batch, 1 if self.name == "token" else model.training.tokens)
 
 

@@ -18,7 +18,7 @@ class TransformersMissingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Shape:
-    """What goes into a model.
+    """The size of a batch of inputs.
 
     Attributes:
         batch: sequences, or images.
@@ -115,7 +115,7 @@ def _decoder(**options: Any) -> dict[str, Any]:
 
 
 SUFFIX = "-small"
-"""Of the names of models that a CPU can time."""
+"""Ends the names of models that a CPU can time."""
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 203}
 TINY_DECODER = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 TINY_ENCODER = {**TINY, "num_attention_heads": 4}
@@ -163,7 +163,7 @@ MODELS = (
         Shape(128, 224),
     ),
 )  # fmt: skip
-"""By the order of their tables."""
+"""In the order of their tables."""
 
 
 def _small(name: str, title: str, shape: Shape, **options: int) -> Model:
