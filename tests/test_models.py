@@ -46,12 +46,12 @@ def ours(monkeypatch):
 def small(name):
     """A model without dropout, and a batch."""
     torch.manual_seed(0)
-    spec = find_model(name)
-    model = spec.build(tiny=True).train()
+    spec = find_model(name).as_tiny()
+    model = spec.build().train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return model, spec.inputs(find_work("training").shape(spec, tiny=True), torch.device("cpu"))
+    return model, spec.inputs(find_work("training").shape(spec), torch.device("cpu"))
 
 
 def patched(model, order=PATCHES):
@@ -141,7 +141,7 @@ def test_the_column_of_ours_compiled_measures_the_lines_of_the_page(name):
 
 
 def test_gemma_2_is_measured_with_its_soft_cap():
-    assert find_model("gemma2").build(tiny=True).config._attn_implementation == "eager"
+    assert find_model("gemma2").as_tiny().build().config._attn_implementation == "eager"
 
 
 def test_logits_are_none_in_training_alone():
@@ -304,7 +304,7 @@ def test_what_is_not_known_is_left_alone_with_the_reason():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_losses_of_twenty_steps_in_float32_are_those_of_stock(name):
-    found = losses.compare_losses(find_model(name), PATCHES, torch.device("cpu"), tiny=True)
+    found = losses.compare_losses(find_model(name).as_tiny(), PATCHES, torch.device("cpu"))
     assert (found.dtype, len(found.stock), found.allowed) == ("float32", 20, 1e-4)
     assert found.stock[-1] < 0.999 * found.stock[0], "it learns nothing"
     assert found.difference < 1e-4
@@ -315,7 +315,7 @@ def test_in_16_bits_no_farther_from_float32_than_stock(monkeypatch):
     """As on a GPU."""
     monkeypatch.setattr(losses, "prepare", lambda work, model, device: model.to(torch.bfloat16).train())
     monkeypatch.setattr(replacements, "_is_faster_rounded", lambda head: False)
-    found = losses.compare_losses(find_model("llama"), PATCHES, torch.device("cpu"), tiny=True)
+    found = losses.compare_losses(find_model("llama").as_tiny(), PATCHES, torch.device("cpu"))
     assert (found.dtype, len(found.exact)) == ("bfloat16", 20)
     assert 0.0 < found.difference < 0.01
     assert 0.0 < found.held <= found.allowed < 0.01

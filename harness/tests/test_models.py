@@ -92,7 +92,7 @@ class Planted(Technique):
 
 
 def measured(techniques, variants=(VARIANTS[0], OURS), work="prefill", model="vit"):
-    return run.measure(find_model(model), find_work(work), variants, techniques, CPU, tiny=True, rounds=8)
+    return run.measure(find_model(model).as_tiny(), find_work(work), variants, techniques, CPU, rounds=8)
 
 
 def test_a_wrong_patch_is_seen():
@@ -181,7 +181,7 @@ class Slower(Technique):
 @pytest.mark.parametrize("plant", [Planted, Emptied, Slower])
 def test_a_patch_that_learns_otherwise_is_seen_in_the_losses(plant):
     found = losses.compare_losses(
-        find_model("vit"), [plant("planted", "", "", [], "", replacements="p")], CPU, tiny=True
+        find_model("vit").as_tiny(), [plant("planted", "", "", [], "", replacements="p")], CPU
     )
     assert found.difference > 10 * found.allowed
 
@@ -196,7 +196,7 @@ def in_bfloat16(monkeypatch):
 @pytest.mark.parametrize("plant", [Planted, Emptied])
 def test_in_16_bits_a_plant_is_farther(in_bfloat16, plant):
     found = losses.compare_losses(
-        find_model("vit"), [plant("planted", "", "", [], "", replacements="p")], CPU, tiny=True
+        find_model("vit").as_tiny(), [plant("planted", "", "", [], "", replacements="p")], CPU
     )
     assert found.held == found.errors[0] > found.allowed
 
@@ -224,11 +224,11 @@ def test_older_records_keep_their_bar():
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "bert", "vit"])
 def test_what_is_computed_in_float32_keeps_weights_in_16_bits(name):
     """Tied weights, tables of positions and masks, whose dtype a model reads off its weights."""
-    spec = find_model(name)
+    spec = find_model(name).as_tiny()
     torch.manual_seed(0)
-    model = losses.without_dropout(spec.build(tiny=True)).bfloat16()
+    model = losses.without_dropout(spec.build()).bfloat16()
     wide = copy.deepcopy(model).float()
-    inputs = spec.inputs(find_work("training").shape(spec, tiny=True), CPU)
+    inputs = spec.inputs(find_work("training").shape(spec), CPU)
     loss, expected = losses.in_float32(model)(**inputs).loss, wide(**losses.widened(inputs)).loss
     torch.testing.assert_close(loss, expected)
     loss.backward()
@@ -285,12 +285,12 @@ def test_the_host_time_of_functions_with_another_default(monkeypatch):
 @pytest.mark.slow
 def test_what_changes_classes_runs_in_a_process_of_its_own(monkeypatch):
     stages = []
-    given = (find_model("vit"), find_work("prefill"), CPU)
-    row = run.measure_apart(Variant("again", "again"), *given, tiny=True, rounds=8, on_step=stages.append)
+    given = (find_model("vit").as_tiny(), find_work("prefill"), CPU)
+    row = run.measure_apart(Variant("again", "again"), *given, rounds=8, on_step=stages.append)
     assert (row.variant, row.reason, row.cost.difference) == ("again", None, 0.0)
     assert stages[-1] == "vit, prefill: memory and kernels of again"
     monkeypatch.setattr(run, "_measure_in_child", os.kill)  # whose arguments these are not
-    row = run.measure_apart(Variant("again", "again"), *given, tiny=True, rounds=8)
+    row = run.measure_apart(Variant("again", "again"), *given, rounds=8)
     assert row.failed
     assert row.reason.startswith("raised TypeError: ")
 
@@ -306,7 +306,7 @@ def test_small_models_are_those_that_were_published_but_smaller():
 
 def test_the_command_takes_small_models(monkeypatch):
     taken = []
-    monkeypatch.setattr(models, "measure", lambda spec, *_, tiny, **__: taken.append((spec.name, tiny)) or ())
+    monkeypatch.setattr(models, "measure", lambda spec, *_, **__: taken.append((spec.name, spec.is_tiny)) or ())
     assert command("--small", "--device", "cpu").exit_code == 0
     assert taken == [(model.name, False) for model in SMALL]
     taken.clear()
@@ -318,8 +318,8 @@ def test_the_command_takes_small_models(monkeypatch):
 def test_gpt2_decodes_within_its_table_of_positions():
     """Steps of decoding go on from each other, and 1024 words after a prompt of 1024 would be out of range."""
     spec, work = find_model("gpt2-small"), find_work("decode-1")
-    model = prepare(work, spec.build(tiny=False), CPU)
-    step = step_of(work, spec, model, model, CPU, tiny=False)
+    model = prepare(work, spec.build(), CPU)
+    step = step_of(work, spec, model, model, CPU)
     assert all(bool(step().isfinite().all()) for _ in range(400))
 
 
@@ -348,6 +348,6 @@ def test_options_that_would_not_be_obeyed(given, message):
 
 def test_a_named_model_of_the_small_size(monkeypatch):
     taken = []
-    monkeypatch.setattr(models, "measure", lambda spec, *_, tiny, **__: taken.append((spec.name, tiny)) or ())
+    monkeypatch.setattr(models, "measure", lambda spec, *_, **__: taken.append((spec.name, spec.is_tiny)) or ())
     assert command("llama", "--small", "--device", "cpu").exit_code == 0
     assert taken == [("llama-small", False)]

@@ -23,10 +23,9 @@ from kernel_pytorch.harness.commands.common import (
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.models.host import host_costs, host_table
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
-from kernel_pytorch.harness.models.page import headline
+from kernel_pytorch.harness.models.page import headline, tables
 from kernel_pytorch.harness.models.record import FILE, LossRun, Record, Run, load, run_name
 from kernel_pytorch.harness.models.run import failures, measure, origin
-from kernel_pytorch.harness.models.tables import tables
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
 from kernel_pytorch.harness.models.works import WORKS, Work, find_work
 from kernel_pytorch.harness.models.zoo import (
@@ -149,15 +148,17 @@ def models_command(
     warn_if_busy()
     if tiny is None:
         tiny = where.type == "cpu" and not (small or chosen[0] in SMALL)
+    if tiny:
+        chosen = tuple(each.as_tiny() for each in chosen)
     if losses:
-        if _compare_losses(chosen, techniques, where, json, tiny=tiny, resume=resume):
+        if _compare_losses(chosen, techniques, where, json, resume=resume):
             raise typer.Exit(1)
         return
     done: set[str] = set()
     if resume:
-        done = _loaded(json).done(origin(techniques, where, tiny=tiny), [each.name for each in variants])
+        done = _loaded(json).done(origin(techniques, where, tiny=chosen[0].is_tiny), [each.name for each in variants])
     pending = [(m, w) for m in chosen for w in works if w.applies(m) and run_name(m.name, w.name) not in done]
-    if _measure_all(pending, variants, techniques, where, json, tiny=tiny, rounds=rounds):
+    if _measure_all(pending, variants, techniques, where, json, rounds=rounds):
         raise typer.Exit(1)
 
 
@@ -166,7 +167,7 @@ WITH = {
     "--losses": ("MODEL", "--only", "--small", "--resume", "--json", "--tiny or --real"),
     "--host": ("--only",),
 }
-"""What goes with each run that is not the usual one."""
+"""Options that each special run takes."""
 
 
 def _check_options(runs: dict[str, bool], options: dict[str, object]) -> None:
@@ -202,25 +203,25 @@ def _models(name: str | None, *, small: bool) -> tuple[Model, ...]:
 
 def _compare_losses(
     chosen: tuple[Model, ...], techniques: list[Technique], device: torch.device, json: Path | None, *,
-    tiny: bool, resume: bool,
+    resume: bool,
 ) -> bool:  # fmt: skip
     """Train each model a little, and keep its losses; whether those of any are not the same."""
     try:
         import_transformers()
     except TransformersMissingError as error:
         _stop(str(error))
-    now, failed = origin(techniques, device, tiny=tiny), False
+    now, failed = origin(techniques, device, tiny=chosen[0].is_tiny), False
     known = _loaded(json).losses if resume else {}
     for spec in chosen:
         if spec.name in known and known[spec.name].matches(now):
             continue
         with Steps(spec.name) as steps:
-            curves = compare_losses(spec, techniques, device, tiny=tiny, on_step=steps)
+            curves = compare_losses(spec, techniques, device, on_step=steps)
         found = LossRun(**dict(now), **dict(curves))
         same = found.held <= found.allowed
         failed |= not same
         output.print(
-            f"{spec.title}{', tiny' if tiny else ''}, {found.dtype}: losses of {STEPS} steps"
+            f"{spec.title}{', tiny' if spec.is_tiny else ''}, {found.dtype}: losses of {STEPS} steps"
             f" {'are the same' if same else 'DIFFER'}, at most {found.difference:.1e} of the loss away from"
             f" stock's{_errors(found)}; allowed is {found.allowed:.1e}", **PLAIN,
         )  # fmt: skip
@@ -257,7 +258,7 @@ def _variants(names: list[str] | None) -> tuple[Variant, ...]:
 
 def _measure_all(
     pending: list[tuple[Model, Work]], variants: tuple[Variant, ...], techniques: list[Technique],
-    device: torch.device, json: Path | None, *, tiny: bool, rounds: int,
+    device: torch.device, json: Path | None, *, rounds: int,
 ) -> bool:  # fmt: skip
     """Measure, print and keep each work of a model; whether stock or a variant of ours failed."""
     failed, mine = False, [STOCK, *(each for each in VARIANTS if each.ours)]
@@ -265,7 +266,7 @@ def _measure_all(
         try:
             with Steps(spec.name) as steps:
                 rows = measure(
-                    spec, work, variants, techniques, device, tiny=tiny, rounds=rounds, on_step=steps
+                    spec, work, variants, techniques, device, rounds=rounds, on_step=steps
                 )  # fmt: skip
         except TransformersMissingError as error:
             _stop(str(error))
@@ -275,7 +276,7 @@ def _measure_all(
             messages.print(escape(line), **PLAIN)
         failed |= bool(lines)
         if json is not None:
-            run = Run(**dict(origin(techniques, device, tiny=tiny)), rows=rows)
+            run = Run(**dict(origin(techniques, device, tiny=spec.is_tiny)), rows=rows)
             _keep(json, runs={run_name(spec.name, work.name): run})
     return failed
 
@@ -288,7 +289,7 @@ def _keep(file: Path, runs: dict[str, Run] | None = None, losses: dict[str, Loss
 
 
 def _loaded(file: Path | None) -> Record:
-    """What the file holds; nothing if there is none."""
+    """The record in the file; an empty one if there is none."""
     try:
         return load(file) if file is not None and file.is_file() else Record(runs={})
     except RecordError as error:

@@ -117,7 +117,7 @@ def _examine(
 
 
 def _telling(status: Status) -> Callable[[str], None]:
-    """What tells of a question: the line of the terminal; where there is none, one line a level of an operation."""
+    """Show progress: in the status line of a terminal, elsewhere one line per level of an operation."""
     if messages.is_terminal:
         return status.update
     told: dict[str, str] = {}

@@ -52,7 +52,6 @@ def compare_losses(
     techniques: Sequence[Technique],
     device: torch.device,
     *,
-    tiny: bool,
     on_step: Callable[[str], None] = lambda what: None,
 ) -> Curves:
     """Train a model for `STEPS` steps, as it comes and patched; in 16 bits also stock in float32.
@@ -61,15 +60,14 @@ def compare_losses(
         spec: the model.
         techniques: those that are patched in.
         device: where; float32 on a CPU, bfloat16 on a GPU.
-        tiny: whether it is the model for a CPU.
         on_step: called with what is done next.
     """
     torch.manual_seed(0)
-    base = without_dropout(spec.build(tiny=tiny))
+    base = without_dropout(spec.build())
 
     def trained(variant: Variant, *, exact: bool = False) -> tuple[str, tuple[float, ...]]:
         on_step(f"{spec.name}: {STEPS} steps, {variant.name}{', in float32' if exact else ''}")
-        return _trained(variant, spec, base, techniques, device, exact=exact, tiny=tiny)
+        return _trained(variant, spec, base, techniques, device, exact=exact)
 
     (dtype, stock), (_, ours) = trained(STOCK), trained(OURS)
     return curves(dtype, stock, ours, () if dtype == "float32" else trained(STOCK, exact=True)[1])
@@ -77,13 +75,13 @@ def compare_losses(
 
 def _trained(
     variant: Variant, spec: Model, base: torch.nn.Module, techniques: Sequence[Technique], device: torch.device, *,
-    exact: bool, tiny: bool,
+    exact: bool,
 ) -> tuple[str, tuple[float, ...]]:  # fmt: skip
     """The dtype of the weights, and the losses."""
     work = find_work("training")
     model = prepare(work, copy.deepcopy(base), device)
     call, _ = variant.prepare(spec, work, model, techniques)
-    step = step_of(work, spec, model, in_float32(model) if exact else call, device, tiny=tiny)
+    step = step_of(work, spec, model, in_float32(model) if exact else call, device)
     losses = [step() for _ in range(STEPS)]  # read at the end: the device need not wait for the host
     dtype = next(model.parameters()).dtype
     del model, call, step

@@ -1,30 +1,32 @@
-"""What was measured of models, in Markdown: for the site, and shorter for the README."""
+"""Tables of models: for the site, shorter for the README, and for a terminal of 80 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
 
 from kernel_pytorch.harness.models.record import Origin, Record, Row, run_name
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
-from kernel_pytorch.harness.models.works import WORKS, Work
-from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model
+from kernel_pytorch.harness.models.works import WORKS, Work, find_work
+from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model, find_model
 
 HEADLINE = ("compiled", "best", "liger", "ours", "ours-gpu-bound", "ours-compiled", "ours-best")
 EVERY = (*MODELS, *SMALL)
+TITLES = {variant.name: variant.title for variant in (*VARIANTS, LIGER)}
 NOTHING = "-"
 KERNELS = 8
 
 
 def headline(record: Record) -> str:
     """A table of training steps, a row a model."""
-    titles = {each.name: each.title for each in (*VARIANTS, LIGER)}
     legend = "The median time of stock, and how many times as fast the others were in the same rounds."
     training = [run for name, run in record.runs.items() if name.partition("/")[2] == WORKS[0].name]
     models = {model.title: rows for model in EVERY if (rows := _rows(record, model, WORKS[0]))}
     shown = [name for name in HEADLINE if any(_ratio(rows.get(name)) != NOTHING for rows in models.values())]
     lines = [f"{_provenance(training)} {legend}", ""]
     lines += _table(
-        ["training step", "stock, ms", *(titles[name] for name in shown)],
+        ["training step", "stock, ms", *(TITLES[name] for name in shown)],
         [
             [title, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(name)) for name in shown)]
             for title, rows in models.items()
@@ -57,6 +59,24 @@ def markdown(record: Record) -> str:
     if kernels := _kernels(record):
         lines += ['??? info "Where the device\'s time goes"', "", *_indented(kernels), ""]
     return "\n".join(lines)
+
+
+def tables(rows: Sequence[Row]) -> Iterable[Table]:
+    """A table for each model and work, in the order of the rows; the caption says why a variant did not run."""
+    for model, work in dict.fromkeys((row.model, row.work) for row in rows):
+        found = [row for row in rows if (row.model, row.work) == (model, work)]
+        title = f"{find_model(model).title}: {find_work(work).title}"
+        reasons = dict.fromkeys(f"{TITLES[row.variant]}: {row.reason}" for row in found if row.reason)
+        table = Table(title=title, title_justify="left", caption="\n".join(reasons), caption_justify="left", width=80)
+        table.add_column("variant", no_wrap=True, overflow="ellipsis", ratio=1)
+        for name in ("ms", "x of stock", "host ms", "kernels", "GiB"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in found:
+            if row.cost is not None and row.ratio is not None:
+                times = f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
+                host, _, launches, memory, *_ = ("" if text == NOTHING else text for text in _costs(row))
+                table.add_row(TITLES[row.variant], _milliseconds(row), times, host, launches, memory)
+        yield table
 
 
 def losses(record: Record) -> str:

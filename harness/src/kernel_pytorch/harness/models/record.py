@@ -1,4 +1,4 @@
-"""What a run of models leaves: one JSON file a device."""
+"""The record of models: one JSON file per device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ratio(Part):
 
 
 class Cost(Part):
-    """What a step of a variant costs.
+    """The cost of a step of a variant.
 
     Attributes:
         wall: seconds, median of the rounds.

@@ -30,7 +30,7 @@ from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.technique import Technique
 
 RECOMPILES = 64
-"""All variants of a model run the same code, and each is a compilation of its own."""
+"""All variants of a model run the same code, and each is compiled separately."""
 
 KERNELS = 12
 """Kernels of a step that are recorded: those that take longest."""
@@ -39,11 +39,11 @@ LIGER_TIMEOUT = 3600.0
 """Seconds for the process that measures Liger-Kernel."""
 
 TOLERANCE = 0.05
-"""Of the first loss or of logits in 16 bits, after all layers."""
+"""Largest relative difference of the first loss or of logits in 16 bits, after all layers."""
 
 OF_GRADIENTS = 0.1
-"""Of the norms of gradients: with dropout, which draws other elements, they move by a few percent; a missing piece of
-a layer moves them by far more."""
+"""The same for the norms of gradients: dropout, which draws other elements, moves them by a few percent, and a missing
+piece of a layer by far more."""
 
 
 @dataclass
@@ -76,7 +76,6 @@ def measure(
     techniques: Sequence[Technique],
     device: torch.device,
     *,
-    tiny: bool,
     rounds: int,
     on_step: Callable[[str], None] = lambda what: None,
 ) -> tuple[Row, ...]:
@@ -89,26 +88,25 @@ def measure(
             Liger-Kernel, which changes the classes of transformers, runs in another process with stock beside it.
         techniques: those that are patched in.
         device: where.
-        tiny: whether it is the model for a CPU.
         rounds: samples of each variant; at least `statistics.FEWEST_ROUNDS`.
         on_step: called with what is done next.
     """
     here = [variant for variant in variants if variant is not LIGER]
-    rows = _measure(spec, work, here, techniques, device, tiny=tiny, rounds=rounds, on_step=on_step)
+    rows = _measure(spec, work, here, techniques, device, rounds=rounds, on_step=on_step)
     if LIGER not in variants:
         return rows
     if (reason := LIGER.why_not(spec, work, device)) is not None:
         return (*rows, _left_out(spec, work, LIGER, reason))
-    return (*rows, measure_apart(LIGER, spec, work, device, tiny=tiny, rounds=rounds, on_step=on_step))
+    return (*rows, measure_apart(LIGER, spec, work, device, rounds=rounds, on_step=on_step))
 
 
 def measure_apart(
-    variant: Variant, spec: Model, work: Work, device: torch.device, *, tiny: bool, rounds: int,
+    variant: Variant, spec: Model, work: Work, device: torch.device, *, rounds: int,
     on_step: Callable[[str], None] = lambda what: None,
 ) -> Row:  # fmt: skip
     """The row of a variant without techniques, measured beside stock in another process."""
     with Worker(LIGER_TIMEOUT) as worker:
-        given = (spec, work, (STOCK, variant), device, tiny, rounds)
+        given = (spec, work, (STOCK, variant), device, rounds)
         outcome = worker.call(_measure_in_child, *given, on_stage=on_step)
     if outcome.failure:
         return _left_out(spec, work, variant, outcome.failure, failed=True)
@@ -116,20 +114,20 @@ def measure_apart(
 
 
 def _measure_in_child(
-    spec: Model, work: Work, variants: Sequence[Variant], device: torch.device, tiny: bool, rounds: int,
+    spec: Model, work: Work, variants: Sequence[Variant], device: torch.device, rounds: int,
     announce: Announce,
 ) -> tuple[Row, ...]:  # fmt: skip
-    return _measure(spec, work, variants, (), device, tiny=tiny, rounds=rounds, on_step=announce)
+    return _measure(spec, work, variants, (), device, rounds=rounds, on_step=announce)
 
 
 def _measure(
     spec: Model, work: Work, variants: Sequence[Variant], techniques: Sequence[Technique], device: torch.device, *,
-    tiny: bool, rounds: int, on_step: Callable[[str], None],
+    rounds: int, on_step: Callable[[str], None],
 ) -> tuple[Row, ...]:  # fmt: skip
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = RECOMPILES
     torch.manual_seed(0)
-    base = spec.build(tiny=tiny)
+    base = spec.build()
     ready: list[Prepared] = []
     rows: dict[str, Row] = {}
     for variant in variants:
@@ -139,7 +137,7 @@ def _measure(
             reason = "no technique is installed"
         if reason is None:
             try:
-                ready.append(_ready(variant, spec, work, base, techniques, device, tiny=tiny))
+                ready.append(_ready(variant, spec, work, base, techniques, device))
                 continue
             except Exception as error:
                 reason, failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", True
@@ -171,14 +169,14 @@ def _left_out(spec: Model, work: Work, variant: Variant, reason: str, *, failed:
 
 def _ready(
     variant: Variant, spec: Model, work: Work, base: torch.nn.Module, techniques: Sequence[Technique],
-    device: torch.device, *, tiny: bool,
+    device: torch.device,
 ) -> Prepared:  # fmt: skip
     model = prepare(work, copy.deepcopy(base), device)
     call, replaced = variant.prepare(spec, work, model, techniques)
     torch.manual_seed(0)
     began = time.perf_counter()
-    gradients = gradients_of(work, spec, model, call, device, tiny=tiny) if work.training else None
-    step = step_of(work, spec, model, call, device, tiny=tiny)
+    gradients = gradients_of(work, spec, model, call, device) if work.training else None
+    step = step_of(work, spec, model, call, device)
     result = step().float().cpu()
     wait_for(device)
     seconds = time.perf_counter() - began
@@ -246,7 +244,7 @@ def failures(rows: Sequence[Row], variants: Sequence[Variant]) -> list[str]:
 
 
 def origin(techniques: Sequence[Technique], device: torch.device, *, tiny: bool) -> Origin:
-    """What a run of now is measured of."""
+    """When, where and from which sources a run of now is measured."""
     environment = describe_environment(device)
     return Origin(
         date=datetime.date.today().isoformat(),

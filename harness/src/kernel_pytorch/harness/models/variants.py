@@ -61,7 +61,7 @@ class Variant:
         return None
 
     def prepare(self, spec: Model, work: Work, model: Any, techniques: Sequence[Technique]) -> tuple[Any, list[str]]:
-        """What is called in the place of the model, and what was replaced in it."""
+        """The callable that replaces the model, and the parts of the model that were patched."""
         replaced: list[str] = []
         if self.causal:
             register_causal()
@@ -94,11 +94,11 @@ VARIANTS = (
     Variant("ours-graphs", "ours, torch.compile, reduce-overhead", compiled="reduce-overhead", ours=True),
 )
 LIGER = Variant("liger", "Liger-Kernel", liger=True)
-"""Runs in a process of its own with stock beside it, since it changes the classes of transformers."""
+"""Runs in another process with stock beside it, since it changes the classes of transformers."""
 
 
 def keeps_flag(spec: Model, work: Work) -> bool:
-    """Whether a causal flag, or nothing, says all of the attention's mask: no soft cap, no cache with room."""
+    """Whether a causal flag, or no mask, is all that attention needs: no soft cap, no static cache."""
     return not work.cached and spec.attention is None
 
 

@@ -1,4 +1,4 @@
-"""What is done with a model: a step of training, the pass over a prompt, one more word after a prompt."""
+"""The work that models do: a training step, the pass over a prompt, one more word after a prompt."""
 
 from __future__ import annotations
 
@@ -42,14 +42,12 @@ class Work:
     batch: int | None = None
 
     def applies(self, model: Model) -> bool:
-        """Whether a model does that: only what writes text is decoded."""
+        """Whether a model can do it: only causal models are decoded."""
         return model.kind == "causal" or not (self.cached or self.name == "token")
 
-    def shape(self, model: Model, *, tiny: bool) -> Shape:
-        """Of its inputs."""
-        shape = model.shape(tiny=tiny)
-        tokens = 1 if self.name == "token" else shape.tokens
-        return Shape(self.batch or shape.batch, tokens)
+    def shape(self, model: Model) -> Shape:
+        """The shape of the inputs."""
+        return Shape(self.batch or model.training.batch, 1 if self.name == "token" else model.training.tokens)
 
 
 WORKS = (
@@ -84,13 +82,13 @@ def enable_checkpointing(model: Any) -> None:
     (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
 
 
-def gradients_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device, *, tiny: bool) -> torch.Tensor:
+def gradients_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device) -> torch.Tensor:
     """The norm of the gradient of each parameter, before anything is learned: what shows that training is right.
 
     At random weights the loss itself is near the logarithm of the vocabulary, whatever the layers compute.
     """
     with _context(work, device):
-        loss = call(**spec.inputs(work.shape(spec, tiny=tiny), device)).loss
+        loss = call(**spec.inputs(work.shape(spec), device)).loss
     loss.backward()
     norms = [torch.zeros(()) if p.grad is None else p.grad.float().norm().cpu() for p in model.parameters()]
     model.zero_grad()
@@ -101,7 +99,7 @@ def _context(work: Work, device: torch.device) -> contextlib.AbstractContextMana
     return torch.autocast(device.type, torch.bfloat16) if work.autocast else contextlib.nullcontext()
 
 
-def step_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device, *, tiny: bool) -> Step:
+def step_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device) -> Step:
     """The work as a function without arguments.
 
     Args:
@@ -110,14 +108,13 @@ def step_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device
         model: after `prepare`, whose parameters are trained.
         call: what is called: the model, or what was made of it.
         device: where it is.
-        tiny: whether it is the one for a CPU.
     """
-    inputs = spec.inputs(work.shape(spec, tiny=tiny), device)
+    inputs = spec.inputs(work.shape(spec), device)
     if work.training:
         return _training(work, model, call, inputs, device)
     inputs.pop("labels")
     if work.cached:
-        return _decoding(spec, model, call, work.batch or 1, device, tiny=tiny)
+        return _decoding(spec, model, call, work.batch or 1, device)
 
     def step() -> torch.Tensor:
         with torch.no_grad():
@@ -142,12 +139,12 @@ def _training(work: Work, model: Any, call: Any, inputs: dict[str, torch.Tensor]
     return step
 
 
-def _decoding(spec: Model, model: Any, call: Any, batch: int, device: torch.device, *, tiny: bool) -> Step:
+def _decoding(spec: Model, model: Any, call: Any, batch: int, device: torch.device) -> Step:
     """The next word after a prompt; the cache has room for `ROOM` of them, or half of what a table of positions has."""
     from transformers import StaticCache
 
     positions = getattr(model.config, "n_positions", None)  # GPT-2 learns an embedding of each
-    prompt, room = 32 if tiny else 1024, ROOM
+    prompt, room = spec.prompt, ROOM
     if positions is not None and prompt + room > positions:
         prompt, room = min(prompt, positions // 2), positions // 2
     words = spec.inputs(Shape(batch, prompt), device)["input_ids"]

@@ -18,7 +18,7 @@ class TransformersMissingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Shape:
-    """What goes into a model.
+    """The size of a batch of inputs.
 
     Attributes:
         batch: sequences, or images.
@@ -41,10 +41,12 @@ class Model:
         config: name of the configuration's class in transformers.
         model: name of the model's class.
         options: of the configuration.
-        tiny: what of them is otherwise in tests.
+        tiny: options that differ in `as_tiny`.
         training: shape of a training step.
         attention: implementation of attention that the published model needs, where transformers chooses one that
             computes something else; None for the choice of transformers.
+        prompt: words before those that are decoded.
+        is_tiny: whether it is the version that a CPU runs in a second.
     """
 
     name: str
@@ -57,26 +59,27 @@ class Model:
     tiny: dict[str, Any]
     training: Shape
     attention: str | None = None
+    prompt: int = 1024
+    is_tiny: bool = False
 
     @property
     def family(self) -> str:
         """Name of the published model, of whatever size this one is."""
         return self.name.removesuffix(SUFFIX)
 
-    def shape(self, *, tiny: bool) -> Shape:
-        """Of a training step."""
-        return self.training if not tiny else Shape(2, 32 if self.kind == "image" else 64)
+    def as_tiny(self) -> Model:
+        """The version that a CPU runs in a second, for tests."""
+        shape = Shape(2, 32 if self.kind == "image" else 64)
+        return replace(self, options={**self.options, **self.tiny}, training=shape, prompt=32, is_tiny=True)
 
-    def build(self, *, tiny: bool, attention: str | None = None) -> Any:
+    def build(self, *, attention: str | None = None) -> Any:
         """The model, with weights drawn from the present seed, in float32 on the CPU.
 
         Args:
-            tiny: whether it is the one that a CPU runs in a second.
             attention: name of the implementation of attention; None for that of the model.
         """
         transformers = import_transformers()
-        options = {**self.options, **(self.tiny if tiny else {})}
-        config = getattr(transformers, self.config)(**options)
+        config = getattr(transformers, self.config)(**self.options)
         attention = attention or self.attention
         if attention is not None:
             config._attn_implementation = attention
@@ -112,7 +115,7 @@ def _decoder(**options: Any) -> dict[str, Any]:
 
 
 SUFFIX = "-small"
-"""Of the names of models that a CPU can time."""
+"""Ends the names of models that a CPU can time."""
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 203}
 TINY_DECODER = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 TINY_ENCODER = {**TINY, "num_attention_heads": 4}
@@ -160,7 +163,7 @@ MODELS = (
         Shape(128, 224),
     ),
 )  # fmt: skip
-"""By the order of their tables."""
+"""In the order of their tables."""
 
 
 def _small(name: str, title: str, shape: Shape, **options: int) -> Model:

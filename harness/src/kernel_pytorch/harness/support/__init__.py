@@ -1,4 +1,4 @@
-"""What works with what: fullgraph, export, checkpointing, sharding ..., per operation and level, generated from tests.
+"""Compatibility with PyTorch's features, such as export and sharding, per operation and level, generated from tests.
 
 An implementation declares what it does not support, with the reason; everything else must work, and what is declared
 must not. So the table is never typed: it is what came out.

@@ -23,7 +23,7 @@ class Capability:
         name: of the row; `Implementation.unsupported` speaks of it by this name.
         check: raises whatever it raises if the implementation does not support it.
         elsewhere: `device -> None`, or the reason why only another machine can tell.
-        own_processes: whether the check runs what may end its process, or needs several, in processes of its own.
+        own_processes: whether the check starts processes itself: for code that may end its process, or for a group.
         promise: whether a yes promises something of all calls: then the few that are tried may agree by luck, and a
             declared no stays one.
     """

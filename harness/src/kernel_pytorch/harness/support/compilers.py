@@ -51,7 +51,7 @@ def check_export(subject: Subject) -> None:
 
 
 def check_aotinductor(subject: Subject) -> None:
-    """What was exported, compiled into a library and loaded again, is right at both numbers of rows.
+    """The exported program, compiled into a library and loaded again, is right at both numbers of rows.
 
     The compiler takes most of the time to read headers, so all implementations of a technique go into one library; if
     that fails, each gets its own. Libraries are loaded in another process where there is one. On a GPU that process
@@ -129,7 +129,7 @@ def _hold_packaged(subjects: Sequence[Subject]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _loaded(program: torch.export.ExportedProgram) -> Iterator[Any]:
-    """What AOTInductor makes of a program, loaded."""
+    """Compile a program with AOTInductor and load the library."""
     with scratch_folder() as folder:
         target = str(Path(folder) / "package.pt2")
         yield torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program, package_path=target))

@@ -146,7 +146,7 @@ def check_flop_counter(subject: Subject) -> None:
 
 
 def _gradients(outputs: Sequence[Tensor], arguments: list[Any], incoming: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Of the arguments that want one; none if nothing comes in, for an operation without gradients."""
+    """Gradients of the arguments that require them; none without incoming gradients."""
     wanted = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
     return torch.autograd.grad(outputs, wanted, incoming) if incoming else ()
 

@@ -118,7 +118,7 @@ class Processes:
 
 
 def _failures(answers: list[Future[Outcome]]) -> dict[int, str]:
-    """What failed, by rank, once all have answered or one has failed and the others had `OTHERS_TIMEOUT`."""
+    """Failures by rank, once all have answered or one has failed and the others had `OTHERS_TIMEOUT`."""
     found: dict[int, str] = {}
     waiting = set(answers)
     while waiting:

@@ -19,7 +19,7 @@ Answer = Literal["yes", "no", "not tested here", "wrong"]
 
 
 class Outcome(Part):
-    """What came out for one row and one implementation of an operation.
+    """The answer for one row and one implementation of an operation.
 
     Attributes:
         answer: "yes"; "no", as it was declared; "not tested here", because only another machine can tell; "wrong": the

@@ -1,4 +1,4 @@
-"""What a capability is asked about: one implementation of one operation, on its smallest representative case."""
+"""The subject of a check: one implementation of one operation, on its smallest representative case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUDGET_FACTOR = 4.0
 
 @dataclass(frozen=True)
 class Shared:
-    """What all subjects of a technique have in common.
+    """State that all subjects of a technique share.
 
     Attributes:
         technique: the technique.
@@ -77,7 +77,7 @@ class Subject:
 
     @property
     def case(self) -> Case:
-        """The first core case in float32: the one that stands for the operation."""
+        """The first core case in float32, which represents the operation."""
         cases = self.operation.test_grid.cases(self.device.type)
         found = next((case for case in cases if case.core and case.dtype == torch.float32), None)
         if found is None:
@@ -91,7 +91,7 @@ class Subject:
 
     @property
     def names(self) -> list[str]:
-        """Of the arguments."""
+        """Names of the arguments."""
         return self.operation.signature()
 
     def arguments(self, rows: int = 1, seed: int = 0) -> list[Any]:
@@ -103,7 +103,7 @@ class Subject:
         ]
 
     def has_rows(self, name: str) -> bool:
-        """Whether an argument is data, which a network has a row of per token, and no parameter."""
+        """Whether an argument is data with rows, such as one per token, and no parameter."""
         return name in (*self.operation.adversarial, *self.operation.with_rows)
 
     def leaves(self, arguments: Sequence[Any]) -> list[Any]:
@@ -133,12 +133,12 @@ class Subject:
         return call, [a for a, is_free in zip(arguments, free, strict=True) if is_free]
 
     def standard(self, rows: int = 1, seed: int = 0) -> Standard:
-        """What the results on `arguments(rows, seed)` are held against, and the incoming gradients."""
+        """The expected results on `arguments(rows, seed)`, and the incoming gradients."""
         key = ("standard", self.operation.name, rows, seed)
         return self.shared.once(key, lambda: standard_for(self.operation, self.arguments(rows, seed), self.device))
 
     def run(self, function: Callable[..., Any], against: Standard, *, backward: bool = True) -> Run:
-        """Call a function that stands for the implementation, and its backward."""
+        """Call a function that wraps the implementation, and its backward."""
         return run_function(function, self.names, against.arguments, against.output_gradients if backward else None)
 
     def hold(self, candidate: Run, against: Standard) -> None:
@@ -157,5 +157,5 @@ def declared_no(subject: Subject, row: str) -> str | None:
 
 
 def tensors(result: Any) -> tuple[Tensor, ...]:
-    """What a function returned, always as a tuple."""
+    """The outputs of a function, always as a tuple."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
