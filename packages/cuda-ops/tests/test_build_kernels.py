@@ -67,10 +67,15 @@ def test_the_record_names_functions_and_kernels_of_operators(tmp_path):
 
 
 SPILLING = """
-__global__ void __launch_bounds__(1024, 2) spilling(float* x) {
-    float held[64];
-    for (int i = 0; i < 64; ++i) held[i] = x[threadIdx.x + 1024 * i];
-    for (int i = 0; i < 64; ++i) x[threadIdx.x + 1024 * (63 - i)] = held[i] * held[(i * 7) % 64];
+// Two blocks of 1024 threads leave 32 registers a thread, and each holds 64 numbers until it knows their sum.
+__global__ void __launch_bounds__(1024, 2) spilling(const float* x, float* y) {
+  float held[64], sum = 0;
+#pragma unroll
+  for (int k = 0; k < 64; ++k) held[k] = x[k * 1024 + threadIdx.x];
+#pragma unroll
+  for (int k = 0; k < 64; ++k) sum += held[k];
+#pragma unroll
+  for (int k = 0; k < 64; ++k) y[k * 1024 + threadIdx.x] = held[k] - sum;
 }
 """
 
