@@ -78,7 +78,7 @@ def test_a_gradient_that_nobody_asked_for():
     def generous(x, weight):
         return gate(x.requires_grad_(), weight.requires_grad_())
 
-    with pytest.raises(AssertionError, match=r"argument 1 with gradients wanted for \[0\]: has a gradient that nobody"):
+    with pytest.raises(AssertionError, match=r"argument 1 with gradients wanted for \[0\]: has a gradient that was not requested"):
         checks.check_gradient_combinations(generous, arguments())
 
 

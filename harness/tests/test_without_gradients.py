@@ -150,7 +150,7 @@ def test_recording_launches_asks_for_no_gradient(inference):
     from kernel_pytorch.harness.static.launches import record_launches
 
     case = inference.gate.test_grid.cases()[0]
-    assert record_launches(inference.gate, inference.native, case, bench=False) == []
+    assert record_launches(inference.gate, "native", inference.native, case, bench=False) == []
 
 
 def test_numbers_of_an_operation_with_lengths_are_not_made_to_record_it(toy):
@@ -170,7 +170,7 @@ def test_numbers_of_an_operation_with_lengths_are_not_made_to_record_it(toy):
 
     operation = dataclasses.replace(toy.gate, inputs=inputs, exemptions=INFERENCE)
     try:
-        record_launches(operation, function, toy.gate.test_grid.cases()[0], bench=False)
+        record_launches(operation, "wide", function, toy.gate.test_grid.cases()[0], bench=False)
     except RuntimeError as error:
         if "allocate" not in str(error):
             raise

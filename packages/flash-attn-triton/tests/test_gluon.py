@@ -118,7 +118,8 @@ use_architecture(90)
 operation = technique.operation("flash_attention")
 case = Case("", torch.float16, {"shape": (1, 4, 300, int(sys.argv[1])), "causal": sys.argv[2] == "causal"})
 LADDER.unavailable = lambda *arguments: None
-launches = record_launches(operation, operation.implementation("triton (Gluon)").load(), case, bench=True)
+gluon = operation.implementation("triton (Gluon)")
+launches = record_launches(operation, gluon.name, gluon.load(), case, bench=True)
 found = [triton_code._read(launch, "sm_90") for launch in launches if launch.kernel == "hopper_forward_kernel"]
 broken = violations(technique, found, complete=False)
 json.dump([[c.model_dump(mode="json") for c in found], [str(v) for v in broken]], sys.stdout)

@@ -211,9 +211,8 @@ for shape, table in (((2, 8, 32, 128), None), ((9, 8, 16, 128), torch.empty(2, 4
     x, weight, *norms, k_cache, v_cache = made
     cos, sin = torch.empty(2, 2, 1, 64).unbind(0)
     given = x, weight, None, *norms, cos, sin, k_cache, v_cache, torch.empty(2, **int32), table
-    launches += record_launches(
-        operation, lambda *_: qkv_norm_rope_cache_(*given, num_heads=16, level="triton"), case, bench=True
-    )
+    write = lambda *_: qkv_norm_rope_cache_(*given, num_heads=16, level="triton")
+    launches += record_launches(operation, "triton", write, case, bench=True)
 found = [triton_code._read(launch, f"sm_{sys.argv[1]}") for launch in launches]
 broken = violations(technique, found, complete=False)
 json.dump([[c.model_dump(mode="json") for c in found], [str(v) for v in broken]], sys.stdout)
