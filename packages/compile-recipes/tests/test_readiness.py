@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from kernel_pytorch.compile_recipes.internals import break_registry
-from kernel_pytorch.compile_recipes.readiness import readiness
+from kernel_pytorch.compile_recipes.readiness import parse, readiness
 from kernel_pytorch.compile_recipes.registry import ADVICE, BY_ID, BY_WORDS, recipe_of
 
 
@@ -99,3 +99,23 @@ def test_words_name_recipes_that_have_advice():
     assert {recipe for _, recipe in BY_WORDS} <= {*ADVICE}
     assert recipe_of("", "Failed to trace builtin operator", "print(x)") == "printing"
     assert recipe_of("", "something new") == ""
+
+
+OLD = """Graph break: torch.compile cannot properly resume from this graph break, which results in a skip.
+torch.compile will skip tracing the frame forward ({file} line 29) and fall back to eager.
+The graph break occurred in the following user code:
+  File "{file}", line {line}, in forward
+    {source}
+  File "{torch}/_dynamo/polyfills/__init__.py", line 400, in cmp_ne
+    if isinstance(type(a).__ne__, types.FunctionType):
+"""
+
+
+def test_a_skipped_function_of_older_torch_has_its_line(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("with span():\nreturn a + 1 if a.data_ptr() != 0 else a\n")
+    found = [parse(OLD.format(file=file, line=line, source="", torch=torch.__path__[0])) for line in (1, 2)]
+    assert [(b.line, b.eager, b.recipe) for b in found] == [
+        (f"{file}:1", True, "context_manager"),
+        (f"{file}:2", True, "data_ptr"),
+    ]

@@ -9,6 +9,14 @@ from kernel_pytorch.compile_recipes.recipes import catalogue, count
 from kernel_pytorch.compile_recipes.registry import ADVICE
 
 RECIPES = catalogue()
+
+
+def skip_before(name):
+    since = getattr(RECIPES[name].module, "SINCE", "0")
+    if torch.torch_version.TorchVersion(torch.__version__) < since:
+        pytest.skip(f"this effect begins with torch {since}")
+
+
 each = pytest.mark.parametrize("name", RECIPES)
 
 
@@ -20,6 +28,7 @@ def test_both_compute_the_same(name):
 
 @each
 def test_its_count_becomes_less(name):
+    skip_before(name)
     counted = RECIPES[name].counted()
     assert counted
     assert all(after < before for before, after in counted.values()), counted
@@ -36,6 +45,7 @@ def named(recipe, module, calls):
 
 @each
 def test_the_assistant_names_it_before_and_not_after(name):
+    skip_before(name)
     recipe = RECIPES[name]
     modules, calls = recipe.modules(), recipe.calls()
     found = named(recipe, modules[0], calls[0])

@@ -98,7 +98,8 @@ def parse(text: str) -> Break | None:
     """A break from what Dynamo says about it, or None: it says other things too."""
     if "raph break" not in text.partition("\n")[0]:
         return None
-    head, _, trace = text.partition("User code traceback:")
+    marks = ("User code traceback:", "in the following user code:")  # the second in torch 2.10 and 2.11, where it skips
+    head, _, trace = text.partition(marks[marks[0] not in text])
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
     frames = frames or re.findall(r"in user code at (.+):(\d+)$", head, re.MULTILINE)  # of a line told before
     mine = [(f, int(n)) for f, n in frames if _is_users(f)] or [(f, int(n)) for f, n in frames[-1:]]
@@ -113,8 +114,10 @@ def parse(text: str) -> Break | None:
         cause, explanation = head.split("Reason:")[-1].strip().partition("\n")[0], ""
     line, source = (f"{mine[-1][0]}:{mine[-1][1]}", linecache.getline(*mine[-1]).strip()) if mine else ("", "")
     number = f"GB{gb[-1]}" if gb else ""
-    eager = "Skipping the function" in head
-    in_context = eager and "WithExitFunctionVariable" in head  # it cannot be resumed inside a context
+    eager = "Skipping the function" in head or "cannot properly resume" in head
+    in_context = eager and (
+        "WithExitFunctionVariable" in head or source.startswith("with ")
+    )  # cannot be resumed inside
     recipe = "context_manager" if in_context else recipe_of(number, cause, source, explanation)
     return Break(line, source, cause, number, eager, recipe)
 

@@ -22,8 +22,7 @@ GROWING = {"repeat", "repeat_interleave", "index_select", *WHOLE, *PARTS}
 NEVER_AGAIN = re.compile(r"rand|bernoulli|dropout|empty|copy|renewed|item|_local_scalar_dense|clone|_to_copy")
 """Operators whose second call is no waste, or not the same."""
 FAR_BELOW = -1e4
-FARTHEST = 9
-"""Steps from a created tensor to an operator that reads other data too."""
+FARTHEST = 9  # steps from a created tensor to an operator that reads other data too
 
 Waste = tuple[str, str, Node, int, int]
 """Kind, what it is, the node, and the bytes and launches that are for nothing."""

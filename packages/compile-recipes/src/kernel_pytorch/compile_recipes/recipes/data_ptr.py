@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .recipe import Same
 
 DETECTOR = "graph-break"
-COUNTS = ("breaks", "graphs")
+COUNTS = ("breaks",)
 
 
 class Before(nn.Module):

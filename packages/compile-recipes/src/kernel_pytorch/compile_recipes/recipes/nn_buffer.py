@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .recipe import Same
 
+SINCE = "2.13"
 DETECTOR = "graph-break"
 COUNTS = ("breaks", "graphs")
 

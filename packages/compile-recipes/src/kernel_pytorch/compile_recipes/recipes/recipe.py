@@ -44,7 +44,7 @@ class Recipe:
       counted over all calls, others on the first;
     - where it needs them `TRAIN`, whether both train; `NAMED`, names of the inputs of `Before`; `given_after(given)`,
       the inputs of `After`; `result_of(result, given)`, what of the result of `Before` is compared; and
-      `SILENT = False`, where the assistant names `After` too.
+      `SILENT = False`, where the assistant names `After` too; `SINCE`, the first torch with this effect.
     """
 
     def __init__(self, module: ModuleType) -> None:
