@@ -74,7 +74,5 @@ def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
 
     Args:
         x: `(..., N)`, float32 or float64.
-        seed: as in `keep`.
-        p: as in `keep`.
     """
     return torch.where(keep(x, seed, p), x * (1.0 / (1.0 - p)), torch.zeros_like(x))

@@ -77,7 +77,6 @@ def bench(
     Args:
         name: of an installed technique, as `kernel-pytorch list` prints it.
         plan: what to measure; `Plan()` is what `kernel-pytorch bench --full` measures.
-        device: as in `verify`.
         machine: the limits that shares are of; measured now, which takes some seconds, if None.
         worker: as `workers` in `verify`.
         previous: as in `kernel_pytorch.harness.benchmark.benchmark`, and so are the rest.

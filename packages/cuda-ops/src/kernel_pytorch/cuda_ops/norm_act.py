@@ -68,9 +68,6 @@ def add_layer_norm(
     Args:
         x: `(..., N)`.
         residual: `(..., N)`, on the device of x; its dtype may differ.
-        weight: as for `layer_norm`.
-        bias: as for `layer_norm`.
-        eps: as for `layer_norm`.
         dropout_p: the probability that an element of x is dropped, from 0 to below 1.
         seed: int64 `()`, on the device of x; None where `dropout_p` is 0.
 
@@ -95,14 +92,9 @@ def layer_norm_act(
     """Normalise, activate, drop: `y = dropout(activation(layer_norm(x)))`.
 
     Args:
-        x: as for `layer_norm`.
-        weight: as for `layer_norm`.
-        bias: as for `layer_norm`.
-        eps: as for `layer_norm`.
         activation: has to be given, behind arguments that may be left out: "gelu", "gelu_tanh", "silu", "relu",
             "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
         dropout_p: the probability that an element of the result is dropped, from 0 to below 1.
-        seed: as for `add_layer_norm`.
 
     Returns:
         `(..., N)` in the dtype of x.

@@ -64,9 +64,6 @@ def add_rms_norm(
     Args:
         x: `(..., N)`.
         residual: `(..., N)`, on the device of x; its dtype may differ.
-        weight: as for `rms_norm`.
-        eps: as for `rms_norm`.
-        offset: as for `rms_norm`.
         casting: as for `rms_norm`, with h in the place of x.
 
     Returns:

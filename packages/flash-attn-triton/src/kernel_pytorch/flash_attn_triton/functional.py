@@ -99,19 +99,11 @@ def flash_attention_with_lse(
     Parts of a sequence can be combined by it: attention over more keys is the mean of two outputs, weighted by
     `exp(lse)`. Differentiable in both results.
 
+    `q`, `k`, `v`, `causal`, `scale`, `window`, `softcap`, `alibi_slopes`, `sinks`, `seed` and `deterministic` are
+    as in `flash_attention`.
+
     Args:
-        q: as in `flash_attention`.
-        k: as in `flash_attention`.
-        v: as in `flash_attention`.
-        causal: as in `flash_attention`.
-        scale: as in `flash_attention`.
-        window: as in `flash_attention`.
-        softcap: as in `flash_attention`.
-        alibi_slopes: as in `flash_attention`.
-        sinks: as in `flash_attention`.
         dropout_p: as in `flash_attention`; lse is that of all weights.
-        seed: as in `flash_attention`.
-        deterministic: as in `flash_attention`.
         level: None, "reference", "torchscript", "compile" or "triton". None is "triton" on a GPU that it runs
             on, else "reference": PyTorch's attention does not return lse.
 
@@ -145,20 +137,14 @@ def flash_attention_masked(
 ) -> Tensor:
     """`flash_attention` with an arbitrary mask or an additive bias, which gets a gradient.
 
+    `q`, `k`, `v`, `scale`, `softcap`, `sinks`, `dropout_p`, `seed` and `deterministic` are as in
+    `flash_attention`.
+
     Args:
-        q: as in `flash_attention`.
-        k: as in `flash_attention`.
-        v: as in `flash_attention`.
         mask: `(B, H, Sq, Sk)`, or 1 in some of these dimensions, read where it lies: bool, False where a query does
             not see a key, or float16, bfloat16, float32 or float64, added to the scores after the soft cap.
         causal: as in `flash_attention`; beside the mask.
-        scale: as in `flash_attention`.
         window: as in `flash_attention`; beside the mask.
-        softcap: as in `flash_attention`.
-        sinks: as in `flash_attention`.
-        dropout_p: as in `flash_attention`.
-        seed: as in `flash_attention`.
-        deterministic: as in `flash_attention`.
         level: as in `flash_attention`, but for "cuda".
 
     Returns:
@@ -194,6 +180,8 @@ def flash_attention_varlen(
 ) -> Tensor:
     """`flash_attention` of sequences of any lengths, packed one behind the other without padding.
 
+    `scale`, `softcap`, `alibi_slopes`, `sinks` and `deterministic` are as in `flash_attention`.
+
     Args:
         q: `(S, H, D)`, the queries of all sequences; dtypes as in `flash_attention`, any strides.
         k: `(T, Hkv, D)`, the keys of all sequences; Hkv divides H.
@@ -204,12 +192,7 @@ def flash_attention_varlen(
         max_seqlen_q: at least the queries of the longest sequence.
         max_seqlen_k: at least the keys of the longest sequence.
         causal: as in `flash_attention`, in each sequence.
-        scale: as in `flash_attention`.
         window: as in `flash_attention`, in each sequence.
-        softcap: as in `flash_attention`.
-        alibi_slopes: as in `flash_attention`.
-        sinks: as in `flash_attention`.
-        deterministic: as in `flash_attention`.
         level: as in `flash_attention`, but for "cuda". All levels but "triton" compute, or mask, the scores of all
             queries with all keys.
 
@@ -248,6 +231,8 @@ def flash_decode(
     Query i of sequence b stands at key position `cache_seqlens[b] - Sq + i`: the keys of the new tokens are in the
     cache already. What lies behind the last valid key of a sequence changes nothing, even NaN.
 
+    `scale`, `window`, `softcap`, `alibi_slopes` and `sinks` are as in `flash_attention`.
+
     Args:
         q: `(B, H, Sq, D)`, dtypes and strides as in `flash_attention`.
         k_cache: `(B, Hkv, S, D)`, where S is what there is room for, or with block_table pages
@@ -261,11 +246,6 @@ def flash_decode(
             order; S is `max_blocks * page_size`. Entries are clamped to [0, num_blocks), never checked; those behind
             the length do not matter. None for a cache without pages.
         causal: as in `flash_attention`. It changes nothing for one query of each sequence.
-        scale: as in `flash_attention`.
-        window: as in `flash_attention`.
-        softcap: as in `flash_attention`.
-        alibi_slopes: as in `flash_attention`.
-        sinks: as in `flash_attention`.
         level: as in `flash_attention`, but for "cuda". All levels but "triton" compute the scores of the whole cache,
             and copy it.
 

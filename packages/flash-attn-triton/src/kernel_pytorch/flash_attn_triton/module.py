@@ -83,10 +83,11 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """What `MultiheadAttention.forward` gives, for any module with its parameters.
 
+    `level` is as in `flash_attention`.
+
     Args:
         module: whose parameters these are.
         stock: its own forward, for what has no counterpart here.
-        level: as in `flash_attention`.
         query: as in `MultiheadAttention.forward`; so are the rest.
         key: see there.
         value: see there.

@@ -97,15 +97,13 @@ def cross_entropy(
     Differentiable in logits, any number of times except at level "compile" (once). Level "triton" saves two numbers
     a token beside the logits.
 
+    `target`, `ignore_index`, `label_smoothing`, `z_loss`, `softcap` and `reduction` are as in
+    `linear_cross_entropy`; `TypeError`, `ValueError`, `IndexError` and `RuntimeError` are raised as by
+    `linear_cross_entropy`.
+
     Args:
         logits: `(..., V)`, float16, bfloat16, float32 or float64, any strides. The words are the last dimension, where
             `torch.nn.functional.cross_entropy` has them in the second.
-        target: as in `linear_cross_entropy`.
-        ignore_index: as in `linear_cross_entropy`.
-        label_smoothing: as in `linear_cross_entropy`.
-        z_loss: as in `linear_cross_entropy`.
-        softcap: as in `linear_cross_entropy`.
-        reduction: as in `linear_cross_entropy`.
         inplace: whether the backward of levels "native", "triton" and "cuda" writes the gradient of the logits over the
             logits, which saves as much memory; a leaf then has its gradient for its values. Whoever else needs them for
             a backward gets autograd's error that they were modified, and so does a second backward through the same
@@ -116,12 +114,6 @@ def cross_entropy(
 
     Returns:
         As `linear_cross_entropy`.
-
-    Raises:
-        TypeError: as in `linear_cross_entropy`.
-        ValueError: as in `linear_cross_entropy`.
-        IndexError: as in `linear_cross_entropy`.
-        RuntimeError: as in `linear_cross_entropy`.
 
     Source: as `linear_cross_entropy`; one pass by Milakov and Gimelshein, "Online normalizer calculation for softmax",
     2018, https://arxiv.org/abs/1805.02867.

@@ -82,8 +82,6 @@ class SentenceEncoder(TechniqueModule):
 
         Args:
             folder: with modules.json, config.json, model.safetensors and tokenizer.json; nothing is downloaded.
-            techniques: as in `TechniqueModule`.
-            level: as in `TechniqueModule`.
             dtype: dtype of the weights.
 
         Raises:

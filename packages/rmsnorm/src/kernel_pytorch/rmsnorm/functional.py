@@ -76,22 +76,19 @@ def add_rms_norm(
 
     What pre-norm transformers do between two blocks, in one pass over memory. Differentiable in x, residual and weight.
 
+    `weight`, `eps`, `offset` and `level` are as in `rms_norm`; `TypeError` and `RuntimeError` are raised as by
+    `rms_norm`.
+
     Args:
         x: `(..., N)`, the output of the previous block; float16, bfloat16, float32 or float64.
         residual: `(..., N)`, the residual stream, on the device of x; its dtype may differ.
-        weight: as in `rms_norm`.
-        eps: as in `rms_norm`.
-        offset: as in `rms_norm`.
         casting: as in `rms_norm`, with h in the place of x.
-        level: as in `rms_norm`.
 
     Returns:
         `(y, new_residual)`, both `(..., N)`; new_residual is h, in the promoted dtype of x and residual.
 
     Raises:
-        TypeError: as in `rms_norm`.
         ValueError: as in `rms_norm`; also where residual has another shape or device than x.
-        RuntimeError: as in `rms_norm`.
 
     Source: as `rms_norm`; the residual add in front of it as in Touvron et al., "LLaMA", 2023,
     https://arxiv.org/abs/2302.13971.
@@ -113,21 +110,18 @@ def head_rms_norm(
 
     Models that share one weight among the heads (Qwen3) pass `weight.expand(num_heads, head_dim)`.
 
+    `eps`, `offset`, `casting` and `level` are as in `rms_norm`; `TypeError` and `RuntimeError` are raised as by
+    `rms_norm`.
+
     Args:
         x: `(..., H, D)`, queries or keys; float16, bfloat16, float32 or float64, any strides.
         weight: `(H, D)`, on the device of x.
-        eps: as in `rms_norm`.
-        offset: as in `rms_norm`.
-        casting: as in `rms_norm`.
-        level: as in `rms_norm`.
 
     Returns:
         `(..., H, D)`, dtype as in `rms_norm`.
 
     Raises:
-        TypeError: as in `rms_norm`.
         ValueError: as in `rms_norm`; also where x has fewer than two dimensions.
-        RuntimeError: as in `rms_norm`.
 
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
     root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.

@@ -122,17 +122,7 @@ def flash_attention_masked(
     """`flash_attention` with a mask or a bias.
 
     Args:
-        q: as for `flash_attention_with_lse`.
-        k: as for `flash_attention_with_lse`.
-        v: as for `flash_attention_with_lse`.
         mask: broadcasts to `(B, H, Sq, Sk)`; bool, False where a query does not see a key, or a float dtype, added.
-        causal: as for `flash_attention_with_lse`.
-        scale: as for `flash_attention_with_lse`.
-        window: as for `flash_attention_with_lse`.
-        softcap: as for `flash_attention_with_lse`.
-        sinks: as for `flash_attention_with_lse`.
-        dropout_p: as for `flash_attention_with_lse`.
-        seed: as for `flash_attention_with_lse`.
         deterministic: it always is.
     """
     factor = q.shape[-1] ** -0.5 if scale is None else scale
@@ -155,12 +145,7 @@ def flash_attention_varlen(
         cu_seqlens_k: `(B + 1,)`, where the keys of each sequence begin, and T.
         max_seqlen_q: queries of the longest sequence.
         max_seqlen_k: keys of the longest sequence.
-        causal: as for `flash_attention_with_lse`.
-        scale: as for `flash_attention_with_lse`.
-        window: as for `flash_attention_with_lse`.
-        softcap: as for `flash_attention_with_lse`.
         alibi_slopes: `(H,)` or `(B, H)`.
-        sinks: as for `flash_attention_with_lse`.
         deterministic: it always is.
 
     Returns:

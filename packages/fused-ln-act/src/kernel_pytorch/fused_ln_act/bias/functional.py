@@ -52,8 +52,9 @@ def bias_dropout_add(
 
     Differentiable in x, bias and residual.
 
+    `x` and `level` are as in `bias_act`; `RuntimeError` is raised as by `bias_act`.
+
     Args:
-        x: as in `bias_act`.
         bias: as in `bias_act`; None for no bias.
         residual: `(..., N)`, the residual stream, on the device of x; its dtype may differ.
         p: probability, from 0 to below 1, that an element of `x + bias` is dropped; those that are kept are divided by
@@ -61,7 +62,6 @@ def bias_dropout_add(
         seed: int64 of shape `()` on the device of x; the same seed gives the same mask, at every level, forward and
             backward. None with `p` above 0 draws one from torch's generator of that device (level "native" draws
             PyTorch's own mask instead).
-        level: as in `bias_act`.
 
     Returns:
         `(..., N)` in the promoted dtype of x and residual.
@@ -70,7 +70,6 @@ def bias_dropout_add(
         TypeError: as in `bias_act`; also where the seed is no int64 tensor.
         ValueError: as in `bias_act`; also where residual has another shape or device than x, or p is no probability
             below 1.
-        RuntimeError: as in `bias_act`.
 
     Saved for the backward at levels "triton" and "cuda": bias and seed.
 

@@ -64,20 +64,17 @@ def geglu(
 ) -> Tensor:
     """GEGLU: `gelu(gate) * up`, or of one packed tensor, whose rows hold gate and then up.
 
+    `gate`, `up`, `limit` and `level` are as in `swiglu`; `TypeError` and `RuntimeError` are raised as by
+    `swiglu`.
+
     Args:
-        gate: as in `swiglu`.
-        up: as in `swiglu`.
         approximate: "none" for the exact GELU, "tanh" for its approximation, as in `torch.nn.functional.gelu`.
-        limit: as in `swiglu`.
-        level: as in `swiglu`.
 
     Returns:
         As `swiglu`.
 
     Raises:
-        TypeError: as in `swiglu`.
         ValueError: as in `swiglu`, or for approximate.
-        RuntimeError: as in `swiglu`.
 
     Source: as `swiglu`.
     """
@@ -88,19 +85,11 @@ def geglu(
 def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None, level: str | None = None) -> Tensor:
     """ReGLU: `relu(gate) * up`, or of one packed tensor, whose rows hold gate and then up.
 
-    Args:
-        gate: as in `swiglu`.
-        up: as in `swiglu`.
-        limit: as in `swiglu`.
-        level: as in `swiglu`.
+    `gate`, `up`, `limit` and `level` are as in `swiglu`; `TypeError`, `ValueError` and `RuntimeError` are raised
+    as by `swiglu`.
 
     Returns:
         As `swiglu`.
-
-    Raises:
-        TypeError: as in `swiglu`.
-        ValueError: as in `swiglu`.
-        RuntimeError: as in `swiglu`.
 
     Source: as `swiglu`.
     """

@@ -13,10 +13,9 @@ from .functional import Approximate, check_gelu, check_swish, geglu, swiglu
 class SwiGLU(torch.nn.Module):
     """`kernel_pytorch.fused_ln_act.swiglu` as a module without parameters.
 
+    `alpha`, `limit` and `offset` are as in `swiglu`.
+
     Args:
-        alpha: as in `swiglu`.
-        limit: as in `swiglu`.
-        offset: as in `swiglu`.
         level: as in `swiglu`; an attribute that may be changed later.
     """
 
@@ -41,9 +40,9 @@ class SwiGLU(torch.nn.Module):
 class GEGLU(torch.nn.Module):
     """`kernel_pytorch.fused_ln_act.geglu` as a module without parameters.
 
+    `approximate` and `limit` are as in `geglu`.
+
     Args:
-        approximate: as in `geglu`.
-        limit: as in `geglu`.
         level: as in `geglu`; an attribute that may be changed later.
     """
 

@@ -70,6 +70,8 @@ def gated_mlp(
     Everything in float32, h and y rounded to the dtype of x. Differentiable in x and both weights, any number of times
     except at level "compile" (once). Autocast as in `linear_act`.
 
+    `level` is as in `linear_act`; `TypeError`, `ValueError` and `RuntimeError` are raised as by `linear_act`.
+
     Args:
         x: `(..., K)`, float16, bfloat16, float32 or float64, any strides, K at least 1.
         w_gate_up: `(2I, K)` in the dtype of x: the I rows of the gate, then the I rows of up.
@@ -78,15 +80,9 @@ def gated_mlp(
         recompute: whether the backward of level "triton" computes gate and up again, in the kernel that needs them, and
             nothing but x and the weights is saved: eight products instead of six. Otherwise gate and up are saved,
             `(..., 2I)`; eager PyTorch saves `(..., 4I)`.
-        level: as in `linear_act`.
 
     Returns:
         `(..., N)` in the dtype of x.
-
-    Raises:
-        TypeError: as in `linear_act`.
-        ValueError: as in `linear_act`.
-        RuntimeError: as in `linear_act`.
 
     At level "triton" the forward is two kernels: gate, up and their product in one, which reads x once for both, and
     the second product. Precision and backward as in `linear_act`.

@@ -35,10 +35,11 @@ class LinearAct(torch.nn.Linear):
 
     In the place of `torch.nn.Sequential(Linear, GELU)`; the parameters are those of the Linear.
 
+    `activation` is as in `linear_act`.
+
     Args:
         in_features: K.
         out_features: N.
-        activation: as in `linear_act`.
         bias: whether there is one.
         device: of the parameters.
         dtype: of the parameters.
@@ -106,10 +107,11 @@ class MLP(torch.nn.Module):
 
     `fc1` is a `LinearAct`, `fc2` one without an activation; between them PyTorch's own dropout.
 
+    `activation` is as in `linear_act`.
+
     Args:
         in_features: of x.
         hidden_features: between the two.
-        activation: as in `linear_act`.
         out_features: of the result; None for `in_features`.
         bias: whether both have one.
         p: probability that an element between the two is dropped while the module is training.
@@ -194,10 +196,11 @@ class GatedMLP(torch.nn.Module):
     One parameter, `gate_up_proj.weight`, holds the rows of the gate and then those of up. A state_dict that holds
     `gate_proj.weight` and `up_proj.weight` is loaded as well.
 
+    `activation` is as in `gated_mlp`.
+
     Args:
         in_features: K.
         hidden_features: I.
-        activation: as in `gated_mlp`.
         out_features: of the result; None for `in_features`.
         device: of the parameters.
         dtype: of the parameters.
@@ -238,10 +241,11 @@ class GatedMLP(torch.nn.Module):
         a new parameter: an optimizer that was made before does not know it, so make it afterwards.
         Taken over again, `module` gives the same parameter.
 
+        `level` is as in `gated_mlp`.
+
         Args:
             module: with three `torch.nn.Linear` of these names, without biases.
             activation: as in `gated_mlp`; None to read it off `module.act_fn`.
-            level: as in `gated_mlp`.
 
         Raises:
             TypeError: `module` is something else, has hooks, its activation is none of `gated_mlp`'s, or another layer

@@ -64,19 +64,17 @@ def add_layer_norm(
 
     What transformers do between two blocks, in one pass over memory. Differentiable in x, residual, weight and bias.
 
+    `weight`, `bias`, `eps` and `level` are as in `layer_norm`; `RuntimeError` is raised as by `layer_norm`.
+
     Args:
         x: `(..., N)`, the output of the previous block; float16, bfloat16, float32 or float64.
         residual: `(..., N)`, the residual stream, on the device of x; its dtype may differ.
-        weight: as in `layer_norm`.
-        bias: as in `layer_norm`.
-        eps: as in `layer_norm`.
         dropout_p: probability, from 0 to below 1, that an element of x is dropped before it is added; those that are
             kept are divided by `1 - dropout_p`. Dropout happens whenever this is above 0: give 0 in evaluation.
         seed: int64 of shape `()` on the device of x; the same seed gives the same mask, at every level, forward and
             backward. None with `dropout_p` above 0 draws one from torch's generator of that device (level "native"
             draws PyTorch's own mask instead): `torch.manual_seed` and checkpointing then repeat it as they do for
             `torch.nn.Dropout`, and nobody waits for the device.
-        level: as in `layer_norm`.
 
     Returns:
         `(y, new_residual)`, both `(..., N)` in the promoted dtype of x and residual; new_residual is h.
@@ -85,7 +83,6 @@ def add_layer_norm(
         TypeError: as in `layer_norm`; also where the seed is no int64 tensor.
         ValueError: as in `layer_norm`; also where residual has another shape or device than x, or dropout_p is no
             probability below 1.
-        RuntimeError: as in `layer_norm`.
 
     Saved for the backward at levels "triton" and "cuda": h, which is a result anyway, weight, bias, seed, and two
     float32 a row.
@@ -112,23 +109,18 @@ def layer_norm_act(
 
     Differentiable in x, weight and bias.
 
+    `x`, `weight`, `bias`, `eps` and `level` are as in `layer_norm`; `seed` is as in `add_layer_norm`; `TypeError`
+    is raised as by `add_layer_norm`; `RuntimeError` is raised as by `layer_norm`.
+
     Args:
-        x: as in `layer_norm`.
-        weight: as in `layer_norm`.
-        bias: as in `layer_norm`.
         activation: "gelu", "gelu_tanh", "silu", "relu", "relu_squared", "quick_gelu", "tanh", "sigmoid" or "identity".
-        eps: as in `layer_norm`.
         dropout_p: as in `add_layer_norm`, here of the elements of the result.
-        seed: as in `add_layer_norm`.
-        level: as in `layer_norm`.
 
     Returns:
         `(..., N)` in the dtype of x.
 
     Raises:
-        TypeError: as in `add_layer_norm`.
         ValueError: as in `add_layer_norm`; also where there is no such activation.
-        RuntimeError: as in `layer_norm`.
 
     Saved for the backward at levels "triton" and "cuda": x, weight, bias, seed, and two float32 a row; neither the
     input of the activation nor the mask.
@@ -155,24 +147,15 @@ def add_layer_norm_act(
 
     Differentiable in x, residual, weight and bias.
 
+    `x`, `residual` and `seed` are as in `add_layer_norm`; `weight`, `bias`, `eps` and `level` are as in
+    `layer_norm`; `activation` is as in `layer_norm_act`; `TypeError` is raised as by `add_layer_norm`;
+    `ValueError` is raised as by `layer_norm_act`; `RuntimeError` is raised as by `layer_norm`.
+
     Args:
-        x: as in `add_layer_norm`.
-        residual: as in `add_layer_norm`.
-        weight: as in `layer_norm`.
-        bias: as in `layer_norm`.
-        activation: as in `layer_norm_act`.
-        eps: as in `layer_norm`.
         dropout_p: as in `add_layer_norm`: of the elements of x, before they are added; y is not dropped.
-        seed: as in `add_layer_norm`.
-        level: as in `layer_norm`.
 
     Returns:
         `(y, new_residual)` as `add_layer_norm`.
-
-    Raises:
-        TypeError: as in `add_layer_norm`.
-        ValueError: as in `layer_norm_act`.
-        RuntimeError: as in `layer_norm`.
 
     Saved for the backward at levels "triton" and "cuda": as by `add_layer_norm`.
 
@@ -196,22 +179,15 @@ def rms_norm_act(
 ) -> Tensor:
     """As `layer_norm_act`, with the root mean square: `y = dropout(activation(x / sqrt(mean(x^2) + eps) * weight))`.
 
+    `x`, `weight` and `level` are as in `layer_norm`; `activation` and `dropout_p` are as in `layer_norm_act`;
+    `seed` is as in `add_layer_norm`; `TypeError` is raised as by `add_layer_norm`; `ValueError` is raised as by
+    `layer_norm_act`; `RuntimeError` is raised as by `layer_norm`.
+
     Args:
-        x: as in `layer_norm`.
-        weight: as in `layer_norm`.
-        activation: as in `layer_norm_act`.
         eps: added to the mean square; not negative.
-        dropout_p: as in `layer_norm_act`.
-        seed: as in `add_layer_norm`.
-        level: as in `layer_norm`.
 
     Returns:
         `(..., N)` in the dtype of x.
-
-    Raises:
-        TypeError: as in `add_layer_norm`.
-        ValueError: as in `layer_norm_act`.
-        RuntimeError: as in `layer_norm`.
 
     Saved for the backward at levels "triton" and "cuda": x, weight, seed, and one float32 a row.
 
@@ -234,23 +210,16 @@ def add_rms_norm_act(
 ) -> tuple[Tensor, Tensor]:
     """As `add_layer_norm_act`, with the root mean square: `h = residual + dropout(x)`, `y = activation(rms_norm(h))`.
 
+    `x`, `residual` and `seed` are as in `add_layer_norm`; `weight` and `level` are as in `layer_norm`;
+    `activation` is as in `layer_norm_act`; `TypeError` is raised as by `add_layer_norm`; `ValueError` is raised
+    as by `layer_norm_act`; `RuntimeError` is raised as by `layer_norm`.
+
     Args:
-        x: as in `add_layer_norm`.
-        residual: as in `add_layer_norm`.
-        weight: as in `layer_norm`.
-        activation: as in `layer_norm_act`.
         eps: added to the mean square; not negative.
         dropout_p: as in `add_layer_norm`: of the elements of x, before they are added; y is not dropped.
-        seed: as in `add_layer_norm`.
-        level: as in `layer_norm`.
 
     Returns:
         `(y, new_residual)` as `add_layer_norm`.
-
-    Raises:
-        TypeError: as in `add_layer_norm`.
-        ValueError: as in `layer_norm_act`.
-        RuntimeError: as in `layer_norm`.
 
     Saved for the backward at levels "triton" and "cuda": h, which is a result anyway, weight, seed, and one float32 a
     row.

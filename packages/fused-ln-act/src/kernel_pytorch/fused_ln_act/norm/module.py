@@ -84,16 +84,11 @@ class LayerNormAct(LayerNorm):
 
     In the place of `torch.nn.Sequential(LayerNorm, GELU, Dropout)`; the parameters are those of the LayerNorm.
 
+    `normalized_shape`, `eps`, `elementwise_affine`, `bias`, `device`, `dtype` and `level` are as in `LayerNorm`;
+    `activation` is as in `layer_norm_act`.
+
     Args:
-        normalized_shape: as in `LayerNorm`.
-        activation: as in `layer_norm_act`.
         p: probability that an element of the result is dropped while the module is training.
-        eps: as in `LayerNorm`.
-        elementwise_affine: as in `LayerNorm`.
-        bias: as in `LayerNorm`.
-        device: as in `LayerNorm`.
-        dtype: as in `LayerNorm`.
-        level: as in `LayerNorm`.
     """
 
     def __init__(
@@ -165,15 +160,10 @@ class AddLayerNorm(LayerNorm):
 
     What stands between two blocks of a transformer; the parameters are those of the LayerNorm.
 
+    `normalized_shape`, `eps`, `elementwise_affine`, `bias`, `device`, `dtype` and `level` are as in `LayerNorm`.
+
     Args:
-        normalized_shape: as in `LayerNorm`.
         p: probability that an element of x is dropped while the module is training.
-        eps: as in `LayerNorm`.
-        elementwise_affine: as in `LayerNorm`.
-        bias: as in `LayerNorm`.
-        device: as in `LayerNorm`.
-        dtype: as in `LayerNorm`.
-        level: as in `LayerNorm`.
     """
 
     def __init__(
@@ -196,10 +186,11 @@ class AddLayerNorm(LayerNorm):
     def from_torch(cls, module: torch.nn.Module, *, p: float = 0.0, level: str | None = None) -> AddLayerNorm:
         """A module that shares the parameters of `module`, the LayerNorm that follows the residual add.
 
+        `level` is as in `LayerNorm`.
+
         Args:
             module: a `torch.nn.LayerNorm`.
             p: that of the dropout in front of the add.
-            level: as in `LayerNorm`.
 
         Raises:
             TypeError: `module` is something else.

@@ -125,10 +125,6 @@ def plan(
         weight: `(V, H)` in the dtype of hidden, any strides.
         target: `(...)`.
         bias: `(V,)` or None.
-        ignore_index: as in `reference.py`.
-        label_smoothing: as in `reference.py`.
-        z_loss: as in `reference.py`.
-        softcap: as in `reference.py`.
         chunk: words of a chunk; 0 for the default.
         need_dhidden: whether the first result is there.
         need_dweight: whether the second result is there.

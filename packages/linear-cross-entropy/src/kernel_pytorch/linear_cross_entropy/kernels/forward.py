@@ -110,10 +110,6 @@ def plan(
         weight: `(V, H)` in the dtype of hidden, any strides.
         target: `(...)`.
         bias: `(V,)` or None.
-        ignore_index: as in `reference.py`.
-        label_smoothing: as in `reference.py`.
-        z_loss: as in `reference.py`.
-        softcap: as in `reference.py`.
 
     Returns:
         A function of the tensors that returns `(loss, normalizer)`, `(...)` and `(..., 2)`, wide.

@@ -104,10 +104,6 @@ def plan(
     Args:
         logits: `(..., V)`, any strides.
         target: `(...)`.
-        ignore_index: as in `reference.py`.
-        label_smoothing: as in `reference.py`.
-        z_loss: as in `reference.py`.
-        softcap: as in `reference.py`.
 
     Returns:
         A function of the tensors that returns `(loss, normalizer)`, `(...)` and `(..., 2)`, wide.
@@ -152,10 +148,6 @@ def plan_backward(
         normalizer: `(..., 2)`, as the forward returned it.
         logits: `(..., V)`, any strides.
         target: `(...)`.
-        ignore_index: as in `reference.py`.
-        label_smoothing: as in `reference.py`.
-        z_loss: as in `reference.py`.
-        softcap: as in `reference.py`.
         inplace: whether the gradient goes where the logits are.
 
     Returns:

@@ -192,10 +192,7 @@ def plan(
         target: `(...)`.
         bias: `(V,)` or None.
         divisor: what the sum of losses is divided by, `()`; None for one.
-        ignore_index: as in `reference.py`.
         label_smoothing: as in `reference.py`; zero if there is a cap.
-        z_loss: as in `reference.py`.
-        softcap: as in `reference.py`.
         need_dhidden: whether there is a gradient of hidden.
         need_dweight: whether there is a gradient of weight.
         need_dbias: whether there is a gradient of bias; not without a bias.

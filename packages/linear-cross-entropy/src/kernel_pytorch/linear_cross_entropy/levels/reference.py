@@ -84,12 +84,6 @@ def cross_entropy(
 
     Args:
         logits: `(..., V)`, any float dtype.
-        target: as for `linear_cross_entropy`.
-        ignore_index: as for `linear_cross_entropy`.
-        label_smoothing: as for `linear_cross_entropy`.
-        z_loss: as for `linear_cross_entropy`.
-        softcap: as for `linear_cross_entropy`.
-        reduction: as for `linear_cross_entropy`.
         inplace: nothing here: the gradient is a tensor of its own.
 
     Returns:

@@ -69,7 +69,6 @@ class FusedSelfAttention(torch.nn.Module):
         out_bias: whether the output projection has one.
         qk_norm: eps of the RMSNorm of heads of queries and keys, as Qwen3 has it; None for no norm.
         rotary: makes cosines and sines; None for no rotation, which needs qk_norm to be None too.
-        interleaved: as in `rotary_embedding`.
         attention: called with q, k, v `(B, heads, S, D)`, attn_mask, dropout_p, is_causal, enable_gqa.
         dropout: of attention, in training.
         naming: of the projection, as in `QKVProjection`; the output projection is named as models of that naming do.

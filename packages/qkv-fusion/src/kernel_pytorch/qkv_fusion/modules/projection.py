@@ -60,7 +60,6 @@ class QKVProjection(torch.nn.Module):
             "in_proj".
         device: of the parameters.
         dtype: of the parameters.
-        level: as in `qkv_projection`.
     """
 
     def __init__(

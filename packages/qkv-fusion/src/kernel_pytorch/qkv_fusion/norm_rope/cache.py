@@ -44,7 +44,6 @@ def qkv_norm_rope_cache_(
     Args:
         x: `(B, S, C)`; D is the size of q_weight.
         weight: as in `qkv_projection`; K is the number of heads of k_cache.
-        bias: as in `qkv_projection`.
         q_weight: `(D,)`, as in `qk_norm_rope`.
         k_weight: `(D,)`, as in `qk_norm_rope`.
         cos: as in `rotary_embedding`, for the tokens of x.
@@ -56,11 +55,7 @@ def qkv_norm_rope_cache_(
         block_table: `(B, max_blocks)`, int32: the pages of each sequence, in order. No page that is written may be
             named twice. None for a cache without pages.
         num_heads: H.
-        eps: as in `qk_norm_rope`.
-        interleaved: as in `rotary_embedding`.
-        offset: as in `qk_norm_rope`.
         position_ids: as in `qk_norm_rope`; for the tables alone, not for the place in the cache.
-        level: as in `qkv_norm_rope`.
 
     Returns:
         q `(B, S, H, D)`, normalised and rotated.

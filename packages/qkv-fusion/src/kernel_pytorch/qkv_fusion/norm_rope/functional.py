@@ -41,15 +41,14 @@ def qk_norm_rope(
     One pass over memory. Differentiable in q, k and both weights, any number of times except at level "compile" (once).
     Computed in float32 (float64 for float64) and rounded once; models that round in between are a little less accurate.
 
+    `cos`, `sin` and `interleaved` are as in `rotary_embedding`.
+
     Args:
         q: `(..., S, H, D)`, float16, bfloat16, float32 or float64, any strides.
         k: `(..., S, K, D)`, in the dtype and on the device of q.
         q_weight: `(D,)`, shared by the heads; any of these dtypes.
         k_weight: as q_weight.
-        cos: as in `rotary_embedding`.
-        sin: as in `rotary_embedding`.
         eps: added to the mean square; not negative.
-        interleaved: as in `rotary_embedding`.
         offset: added to the weights: 1.0 for models that store weights around zero (Gemma 3).
         position_ids: as in `rotary_embedding`, but that every level indexes the tables, "triton" too.
         level: None for the default of this device, or "reference", "native", "compile", "triton",
@@ -90,6 +89,8 @@ def qk_layer_norm_rope(
 ) -> tuple[Tensor, Tensor]:
     """`qk_norm_rope` with LayerNorm without bias in the place of RMSNorm: the mean of a head is subtracted first.
 
+    `TypeError` and `RuntimeError` are raised as by `qk_norm_rope`.
+
     Args:
         q: as in `qk_norm_rope`, like all that follow but eps and level.
         k: `(..., S, K, D)`.
@@ -107,9 +108,7 @@ def qk_layer_norm_rope(
         q and k so treated, in their dtype.
 
     Raises:
-        TypeError: as in `qk_norm_rope`.
         ValueError: as in `qk_norm_rope`; "triton" and "cuda" do not exist for it.
-        RuntimeError: as in `qk_norm_rope`.
 
     Source: Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters", 2023,
     https://arxiv.org/abs/2302.05442.

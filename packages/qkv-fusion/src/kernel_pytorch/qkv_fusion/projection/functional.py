@@ -73,21 +73,17 @@ def qkv_norm_rope(
 
     Differentiable in x, weight, bias and both weights of the norm, any number of times except at level "compile".
 
+    `weight` and `bias` are as in `qkv_projection`; `eps`, `offset`, `position_ids` and `level` are as in
+    `qk_norm_rope`; `interleaved` is as in `rotary_embedding`.
+
     Args:
         x: as in `qkv_projection`; D is the size of q_weight.
-        weight: as in `qkv_projection`.
-        bias: as in `qkv_projection`.
         q_weight: `(D,)`, as in `qk_norm_rope`.
         k_weight: `(D,)`, as in `qk_norm_rope`.
         cos: as in `rotary_embedding`, for the tokens of x.
         sin: as cos.
         num_heads: H.
         num_kv_heads: K; None for as many as H.
-        eps: as in `qk_norm_rope`.
-        interleaved: as in `rotary_embedding`.
-        offset: as in `qk_norm_rope`.
-        position_ids: as in `qk_norm_rope`.
-        level: as in `qk_norm_rope`.
 
     Returns:
         q `(..., S, H, D)` and k `(..., S, K, D)` normalised and rotated, and v `(..., S, K, D)`, a view of the product.

@@ -191,7 +191,6 @@ def rms_norm_backward(
         dy: `(..., N)`, any strides.
         dh: `(..., N)`, the gradient that arrives at the residual stream, or None.
         h: `(..., N)`, what was normalised.
-        weight: as in the forward.
         rstd: `(...)`, as the forward returned it.
         eps: went into rstd.
         offset: added to the weight.

@@ -62,9 +62,6 @@ def add_rms_norm(
     Args:
         x: `(..., N)`, the output of the previous block.
         residual: `(..., N)`, the residual stream.
-        weight: as for `rms_norm`.
-        eps: as for `rms_norm`.
-        offset: as for `rms_norm`.
         casting: as for `rms_norm`, with `h` in the place of `x`.
 
     Returns:
@@ -80,9 +77,6 @@ def head_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, casting:
     Args:
         x: `(..., H, D)`.
         weight: `(H, D)`.
-        eps: as for `rms_norm`.
-        offset: as for `rms_norm`.
-        casting: as for `rms_norm`.
 
     Returns:
         `(..., H, D)`.

@@ -106,8 +106,6 @@ def bias_act_backward(
     Args:
         dy: `(..., N)`, any strides.
         x: `(..., N)`, any strides; None for "identity", which needs none.
-        bias: as in the forward.
-        activation: as in the forward.
         need_dx: whether dx is computed.
         need_dbias: whether dbias is computed; not without a bias.
 
@@ -128,9 +126,6 @@ def bias_dropout_add_backward(
 
     Args:
         dy: `(..., N)`, any strides.
-        bias: as in the forward.
-        seed: as in the forward.
-        p: as in the forward.
         x_dtype: that of dx.
         need_dx: whether dx is computed.
         need_dbias: whether dbias is computed; not without a bias.

@@ -132,10 +132,6 @@ def gated_linear(
         gate: `(..., I)`, any strides.
         up: as gate, in its dtype.
         weight: `(N, I)`, in the dtype of gate.
-        activation: as in `gated`.
-        alpha: as in `gated`.
-        limit: as in `gated`.
-        offset: as in `gated`.
 
     Returns:
         `(..., N)` in the dtype of gate.

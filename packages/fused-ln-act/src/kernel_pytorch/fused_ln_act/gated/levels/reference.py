@@ -66,10 +66,7 @@ def geglu(gate: Tensor, up: Optional[Tensor], approximate: str, limit: Optional[
     """Gate by GELU.
 
     Args:
-        gate: as for `swiglu`.
-        up: as for `swiglu`.
         approximate: "none" or "tanh".
-        limit: as for `swiglu`.
 
     Returns:
         As `swiglu`.

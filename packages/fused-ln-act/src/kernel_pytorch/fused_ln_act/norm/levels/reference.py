@@ -90,9 +90,6 @@ def add_layer_norm(
     Args:
         x: `(..., N)`, the output of the previous block.
         residual: `(..., N)`, the residual stream.
-        weight: as for `layer_norm`.
-        bias: as for `layer_norm`.
-        eps: as for `layer_norm`.
         dropout_p: probability that an element of x is dropped.
         seed: int64 `()`, or None where `dropout_p` is 0.
 
@@ -115,13 +112,8 @@ def layer_norm_act(
     """Normalise, activate, drop.
 
     Args:
-        x: as for `layer_norm`.
-        weight: as for `layer_norm`.
-        bias: as for `layer_norm`.
-        eps: as for `layer_norm`.
         activation: one of `ACTIVATIONS`.
         dropout_p: probability that an element of the result is dropped.
-        seed: as for `add_layer_norm`.
 
     Returns:
         `(..., N)` in the dtype of x.

@@ -170,7 +170,6 @@ def softmax_backward(
         dy: `(..., N)`, any strides.
         y: `(..., N)`, any strides, as the forward returned it.
         mask: of which only shape and dtype count; or None.
-        scale: as in the forward.
         need_dx: whether dx is computed.
         need_dmask: whether dmask is computed; not without a mask.
 

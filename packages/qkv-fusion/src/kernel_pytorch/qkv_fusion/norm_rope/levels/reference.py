@@ -50,9 +50,7 @@ def qk_norm_rope(
         k_weight: as q_weight.
         cos: `(S, R/2)`, or `(..., S, R/2)` with the leading dimensions of q; `(P, R/2)` with position_ids.
         sin: as cos.
-        position_ids: as for `rotary_embedding`.
         eps: added to the mean square.
-        interleaved: as for `rotary_embedding`.
         offset: added to the weights.
 
     Returns:

@@ -58,8 +58,6 @@ def qkv_norm_rope(
 
     Args:
         x: as for `qkv_projection`; D is the size of q_weight.
-        weight: as for `qkv_projection`.
-        bias: as for `qkv_projection`.
         q_weight: as for `qk_norm_rope`, like all that follow but the numbers of heads.
         k_weight: `(D,)`.
         cos: of the tokens.

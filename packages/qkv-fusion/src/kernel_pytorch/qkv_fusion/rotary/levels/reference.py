@@ -65,8 +65,6 @@ def rotary_embedding(
         cos: as for `rotate`; with `position_ids` `(P, R/2)`, of all positions there are.
         sin: as cos.
         position_ids: `(S,)` or `(..., S)`, the position of each token, or None for tables by token.
-        interleaved: as for `rotate`.
-        inverse: as for `rotate`.
 
     Returns:
         q and k so rotated.
