@@ -230,7 +230,7 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def emulate(session: nox.Session) -> None:
-    """Run the CUDA kernels of csrc/ on a CPU, in place of the twin, on its tests; with --sanitize watched too."""
+    """Run the CUDA kernels of csrc/ on a CPU, in place of the CPU backend; --sanitize watches memory."""
     choice, arguments = torch_choice(session)
     prepare(session, choice, ["test"], more=["pytest-xdist"])
     sanitized = ["--sanitize"] if "--sanitize" in arguments else []

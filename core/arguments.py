@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .call_kinds import is_plain
+from .call_kinds import can_bypass_dispatcher
 from .direct_calls import check_memory
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,7 +40,7 @@ def check_filled(name: str, tensor: Tensor) -> None:
 
     Some of PyTorch's own operators read what was freed, and end the process.
     """
-    if not torch.compiler.is_compiling() and (tensor.is_cpu or tensor.is_cuda) and is_plain(tensor):
+    if not torch.compiler.is_compiling() and (tensor.is_cpu or tensor.is_cuda) and can_bypass_dispatcher(tensor):
         check_memory(name, tensor)
 
 

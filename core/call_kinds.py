@@ -20,12 +20,12 @@ _has_storage = torch._C._has_storage
 _trace = torch._C._get_tracing_state
 
 
-def wants_graph(*values: Any) -> bool:
+def needs_grad(*values: Any) -> bool:
     """Whether what is computed of these, of which some are tensors, is to be differentiated."""
     return torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
+def can_bypass_dispatcher(*tensors: Tensor | None) -> bool:
     """Whether the dispatcher has nothing to do: plain Tensors and Parameters, no dispatch mode, no transform."""
     return (
         _dispatch_modes() == 0

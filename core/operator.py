@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .after_import import after_import
 from .call import Bound, CachedCall
-from .call_kinds import has_plain_memory, has_transform, wants_graph
+from .call_kinds import has_plain_memory, has_transform, needs_grad
 from .direct_calls import check_memory
 from .gradients import autograd_rules
 from .plans import Plan, Planned
@@ -107,7 +107,7 @@ class OperatorCall(CachedCall):
         state = launcher.state if isinstance(launcher, Planned) else None
         value = None if state is None else state(*arguments)
         run, alone = launcher.plan_for(*arguments) if isinstance(launcher, Planned) else Plan(launcher)
-        if wants_graph(*arguments):
+        if needs_grad(*arguments):
             run = self._lasting(run, arguments) if again and self._lasting is not None else self._graph
         elif result is not None and alone is not None:
             run, result = alone, None
@@ -264,7 +264,7 @@ def _autograd_kernel(operator: Any, below: Callable[..., Any], graph: Callable[.
         for place, a in enumerate(arguments):
             if isinstance(a, Tensor) and (a.is_cpu or a.is_cuda) and has_plain_memory(a):
                 check_memory(arguments_of[place].name, a)
-        return graph(*arguments) if wants_graph(*arguments) else below(*arguments)
+        return graph(*arguments) if needs_grad(*arguments) else below(*arguments)
 
     return autograd
 

@@ -22,7 +22,7 @@ BELOW = "_old_forward"
 _has_global_hooks = _modules._has_any_global_hook  # a private name of PyTorch
 
 
-def why_not_plain(modules: Iterable[torch.nn.Module]) -> str | None:
+def why_not_replaceable(modules: Iterable[torch.nn.Module]) -> str | None:
     """What one of these does beyond what its class says, and a drop-in would not; None if it is nothing."""
     for module in modules:
         name = type(module).__name__
@@ -39,7 +39,7 @@ def why_not_plain(modules: Iterable[torch.nn.Module]) -> str | None:
 
 def check_plain(modules: Iterable[torch.nn.Module]) -> None:
     """Raise TypeError with the reason if there is one."""
-    reason = why_not_plain(modules)
+    reason = why_not_replaceable(modules)
     if reason is not None:
         raise TypeError(f"module: {reason}")
 

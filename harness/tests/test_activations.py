@@ -25,7 +25,7 @@ def operation(toy):
 
 def failures(toy, operation):
     found = verify(dataclasses.replace(toy.technique, operations=[operation]), CPU, levels=["native"])
-    return {v.trial.adversary: [j.quantity for j in v.judgements if not j.passed] for v in found if not v.passed}
+    return {v.trial.adversary: [j.quantity for j in v.error_checks if not j.passed] for v in found if not v.passed}
 
 
 def test_the_imitation_has_the_channels_of_a_trained_network():

@@ -124,7 +124,7 @@ def test_an_output_that_is_never_filled_again(toy, measured):
 def test_right_on_the_timed_input_only(toy, measured):
     reference = toy.reference
     job = jobs(toy.technique, CPU, directions=(Direction.FORWARD,))[0]
-    checked = timing.standard(job.operation, timing.Trial(job.case, timing.RANDOM), CPU).arguments[0]
+    checked = timing.expect(job.operation, timing.Trial(job.case, timing.RANDOM), CPU).arguments[0]
     timed = [arguments[0].clone() for arguments in Workload.of(job, 3, torch.Generator().manual_seed(0)).arguments]
 
     def knowing(x, weight, factor):
@@ -304,6 +304,6 @@ def test_a_compiled_function_on_the_cpu_is_not_asked_for_kernels_that_nobody_can
     toy.unavailable = lambda level, device, dtype: None
     trial = next(t for t in trials(operation, CPU) if t.case.core)
     found = verify_trial(toy.technique, operation, implementation, trial, CPU)
-    assert found.judgements
+    assert found.error_checks
     assert found.passed, found.failures()
     assert is_counted(Level.CUDA, torch.device("cuda"))

@@ -83,7 +83,7 @@ def test_no_record(tmp_path):
     assert Record(runs={}).model_dump() == {"runs": {}, "losses": {}}
 
 
-class Planted(Technique):
+class Mutant(Technique):
     """A technique whose patch makes the model wrong."""
 
     def patch(self, model, *, gpu_bound=False):
@@ -96,7 +96,7 @@ def measured(techniques, variants=(VARIANTS[0], OURS), work="prefill", model="vi
 
 
 def test_a_wrong_patch_is_seen():
-    planted = Planted("planted", "", "", [], "", replacements="planted")
+    planted = Mutant("planted", "", "", [], "", replacements="planted")
     assert measured([planted])[1].cost.difference > 0.2
     assert measured([], (VARIANTS[0],) * 2)[1].cost.difference == 0.0
 
@@ -178,10 +178,10 @@ class Slower(Technique):
         return type("Patched", (), {"replaced": {"classifier": "planted"}})()
 
 
-@pytest.mark.parametrize("plant", [Planted, Emptied, Slower])
-def test_a_patch_that_learns_otherwise_is_seen_in_the_losses(plant):
+@pytest.mark.parametrize("mutant", [Mutant, Emptied, Slower])
+def test_a_patch_that_learns_otherwise_is_seen_in_the_losses(mutant):
     found = losses.compare_losses(
-        find_model("vit").as_tiny(), [plant("planted", "", "", [], "", replacements="p")], CPU
+        find_model("vit").as_tiny(), [mutant("planted", "", "", [], "", replacements="p")], CPU
     )
     assert found.difference > 10 * found.allowed
 
@@ -193,10 +193,10 @@ def in_bfloat16(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [Planted, Emptied])
-def test_in_16_bits_a_plant_is_farther(in_bfloat16, plant):
+@pytest.mark.parametrize("mutant", [Mutant, Emptied])
+def test_in_16_bits_a_mutant_is_farther(in_bfloat16, mutant):
     found = losses.compare_losses(
-        find_model("vit").as_tiny(), [plant("planted", "", "", [], "", replacements="p")], CPU
+        find_model("vit").as_tiny(), [mutant("planted", "", "", [], "", replacements="p")], CPU
     )
     assert found.held == found.errors[0] > found.allowed
 

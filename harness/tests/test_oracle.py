@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernel_pytorch.harness.adversaries import packed_view
 from kernel_pytorch.harness.oracle import (
-    Judgement,
+    ErrorCheck,
     Run,
     confirm,
     in_float64,
@@ -27,14 +27,14 @@ EPS = 2.0**-23  # of float32
 
 
 def verdict(candidate, reference, truth, factor=2.0):
-    """The judgement on one output."""
+    """The error_check on one output."""
     runs = [Run((t,), {}) for t in (candidate, reference, truth)]
-    (judgement,) = judge(*runs, factor)
-    return judgement
+    (error_check,) = judge(*runs, factor)
+    return error_check
 
 
 def against_itself(candidate, truth):
-    """The judgement where the reference is the truth, rounded."""
+    """The error_check where the reference is the truth, rounded."""
     truth = torch.tensor(truth, dtype=torch.float64)
     return verdict(torch.tensor(candidate, dtype=torch.float32), truth.float(), truth)
 
@@ -65,17 +65,17 @@ def test_the_unit_agrees_with_nextafter_at_the_edges(dtype):
 def test_the_budget_is_the_factor_times_the_error_of_the_reference_and_one_unit(reference, ours, factor, sign):
     truth = torch.full((3,), sign, dtype=torch.float64)
     off = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64) * EPS * sign
-    judgement = verdict((truth + ours * off).float(), (truth + reference * off).float(), truth, float(factor))
-    assert judgement.passed == (ours <= factor * reference + 1)
-    assert judgement.error_over_budget == pytest.approx(ours / (factor * reference + 1))
+    error_check = verdict((truth + ours * off).float(), (truth + reference * off).float(), truth, float(factor))
+    assert error_check.passed == (ours <= factor * reference + 1)
+    assert error_check.error_over_budget == pytest.approx(ours / (factor * reference + 1))
 
 
 def test_just_inside_passes_and_just_outside_says_how_far():
     reference, truth = torch.tensor([1.0 + 8 * EPS]), torch.ones(1, dtype=torch.float64)
     assert verdict(torch.tensor([1.0 + 17 * EPS]), reference, truth).passed
-    judgement = verdict(torch.tensor([1.0 + 18 * EPS]), reference, truth)
-    assert not judgement.passed
-    assert judgement.message.startswith(
+    error_check = verdict(torch.tensor([1.0 + 18 * EPS]), reference, truth)
+    assert not error_check.passed
+    assert error_check.message.startswith(
         "is off by 2.15e-06 where 2.03e-06 is allowed (got 1, truth 1; 1 of 1 elements)"
     )
 
@@ -90,10 +90,10 @@ def test_the_truth_itself_passes_in_every_dtype(values):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_fail_where_the_truth_is_finite(value):
-    judgement = against_itself([1.0, value, 1.0], [1.0, 1.0, 1.0])
-    assert not judgement.passed
-    assert judgement.message == "has 1 NaN or infinite elements where the truth is finite"
-    assert judgement.error_over_budget == math.inf
+    error_check = against_itself([1.0, value, 1.0], [1.0, 1.0, 1.0])
+    assert not error_check.passed
+    assert error_check.message == "has 1 NaN or infinite elements where the truth is finite"
+    assert error_check.error_over_budget == math.inf
 
 
 @pytest.mark.parametrize("truth", [1e39, math.inf])
@@ -115,12 +115,12 @@ def test_where_truth_and_reference_are_not_a_number_the_candidate_must_not_be_on
     assert against_itself([1.0, math.nan], [1.0, math.nan]).passed
     assert not against_itself([2.0, math.nan], [1.0, math.nan]).passed
     for wrong in (5.0, math.inf, -math.inf):
-        judgement = against_itself([1.0, wrong], [1.0, math.nan])
-        assert not judgement.passed
-        assert judgement.message == f"has 1 numbers where the truth is NaN (the first is {wrong:.6g})"
+        error_check = against_itself([1.0, wrong], [1.0, math.nan])
+        assert not error_check.passed
+        assert error_check.message == f"has 1 numbers where the truth is NaN (the first is {wrong:.6g})"
     assert against_itself([1.0, -math.inf], [1.0, -math.inf]).passed
-    judgement = against_itself([1.0, 3.0], [1.0, -math.inf])
-    assert judgement.message == "is not infinite in 1 elements where the truth is (got 3, truth -inf)"
+    error_check = against_itself([1.0, 3.0], [1.0, -math.inf])
+    assert error_check.message == "is not infinite in 1 elements where the truth is (got 3, truth -inf)"
 
 
 def test_where_the_reference_overflowed_nan_of_the_truth_asks_nothing():
@@ -151,9 +151,9 @@ def test_around_zero_only_the_smallest_number_is_allowed():
     ],
 )
 def test_shape_and_dtype_are_those_of_the_reference(candidate, message):
-    judgement = verdict(candidate, torch.zeros(2), torch.zeros(2, dtype=torch.float64))
-    assert not judgement.passed
-    assert judgement.message.startswith(message)
+    error_check = verdict(candidate, torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    assert not error_check.passed
+    assert error_check.message.startswith(message)
 
 
 def test_empty_outputs_are_right():
@@ -174,9 +174,9 @@ def test_missing_and_extra_gradients_are_found():
 
 def test_the_number_of_outputs_is_that_of_the_reference():
     y, exact = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
-    (judgement,) = judge(Run((y, y), {}), Run((y,), {}), Run((exact,), {}))
-    assert not judgement.passed
-    assert judgement.message == "are 2, the reference has 1"
+    (error_check,) = judge(Run((y, y), {}), Run((y,), {}), Run((exact,), {}))
+    assert not error_check.passed
+    assert error_check.message == "are 2, the reference has 1"
 
 
 def of_a_mean(candidate, reference, truth, terms, true_terms):
@@ -185,8 +185,8 @@ def of_a_mean(candidate, reference, truth, terms, true_terms):
         Run((torch.tensor(mean, dtype=dtype),), {}, terms=(torch.tensor(of, dtype=dtype),))
         for mean, of, dtype in ((reference, terms, torch.float32), (truth, true_terms, torch.float64))
     )
-    (judgement,) = judge(Run((torch.tensor(candidate),), {}), theirs, exact)
-    return judgement.passed
+    (error_check,) = judge(Run((torch.tensor(candidate),), {}), theirs, exact)
+    return error_check.passed
 
 
 def test_a_mean_may_err_as_far_as_its_terms():
@@ -287,8 +287,8 @@ def test_terms_are_counted_where_an_argument_is_broadcast():
 
 
 def test_a_miss_counts_if_fresh_inputs_miss_too():
-    miss, worse, right = (Judgement("output", ratio <= 1.0, error_over_budget=ratio) for ratio in (1.1, 1.5, 0.9))
-    nan = Judgement("gradient of x", False, error_over_budget=math.inf)
+    miss, worse, right = (ErrorCheck("output", ratio <= 1.0, error_over_budget=ratio) for ratio in (1.1, 1.5, 0.9))
+    nan = ErrorCheck("gradient of x", False, error_over_budget=math.inf)
     assert confirm([miss], lambda: [right]) == [right]
     assert confirm([miss], lambda: [worse]) == [miss]
     assert confirm([miss], lambda: [nan]) == [miss], "another quantity says nothing of this one"

@@ -126,7 +126,7 @@ def test_a_level_of_pytorch_over_its_budget_is_timed_and_shown_as_what_it_is(mea
 
 def test_a_miss_that_fresh_inputs_do_not_repeat_is_none(measured, toy, monkeypatch):
     monkeypatch.setattr(toy, "unavailable", lambda level, device, dtype: None)
-    first = timing.standard(toy.gate, timing.Trial(toy.gate.bench_grid.cases("cpu")[0], timing.RANDOM), CPU)
+    first = timing.expect(toy.gate, timing.Trial(toy.gate.bench_grid.cases("cpu")[0], timing.RANDOM), CPU)
 
     def unlucky(x, weight, factor):
         return toy.native(x, weight, factor) * (1.00001 if torch.equal(x, first.arguments[0]) else 1.0)

@@ -11,7 +11,7 @@ import torch
 from kernel_pytorch.harness.adversaries import ADVERSARIES
 from kernel_pytorch.harness.technique import Exemption, Implementation, Level, grid, point
 from kernel_pytorch.harness.trials import RANDOM, is_economical, make_arguments, trials
-from kernel_pytorch.harness.verification import standard, verify, verify_trial
+from kernel_pytorch.harness.verification import expect, verify, verify_trial
 
 CPU = torch.device("cpu")
 EVERY = len(ADVERSARIES) - 1  # a gate is not invariant to a common offset
@@ -52,11 +52,11 @@ def test_of_a_mean_the_errors_of_its_terms_are_known(toy):
     """By the arguments that the operation names; of what is no mean nothing is run twice."""
     named = dataclasses.replace(toy.gate, averaged=lambda arguments: arguments | {"x": arguments["x"][:1]})
     trial = trials(toy.gate, CPU)[0]
-    against = standard(named, trial, CPU)
+    against = expect(named, trial, CPU)
     for found in (against.reference, against.truth):
         torch.testing.assert_close(found.terms[0], found.outputs[0][:1])
     assert against.truth.terms[0].dtype is torch.float64
-    assert standard(toy.gate, trial, CPU).reference.terms == ()
+    assert expect(toy.gate, trial, CPU).reference.terms == ()
 
 
 def test_a_wrong_level_is_named_with_technique_operation_case_and_quantity(toy, monkeypatch):
@@ -96,7 +96,7 @@ def test_what_is_unavailable_is_no_failure_and_says_why(toy):
     for verification in found["cuda"]:
         assert verification.passed
         assert verification.unavailable == "the toy has no kernel"
-        assert verification.judgements == ()
+        assert verification.error_checks == ()
         assert verification.worst == 0.0
 
 
@@ -243,7 +243,7 @@ def test_more_shapes_than_torch_compile_remembers_are_no_failure(toy):
 @pytest.mark.parametrize("always", [False, True])
 def test_a_miss_counts_only_if_fresh_inputs_miss_too(toy, monkeypatch, always):
     trial = next(t for t in trials(toy.gate, CPU) if t.case.core)
-    first = standard(toy.gate, trial, CPU).arguments[0]
+    first = expect(toy.gate, trial, CPU).arguments[0]
 
     def unlucky(x, weight, factor):
         return toy.reference(x, weight, factor) * (1.00001 if always or torch.equal(x, first) else 1.0)

@@ -18,7 +18,7 @@ from kernel_pytorch.harness.support import CAPABILITIES, Shared, Subject, examin
 from kernel_pytorch.harness.technique import Direction, Exemption, grid, point
 from kernel_pytorch.harness.timing import _check, run_job
 from kernel_pytorch.harness.trials import RANDOM, Trial
-from kernel_pytorch.harness.verification import standard, verify, verify_trial
+from kernel_pytorch.harness.verification import expect, verify, verify_trial
 
 CPU = torch.device("cpu")
 INFERENCE = [Exemption((GRADIENTS,), "for inference")]
@@ -59,7 +59,7 @@ def failures(technique):
 def test_its_forward_is_verified(inference, monkeypatch):
     assert failures(inference.technique) == set()
     found = next(v for v in verify(inference.technique, CPU) if v.implementation == "native")
-    assert [j.quantity for j in found.judgements] == ["output"]
+    assert [j.quantity for j in found.error_checks] == ["output"]
     wrong = refusing(lambda x, weight, factor: torch.sigmoid(x * weight) * factor * 1.01)
     monkeypatch.setattr(inference, "native", wrong)
     assert failures(inference.technique) == {"native"}
@@ -68,7 +68,7 @@ def test_its_forward_is_verified(inference, monkeypatch):
 def test_an_operation_that_forgets_to_say_so_is_wrong(inference):
     silent = dataclasses.replace(inference.gate, exemptions=[])
     with pytest.raises(RuntimeError, match="the gate has no gradients"):
-        standard(silent, Trial(inference.gate.test_grid.cases()[0], RANDOM), CPU)
+        expect(silent, Trial(inference.gate.test_grid.cases()[0], RANDOM), CPU)
 
 
 def test_no_direction_but_the_forward_is_timed(inference, machine):

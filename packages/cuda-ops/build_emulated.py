@@ -1,9 +1,9 @@
-"""Compile the CUDA kernels of csrc/ for a CPU, by the emulator of csrc/tests/emulator, in place of the CPU twin.
+"""Compile the CUDA kernels of csrc/ for a CPU, by the emulator of csrc/tests/emulator, in place of the CPU backend.
 
     python build_emulated.py FOLDER [--sanitize]
 
 What comes out is loaded with `KERNEL_PYTORCH_LIBRARY=FOLDER`: the same operators, of CPU tensors, computed by the CUDA
-kernels, so that every test of the twin is one of the kernels. C++ knows no launches, no PTX and no dynamic shared
+kernels, so that every test of it tests the kernels. C++ knows no launches, no PTX and no dynamic shared
 memory; those are rewritten, and nothing else.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import build_library as library
 
 INSTRUCTION_SET = "CUDA, emulated"
-"""What stands in the library's record where instruction sets of the twin do."""
+"""What stands in the library's record where instruction sets of the CPU backend do."""
 
 OPTIONS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-pthread", "-w")
 CONTRACTED = ("-mfma", "-ffp-contract=fast")  # products are added without rounding, as nvcc has it
@@ -108,7 +108,7 @@ def build(folder: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> di
 
 
 def _write_translated(csrc: Path, emulator: Path, target: Path) -> list[Path]:
-    """The sources, rewritten, with what stands in for the twin; and of them those that are compiled."""
+    """The sources, rewritten, with what stands in for the CPU backend; and of them those that are compiled."""
     shutil.rmtree(target, ignore_errors=True)
     for file in sorted(csrc.rglob("*")):
         place = file.relative_to(csrc)

@@ -15,7 +15,7 @@ TEXT_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|/\
 
 
 def operator_digests(csrc: Path) -> dict[str, dict[str, str]]:
-    """By operator and type of device, the digest of the code that runs there: a kernel is none of its twin's."""
+    """By operator and type of device, the digest of the code that runs there: a kernel is none of its CPU backend's."""
     csrc = csrc.resolve()  # a link, beside this file
     return {
         file.parent.name: {device: _code_digest(csrc, file.parent, device) for device in DEVICE_SOURCES}

@@ -4,7 +4,7 @@
 
 Every rung takes turns with a copy that moves as many bytes, on tensors of the same size whatever the length of a
 row, so that one figure says what an idea of csrc/*/kernels is worth. A backward has no rungs: it is the one that the
-launcher picks. It takes a GPU: on a CPU every rung is the twin.
+launcher picks. It takes a GPU: on a CPU every rung is the CPU backend.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device, console = torch.device(options.device), Console(width=200)
     if device.type == "cpu":
-        console.print("On a CPU every rung is the twin: these figures compare nothing.")
+        console.print("On a CPU every rung is the CPU backend: these figures compare nothing.")
     for kernel in (kernel for kernel in KERNELS_TIMED if kernel.name in options.operator):
         for name in options.dtype:
             dtype, found = getattr(torch, name), {}

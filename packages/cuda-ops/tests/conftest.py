@@ -32,7 +32,7 @@ else:
 
 def pytest_configure(config):
     sys.path.insert(0, str(PACKAGE))  # build_library.py
-    config.addinivalue_line("markers", "twin: what is promised of the CPU twin alone")
+    config.addinivalue_line("markers", "cpu_backend: what is promised of the CPU backend alone")
 
 
 def pytest_report_header(config):
@@ -40,8 +40,8 @@ def pytest_report_header(config):
 
 
 def pytest_runtest_setup(item):
-    if emulated and item.get_closest_marker("twin"):
-        pytest.skip("of the CPU twin; CUDA kernels are emulated in its place")
+    if emulated and item.get_closest_marker("cpu_backend"):
+        pytest.skip("of the CPU backend; CUDA kernels are emulated in its place")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -76,7 +76,7 @@ def largest_errors(activation):
     return (error - allowed).max().item(), rest[fits].max().item()
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_accuracy(activation):
     value, slope = largest_errors(activation)
@@ -84,7 +84,7 @@ def test_accuracy(activation):
     assert slope <= 6.0
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
 def test_accuracy_on_every_instruction_set(isa):
     program = "from test_activations import *\nprint(json.dumps([largest_errors(a) for a in ACTIVATIONS]))"
@@ -135,7 +135,7 @@ def test_an_inaccurate_activation_is_found(monkeypatch):
     assert largest_errors("tanh")[0] > 0.0
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_infinities_nan_and_zeros(activation, dtype):
@@ -159,7 +159,7 @@ def test_nan_and_infinity_are_those_of_the_definition_in_the_gradient_too(activa
     torch.testing.assert_close(found.double(), expected, **tolerance)
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("activation", ["tanh", "identity"])
 def test_zero_keeps_its_sign(activation):
     y = bias_act(torch.tensor([0.0, -0.0] * 16), None, activation)

@@ -15,7 +15,7 @@ from kernel_pytorch.cuda_ops.library import Library
 def test_a_cpu_says_where_the_cuda_code_was_verified(monkeypatch, archs, compiled):
     library = Library(LIBRARY.file, "c++ 1", "nvcc 13.5", archs, ("base",), False, "", {})
     monkeypatch.setattr(levels, "LIBRARY", library)
-    said = f"CPU twin for base, by c++ 1; CUDA code {compiled}, verified on compute capability: 9.0"
+    said = f"CPU backend for base, by c++ 1; CUDA code {compiled}, verified on compute capability: 9.0"
     assert levels.describe("cuda", torch.device("cpu")) == said
 
 
@@ -40,7 +40,7 @@ def test_which_cards_an_architecture_serves(archs, capability, runs):
 def test_levels_say_why_not():
     cpu = torch.device("cpu")
     assert levels.unavailable("cuda", cpu, torch.float64) is None
-    assert "dtype is torch.int8; the CPU twin takes float16" in levels.unavailable("cuda", cpu, torch.int8)
+    assert "dtype is torch.int8; the CPU backend takes float16" in levels.unavailable("cuda", cpu, torch.int8)
     assert "device is meta" in levels.unavailable("cuda", torch.device("meta"), torch.float32)
     assert "CUDA kernels take float16, bfloat16, float32" in levels.unavailable(
         "cuda", torch.device("cuda"), torch.double

@@ -55,13 +55,13 @@ AGAINST_FLOAT64 = """
 """
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_is_right(instruction_set, run_python):
     run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 def test_extreme_logits():
     """One block of -inf before any number, huge ones, none at all, NaN: as the definition has it."""
     rows = [

@@ -60,7 +60,7 @@ def test_programs(name, run, tmp_path):
 
 
 # Program, what is right there, what is planted, what is printed.
-PLANTS = [
+MUTANTS = [
     ("block", "__syncthreads();  // all is there", ";", "wrong"),
     ("block", "float row[kThreads];", "float row[kThreads]; if (threadIdx.x == 3) return;", "threads that have left"),
     ("block", "float row[kThreads];", "float row[kThreads]; if (threadIdx.x < 8) __syncthreads();", "for ever"),
@@ -90,7 +90,7 @@ PLANTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "right", "wrong", "printed"), PLANTS)
+@pytest.mark.parametrize(("name", "right", "wrong", "printed"), MUTANTS)
 def test_what_is_planted_is_found(name, right, wrong, printed, run, tmp_path):
     assert PROGRAMS[name].count(right) == 1
     found = run(PROGRAMS[name].replace(right, wrong), tmp_path)

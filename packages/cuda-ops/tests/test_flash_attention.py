@@ -91,7 +91,7 @@ INSTRUCTION_SETS = """
 """
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_is_right_with_any_number_of_threads(instruction_set, run_python):
     run_python(INSTRUCTION_SETS, KERNEL_PYTORCH_CPU_ISA=instruction_set)
@@ -137,7 +137,7 @@ def test_flop_counter():
     assert counter.get_flop_counts()["Global"] == {operators.flash_attention: 4 * 2 * 4 * 5 * 7 * 8}
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 def test_bad_input_is_named():
     q, k, v = (t.detach() for t in make((1, 4, 2, 5, 7, 8)))
     for message, arguments in {

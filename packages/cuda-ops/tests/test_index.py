@@ -36,7 +36,7 @@ def test_index(source, tmp_path):
 
 ROTATION = "../../rotary_embedding/rotary_embedding.h"
 # Program of csrc/tests, header, what is right there, what is planted.
-PLANTS = [
+MUTANTS = [
     ("test_index", "index.h", "return row * columns", "return static_cast<int32_t>(row * columns)"),
     ("test_index", "index.h", "begin + size + (part < rest ? 1 : 0)", "begin + size"),
     ("test_index", "index.h", "smaller(columns - column, width)", "smaller(columns - column, width + 1)"),
@@ -63,7 +63,7 @@ PLANTS = [
 ]
 
 
-@pytest.mark.parametrize(("program", "name", "right", "wrong"), PLANTS)
+@pytest.mark.parametrize(("program", "name", "right", "wrong"), MUTANTS)
 def test_wrong_arithmetic_is_found(program, name, right, wrong, tmp_path):
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC / "include", csrc / "include")

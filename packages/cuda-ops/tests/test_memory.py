@@ -65,14 +65,14 @@ STARVED = """
 unlimited = pytest.mark.skipif(LIBRARY.sanitized, reason="AddressSanitizer maps more memory than there is")
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @unlimited
 def test_a_call_without_enough_memory_raises_and_never_computes_something_else(run_python):
     # A large allocation is the system's, and given back at once: so the limit decides about each.
     run_python(STARVED, MALLOC_MMAP_THRESHOLD_="65536")
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @unlimited
 def test_a_depth_whose_scratch_no_machine_has_is_an_error(run_python):
     run_python("""
@@ -86,7 +86,7 @@ def test_a_depth_whose_scratch_no_machine_has_is_an_error(run_python):
     """)
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @unlimited
 def test_a_result_that_no_machine_has_raises_what_pytorch_raises():
     x = torch.zeros(1).expand(2**42, 8)

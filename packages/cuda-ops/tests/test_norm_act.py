@@ -347,7 +347,7 @@ def test_bad_input(call, message):
         ({"residual_dtype": "half"}, "residual_dtype: given 'half'; allowed are 'float16'"),
     ],
 )
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 def test_bad_input_of_the_backward(changed, message):
     given = {
         "dy": X, "dh": None, "h": X, "weight": None, "bias": None, "seed": None, "statistics": torch.ones(2, 4),

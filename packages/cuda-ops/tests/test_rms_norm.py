@@ -45,7 +45,7 @@ AGAINST_FLOAT64 = """
 """
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_is_right(instruction_set, run_python):
     run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
@@ -126,7 +126,7 @@ ROUNDS = """
 """
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_half_precision_number_is_read(instruction_set, run_python):
     run_python(ROUNDS, KERNEL_PYTORCH_CPU_ISA=instruction_set)

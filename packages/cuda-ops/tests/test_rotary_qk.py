@@ -97,7 +97,7 @@ def test_both_and_their_gradients(name, dtype, interleaved):
             assert_near(dx, oracle(dy, *angles, ids, interleaved, inverse=True), dtype)
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
 def test_every_instruction_set_has_the_same_positions(instruction_set, run_python):
     program = """

@@ -109,7 +109,7 @@ def test_rungs_are_those_of_the_folder(rungs):
     assert numbers["rms_norm_backward"] == {"picked": 0}
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 @pytest.mark.parametrize("index", range(14))
 def test_every_kernel_is_timed_beside_a_copy_that_moves_as_much(rungs, index):
     kernel = rungs.KERNELS_TIMED[index]
@@ -119,7 +119,7 @@ def test_every_kernel_is_timed_beside_a_copy_that_moves_as_much(rungs, index):
     assert len(rungs.KERNELS_TIMED) == 14
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 def test_a_rung_that_refuses_is_left_out(rungs):
     def call(x, vectors):
         if chosen() == 2:
@@ -131,7 +131,7 @@ def test_a_rung_that_refuses_is_left_out(rungs):
     assert set(found) == {"1_naive", "3_vectorized", "4_ring", "picked"}
 
 
-@pytest.mark.twin
+@pytest.mark.cpu_backend
 def test_the_command_prints_a_table(rungs, capsys):
     options = "--operator rms_norm --columns 64 --elements 4096 --rounds 8 --device cpu"
     rungs.main(options.split())

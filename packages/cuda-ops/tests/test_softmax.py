@@ -122,7 +122,7 @@ def nearly_certain(columns, device):
 def test_where_the_gradient_cancels(columns, device):
     runs_on(device, torch.float32)
     if device.type == "cpu" and LIBRARY.instruction_sets != ("CUDA, emulated",):
-        pytest.skip("the twin takes dot as it is")
+        pytest.skip("the CPU backend takes dot as it is")
     x, dy, want = nearly_certain(columns, device)
     (dx,) = torch.autograd.grad(softmax(x), x, dy)
     assert ((dx - want) / want)[0, 0].abs() < 1e-5

@@ -7,7 +7,7 @@ import torch
 
 from kernel_pytorch.flash_attn_triton.technique import INPUTS, technique
 from kernel_pytorch.harness.trials import trials
-from kernel_pytorch.harness.verification import examine, standard
+from kernel_pytorch.harness.verification import examine, expect
 
 
 def wrong(level, exemption, others):
@@ -16,9 +16,7 @@ def wrong(level, exemption, others):
     cpu, implementation = torch.device("cpu"), operation.implementation(level)
     asked = [t for t in trials(operation, cpu) if exemption.covers(t.adversary, t.case.dtype, "cpu")]
     assert asked
-    return {
-        t.adversary for t in asked if not all(j.passed for j in examine(implementation, standard(operation, t, cpu)))
-    }
+    return {t.adversary for t in asked if not all(j.passed for j in examine(implementation, expect(operation, t, cpu)))}
 
 
 @pytest.mark.parametrize(

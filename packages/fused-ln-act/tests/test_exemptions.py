@@ -5,7 +5,7 @@ import torch
 
 from kernel_pytorch.fused_ln_act.technique import technique
 from kernel_pytorch.harness.trials import trials
-from kernel_pytorch.harness.verification import examine, standard
+from kernel_pytorch.harness.verification import examine, expect
 
 CPU = torch.device("cpu")
 EXEMPT = [
@@ -25,8 +25,8 @@ def test_a_level_that_is_exempt_is_wrong_there(operation, exemption, level):
     implementation, wrong = operation.implementation(level), []
     for trial in trials(operation, CPU):
         if exemption.covers(trial.adversary, trial.case.dtype, "cpu"):
-            against = standard(operation, trial, CPU)
+            against = expect(operation, trial, CPU)
             for _ in range(3):  # TorchScript takes formulas of its own once it has interpreted a few calls
-                judgements = examine(implementation, against)
-            wrong += [trial.label] if not all(j.passed for j in judgements) else []
+                error_checks = examine(implementation, against)
+            wrong += [trial.label] if not all(j.passed for j in error_checks) else []
     assert wrong

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernel_pytorch.fused_ln_act import MLP, AddLayerNorm, GatedMLP, LayerNorm, LayerNormAct, LinearAct
-from kernel_pytorch.fused_ln_act._core.stock import why_not_plain
+from kernel_pytorch.fused_ln_act._core.stock import why_not_replaceable
 
 
 def hooked(module):
@@ -65,4 +65,4 @@ def test_a_weight_that_is_computed_is_not_taken_over(change):
 
 
 def test_plain_modules_are_plain():
-    assert why_not_plain(feed_forward(torch.nn.Linear(8, 3, bias=False)).modules()) is None
+    assert why_not_replaceable(feed_forward(torch.nn.Linear(8, 3, bias=False)).modules()) is None

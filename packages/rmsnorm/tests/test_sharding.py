@@ -12,7 +12,7 @@ import torch
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.support import Processes, Shared, Subject
 from kernel_pytorch.harness.technique import Case
-from kernel_pytorch.harness.verification import standard_for
+from kernel_pytorch.harness.verification import expect_for
 from kernel_pytorch.rmsnorm import RMSNorm, add_rms_norm, head_rms_norm, operators, rms_norm
 from kernel_pytorch.rmsnorm._core.sharding import shard
 from kernel_pytorch.rmsnorm.levels import LADDER
@@ -73,7 +73,7 @@ def sharded(mesh, name, level, shape, data, weight="replicate", count=True, **si
     subject = Subject(Shared(technique, device), operation, operation.implementation(level))
     case = Case("sharded", sizes.pop("dtype", torch.float32), {"shape": shape, **sizes})
     arguments = list(operation.arguments(case, torch.Generator(device).manual_seed(0)))
-    against = standard_for(operation, arguments, device)
+    against = expect_for(operation, arguments, device)
 
     def function(*arguments):
         *tensors, eps, offset, casting = arguments

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
-from kernel_pytorch.harness.oracle import Judgement, failed
+from kernel_pytorch.harness.oracle import ErrorCheck, failed
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation
 from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
 
@@ -81,7 +81,7 @@ def judge_launches(
     arguments: list[Any],
     incoming: list[Tensor],
     device: torch.device,
-) -> Judgement:
+) -> ErrorCheck:
     """Compare the kernels of a forward, and of a backward if there is one, with what the operation's cost declares.
 
     Args:
@@ -105,7 +105,7 @@ def judge_launches(
         with watch_device(device) as launched:
             torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
         problems += _problem(operation, case, Direction.BACKWARD, launched)
-    return failed("launches", "; ".join(problems)) if problems else Judgement("launches", True)
+    return failed("launches", "; ".join(problems)) if problems else ErrorCheck("launches", True)
 
 
 def _problem(operation: Operation, case: Case, direction: Direction, launched: list[str]) -> list[str]:

@@ -67,7 +67,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ErrorCheck:
     """The verdict on one quantity.
 
     Attributes:
@@ -87,9 +87,9 @@ class Judgement:
     message: str = ""
 
 
-def failed(quantity: str, message: str) -> Judgement:
+def failed(quantity: str, message: str) -> ErrorCheck:
     """Return the verdict on a quantity that is wrong whatever the budget."""
-    return Judgement(quantity, False, error_over_budget=float("inf"), message=message)
+    return ErrorCheck(quantity, False, error_over_budget=float("inf"), message=message)
 
 
 def run(
@@ -139,7 +139,7 @@ def judge(
     truth: Run,
     budget_factor: float = 2.0,
     summands: Mapping[str, int] | None = None,
-) -> list[Judgement]:
+) -> list[ErrorCheck]:
     """Check a candidate against the truth, with the budget that the reference's own error gives.
 
     Args:
@@ -149,36 +149,36 @@ def judge(
         budget_factor: how many times the reference's own error is allowed.
         summands: by argument, how many terms its gradient is the sum of, where it is one.
     """
-    judgements = [failed(name, "was written into") for name in candidate.written]
+    error_checks = [failed(name, "was written into") for name in candidate.written]
     if len(candidate.outputs) != len(reference.outputs):
         message = f"are {len(candidate.outputs)}, the reference has {len(reference.outputs)}"
-        return [*judgements, failed("outputs", message)]
+        return [*error_checks, failed("outputs", message)]
     ours, theirs, exact = candidate.quantities(), reference.quantities(), truth.quantities()
     of_terms = dict(zip(theirs, map(_largest_error, reference.terms, truth.terms), strict=False))  # outputs come first
     for name, count in (summands or {}).items():
         gradient, exact_gradient = reference.gradients.get(name), truth.gradients.get(name)
         if gradient is not None and exact_gradient is not None:
             of_terms[f"gradient of {name}"] = error_of_sum(exact_gradient, gradient.dtype, count)
-    return judgements + [
+    return error_checks + [
         _judge(name, ours[name], theirs[name], exact[name], budget_factor, of_terms.get(name, 0.0)) for name in theirs
     ]
 
 
-def confirm(judgements: Sequence[Judgement], again: Callable[[], Sequence[Judgement]]) -> list[Judgement]:
+def confirm(error_checks: Sequence[ErrorCheck], again: Callable[[], Sequence[ErrorCheck]]) -> list[ErrorCheck]:
     """Replace each miss by the result of fresh inputs if they do not repeat it; NaN or a wrong shape always counts.
 
     Args:
-        judgements: on the first inputs.
+        error_checks: on the first inputs.
         again: judges the same on inputs of another seed; called only where something missed its budget.
     """
-    if not any(map(_is_miss, judgements)):
-        return list(judgements)
+    if not any(map(_is_miss, error_checks)):
+        return list(error_checks)
     fresh = {j.quantity: j for j in again()}
-    return [fresh[j.quantity] if _is_miss(j) and fresh.get(j.quantity, j).passed else j for j in judgements]
+    return [fresh[j.quantity] if _is_miss(j) and fresh.get(j.quantity, j).passed else j for j in error_checks]
 
 
-def _is_miss(judgement: Judgement) -> bool:
-    return not judgement.passed and math.isfinite(judgement.error_over_budget)
+def _is_miss(error_check: ErrorCheck) -> bool:
+    return not error_check.passed and math.isfinite(error_check.error_over_budget)
 
 
 def summands_by_shape(outputs: Sequence[Tensor], arguments: Mapping[str, Any]) -> dict[str, int]:
@@ -224,21 +224,21 @@ def _judge(
     truth: Tensor | None,
     budget_factor: float,
     error_of_terms: float,
-) -> Judgement:
+) -> ErrorCheck:
     if reference is None or truth is None:
-        return Judgement(name, True) if candidate is None else failed(name, "is not None, the reference's is")
+        return ErrorCheck(name, True) if candidate is None else failed(name, "is not None, the reference's is")
     if candidate is None:
         return failed(name, "is missing (None)")
     if candidate.shape != reference.shape or candidate.dtype != reference.dtype:
         given, wanted = f"{tuple(candidate.shape)} {candidate.dtype}", f"{tuple(reference.shape)} {reference.dtype}"
         return failed(name, f"is {given}, the reference's is {wanted}")
     if candidate.numel() == 0:
-        return Judgement(name, True)
+        return ErrorCheck(name, True)
     if candidate.is_complex():
         candidate, reference, truth = (torch.view_as_real(t.resolve_conj()) for t in (candidate, reference, truth))
     elif not candidate.is_floating_point():
         wrong = int((candidate != reference).sum())
-        return failed(name, f"differs in {wrong} of {candidate.numel()} elements") if wrong else Judgement(name, True)
+        return failed(name, f"differs in {wrong} of {candidate.numel()} elements") if wrong else ErrorCheck(name, True)
 
     if message := _numbers_instead(candidate, reference, truth, name.startswith("gradient")):
         return failed(name, message)
@@ -246,7 +246,7 @@ def _judge(
     defined = ~truth.isnan()
     ours, theirs, exact = (t[defined].double() for t in (candidate, reference, truth))
     if exact.numel() == 0:
-        return Judgement(name, True)
+        return ErrorCheck(name, True)
     representable = exact.abs() <= largest_number
     astray, reference_astray = (t.isnan() | (t.isinf() & representable) for t in (ours, theirs))
     if astray.any():
@@ -267,7 +267,7 @@ def _judge(
             f"(got {ours[position].item():.6g}, truth {exact[position].item():.6g}; "
             f"{int((errors > budget).sum())} of {errors.numel()} elements)"
         )
-    return Judgement(name, not message, relative, reference_relative, ratio.item(), message)
+    return ErrorCheck(name, not message, relative, reference_relative, ratio.item(), message)
 
 
 def _numbers_instead(candidate: Tensor, reference: Tensor, truth: Tensor, or_infinite: bool) -> str:

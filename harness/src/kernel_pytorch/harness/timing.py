@@ -26,7 +26,7 @@ from kernel_pytorch.harness.jobs import Job
 from kernel_pytorch.harness.launches import watch_compiler
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.noise import Trace, marked, reader_for, watching
-from kernel_pytorch.harness.oracle import Judgement, confirm
+from kernel_pytorch.harness.oracle import ErrorCheck, confirm
 from kernel_pytorch.harness.results import (
     CaseRecord,
     ComparisonRecord,
@@ -38,7 +38,7 @@ from kernel_pytorch.harness.results import (
 from kernel_pytorch.harness.roofline import Attained, attain, faster_than_physics
 from kernel_pytorch.harness.technique import Direction, Implementation, Level
 from kernel_pytorch.harness.trials import RANDOM, Trial
-from kernel_pytorch.harness.verification import FRESH, examine, not_offered, standard
+from kernel_pytorch.harness.verification import FRESH, examine, expect, not_offered
 from kernel_pytorch.harness.workload import COPY, PRODUCTS, Workload, share, yardsticks
 
 ROUNDS = 30
@@ -129,11 +129,11 @@ def _check_and_time(
         if not checked[name][1] and not faster_than_physics(_attained(job, timing, machine))
     }
     for implementation in runnable:
-        judgements, problem = checked[implementation.name]
+        error_checks, problem = checked[implementation.name]
         if problem:
             found[implementation.name] = _refusal(job, implementation, "wrong", problem)
         else:
-            found[implementation.name] = _measurement(job, implementation, measured, trusted, judgements, machine)
+            found[implementation.name] = _measurement(job, implementation, measured, trusted, error_checks, machine)
     return found
 
 
@@ -148,7 +148,7 @@ def _check(
         i.level is Level.COMPILE for i in implementations
     ):  # otherwise Dynamo need not be imported, which takes seconds
         torch._dynamo.reset()  # every job has a new shape; past eight torch.compile would give up
-    before = standard(job.operation, Trial(job.case, RANDOM), device)
+    before = expect(job.operation, Trial(job.case, RANDOM), device)
     found, errors, peaks = {}, {}, {}
     for implementation in implementations:
         announce(implementation.name)
@@ -160,12 +160,12 @@ def _check(
             continue
         is_compiled = implementation.level is Level.COMPILE
         with watch_compiler() if is_compiled else contextlib.nullcontext(lambda: "") as not_compiled:
-            judgements = examine(implementation, before, backward=job.direction is not Direction.FORWARD)
-        errors[implementation.name] = max(j.error_over_budget for j in judgements)
+            error_checks = examine(implementation, before, backward=job.direction is not Direction.FORWARD)
+        errors[implementation.name] = max(j.error_over_budget for j in error_checks)
         peaks[implementation.name] = _peak_bytes(device)
         tolerated = implementation.level in BASELINES and math.isfinite(errors[implementation.name])
-        problem = ("" if tolerated else _problem(judgements)) or not_compiled()
-        if reason := not_offered(implementation, judgements):
+        problem = ("" if tolerated else _problem(error_checks)) or not_compiled()
+        if reason := not_offered(implementation, error_checks):
             found[implementation.name] = _refusal(job, implementation, "unavailable", reason)
         elif problem:
             found[implementation.name] = _refusal(job, implementation, "wrong", problem)
@@ -215,14 +215,14 @@ def _check_again(
     measured: _Measured,
     device: torch.device,
     before: Mapping[str, float],
-) -> dict[str, tuple[tuple[Judgement, ...], str]]:
+) -> dict[str, tuple[tuple[ErrorCheck, ...], str]]:
     """Judge again after timing, on fresh inputs and on the timed ones with new contents; return problems too."""
-    after = standard(job.operation, Trial(job.case, RANDOM), device, seed=1)
+    after = expect(job.operation, Trial(job.case, RANDOM), device, seed=1)
     renewed = [measured.workload.renew(torch.Generator(device).manual_seed(2))]
     found = {}
 
-    def examine_timed(i: Implementation) -> list[Judgement]:
-        def again() -> tuple[Judgement, ...]:
+    def examine_timed(i: Implementation) -> list[ErrorCheck]:
+        def again() -> tuple[ErrorCheck, ...]:
             renewed[0] = measured.workload.renew(torch.Generator(device).manual_seed(FRESH))
             return measured.workload.examine(i, measured.calls[i.name], renewed[0])
 
@@ -240,9 +240,9 @@ def _check_again(
     return found
 
 
-def _problem(judgements: Iterable[Judgement], allowed: float = 1.0) -> str:
+def _problem(error_checks: Iterable[ErrorCheck], allowed: float = 1.0) -> str:
     """Describe what is wrong, or ""; misses up to `allowed`, the error over its budget, are not."""
-    wrong = [j for j in judgements if not j.passed and j.error_over_budget > allowed]
+    wrong = [j for j in error_checks if not j.passed and j.error_over_budget > allowed]
     return "; ".join(f"{j.quantity} {j.message}" for j in wrong)
 
 
@@ -271,7 +271,7 @@ def _measurement(
     implementation: Implementation,
     measured: _Measured,
     trusted: dict[str, Timing],
-    judgements: tuple[Judgement, ...],
+    error_checks: tuple[ErrorCheck, ...],
     machine: Machine,
 ) -> Measurement:
     """Compare one timing with the limits of the machine and every trusted level of PyTorch and other libraries."""
@@ -289,7 +289,7 @@ def _measurement(
     return Measurement(
         **_about(job, implementation),
         status="rejected" if impossible else "measured",
-        reason=impossible or _problem(judgements),
+        reason=impossible or _problem(error_checks),
         seconds=IntervalRecord.of(median_interval(timing.samples)),
         samples=timing.samples,
         calls_per_sample=timing.calls_per_sample,
@@ -306,8 +306,8 @@ def _measurement(
             for name in baselines
             if name != implementation.name and not impossible
         },
-        relative_error=max(j.relative_error for j in judgements),
-        error_over_budget=max(j.error_over_budget for j in judgements),
+        relative_error=max(j.relative_error for j in error_checks),
+        error_over_budget=max(j.error_over_budget for j in error_checks),
         marked=tuple(index for index, moved in enumerate(marked(measured.trace, timing.spans)) if moved),
         conditions=Conditions.of(measured.trace),
     )

@@ -20,7 +20,7 @@ from kernel_pytorch.harness.implementation import BUDGET_FACTOR
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.launches import is_counted, judge_launches
 from kernel_pytorch.harness.oracle import (
-    Judgement,
+    ErrorCheck,
     Run,
     confirm,
     failed,
@@ -46,7 +46,7 @@ class Verification:
     """The result of one implementation on one trial.
 
     Attributes:
-        judgements: one per output and gradient; empty if unavailable.
+        error_checks: one per output and gradient; empty if unavailable.
         unavailable: why it could not run, or None.
     """
 
@@ -54,27 +54,27 @@ class Verification:
     operation: str
     implementation: str
     trial: Trial
-    judgements: tuple[Judgement, ...] = ()
+    error_checks: tuple[ErrorCheck, ...] = ()
     unavailable: str | None = None
 
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong; an implementation that could not run is not wrong."""
-        return all(j.passed for j in self.judgements)
+        return all(j.passed for j in self.error_checks)
 
     @property
     def worst(self) -> float:
         """The largest error over its budget."""
-        return max((j.error_over_budget for j in self.judgements), default=0.0)
+        return max((j.error_over_budget for j in self.error_checks), default=0.0)
 
     def failures(self) -> list[str]:
         """One line for each thing that is wrong, naming level, case and quantity."""
         where = f"{self.technique} {self.operation} level {self.implementation!r}, case {self.trial.label}"
-        return [f"{where}: {j.quantity} {j.message}" for j in self.judgements if not j.passed]
+        return [f"{where}: {j.quantity} {j.message}" for j in self.error_checks if not j.passed]
 
 
 @dataclass(frozen=True)
-class Standard:
+class Expected:
     """What implementations of one trial are checked against.
 
     Attributes:
@@ -93,12 +93,12 @@ class Standard:
     reference: Run
     truth: Run
     summands: Mapping[str, int] = field(default_factory=dict)
-    fresh: Callable[[], Standard] | None = None
+    fresh: Callable[[], Expected] | None = None
 
 
-def standard(
+def expect(
     operation: Operation, trial: Trial, device: torch.device, seed: int = 0, budget_of: Implementation | None = None
-) -> Standard:
+) -> Expected:
     """Run the reference, in the trial's dtype and in float64.
 
     Args:
@@ -109,14 +109,14 @@ def standard(
         budget_of: the implementation whose error is the budget; the reference if None.
     """
     arguments = make_arguments(operation, trial, device, seed)
-    found = standard_for(operation, arguments, device, seed, trial.adversary)
+    found = expect_for(operation, arguments, device, seed, trial.adversary)
     if budget_of is not None:
         own = run(budget_of.load(), found.names, found.arguments, found.output_gradients)
         found = replace(found, reference=replace(own, terms=found.reference.terms))
-    return replace(found, fresh=functools.cache(lambda: standard(operation, trial, device, seed + FRESH, budget_of)))
+    return replace(found, fresh=functools.cache(lambda: expect(operation, trial, device, seed + FRESH, budget_of)))
 
 
-def standard_for(
+def expect_for(
     operation: Operation,
     arguments: list[object],
     device: torch.device,
@@ -124,7 +124,7 @@ def standard_for(
     adversary: str = RANDOM,
     incoming: list[Tensor] | None = None,
     public: bool = False,
-) -> Standard:
+) -> Expected:
     """Run the definition on given arguments, in their dtype and in float64.
 
     The reference level itself, not the public function at that level, unless `public`: what the function passes on
@@ -152,7 +152,7 @@ def standard_for(
         reference = replace(reference, terms=run(function, names, list(own_terms.values())).outputs)
         truth = replace(truth, terms=run(function, names, in_float64(list(terms.values()))).outputs)
     summands = summands_by_shape(reference.outputs, named) | dict(operation.summands(named))
-    return Standard(names, arguments, incoming, reference, truth, summands)
+    return Expected(names, arguments, incoming, reference, truth, summands)
 
 
 def _without_offset(operation: Operation, names: list[str], arguments: list[object]) -> list[object]:
@@ -163,13 +163,13 @@ def _without_offset(operation: Operation, names: list[str], arguments: list[obje
     ]
 
 
-def examine(implementation: Implementation, against: Standard, *, backward: bool = True) -> tuple[Judgement, ...]:
+def examine(implementation: Implementation, against: Expected, *, backward: bool = True) -> tuple[ErrorCheck, ...]:
     """Run one implementation and judge it; one that raises is wrong.
 
     A miss counts only if fresh inputs miss too.
     """
 
-    def judged(against: Standard) -> tuple[Judgement, ...]:
+    def judged(against: Expected) -> tuple[ErrorCheck, ...]:
         incoming = against.output_gradients if backward else None
         return judge_call(
             lambda: run(implementation.load(), against.names, against.arguments, incoming),
@@ -183,8 +183,8 @@ def examine(implementation: Implementation, against: Standard, *, backward: bool
 
 
 def judge_call(
-    call: Callable[[], Run], implementation: Implementation, against: Standard, part: Direction
-) -> tuple[Judgement, ...]:
+    call: Callable[[], Run], implementation: Implementation, against: Expected, part: Direction
+) -> tuple[ErrorCheck, ...]:
     """Judge a call of an implementation that computes outputs (forward), their gradients (backward) or both."""
     try:
         candidate = call()
@@ -198,10 +198,10 @@ def judge_call(
     return tuple(judge(candidate, reference, truth, implementation.budget_factor, against.summands))
 
 
-def not_offered(implementation: Implementation, judgements: tuple[Judgement, ...]) -> str:
+def not_offered(implementation: Implementation, error_checks: tuple[ErrorCheck, ...]) -> str:
     """Why an implementation that may refuse a case (`partial`) refused this one; "" if it did not."""
     said = "raised NotImplementedError: "
-    messages = [j.message for j in judgements if j.message.startswith(said)]
+    messages = [j.message for j in error_checks if j.message.startswith(said)]
     return messages[0].removeprefix(said) if messages and implementation.partial else ""
 
 
@@ -222,7 +222,7 @@ def verify_trial(
     implementation: Implementation,
     trial: Trial,
     device: torch.device,
-    against: Standard | None = None,
+    against: Expected | None = None,
 ) -> Verification:
     """Run one implementation on one trial, forward and backward, and judge it."""
     about = (technique.name, operation.name, implementation.name, trial)
@@ -233,22 +233,22 @@ def verify_trial(
     reason = reason or operation.why_lacking(implementation.name, trial.case)
     if reason is not None:
         return Verification(*about, unavailable=reason)
-    against = against or standard(operation, trial, device)
+    against = against or expect(operation, trial, device)
     if reason := _refused_beside(technique, implementation, against, device):
         return Verification(*about, unavailable=reason)
     if exempt is not None:
-        against = standard(operation, trial, device, budget_of=operation.implementation(exempt.instead))
+        against = expect(operation, trial, device, budget_of=operation.implementation(exempt.instead))
         implementation = replace(implementation, budget_factor=BUDGET_FACTOR)
-    judgements = examine(implementation, against)
-    if reason := not_offered(implementation, judgements):
+    error_checks = examine(implementation, against)
+    if reason := not_offered(implementation, error_checks):
         return Verification(*about, unavailable=reason)
     if is_counted(implementation.level, device) and trial.case.core and trial.adversary == RANDOM:
-        judgements += (_judge_launches(operation, implementation, trial.case, against, device),)
-    return Verification(*about, judgements)
+        error_checks += (_judge_launches(operation, implementation, trial.case, against, device),)
+    return Verification(*about, error_checks)
 
 
 def _refused_beside(
-    technique: Technique, implementation: Implementation, against: Standard, device: torch.device
+    technique: Technique, implementation: Implementation, against: Expected, device: torch.device
 ) -> str | None:
     """Why Triton cannot run with arguments of another dtype than the case's: its interpreter, with bfloat16."""
     if implementation.level is not Level.TRITON:
@@ -258,8 +258,8 @@ def _refused_beside(
 
 
 def _judge_launches(
-    operation: Operation, implementation: Implementation, case: Case, against: Standard, device: torch.device
-) -> Judgement:
+    operation: Operation, implementation: Implementation, case: Case, against: Expected, device: torch.device
+) -> ErrorCheck:
     """Count the kernels of a call, which did not raise before."""
     try:
         return judge_launches(operation, implementation, case, against.arguments, against.output_gradients, device)
@@ -321,7 +321,7 @@ def verify(
 
 def _verify_together(task: Task, announce: Announce = lambda stage: None) -> list[Verification]:
     """Check implementations against one standard, in this process."""
-    against = standard(task.operation, task.trial, task.device)
+    against = expect(task.operation, task.trial, task.device)
     found = []
     for implementation in task.implementations:
         announce(implementation.name)

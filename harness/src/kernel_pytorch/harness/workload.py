@@ -16,10 +16,10 @@ from torch import Tensor
 
 from kernel_pytorch.harness.clock import Interval, Subject, Timing, median_interval, on_clock_stream
 from kernel_pytorch.harness.jobs import Job
-from kernel_pytorch.harness.oracle import Judgement, Run, random_like
+from kernel_pytorch.harness.oracle import ErrorCheck, Run, random_like
 from kernel_pytorch.harness.technique import Case, Cost, Direction, Implementation
 from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
-from kernel_pytorch.harness.verification import Standard, judge_call, standard_for
+from kernel_pytorch.harness.verification import Expected, expect_for, judge_call
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Workload:
         graphs = [as_tuple(call()) for call in calls]
         return lambda index: torch.autograd.grad(graphs[index], wanted[index], incoming[index], retain_graph=True)
 
-    def renew(self, generator: torch.Generator) -> Standard:
+    def renew(self, generator: torch.Generator) -> Expected:
         """Write new contents into the memory of the first set, hidden from autograd, and compute what is expected.
 
         A graph that is timed repeatedly holds its inputs, so for a backward alone only the incoming gradients change.
@@ -81,11 +81,11 @@ class Workload:
                 old.data.copy_(new)  # `.data` has a version counter of its own
         arguments = [a.detach() if isinstance(a, Tensor) else a for a in self.arguments[0]]
         incoming = list(self.incoming[0]) if self.incoming else None
-        return standard_for(job.operation, arguments, generator.device, incoming=incoming)
+        return expect_for(job.operation, arguments, generator.device, incoming=incoming)
 
     def examine(
-        self, implementation: Implementation, call: Callable[[int], tuple[Tensor, ...]], against: Standard
-    ) -> tuple[Judgement, ...]:
+        self, implementation: Implementation, call: Callable[[int], tuple[Tensor, ...]], against: Expected
+    ) -> tuple[ErrorCheck, ...]:
         """Judge the call that was timed, on the tensors that it was timed on, after `renew`."""
 
         def run() -> Run:

@@ -24,7 +24,7 @@ from kernel_pytorch.harness.clock import (
 from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.machine import Ceilings, Machine
-from kernel_pytorch.harness.oracle import Judgement
+from kernel_pytorch.harness.oracle import ErrorCheck
 from kernel_pytorch.harness.profiling.placement import TOO_FAST, local_machine
 from kernel_pytorch.harness.quick.inputs import REPEATED, Arguments, Pool, touched_bytes
 from kernel_pytorch.harness.quick.proof import BUDGET_FACTOR, check, expect, problem
@@ -198,15 +198,15 @@ def compare_candidates(
     )
 
 
-def _contender(candidate: Candidate, judgements: Sequence[Judgement]) -> Contender:
+def _contender(candidate: Candidate, error_checks: Sequence[ErrorCheck]) -> Contender:
     """An implementation before it is timed."""
     if candidate.function is None:
         return Contender(name=candidate.name, status="unavailable", reason=candidate.reason)
     worst = [
-        max((getattr(j, name) for j in judgements), default=0.0) for name in ("relative_error", "error_over_budget")
+        max((getattr(j, name) for j in error_checks), default=0.0) for name in ("relative_error", "error_over_budget")
     ]
     relative, over = (value if math.isfinite(value) else None for value in worst)  # JSON holds no infinity
-    reason = problem(judgements)
+    reason = problem(error_checks)
     return Contender(
         name=candidate.name, status="wrong", reason=reason, relative_error=relative, error_over_budget=over
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from kernel_pytorch.harness.oracle import Judgement, Run, in_float64, judge, run
+from kernel_pytorch.harness.oracle import ErrorCheck, Run, in_float64, judge, run
 from kernel_pytorch.harness.quick.inputs import Arguments
 
 BUDGET_FACTOR = 4.0
@@ -74,7 +74,7 @@ def check(
     factor: float,
     *,
     in_place: bool = False,
-) -> list[Judgement]:
+) -> list[ErrorCheck]:
     """Run a function and judge its results; one that raises is wrong.
 
     Args:
@@ -93,7 +93,7 @@ def check(
             candidate = _observe(function, arguments, leaves)
     except Exception as error:
         message = f"raised {type(error).__name__}: {_first_line(error)}"
-        return [Judgement("call", False, error_over_budget=math.inf, message=message)]
+        return [ErrorCheck("call", False, error_over_budget=math.inf, message=message)]
     if expected.truth is not None:
         return judge(candidate, expected.reference, expected.truth, factor)
     found = judge(candidate, expected.reference, expected.reference, factor)
@@ -101,19 +101,19 @@ def check(
     return [j if math.isinf(j.error_over_budget) else _close(j, ours[j.quantity], theirs[j.quantity]) for j in found]
 
 
-def problem(judgements: Sequence[Judgement]) -> str:
+def problem(error_checks: Sequence[ErrorCheck]) -> str:
     """All that is wrong, empty if nothing is."""
-    return "; ".join(f"{j.quantity} {j.message}" for j in judgements if not j.passed)
+    return "; ".join(f"{j.quantity} {j.message}" for j in error_checks if not j.passed)
 
 
-def _close(judgement: Judgement, ours: Any, theirs: Any) -> Judgement:
-    """The judgement by the tolerances of torch.testing instead of a budget."""
+def _close(error_check: ErrorCheck, ours: Any, theirs: Any) -> ErrorCheck:
+    """The error_check by the tolerances of torch.testing instead of a budget."""
     try:
         torch.testing.assert_close(ours, theirs, equal_nan=True)
     except AssertionError as error:
         message = "is off: " + " ".join(str(error).split())
-        return dataclasses.replace(judgement, passed=False, error_over_budget=math.inf, message=message)
-    return dataclasses.replace(judgement, passed=True, error_over_budget=0.0, message="")
+        return dataclasses.replace(error_check, passed=False, error_over_budget=math.inf, message=message)
+    return dataclasses.replace(error_check, passed=True, error_over_budget=0.0, message="")
 
 
 def _observe(function: Callable[..., Any], arguments: Arguments, leaves: Sequence[Any]) -> Run:

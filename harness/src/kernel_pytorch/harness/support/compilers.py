@@ -26,16 +26,16 @@ def check_fullgraph(subject: Subject) -> None:
 
     The graph runs uncompiled; `check_dynamic_shapes` tests TorchInductor's code.
     """
-    against = subject.standard()
+    against = subject.expect()
     subject.hold(subject.run(_compile_caller(subject, backend="aot_eager"), against), against)
 
 
 def check_dynamic_shapes(subject: Subject) -> None:
     """Compiled with `dynamic=True`, another number of rows needs no other graph, and is right too."""
     compiled = _compile_caller(subject, dynamic=True)
-    subject.hold(subject.run(compiled, subject.standard()), subject.standard())
+    subject.hold(subject.run(compiled, subject.expect()), subject.expect())
     with torch._dynamo.config.patch(error_on_recompile=True):
-        subject.hold(subject.run(compiled, subject.standard(rows=2)), subject.standard(rows=2))
+        subject.hold(subject.run(compiled, subject.expect(rows=2)), subject.expect(rows=2))
 
 
 def _compile_caller(subject: Subject, **options: Any) -> Callable[..., Any]:
@@ -47,7 +47,7 @@ def _compile_caller(subject: Subject, **options: Any) -> Callable[..., Any]:
 def check_export(subject: Subject) -> None:
     """`torch.export` with a dynamic number of rows; what it exports is right at another number."""
     outputs = _export([subject]).module()(*_inputs([subject], rows=2))
-    subject.hold(Run(tuple(outputs[0]), {}), subject.standard(rows=2))
+    subject.hold(Run(tuple(outputs[0]), {}), subject.expect(rows=2))
 
 
 def check_aotinductor(subject: Subject) -> None:
@@ -121,7 +121,7 @@ def _hold_packaged(subjects: Sequence[Subject]) -> dict[str, str]:
         for rows in (1, 2):
             for subject, outputs in zip(subjects, loaded(*_inputs(subjects, rows)), strict=True):
                 try:
-                    subject.hold(Run(tuple(outputs), {}), subject.standard(rows))
+                    subject.hold(Run(tuple(outputs), {}), subject.expect(rows))
                 except AssertionError as error:
                     wrong[_label(subject)] = str(error)
     return wrong
@@ -142,7 +142,7 @@ def _label(subject: Subject) -> str:
 def _inputs(subjects: Sequence[Subject], rows: int = 1) -> tuple[Tensor, ...]:
     """The inputs of an exported program of these subjects: the tensors of each operation once, in order."""
     operations = {subject.operation.name: subject for subject in subjects}
-    return tuple(a for s in operations.values() for a in s.standard(rows).arguments if isinstance(a, Tensor))
+    return tuple(a for s in operations.values() for a in s.expect(rows).arguments if isinstance(a, Tensor))
 
 
 def _export(subjects: Sequence[Subject]) -> torch.export.ExportedProgram:
@@ -154,7 +154,7 @@ def _export(subjects: Sequence[Subject]) -> torch.export.ExportedProgram:
         def forward(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
             rest = iter(inputs)
             own = {
-                name: [next(rest) if isinstance(a, Tensor) else a for a in subject.standard().arguments]
+                name: [next(rest) if isinstance(a, Tensor) else a for a in subject.expect().arguments]
                 for name, subject in operations.items()
             }
             return [tensors(function(*own[name])) for name, function in functions]
@@ -162,7 +162,7 @@ def _export(subjects: Sequence[Subject]) -> torch.export.ExportedProgram:
     shapes = []
     for name, subject in operations.items():
         rows = torch.export.Dim(f"rows_of_{name}", min=2)
-        for argument_name, argument in zip(subject.names, subject.standard().arguments, strict=True):
+        for argument_name, argument in zip(subject.names, subject.expect().arguments, strict=True):
             if isinstance(argument, Tensor):
                 shapes.append({0: rows} if subject.has_rows(argument_name) else None)
     return torch.export.export(Exported(), _inputs(subjects), dynamic_shapes={"inputs": tuple(shapes)})

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
 from kernel_pytorch.harness.oracle import Run
 from kernel_pytorch.harness.support.subject import Subject, tensors
-from kernel_pytorch.harness.verification import standard_for
+from kernel_pytorch.harness.verification import expect_for
 
 NAMESPACES = ("kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native")
 OURS = " or ".join(f"torch.ops.{namespace}" for namespace in NAMESPACES)
@@ -25,7 +25,7 @@ AUTOCAST_DTYPE = torch.float16
 def check_opcheck(subject: Subject) -> None:
     """`torch.library.opcheck` of every operator of ours that a call and any backward reach, on what reaches it."""
     with _Calls() as reached:
-        against = subject.standard()
+        against = subject.expect()
         own = subject.leaves(against.arguments)
         _gradients(tensors(subject.function(*own)), own, against.output_gradients)
     assert reached.calls, f"reaches no operator in {OURS}: there is nothing to check"
@@ -61,7 +61,7 @@ def check_autocast(subject: Subject) -> None:
         ]
         with _autocast(subject):
             # What autocast makes of the arguments, and so the dtype of the result, is up to the public function.
-            against = standard_for(subject.operation, arguments, subject.device, public=True)
+            against = expect_for(subject.operation, arguments, subject.device, public=True)
 
         def call(*own: Any) -> Any:
             with _autocast(subject):
@@ -76,7 +76,7 @@ def _autocast(subject: Subject) -> torch.autocast:
 
 def check_cuda_graphs(subject: Subject) -> None:
     """A forward and any backward, captured once, are right on what is copied into their inputs later."""
-    first, later = subject.standard(), subject.standard(seed=1)
+    first, later = subject.expect(), subject.expect(seed=1)
     own = subject.leaves(first.arguments)
     incoming = [g.clone() for g in first.output_gradients]
 
@@ -108,7 +108,7 @@ def check_cuda_graphs(subject: Subject) -> None:
 def check_selective_checkpointing(subject: Subject) -> None:
     """A policy sees the operators that a call is made of; gradients are right whether it keeps none of them or one."""
     seen: dict[Any, None] = {}
-    subject.run(subject.function, subject.standard())  # a first call that compiles would show the policy how it does
+    subject.run(subject.function, subject.expect())  # a first call that compiles would show the policy how it does
     _hold_checkpointed(subject, seen, keep=())
     assert seen, "the policy sees no operator, so it has nothing to choose from"
     ours = [operator for operator in seen if operator.namespace in NAMESPACES]
@@ -126,14 +126,14 @@ def _hold_checkpointed(subject: Subject, seen: dict[Any, None], keep: Sequence[A
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     call = partial(checkpoint, subject.function, use_reentrant=False, context_fn=contexts)
-    subject.hold(subject.run(call, subject.standard()), subject.standard())
+    subject.hold(subject.run(call, subject.expect()), subject.expect())
 
 
 def check_flop_counter(subject: Subject) -> None:
     """`FlopCounterMode` counts something in the forward, and something more in the backward if there is one."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    against = subject.standard()
+    against = subject.expect()
     own = subject.leaves(against.arguments)
     with FlopCounterMode(display=False) as counter:
         outputs = tensors(subject.function(*own))

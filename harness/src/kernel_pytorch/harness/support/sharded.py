@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.oracle import Run
 from kernel_pytorch.harness.support.subject import Shared, Subject, tensors
-from kernel_pytorch.harness.verification import Standard
+from kernel_pytorch.harness.verification import Expected
 
 
 def check_sharded(mesh: Any, technique: str, operation: str, implementation: str) -> None:
@@ -31,7 +31,7 @@ def check_sharded(mesh: Any, technique: str, operation: str, implementation: str
 def hold_sharded(mesh: Any, subject: Subject) -> None:
     """The check itself, of a subject that this process has made."""
     # An even number: the processes share the caches of torch.compile, which go by the shape of the whole.
-    against = subject.standard(rows=2)
+    against = subject.expect(rows=2)
     data = [name for name in subject.names if subject.has_rows(name)]
     outputs, gradients = run_sharded(mesh, subject.function, against, dict.fromkeys(data, Shard(0)))
     subject.hold(gather(outputs, gradients), against)
@@ -41,7 +41,7 @@ def hold_sharded(mesh: Any, subject: Subject) -> None:
 
 
 def run_sharded(
-    mesh: Any, function: Callable[..., Any], against: Standard, placements: Mapping[str, Any]
+    mesh: Any, function: Callable[..., Any], against: Expected, placements: Mapping[str, Any]
 ) -> tuple[tuple[DTensor, ...], dict[str, DTensor | None]]:
     """Call a function on DTensors, and any backward with gradients placed like the outputs.
 
@@ -105,7 +105,7 @@ class _Module(torch.nn.Module):
 
 
 def run_fully_sharded(
-    mesh: Any, function: Callable[..., Any], against: Standard, data: Sequence[str], constants: Sequence[str] = ()
+    mesh: Any, function: Callable[..., Any], against: Expected, data: Sequence[str], constants: Sequence[str] = ()
 ) -> Run | None:
     """The same as a module under `fully_shard`, each process with its share of the rows; None without parameters.
 

@@ -17,7 +17,7 @@ from kernel_pytorch.harness.oracle import run as run_function
 from kernel_pytorch.harness.support.processes import Processes
 from kernel_pytorch.harness.technique import Case, Implementation, Operation, Technique
 from kernel_pytorch.harness.trials import RANDOM, Trial, make_arguments
-from kernel_pytorch.harness.verification import Standard, standard_for
+from kernel_pytorch.harness.verification import Expected, expect_for
 
 BUDGET_FACTOR = 4.0
 """The largest that the oracle allows: what compiles or splits a function may add its numbers in another order."""
@@ -132,16 +132,16 @@ class Subject:
             return function, list(arguments)
         return call, [a for a, is_free in zip(arguments, free, strict=True) if is_free]
 
-    def standard(self, rows: int = 1, seed: int = 0) -> Standard:
+    def expect(self, rows: int = 1, seed: int = 0) -> Expected:
         """The expected results on `arguments(rows, seed)`, and the incoming gradients."""
         key = ("standard", self.operation.name, rows, seed)
-        return self.shared.once(key, lambda: standard_for(self.operation, self.arguments(rows, seed), self.device))
+        return self.shared.once(key, lambda: expect_for(self.operation, self.arguments(rows, seed), self.device))
 
-    def run(self, function: Callable[..., Any], against: Standard, *, backward: bool = True) -> Run:
+    def run(self, function: Callable[..., Any], against: Expected, *, backward: bool = True) -> Run:
         """Call a function that wraps the implementation, and its backward."""
         return run_function(function, self.names, against.arguments, against.output_gradients if backward else None)
 
-    def hold(self, candidate: Run, against: Standard) -> None:
+    def hold(self, candidate: Run, against: Expected) -> None:
         """Raise AssertionError unless every output, and every gradient that there is, is within the budget."""
         reference, truth = against.reference, against.truth
         if not candidate.gradients:

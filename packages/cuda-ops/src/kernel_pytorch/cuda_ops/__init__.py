@@ -1,4 +1,4 @@
-"""Fused operators in CUDA C++, each with a CPU twin, behind PyTorch's stable ABI.
+"""Fused operators in CUDA C++, each with a CPU backend, behind PyTorch's stable ABI.
 
 Importing it loads the compiled library; where there is none, ImportError says what is missing and how to get it.
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._core.call_kinds import is_plain, wants_graph
+from ._core.call_kinds import can_bypass_dispatcher, needs_grad
 from ._core.operator import declare, with_gradient
 from ._linear_cross_entropy.cross_entropy import (
     CROSS_ENTROPY,
@@ -58,7 +58,7 @@ def _gradient_in_place(
 ) -> tuple[Tensor, None]:
     """The gradient over the logits, where nobody traces, shares or differentiates them again."""
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    if not logits.is_contiguous() or not is_plain(logits) or wants_graph(dloss, logits):
+    if not logits.is_contiguous() or not can_bypass_dispatcher(logits) or needs_grad(dloss, logits):
         return run_cross_entropy_backward(dloss, normalizer, logits, target, *scalars), None
     over = logits.detach()
     run_cross_entropy_backward_(dloss, normalizer, over, target, *scalars)

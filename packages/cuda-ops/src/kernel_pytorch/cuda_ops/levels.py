@@ -30,7 +30,7 @@ def unavailable(level: str, device: torch.device, dtype: torch.dtype) -> str | N
     if level != "cuda":
         return None
     if device.type == "cpu":
-        return None if dtype in CPU_DTYPES else f"dtype is {dtype}; the CPU twin takes {_names(CPU_DTYPES)}"
+        return None if dtype in CPU_DTYPES else f"dtype is {dtype}; the CPU backend takes {_names(CPU_DTYPES)}"
     if device.type != "cuda":
         return f"device is {device.type}; compiled are CUDA and CPU code"
     if dtype not in CUDA_DTYPES:
@@ -53,7 +53,7 @@ def describe(level: str, device: torch.device) -> str:
     cards = ", ".join(f"{major}.{minor}" for major, minor in sorted(VERIFIED)) or "none yet"
     verified = f"verified on compute capability: {cards}"
     if device.type == "cpu":
-        twin = f"CPU twin for {', '.join(LIBRARY.instruction_sets)}, by {LIBRARY.compiler}"
+        twin = f"CPU backend for {', '.join(LIBRARY.instruction_sets)}, by {LIBRARY.compiler}"
         compiled = f"for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}" if LIBRARY.archs else "not compiled"
         return f"{twin}; CUDA code {compiled}, {verified}"
     return f"compiled for {', '.join(LIBRARY.archs)} by {LIBRARY.nvcc}; {verified}"

@@ -14,7 +14,7 @@ FOLDER = "KERNEL_PYTORCH_LIBRARY"
 """Environment variable: the folder of another build of the library, one with sanitizers for example."""
 
 INSTRUCTION_SET = "KERNEL_PYTORCH_CPU_ISA"
-"""Environment variable: the best instruction set that the CPU twin may use."""
+"""Environment variable: the best instruction set that the CPU backend may use."""
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
 
 INSTALL = "in a checkout of kernel-pytorch: pip install --force-reinstall --no-deps --no-cache-dir ./packages/cuda-ops"
@@ -30,7 +30,7 @@ class Library:
         compiler: the C++ compiler and its version.
         nvcc: CUDA's compiler and its version; None where there was none.
         archs: architectures that the CUDA code is compiled for, like "sm_90a".
-        instruction_sets: those that the CPU twin is compiled for, the best of which is chosen at run time.
+        instruction_sets: those that the CPU backend is compiled for, the best of which is chosen at run time.
         sanitized: whether AddressSanitizer and UndefinedBehaviorSanitizer watch it.
         digest: of the sources.
         operators: by operator and type of device, the digest of its sources.

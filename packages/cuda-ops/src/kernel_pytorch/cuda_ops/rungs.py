@@ -14,7 +14,7 @@ def rung(number: int) -> Iterator[None]:
 
     Args:
         number: as the kernel's file begins; 0 is the launcher's own choice. Where an operator has no kernel of that
-            number for a shape, its call raises RuntimeError. On a CPU nothing changes: the twin is one.
+            number for a shape, its call raises RuntimeError. On a CPU nothing changes: the CPU backend is one.
     """
     former = operators.choose_rung(number)
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._core.call_kinds import wants_graph
+from ._core.call_kinds import needs_grad
 from ._core.operator import declare
 from ._fused_ln_act.softmax import SOFTMAX, SOFTMAX_BACKWARD
 from .operators import call
@@ -42,7 +42,7 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor
         TypeError: an argument is not of its kind.
         ValueError: a number is not finite.
     """
-    widens = isinstance(x, Tensor) and x.device.type == "cpu" and x.dtype in HALVES and wants_graph(x, mask)
+    widens = isinstance(x, Tensor) and x.device.type == "cpu" and x.dtype in HALVES and needs_grad(x, mask)
     if not widens:
         return call("softmax", run_softmax, x, mask, scale)
     # y has the same bits, and what is saved of it is not rounded, as by the operators of PyTorch that this stands for.

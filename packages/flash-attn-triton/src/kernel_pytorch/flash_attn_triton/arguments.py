@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_device, check_filled, check_floats, check_integer, check_number, shape_of
-from ._core.call_kinds import wants_graph
+from ._core.call_kinds import needs_grad
 
 NO_LIMIT = 2**31 - 1
 """Of a window: no sequence is longer, and operators take 64 bits."""
@@ -77,7 +77,7 @@ def _check_int32(name: str, tensor: Tensor, q: Tensor) -> None:
 def check_no_gradient(**tensors: Tensor | None) -> None:
     """Raise RuntimeError, naming the first of these tensors that wants a gradient, if one does."""
     for name, tensor in tensors.items():
-        if wants_graph(tensor):
+        if needs_grad(tensor):
             raise RuntimeError(
                 f"{name}: requires a gradient, and flash_decode has none; call it under torch.no_grad() or"
                 " torch.inference_mode(), give it detached tensors, or use flash_attention"

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._core import patching
-from ._core.call_kinds import is_plain, is_transformed, wants_graph
+from ._core.call_kinds import can_bypass_dispatcher, is_transformed, needs_grad
 from ._core.patching import Found, Patched
-from ._core.stock import is_untouched, why_not_plain
+from ._core.stock import is_untouched, why_not_replaceable
 from .arguments import ACTIVATIONS
 from .bias.functional import bias_act
 from .gated import operators  # by name, as cloudpickle carries a module
@@ -147,13 +147,13 @@ def _is_saving(function: str, layer: torch.nn.Module, gate: Tensor, up: Tensor) 
         not torch.compiler.is_compiling()  # which decides itself what it saves
         and type(layer) is torch.nn.Linear
         and layer.bias is None
-        and wants_graph(layer.weight)
+        and needs_grad(layer.weight)
         and LADDER.is_default(function, "triton", gate)
         and gate.dtype == up.dtype == layer.weight.dtype
         and not patching.is_autocast(gate)
-        and is_plain(gate, up, layer.weight)
+        and can_bypass_dispatcher(gate, up, layer.weight)
         and not is_transformed()
-        and why_not_plain([layer]) is None
+        and why_not_replaceable([layer]) is None
     )
 
 
@@ -162,7 +162,7 @@ def _after_block(module: torch.nn.Module) -> Found | str | None:
     if set(dict(module.named_children())) != set(AFTER) or type(module.LayerNorm) is not torch.nn.LayerNorm:
         return None
     norm = module.LayerNorm
-    reason = _why_not_norm(norm) or why_not_plain([norm, module.dropout])
+    reason = _why_not_norm(norm) or why_not_replaceable([norm, module.dropout])
     if reason or module._parameters or module._buffers:
         return reason or "it has parameters or buffers of its own"
     weight, bias, x, residual = (torch.randn(n, dtype=torch.float64) for n in (6, 6, (5, 6), (5, 6)))
@@ -182,7 +182,7 @@ def _after_block_forward(module: torch.nn.Module) -> patching.Forward:
         norm, dropout = self.LayerNorm, self.dropout
         kinds = type(norm) is torch.nn.LayerNorm and type(dropout) is torch.nn.Dropout and dropout.p < 1.0
         own = patching.is_compiled_inference() or len(args) != 2 or kwargs
-        if own or not kinds or why_not_plain([norm, dropout]):
+        if own or not kinds or why_not_replaceable([norm, dropout]):
             return stock(self, *args, **kwargs)
         x, residual = self.dense(args[0]), args[1]
         if not norm.weight.dtype == residual.dtype == x.dtype or patching.is_autocast(x):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_flag, check_tensor
-from ._core.call_kinds import is_plain
+from ._core.call_kinds import can_bypass_dispatcher
 from ._core.direct_calls import check_memory
 from ._core.operation import Operation, Prepared
 from .arguments import check_chunk, check_layer, check_like_hidden, check_scalars, check_target, check_words
@@ -183,7 +183,7 @@ def _checked_target(target: Tensor, rows: Tensor, name: str, words: int, ignore_
     check_target(target, rows, name)
     if not is_checked(target):
         return target
-    if torch.compiler.is_compiling() or not is_plain(target):
+    if torch.compiler.is_compiling() or not can_bypass_dispatcher(target):
         return torch.ops.kernel_pytorch.check_target(target, words, ignore_index)
     check_memory("target", target)
     check_words(target, words, ignore_index)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ._core.call_kinds import is_plain, is_transformed, wants_graph
+from ._core.call_kinds import can_bypass_dispatcher, is_transformed, needs_grad
 from ._core.gradients import frees_graph, is_batched
 from ._core.operator import NATIVE, TRITON, declare, with_gradient
 from ._core.sharding import Shardings
@@ -79,7 +79,7 @@ def declared(level: str, space: str) -> Operators:
 
 def scaled_in_place(scale: Callable[..., Tensor], level: str, gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
     """`scaled`, over the gradient itself where nobody comes back for it: of the weight it is as large as the weight."""
-    may = gradient.dtype == like.dtype and gradient.is_contiguous() and is_plain(gradient, factor, like)
+    may = gradient.dtype == like.dtype and gradient.is_contiguous() and can_bypass_dispatcher(gradient, factor, like)
     if may and frees_graph() and not is_batched(factor):
         return launcher("scale_gradient", level)(gradient, factor, like, True)
     return scaled(scale, gradient, factor, like)
@@ -123,7 +123,7 @@ def overwrite(
 ) -> Tensor:
     """The gradient of the logits over them; beside them where somebody traces, shares or differentiates them again."""
     arguments = dloss, normalizer, logits, *others
-    if not is_plain(*arguments[:4]) or wants_graph(*arguments) or overlaps_itself(logits):
+    if not can_bypass_dispatcher(*arguments[:4]) or needs_grad(*arguments) or overlaps_itself(logits):
         return backward(*arguments)
     return launcher("cross_entropy_backward", level)(*arguments, True).detach()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found, Patched
-from ._core.stock import why_not_plain
+from ._core.stock import why_not_replaceable
 from .functional import linear_cross_entropy
 
 PACKAGE = "linear-cross-entropy"
@@ -66,7 +66,7 @@ def _find(module: torch.nn.Module) -> Found | str | None:
     head = module.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
         return f"its head is {type(head).__name__}, no torch.nn.Linear"
-    if reason := why_not_plain([head]):
+    if reason := why_not_replaceable([head]):
         return reason
     return Found(_masked(module) if name in MASKED else _causal(module), "linear_cross_entropy, in training")
 
@@ -118,7 +118,7 @@ def _masked(module: torch.nn.Module) -> patching.Forward:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if patching.is_compiled_inference() or not _is_ours(self, args, kwargs):
             return stock(self, *args, **kwargs)
-        if why_not_plain([self.cls, self.cls.predictions]):
+        if why_not_replaceable([self.cls, self.cls.predictions]):
             return stock(self, *args, **kwargs)
         outputs = _of_the_body(self, args, kwargs)
         head = self.cls.predictions
@@ -140,7 +140,7 @@ def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         and keep == 0
         and _is_dict_wanted(model, kwargs.get("return_dict"))
         and type(head) is torch.nn.Linear
-        and why_not_plain([head]) is None
+        and why_not_replaceable([head]) is None
         and not _is_faster_rounded(head)
     )
 

@@ -272,7 +272,7 @@ cross_entropy_bench = grid(
 
 # In bytes: far from the 255 registers that it could have, ptxas keeps a value or two of a loop on the stack rather than
 # lose a resident block. Which configurations are hit changes with its version; what is too large spills hundreds.
-PARKED = 32
+TOLERATED_SPILL_BYTES = 32
 TENSOR_CORES = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "sm_120": "mma"}
 
 technique = Technique(
@@ -311,23 +311,23 @@ technique = Technique(
     ],
     levels=f"{HERE}.levels:LADDER",
     contracts={
-        "_forward_kernel": KernelContract(PARKED, min_load_bits=128, matrix_instructions=TENSOR_CORES),
+        "_forward_kernel": KernelContract(TOLERATED_SPILL_BYTES, min_load_bits=128, matrix_instructions=TENSOR_CORES),
         # Target, sum and incoming gradient of a token are numbers of 64 and 32 bits, beside tiles in 128.
         "_gradient_kernel": KernelContract(
-            PARKED, min_load_bits=64, min_store_bits=128, matrix_instructions=TENSOR_CORES
+            TOLERATED_SPILL_BYTES, min_load_bits=64, min_store_bits=128, matrix_instructions=TENSOR_CORES
         ),
         # A token has a largest logit and a sum of each part of its row, of 32 bits.
         "_exponentials_kernel": KernelContract(
-            PARKED, min_load_bits=64, min_store_bits=128, matrix_instructions=TENSOR_CORES
+            TOLERATED_SPILL_BYTES, min_load_bits=64, min_store_bits=128, matrix_instructions=TENSOR_CORES
         ),
         # Exponentials are read in 128 bits; each program also reads six numbers of a token, which are few.
-        "_from_exponentials_kernel": KernelContract(PARKED, max_registers=128, min_store_bits=128),
+        "_from_exponentials_kernel": KernelContract(TOLERATED_SPILL_BYTES, max_registers=128, min_store_bits=128),
         "_join_kernel": KernelContract(max_registers=128),
         # The gradient of a bias of 30,522 words ends anywhere: no width is promised.
         "_scale_kernel": KernelContract(max_registers=128),
         # Rows of 50257 words begin anywhere: no width is promised.
-        "_logits_forward_kernel": KernelContract(PARKED, max_registers=128),
-        "_logits_backward_kernel": KernelContract(PARKED, max_registers=128),
+        "_logits_forward_kernel": KernelContract(TOLERATED_SPILL_BYTES, max_registers=128),
+        "_logits_backward_kernel": KernelContract(TOLERATED_SPILL_BYTES, max_registers=128),
     },
     replacements=f"{HERE}.replacements",
 )

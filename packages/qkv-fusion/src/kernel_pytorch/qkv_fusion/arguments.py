@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._core.arguments import check_device, check_filled, check_flag, check_floats, check_integer, check_tensor, shape_of
-from ._core.call_kinds import is_plain, is_watched
+from ._core.call_kinds import can_bypass_dispatcher, is_watched
 
 
 def check_heads(q: Tensor, k: Tensor) -> None:
@@ -95,7 +95,7 @@ def check_position_values(position_ids: Tensor | None, cos: Tensor) -> None:
     """
     if torch.compiler.is_compiling() or not isinstance(position_ids, Tensor) or not isinstance(cos, Tensor):
         return
-    if not position_ids.is_cpu or not is_plain(position_ids) or is_watched():
+    if not position_ids.is_cpu or not can_bypass_dispatcher(position_ids) or is_watched():
         return
     if position_ids.dtype not in (torch.int64, torch.int32) or position_ids.numel() == 0 or cos.dim() != 2:
         return
@@ -109,7 +109,7 @@ def check_position_values(position_ids: Tensor | None, cos: Tensor) -> None:
 
 def check_apart(q: Tensor, k: Tensor) -> None:
     """Raise ValueError, naming k, if it begins where q does: what is written in place would be rotated twice."""
-    if torch.compiler.is_compiling() or not is_plain(q, k) or q.numel() == 0 or k.numel() == 0:
+    if torch.compiler.is_compiling() or not can_bypass_dispatcher(q, k) or q.numel() == 0 or k.numel() == 0:
         return
     if q.device == k.device and q.data_ptr() == k.data_ptr() != 0:
         raise ValueError("k: it begins at the address of q; they must not share memory: both are overwritten")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernel_pytorch.flash_attn_triton._core.call_kinds import wants_graph
+from kernel_pytorch.flash_attn_triton._core.call_kinds import needs_grad
 from kernel_pytorch.flash_attn_triton.alignment import aligned
 from kernel_pytorch.flash_attn_triton.masks import always, cached, gathered, limits, packed, visible
 
@@ -140,7 +140,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
     limited = (left >= 0 or right >= 0) and not causal
     sees = visible(queries, keys, left, right, q.device) if limited else None
     if bias is not None and bias.dtype != torch.bool:
-        bias = _near_zero(_added(bias, q)) if wants_graph(q, k, v, bias) else _added(bias, q)
+        bias = _near_zero(_added(bias, q)) if needs_grad(q, k, v, bias) else _added(bias, q)
     mask = sees if bias is None else _beside(bias, sees)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, **grouped)
     if mask is None or (bias is None and always(queries <= keys)):

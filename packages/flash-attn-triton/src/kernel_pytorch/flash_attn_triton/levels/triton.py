@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton import operators
-from kernel_pytorch.flash_attn_triton._core.call_kinds import wants_graph
+from kernel_pytorch.flash_attn_triton._core.call_kinds import needs_grad
 from kernel_pytorch.flash_attn_triton._core.operation import calls, first, first_two
 from kernel_pytorch.flash_attn_triton.masks import limits
 
@@ -16,7 +16,7 @@ NOT_PACKED = (None, None, 0, 0)  # cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max
 
 def keeps_rest(q: Tensor, *others: Tensor | None) -> bool:
     """Whether a backward will need maxima, sums and what rounding took off the output."""
-    return wants_graph(q, *others)
+    return needs_grad(q, *others)
 
 
 @calls(operators.flash_attention, first_two)

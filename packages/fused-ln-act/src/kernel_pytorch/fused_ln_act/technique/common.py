@@ -15,7 +15,7 @@ CUDA, CPU = ("cuda",), ("cpu",)
 
 # In bytes: far from the 255 registers that it could have, ptxas keeps a value or two of a loop on the stack rather than
 # lose a resident block. Which configurations are hit changes with its version; what is too large spills hundreds.
-PARKED = 32
+TOLERATED_SPILL_BYTES = 32
 
 
 GELU_OF_INFINITY = Exemption(

@@ -23,7 +23,7 @@ from kernel_pytorch.harness.technique import (
     point,
 )
 
-from .common import CUDA, GELU_OF_INFINITY, PARKED, bytes_of, data, normal, public
+from .common import CUDA, GELU_OF_INFINITY, TOLERATED_SPILL_BYTES, bytes_of, data, normal, public
 
 BUDGETS = {
     "native": (4.0, "rounds after every kernel: the product, the activation, the product with up"),
@@ -248,7 +248,7 @@ TENSOR_CORES = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05", "sm_120":
 FEW_ROWS = TENSOR_CORES | {"sm_90": "mma"}
 
 
-def _product(spilled: int = PARKED, instructions: dict[str, str] = TENSOR_CORES) -> KernelContract:
+def _product(spilled: int = TOLERATED_SPILL_BYTES, instructions: dict[str, str] = TENSOR_CORES) -> KernelContract:
     return KernelContract(spilled, min_load_bits=128, min_store_bits=128, matrix_instructions=instructions)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.call_kinds import wants_graph
+from .._core.call_kinds import needs_grad
 from .._core.operator import Rules
 from .._core.sharding import Shardings, row_placements
 from .cross_entropy import BACKWARD, FORWARD, LOSSES, SCALARS, fake, gradient_of_logits, wide_dtype
@@ -183,7 +183,7 @@ def gradient_with_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Of hidden, weight and bias: those that the forward computed, or a formula if they are to be differentiated."""
     need_dhidden, need_dweight, _, need_dbias, _ = needs
-    if wants_graph(dloss, hidden, weight, bias):
+    if needs_grad(dloss, hidden, weight, bias):
         of_tokens = (dloss if divisor is None else dloss / divisor).expand(target.shape)
         scalars = ignore_index, label_smoothing, z_loss, softcap
         followed = formula(

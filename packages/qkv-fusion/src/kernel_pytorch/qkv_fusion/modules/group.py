@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_tensor
 from kernel_pytorch.qkv_fusion._core.call_kinds import has_transform
-from kernel_pytorch.qkv_fusion._core.stock import why_not_plain
+from kernel_pytorch.qkv_fusion._core.stock import why_not_replaceable
 
 
 class LinearGroup(torch.nn.Module):
@@ -157,7 +157,7 @@ def check_layers(layers: Mapping[str, torch.nn.Linear]) -> None:
                 f"{name}: it is {type(layer).__module__}.{type(layer).__name__}, which may compute more than "
                 "torch.nn.Linear; merge adapters into their layers first"
             )
-        if reason := why_not_plain([layer]):
+        if reason := why_not_replaceable([layer]):
             raise TypeError(f"{name}: {reason}")
         if type(layer.weight) is not torch.nn.Parameter:
             kind = type(layer.weight).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.call_kinds import wants_graph
+from kernel_pytorch.qkv_fusion._core.call_kinds import needs_grad
 from kernel_pytorch.qkv_fusion.arguments import check_cache, check_position_values
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.overlap import check_no_overlap
@@ -79,7 +79,7 @@ def qkv_norm_rope_cache_(
     check_projected(x, weight, bias, cos, sin, position_ids, *heads, eps, interleaved, offset, "K of k_cache")
     check_position_values(position_ids, cos)
     tensors = x, weight, bias, q_weight, k_weight, cos, sin
-    if wants_graph(*tensors, k_cache, v_cache):
+    if needs_grad(*tensors, k_cache, v_cache):
         raise RuntimeError("qkv_norm_rope_cache_ has no gradient: call it under torch.no_grad(), or qkv_norm_rope")
     if LADDER.chosen("qkv_norm_rope", level, *tensors) == "triton":
         if position_ids is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import check_flag
-from kernel_pytorch.qkv_fusion._core.call_kinds import wants_graph
+from kernel_pytorch.qkv_fusion._core.call_kinds import needs_grad
 from kernel_pytorch.qkv_fusion.arguments import check_angles, check_apart, check_heads, check_position_values
 from kernel_pytorch.qkv_fusion.levels import LADDER
 from kernel_pytorch.qkv_fusion.overlap import check_no_overlap
@@ -47,7 +47,7 @@ def rotary_embedding_(
     check_apart(q, k)
     check_no_overlap("q", q)
     check_no_overlap("k", k)
-    if wants_graph(q, k):
+    if needs_grad(q, k):
         raise RuntimeError("rotary_embedding_ has no gradient: call it under torch.no_grad(), or rotary_embedding")
     if LADDER.chosen("rotary_embedding", level, q, k, cos, sin) == "triton":
         rotary_qk_(q, k, cos, sin, position_ids, interleaved, inverse)

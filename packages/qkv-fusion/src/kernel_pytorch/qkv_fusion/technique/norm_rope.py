@@ -156,11 +156,11 @@ OPERATIONS = [
     ),
 ]
 
-PARKED = 32  # in bytes
+TOLERATED_SPILL_BYTES = 32  # in bytes
 CONTRACTS = {
     "_norm_rope_kernel": KernelContract(max_registers=128, min_load_bits=128, min_store_bits=128),
     # The weights are read once, a number or two at a time. For sm_100 ptxas keeps a value or two on the stack.
-    "_backward_kernel": KernelContract(max_spill_bytes=PARKED, min_store_bits=128),
+    "_backward_kernel": KernelContract(max_spill_bytes=TOLERATED_SPILL_BYTES, min_store_bits=128),
     # It stores the sum over a tile: one row, too short for wide stores.
     "_add_shares_kernel": KernelContract(max_registers=128, min_load_bits=128),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.call_kinds import wants_graph
+from kernel_pytorch.fused_ln_act._core.call_kinds import needs_grad
 from kernel_pytorch.fused_ln_act._core.operation import calls, first
 from kernel_pytorch.fused_ln_act.linear import operators
 
@@ -17,12 +17,12 @@ def linear_act(
 ) -> tuple[Any, ...]:
     """`linear_act` of `reference.py`."""
     # Without a backward nothing is written for it.
-    save = save_preactivation and activation not in operators.NOTHING_SAVED and wants_graph(x, weight, bias)
+    save = save_preactivation and activation not in operators.NOTHING_SAVED and needs_grad(x, weight, bias)
     return x, weight.to(x.dtype), bias, activation, save
 
 
 @calls(operators.gated_mlp, first)
 def gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> tuple[Any, ...]:
     """`gated_mlp` of `reference.py`, a kernel for each of its two products."""
-    save = not recompute and wants_graph(x, w_gate_up, w_down)
+    save = not recompute and needs_grad(x, w_gate_up, w_down)
     return x, w_gate_up.to(x.dtype), w_down.to(x.dtype), activation, save

@@ -1,4 +1,4 @@
-"""CUDA C++ and its CPU twin: what kernel_pytorch.cuda_ops offers, where it is installed."""
+"""CUDA C++ and its CPU backend: what kernel_pytorch.cuda_ops offers, where it is installed."""
 
 from kernel_pytorch.fused_ln_act._core.cuda_level import function
 

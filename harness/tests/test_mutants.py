@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Level
 
 

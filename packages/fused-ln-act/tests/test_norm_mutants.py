@@ -6,7 +6,7 @@ import torch
 from kernel_pytorch.fused_ln_act._core.philox import keep
 from kernel_pytorch.fused_ln_act.norm.levels import reference
 from kernel_pytorch.fused_ln_act.technique import technique
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Level
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def dropped_elements_not_made_up_for(x, weight, bias, eps, activation, dropout_p
     return reference.layer_norm_act(x, weight, bias, eps, activation, dropout_p, seed) * (1.0 - dropout_p)
 
 
-PLANTS = {
+MUTANTS = {
     wrong_variant: ("output is off by", "gelu"),
     bias_gradient_dropped: ("gradient of bias is missing", ""),
     other_mask_backward: ("gradient of x is off by", "dropout_p"),
@@ -99,9 +99,9 @@ def test_an_unchanged_copy_is_right():
     assert failures(reference.layer_norm_act) == []
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_plant_is_found(plant):
-    quantity, case = PLANTS[plant]
-    found = failures(plant)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_found(mutant):
+    quantity, case = MUTANTS[mutant]
+    found = failures(mutant)
     named = [line for line in found if quantity in line and case in line]
     assert any("layer_norm_act level 'torchscript'" in line for line in named), found

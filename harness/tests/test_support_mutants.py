@@ -140,7 +140,7 @@ def gradient_of_the_batch(x, weight, factor):
     return _GradientOfTheBatch.apply(gate(x, weight, factor))
 
 
-PLANTS = [
+MUTANTS = [
     ("fullgraph", breaking, "Unsupported"),
     ("fullgraph", two_faced, "AssertionError: output is off by"),
     ("dynamic shapes", made_for_four_rows, "RecompileError"),
@@ -160,7 +160,7 @@ PLANTS = [
     ("batch invariance", knowing_its_neighbours, "AssertionError: result 0, 1 of 4 leading rows"),
     ("batch invariance", gradient_of_the_batch, "AssertionError: result 1, 1 of 4 leading rows"),
 ]
-RIGHT = [name for name in dict.fromkeys(name for name, *_ in PLANTS) if name not in ("opcheck", "FLOP counter")]
+RIGHT = [name for name in dict.fromkeys(name for name, *_ in MUTANTS) if name not in ("opcheck", "FLOP counter")]
 
 
 class InsteadOfALibrary:
@@ -205,15 +205,17 @@ def test_what_is_right_is_a_yes(subject, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "plant", "error"), PLANTS, ids=lambda value: getattr(value, "__name__", str(value).replace(" ", "-")[:20])
+    ("name", "mutant", "error"),
+    MUTANTS,
+    ids=lambda value: getattr(value, "__name__", str(value)[:20].replace(" ", "-")),
 )
-def test_an_undeclared_no_is_wrong_and_a_declared_one_is_not(subject, name, plant, error):
+def test_an_undeclared_no_is_wrong_and_a_declared_one_is_not(subject, name, mutant, error):
     CALLS.clear()
-    outcome = examine(subject(plant), capability(name))
+    outcome = examine(subject(mutant), capability(name))
     assert (outcome.answer, outcome.reason) == ("wrong", UNDECLARED)
     assert re.search(error, outcome.error), outcome.error
     CALLS.clear()
-    declared = examine(subject(plant, **{name: "planted"}), capability(name))
+    declared = examine(subject(mutant, **{name: "planted"}), capability(name))
     assert (declared.answer, declared.reason) == ("no", "planted")
     assert declared.error == outcome.error.splitlines()[0]
 

@@ -7,7 +7,7 @@ import torch
 
 from kernel_pytorch.flash_attn_triton.levels import reference
 from kernel_pytorch.flash_attn_triton.technique import technique
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Level
 
 # Without real activations: 512 tokens take seconds each time.
@@ -132,10 +132,10 @@ def bias_of_the_first_head_for_all(q, k, v, mask, *rest):
 
 MASKED = {bias_gradient_dropped: "gradient of mask is missing", bias_of_the_first_head_for_all: "case bias"}
 
-PLANTS = [
-    *[("flash_attention", Level.NATIVE, plant, sign) for plant, sign in PLAIN.items()],
-    *[("flash_attention_with_lse", Level.TORCHSCRIPT, plant, sign) for plant, sign in FEATURES.items()],
-    *[("flash_attention_masked", Level.NATIVE, plant, sign) for plant, sign in MASKED.items()],
+MUTANTS = [
+    *[("flash_attention", Level.NATIVE, mutant, sign) for mutant, sign in PLAIN.items()],
+    *[("flash_attention_with_lse", Level.TORCHSCRIPT, mutant, sign) for mutant, sign in FEATURES.items()],
+    *[("flash_attention_masked", Level.NATIVE, mutant, sign) for mutant, sign in MASKED.items()],
 ]
 
 
@@ -149,12 +149,12 @@ def test_an_unchanged_copy_is_right(operation, level):
 
 
 @pytest.mark.parametrize(
-    ("operation", "level", "plant", "sign"), PLANTS, ids=[plant.__name__ for _, _, plant, _ in PLANTS]
+    ("operation", "level", "mutant", "sign"), MUTANTS, ids=[mutant.__name__ for _, _, mutant, _ in MUTANTS]
 )
-def test_plant_is_found(operation, level, plant, sign):
+def test_mutant_is_found(operation, level, mutant, sign):
     case = sign.removeprefix("case ") if sign.startswith("case ") else None
     found = failures_of(
-        QUICK, operation, plant, level=level, adversarial=False, budget_factor=4.0,
+        QUICK, operation, mutant, level=level, adversarial=False, budget_factor=4.0,
         points=lambda point: point if point.core or point.name == case else None,
     )  # fmt: skip
     assert any(f"{operation} level {level.value!r}, case " in line and sign in line for line in found), found

@@ -15,7 +15,7 @@ from kernel_pytorch.fused_ln_act.gated.levels import triton as gated_triton
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import masked
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import softmax as reference_softmax
 from kernel_pytorch.fused_ln_act.technique import technique
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Level
 
 pytestmark = pytest.mark.slow
@@ -153,7 +153,7 @@ def softmax_too_large(x, scale, mask):
     return reference_softmax(x, scale, mask) * 1.01
 
 
-PLANTS = [
+MUTANTS = [
     (gate_and_up_swapped, "swiglu", "output is off by"),
     (limit_of_up_on_one_side, "swiglu", "output is off by"),
     (clamped_gets_a_gradient, "swiglu", "gradient of gate is off by"),
@@ -208,9 +208,9 @@ def test_an_unchanged_copy_is_right(name, function):
     assert failures(function, name) == []
 
 
-@pytest.mark.parametrize(("plant", "name", "message"), PLANTS, ids=[plant.__name__ for plant, *_ in PLANTS])
-def test_plant_is_found(plant, name, message):
-    found = failures(plant, name)
+@pytest.mark.parametrize(("mutant", "name", "message"), MUTANTS, ids=[mutant.__name__ for mutant, *_ in MUTANTS])
+def test_mutant_is_found(mutant, name, message):
+    found = failures(mutant, name)
     assert any(f"{name} level" in line and "case " in line and message in line for line in found), found
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.rmsnorm.levels import reference
 from kernel_pytorch.rmsnorm.technique import technique
 
@@ -56,7 +56,7 @@ def incoming_gradient_written(x, weight, eps, offset, casting):
     return _WriteIncoming.apply(reference.rms_norm(x, weight, eps, offset, casting))
 
 
-PLANTS = {
+MUTANTS = {
     missing_weight: "output is off by",
     last_column_skipped: "output is off by",
     eps_too_large: "output is off by",
@@ -72,7 +72,7 @@ def test_an_unchanged_copy_is_right():
     assert failures_of(technique, "rms_norm", reference.rms_norm) == []
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_plant_is_found(plant):
-    found = failures_of(technique, "rms_norm", plant)
-    assert any("rms_norm level 'native', case " in line and PLANTS[plant] in line for line in found), found
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_found(mutant):
+    found = failures_of(technique, "rms_norm", mutant)
+    assert any("rms_norm level 'native', case " in line and MUTANTS[mutant] in line for line in found), found

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.qkv_fusion.norm_rope.levels import reference as norm_rope
 from kernel_pytorch.qkv_fusion.projection.levels import reference as projection
 from kernel_pytorch.qkv_fusion.rotary.levels import reference as rotary
@@ -145,7 +145,7 @@ FAULTS = {
     "qkv_projection": PROJECTION,
     "qkv_norm_rope": {norm_of_values_too: "output 2 is off by"},
 }
-PLANTS = [(operation, plant, sign) for operation, plants in FAULTS.items() for plant, sign in plants.items()]
+MUTANTS = [(operation, mutant, sign) for operation, mutants in FAULTS.items() for mutant, sign in mutants.items()]
 LARGE = ("many tokens", "long head")
 
 
@@ -166,7 +166,7 @@ def test_an_unchanged_copy_is_right(operation):
     assert failures_of(technique, operation, COPIES[operation], points=in_float32, adversarial=False) == []
 
 
-@pytest.mark.parametrize(("operation", "plant", "sign"), PLANTS, ids=[plant.__name__ for _, plant, _ in PLANTS])
-def test_plant_is_found(operation, plant, sign):
-    found = failures_of(technique, operation, plant, points=in_float32, adversarial=False, budget_factor=4.0)
+@pytest.mark.parametrize(("operation", "mutant", "sign"), MUTANTS, ids=[mutant.__name__ for _, mutant, _ in MUTANTS])
+def test_mutant_is_found(operation, mutant, sign):
+    found = failures_of(technique, operation, mutant, points=in_float32, adversarial=False, budget_factor=4.0)
     assert any(f"{operation} level 'native', case " in line and sign in line for line in found), found[:5]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Implementation, Level
 
 
@@ -55,14 +55,14 @@ def test_what_is_right_is_found_by_none(shifted):
     assert adversaries_that_find(shifted, log_softmax) == set()
 
 
-@pytest.mark.parametrize(("plant", "adversaries"), [
+@pytest.mark.parametrize(("mutant", "adversaries"), [
     (offset_loses_digits, {"common offset", "large mean", "infinities"}),
     (nan_is_dropped, {"NaN"}),
     (minus_infinity_is_the_smallest_number, {"infinities"}),
     (other_rows_are_poisoned, {"NaN", "infinities"}),
 ], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
-def test_plant_is_found_by_its_adversaries_and_not_by_random_inputs(shifted, plant, adversaries):
-    assert adversaries_that_find(shifted, plant) == adversaries
+def test_mutant_is_found_by_its_adversaries_and_not_by_random_inputs(shifted, mutant, adversaries):
+    assert adversaries_that_find(shifted, mutant) == adversaries
 
 
 def test_a_definition_that_loses_digits_to_an_offset_is_wrong_itself(shifted, toy):

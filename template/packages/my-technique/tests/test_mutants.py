@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.my_technique.levels import reference
 from kernel_pytorch.my_technique.technique import technique
 
@@ -38,7 +38,7 @@ def gradient_dropped(x, beta):
     return right(x.detach(), beta) + 0 * x.detach().requires_grad_()
 
 
-PLANTS = {
+MUTANTS = {
     one_percent_too_large: "output is off by",
     beta_ignored: "output is off by",
     last_element_skipped: "output is off by",
@@ -52,7 +52,7 @@ def test_an_unchanged_copy_is_right():
     assert failures_of(technique, OPERATION.name, right) == []
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_plant_is_found(plant):
-    found = failures_of(technique, OPERATION.name, plant)
-    assert any(f"{OPERATION.name} level 'native', case " in line and PLANTS[plant] in line for line in found), found
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutant_is_found(mutant):
+    found = failures_of(technique, OPERATION.name, mutant)
+    assert any(f"{OPERATION.name} level 'native', case " in line and MUTANTS[mutant] in line for line in found), found

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planted(Implementation):
+class Mutant(Implementation):
     """A function that need not be importable.
 
     Attributes:
@@ -48,7 +48,7 @@ def failures_of(
 ) -> list[str]:
     """Check a function against an operation's reference, as `kernel-pytorch verify --device cpu` does.
 
-    If the operation has a public function, that calls the plant as it calls the level.
+    If the operation has a public function, that calls the mutant as it calls the level.
 
     Args:
         technique: declares the operation.
@@ -87,11 +87,11 @@ def failures_of(
 def _levels(
     declared: Operation, level: Level, function: Callable[..., Any], budget_factor: float, adversarial: bool
 ) -> dict[str, Any]:
-    """The reference and the level of the plant, as fields of an operation; support is not verified."""
+    """The reference and the level of the mutant, as fields of an operation; support is not verified."""
     name, reason = level.value, "that of the level that it replaces"
     kept = [e for e in declared.exemptions if (adversarial or not e.of_adversary) and e.what[0] not in SUPPORT_ROWS]
     if declared.function:
         levels: list[Any] = [Level.REFERENCE.value, name]
         return {"levels": levels, "budgets": {name: (budget_factor, reason)}, "exemptions": of_levels(kept, levels)}
-    planted = Planted(name, level, f"{__name__}:planted", budget_factor, reason, function=function)
+    planted = Mutant(name, level, f"{__name__}:planted", budget_factor, reason, function=function)
     return {"levels": [declared.reference, planted], "exemptions": of_levels(kept, [declared.reference.name, name])}

@@ -8,7 +8,7 @@ import torch
 from kernel_pytorch.fused_ln_act import levels
 from kernel_pytorch.fused_ln_act.linear.levels import reference, triton
 from kernel_pytorch.fused_ln_act.technique import technique
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Level
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def mlp_too_large(x, w_gate_up, w_down, activation, recompute):
     return reference.gated_mlp(x, w_gate_up, w_down, activation, recompute) * 1.01
 
 
-PLANTS = [
+MUTANTS = [
     (the_other_activation, "linear_act", "output is off by"),
     (gradient_of_bias_dropped, "linear_act", "gradient of bias is missing"),
     (bias_in_the_output_alone, "linear_act", "gradient of bias is off by"),
@@ -118,7 +118,7 @@ def test_an_unchanged_copy_is_right(name, function):
     assert failures(function, name) == []
 
 
-@pytest.mark.parametrize(("plant", "name", "message"), PLANTS, ids=[plant.__name__ for plant, *_ in PLANTS])
-def test_plant_is_found(plant, name, message):
-    found = failures(plant, name)
+@pytest.mark.parametrize(("mutant", "name", "message"), MUTANTS, ids=[mutant.__name__ for mutant, *_ in MUTANTS])
+def test_mutant_is_found(mutant, name, message):
+    found = failures(mutant, name)
     assert any(f"{name} level" in line and "case " in line and message in line for line in found), found

@@ -6,7 +6,7 @@ import torch
 from kernel_pytorch.flash_attn_triton.levels import reference
 from kernel_pytorch.flash_attn_triton.masks import cached, gathered
 from kernel_pytorch.flash_attn_triton.technique import technique
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Level
 
 
@@ -92,7 +92,7 @@ def last_split_dropped(*arguments):
     return in_splits(*arguments, lambda o, lse, sink: weighted(o[:-1], lse[:-1], sink))
 
 
-PLANTS = {
+MUTANTS = {
     position_off_by_one: "case verifying 4",
     length_off_by_one: "case typical",
     length_ignored: "case typical",
@@ -107,9 +107,9 @@ PLANTS = {
 }
 
 
-def failures(plant, case=None):
+def failures(mutant, case=None):
     return failures_of(
-        technique, "flash_decode", plant, level=Level.TORCHSCRIPT, adversarial=False, budget_factor=4.0,
+        technique, "flash_decode", mutant, level=Level.TORCHSCRIPT, adversarial=False, budget_factor=4.0,
         points=lambda point: point if case is None or point.core or point.name == case else None,
     )  # fmt: skip
 
@@ -119,9 +119,9 @@ def test_what_is_right_stays_green(right):
     assert failures(right) == []
 
 
-@pytest.mark.parametrize(("plant", "sign"), PLANTS.items(), ids=[plant.__name__ for plant in PLANTS])
-def test_plant_is_found(plant, sign):
-    found = failures(plant, sign.removeprefix("case "))
+@pytest.mark.parametrize(("mutant", "sign"), MUTANTS.items(), ids=[mutant.__name__ for mutant in MUTANTS])
+def test_mutant_is_found(mutant, sign):
+    found = failures(mutant, sign.removeprefix("case "))
     assert any(f"flash_decode level 'torchscript', {sign} " in line and "output is off" in line for line in found), (
         found
     )

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernel_pytorch.harness.plants import failures_of
+from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.linear_cross_entropy.levels import reference
 from kernel_pytorch.linear_cross_entropy.technique import technique
 
@@ -89,7 +89,7 @@ def gradient_written_over_logits(logits, target, *rest):
     return reference.cross_entropy(logits, target, *rest)
 
 
-PLANTS = [
+MUTANTS = [
     (target_off_by_one_tile, LINEAR, "mean of everything", "output is off by"),
     (smoothing_dropped, LINEAR, "mean of everything", "output is off by"),
     (smoothing_over_one_word_less, LINEAR, "mean of everything", "output is off by"),
@@ -121,7 +121,9 @@ def test_an_unchanged_copy_is_right(name, case):
     assert failures(getattr(reference, name), name, case) == []
 
 
-@pytest.mark.parametrize(("plant", "name", "case", "message"), PLANTS, ids=[plant.__name__ for plant, *_ in PLANTS])
-def test_plant_is_found(plant, name, case, message):
-    found = failures(plant, name, case)
+@pytest.mark.parametrize(
+    ("mutant", "name", "case", "message"), MUTANTS, ids=[mutant.__name__ for mutant, *_ in MUTANTS]
+)
+def test_mutant_is_found(mutant, name, case, message):
+    found = failures(mutant, name, case)
     assert any(f"{name} level 'native', case " in line and message in line for line in found), found
