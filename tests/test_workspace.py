@@ -1,11 +1,13 @@
 """What holds the workspace together: names line up, the namespace stays open, the README tells the truth."""
 
 import ast
+import collections
 import importlib
 import importlib.metadata
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -192,6 +194,29 @@ def test_every_kernel_has_a_record_of_what_it_compiles_to(package):
     whole = [i for i in triton_level(technique) if not i.partial]  # a partial one may refuse an architecture
     levels = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations if i in whole}
     assert all(levels <= implementations.keys() for implementations in record.kernels.values()), how
+
+
+def test_no_folder_has_more_lines_than_its_budget():
+    budgets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["kernel-pytorch"]["lines"]
+    lines = collections.Counter()
+    for name in subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split():
+        folder, *rest = name.split("/")
+        file = ROOT / name
+        if (
+            folder != "results"
+            and "tests" not in rest
+            and file.suffix != ".md"
+            and file.is_file()
+            and not file.is_symlink()
+        ):
+            folder = f"{folder}/{rest[0]}" if folder == "packages" else folder
+            lines[folder] += file.read_bytes().count(b"\n")
+    assert lines, "git knows no file"
+    over = {folder: n for folder, n in lines.items() if n > budgets.get(folder, 3000)}
+    assert not over, "write less, or raise the budget in pyproject.toml and say why in the commit"
+    assert budgets.keys() <= lines.keys(), "a budget is of a folder that is gone"
 
 
 def test_the_table_of_examples_comes_from_their_record():
