@@ -1,7 +1,12 @@
-"""Prose gives reasons, generated tables give numbers: no measured number is typed into a page or a docstring."""
+"""Prose gives reasons, generated tables give numbers: no measured number is typed into a page or a docstring.
+
+Comments and docstrings are plain English: the actor of a sentence is named.
+"""
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -93,3 +98,33 @@ def test_a_measured_number_is_found(text):
 )  # fmt: skip
 def test_what_is_no_measurement_is_left_alone(text):
     assert not measured(text)
+
+
+VAGUE = re.compile(
+    r"(?:^|[.:!?] +)Of (?!course)|\b(?:nobody|whoever|somebody|alike|likewise|as many as)\b"
+    r"|\bstands?\b(?!-| in\b| for\b)|\b(?:is|are) (?:told|asked)\b|\bof (?:its|their|one's|his) own\b"
+)
+"""Phrases that hide the actor of a sentence, or that a reader has to translate."""
+
+
+def said(path: Path) -> list[str]:
+    """The lines of the comments and docstrings of a file."""
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            found.append(token.string.lstrip("# "))
+        elif token.type == tokenize.STRING and token.string.lstrip("rRuU").startswith('"""'):
+            found += [line.strip() for line in token.string.lstrip("rRuU").strip('"').splitlines()]
+    return found
+
+
+def test_comments_and_docstrings_name_the_actor():
+    folders = "core", "harness/src", "packages/*/src", "docs", "examples", "tools", "template"
+    files = [file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py") if "tests" not in file.parts]
+    assert len(files) > 400
+    assert not [f"{f.relative_to(ROOT)}: {line}" for f in sorted(files) for line in said(f) if VAGUE.search(line)]
+
+
+@pytest.mark.parametrize("text", ["Of each row.", "It is told so.", "a kernel of its own", "where nobody looks"])
+def test_a_vague_sentence_is_found(text):
+    assert VAGUE.search(text)
