@@ -27,9 +27,9 @@ OFF = "off"
 SCHEMA_VERSION = 1
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 MOST_BYTES = 2**20
-"""Of the file: a thousand rows are a third of it."""
+"""Size limit of the file: a thousand rows take a third of it."""
 LONGEST = 200
-"""Of a string in it."""
+"""Length limit of a string in it, in characters."""
 
 
 @dataclass(frozen=True)

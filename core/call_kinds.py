@@ -53,7 +53,7 @@ def has_plain_memory(tensor: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether a transform of torch.func is at work, vmap for example, or forward-mode differentiation.
 
-    Kernels of one's own have no rules for those. What torch.compile traces says no: it may not ask.
+    Custom kernels have no rules for those. In code that torch.compile traces the answer is no: it must not query this.
     """
     return not torch.compiler.is_compiling() and has_transform()
 

@@ -1,6 +1,6 @@
 """Level "cuda": what the package kernel_pytorch.cuda_ops offers, where it is installed.
 
-It is imported here, and not when it is asked for: its operators have to be there before anything is traced.
+This module imports it eagerly, not on first use: its operators must be registered before anything is traced.
 """
 
 from __future__ import annotations

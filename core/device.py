@@ -1,4 +1,4 @@
-"""What is asked of a GPU. Calls ask by the dozen, and PyTorch takes a microsecond to answer, so answers are kept."""
+"""Cached queries of GPU properties: calls make dozens of them, and PyTorch takes a microsecond to answer one."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def cache_size(device: torch.device) -> int:
 
 @functools.lru_cache
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU."""
+    """Number of multiprocessors of a GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be that of `x`."""
+    """Make the device of `x` current: Triton launches on the current device."""
     if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(x.device)

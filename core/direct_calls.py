@@ -1,4 +1,4 @@
-"""Checks of operators that are called directly: nothing else stands between such a call and a kernel."""
+"""Checks of operators that are called directly: such a call reaches a kernel without any other check."""
 
 from __future__ import annotations
 

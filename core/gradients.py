@@ -31,7 +31,7 @@ def autograd_rules(
 ) -> dict[str, Any]:
     """`setup_context` and `backward`, by the names that `gradient` and `save` ask for.
 
-    With `alike`, the arguments of a call, they are for calls of the same scalars and dtypes: nothing keeps those.
+    Given the arguments of a call last, the rules are for calls of the same scalars and dtypes: no graph stores those.
     """
     inputs, tensors, outputs, of_kind, ordered = _places(schema, gradient, held)
     saved = () if save is None else inspect.signature(save).parameters
@@ -54,7 +54,7 @@ def autograd_rules(
         still = [results[o] for o, of in made_of.items() if _is_constant(of, arguments, ctx.needs_input_grad)]
         if hidden or still:
             ctx.mark_non_differentiable(*take_hidden(results), *still)
-        ctx.set_materialize_grads(False)  # an output that nobody used comes as None, not as zeros to be read
+        ctx.set_materialize_grads(False)  # an unused output's gradient is None, not zeros to be read
         if known is None:
             ctx.constants = constants(arguments)
         if hold:
@@ -101,10 +101,10 @@ def _places(
 
 @contextlib.contextmanager
 def _held(ctx: Any, name: str) -> Iterator[list[Tensor]]:
-    """What a graph holds; it has it no longer where this backward frees the graph.
+    """Yield the tensors that a graph holds; remove them from it if this backward frees the graph.
 
-    Where others of the same graph run meanwhile, in other threads or around this one, it gets copies. The order of the
-    lines below is what keeps threads apart: whoever reads is in the list before it looks, whoever takes looks last.
+    If others of the same graph run meanwhile, in other threads or around this one, this backward gets copies. The order
+    of the lines below keeps threads apart: a reader joins the list before it looks, and the one that takes looks last.
     """
     frees = frees_graph()
     if not frees:
@@ -124,13 +124,13 @@ def _held(ctx: Any, name: str) -> Iterator[list[Tensor]]:
 
 
 def frees_graph() -> bool:
-    """Whether the backward that runs was not told to keep its graph, and is not recorded to be replayed either."""
+    """Whether the running backward frees its graph: it does not retain it, and no CUDA graph captures it for replay."""
     captured = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     return not _keeps_graph() and not captured
 
 
 def is_batched(gradient: Tensor) -> bool:
-    """Whether it is many gradients at once, which `torch.autograd.grad(..., is_grads_batched=True)` hands in."""
+    """Whether this is a batch of gradients, which `torch.autograd.grad(..., is_grads_batched=True)` passes."""
     return bool(_is_batched(gradient))
 
 

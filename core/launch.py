@@ -43,12 +43,12 @@ def _reach(tensor: Tensor) -> int:
 
 
 def bytes_of(*tensors: Tensor | None) -> int:
-    """What reading or writing these once moves."""
+    """Bytes that reading or writing these tensors once moves."""
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 def eviction_policy(x: Tensor, traffic: int) -> str:
-    """How to read `x`, which nobody reads again soon, in a kernel that moves `traffic` bytes through the L2 cache.
+    """Eviction policy of `x`, which is not reread soon, in a kernel that moves `traffic` bytes through the L2 cache.
 
     Where everything fits, x makes room for y, which the next kernel reads. Where nothing can stay, reads that are held
     longer get the last 2 to 4 % of the bandwidth (H200; NVIDIA does not say why).
@@ -57,9 +57,9 @@ def eviction_policy(x: Tensor, traffic: int) -> str:
 
 
 def reader(x: Tensor | None, make: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-    """What gives a kernel the memory of `make(x)`: x itself where that is a view of it, or None, else a copy each time.
+    """Return what gives a kernel the memory of `make(x)`: x itself if that is a view of it, or None, else a new copy.
 
-    A kernel is told strides apart, so the first address is all that it needs of a view.
+    A kernel receives strides as separate arguments, so it needs only the first address of a view.
     """
     return _itself if x is None or make(x).data_ptr() == x.data_ptr() else make
 
@@ -70,13 +70,13 @@ _itself: Callable[[Any], Any] = functools.partial({}.get, None)  # a function in
 def allocator(
     like: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, needed: bool = True
 ) -> Callable[[], Tensor]:
-    """What makes results, each time another: contiguous, and like a tensor where not said otherwise.
+    """Return a function that allocates a new contiguous result in each call, like a given tensor by default.
 
     Args:
-        like: of this shape and dtype, on this device.
-        shape: another.
-        dtype: another.
-        needed: else they are `(0,)`.
+        like: gives the device, and the default shape and dtype.
+        shape: replaces the default.
+        dtype: replaces the default.
+        needed: if false, results have the shape `(0,)`.
     """
     shape = (like.shape if shape is None else shape) if needed else (0,)
     nothing = torch.empty(0, dtype=dtype or like.dtype, device=like.device)  # holds no memory, so a plan may keep it

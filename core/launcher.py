@@ -7,14 +7,14 @@ A `Launch` belongs to one geometry: its grid, scalars, constants, and the dtypes
 addresses may differ. The first launch on a device, for each pattern of 16-byte alignment, goes through the JITFunction,
 which specialises, compiles, caches and checks; later ones hand the same arguments to the C function that Triton's own
 launcher ends in. Every launch falls back to the JITFunction under the interpreter, with hooks (Proton, pre-run hooks),
-debugging or instrumentation, for kernels with scratch memory, and where Triton's internals are not as known here. What
-it no longer sees: changed global variables of a kernel.
+debugging or instrumentation, for kernels with scratch memory, and where Triton's internals are not as known here. A
+known launch does not notice changed global variables of a kernel.
 
-Of a tensor that the kernel reads through a TensorDescriptor the C function takes a CUtensorMap, which the driver makes
-of an address, a shape, strides and a block, and of nothing else. So what is not the address is fixed with the launch
-(`Tiles`), and the maps are kept by address: an address that comes back gets its own map, one that is new a new map.
+For a tensor that the kernel reads through a TensorDescriptor, the C function takes a CUtensorMap, which the driver
+makes from an address, a shape, strides and a block, and nothing else. So all but the address is fixed with the launch
+(`Tiles`), and the maps are cached by address: a known address reuses its map, and a new address gets a new map.
 
-All that is private to Triton is used here.
+Private names of Triton are used only here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def bind(kernel: Any, grid: tuple[int, ...], *scalars: Any, described: Any = (),
         grid: how many programs.
         *scalars: the arguments that follow its tensors.
         described: `Tiles` of what the kernel reads and writes through descriptors, in the order of the tensors; None
-            for pointers and for what is absent. Of such a tensor the first address counts, and 16 must divide it.
+            for pointers and for absent tensors. A described tensor's first address counts, and 16 must divide it.
         **keywords: the constants that end its signature, by name, and options of the compiler such as `num_warps`.
     """
     named = [name for name in kernel.arg_names if name in keywords]

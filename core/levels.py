@@ -21,7 +21,7 @@ from .call_kinds import has_transform, is_transformed
 from .device import compute_capability
 
 Features = Collection[str]
-"""Of a call: static properties by which levels differ, such as a window."""
+"""Static properties of a call by which levels differ, such as a window."""
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
@@ -38,7 +38,7 @@ class Compiled(Protocol):
         """Why the level cannot run there, or None if it can."""
 
     def describe(self, device: torch.device) -> str:
-        """What is worth knowing of the level there, for tables."""
+        """Describe the level on that device, for tables."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Default:
 
     Attributes:
         level: the default there.
-        record: the folder of `results/` that it rests on; a test holds the row against it. None where it was not
+        record: the folder of `results/` that it rests on; a test checks the row against it. None where it was not
             measured: then the level is there for what native cannot do, or only with a tensor that it makes first.
         device: type of device.
-        functions: of which functions; None for all.
+        functions: those that the row covers; None for all.
         features: only for calls that use one of them; None for all calls.
         capabilities: of a GPU; None for all.
         dtypes: of the principal tensor; None for all.
-        traced: whether it is so in what torch.compile traces, too; where not, native is: TorchInductor fuses that with
-            what stands beside it, and an operator is a wall.
+        traced: whether the row also holds in code that torch.compile traces; if not, native is the default there:
+            TorchInductor fuses native with adjacent operations, and custom operators are fusion barriers.
         device_name: of the only device, as `adoption.device_name` gives it; None for all.
     """
 
@@ -95,7 +95,7 @@ class Ladder:
             where none does it is native, or the reference where native lacks one. Rows go by what they name and never
             by rows or batch: levels round differently, and the result of a row must not depend on how many rows there
             are.
-        cuda: what is asked about level "cuda"; None if no function has it.
+        cuda: answers queries about level "cuda"; None if no function has it.
         absent: by function, levels that it lacks.
         lacks: by level, the features of calls that it lacks, with the reasons.
     """
@@ -206,7 +206,7 @@ class Ladder:
 
     @functools.cached_property
     def adopted(self) -> tuple[Default, ...]:
-        """The rows that the user adopted, read once, when a default is asked for the first time: see `adoption`."""
+        """The rows that the user adopted, read once, when a default is first looked up: see `adoption`."""
         file = adoption.place()
         try:
             rows = () if file is None else adoption.read(file)

@@ -2,7 +2,7 @@
 
     rms_norm = declare("rms_norm(Tensor x, float eps) -> (Tensor y, Tensor rstd)", launch=..., fake=..., gradient=...)
 
-Each level is an operator of its own with the same schema: Triton's is `kernel_pytorch::<name>`, that of CUDA C++ is
+Each level is a separate operator with the same schema: Triton's is `kernel_pytorch::<name>`, that of CUDA C++ is
 `kernel_pytorch_cuda::<name>`, which the compiled library defines. Private names of PyTorch are used here and in
 `call_kinds.py`, `gradients.py` and `registration.py`.
 """
@@ -202,7 +202,7 @@ def with_gradient(
         backward: see `declare`.
         held: outputs that `gradient` asks for, and that callers of this function throw away: where the dispatcher has
             nothing to do the graph holds them past all hooks of saved tensors, so that `gradient` may write over them
-            where `frees_graph` says that nobody comes back for them.
+            where `frees_graph` says that no later backward reads them.
     """
     return _differentiable(run.calls, _with_backward(gradient, backward), save, {}, None, held)[1]
 
@@ -236,13 +236,13 @@ def _differentiable(
 
     rules = autograd_rules(operator._schema, gradient, save, follows, ())
     plain_rules = autograd_rules(operator._schema, gradient, save, follows, held) if held else rules
-    # Of plain tensors a graph is made around the launcher itself, of all others around the operator.
+    # For plain tensors a graph is built around the launcher itself, for all others around the operator.
     plain, dispatched = _function(name, kernel, plain_rules), _function(name, below, rules)
     return _apply(dispatched), OperatorCall(calls, _apply(plain), dispatched.apply, lasting, sharding)
 
 
 def _autograd_kernel(operator: Any, below: Callable[..., Any], graph: Callable[..., Any]) -> Callable[..., Any]:
-    """What the dispatcher calls: of subclasses, modes and traces, and for whoever calls the operator itself."""
+    """Function that the dispatcher calls: for subclasses, modes and traces, and for direct calls of the operator."""
     arguments_of = operator._schema.arguments
     defaults = tuple(a.default_value for a in arguments_of if a.has_default_value())
     required = [(place, a.name) for place, a in enumerate(arguments_of) if str(a.type) == "Tensor"]

@@ -143,7 +143,7 @@ def _is_below(package: str, forward: Any) -> bool:
 
 @contextlib.contextmanager
 def _trials() -> Iterator[None]:
-    """Let finders try modules on numbers of their own: on the CPU, whatever the user's default device and modes are."""
+    """Let finders try modules on made-up inputs: on the CPU, whatever the user's default device and modes are."""
     with (
         _without_modes(), torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"),
         torch.autocast("cpu", enabled=False),
@@ -165,10 +165,10 @@ def tried(
     Nothing of the module is called or changed, so it may be on any device, sharded, or have adapters and hooks.
 
     Args:
-        module: whose class is asked.
+        module: gives the class whose forward runs.
         *inputs: on the CPU.
-        children: that stand in for its own.
-        **attributes: that it has instead, such as `_parameters`.
+        children: replace its own.
+        **attributes: replace its own, such as `_parameters`.
     """
     try:
         first, second = (stand_in(module, children or {}, training=t, **attributes)(*inputs) for t in (False, True))

@@ -45,8 +45,8 @@ class Planned:
     Args:
         plan: checks its arguments and returns what runs, a `Plan` or a function, with them and with all others of the
             same geometry: shapes, strides, dtypes, devices, scalars, and whether memory begins at a multiple of 16
-            bytes. Tensors whose memory was freed are a geometry of their own, which it must refuse.
-        state: what else the plan rests on, such as switches of PyTorch, asked of the arguments in every call.
+            bytes. Tensors whose memory was freed are a separate geometry, which it must refuse.
+        state: what else the plan depends on, such as switches of PyTorch; every call computes it from its arguments.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sharding rules of operators: how DTensor is told them, and the placements that many of them share."""
+"""Sharding rules of operators: their registration with DTensor, and the placements that many of them share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_placements(placements: ModuleType, dimensions: int) -> Iterator[tuple[An
 
 
 def shard(placements: ModuleType, operator: Any, rule: Callable[..., Any]) -> None:
-    """Tell DTensor, which remembers its decisions by tensors and integers; here every scalar is part of the key."""
+    """Register a rule with DTensor, which caches decisions by tensors and integers; here all scalars are in the key."""
     try:
         from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
         from torch.distributed.tensor.experimental import register_sharding

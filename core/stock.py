@@ -1,4 +1,4 @@
-"""What is asked of PyTorch's own modules before a drop-in takes their place."""
+"""Checks of PyTorch's own modules before a drop-in replaces them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _has_global_hooks = _modules._has_any_global_hook  # a private name of PyTorch
 
 
 def why_not_replaceable(modules: Iterable[torch.nn.Module]) -> str | None:
-    """What one of these does beyond what its class says, and a drop-in would not; None if it is nothing."""
+    """Explain what one of these modules does beyond its class and a drop-in would not; None if there is nothing."""
     for module in modules:
         name = type(module).__name__
         if has_hooks(module):
@@ -38,7 +38,7 @@ def why_not_replaceable(modules: Iterable[torch.nn.Module]) -> str | None:
 
 
 def check_plain(modules: Iterable[torch.nn.Module]) -> None:
-    """Raise TypeError with the reason if there is one."""
+    """Raise TypeError with the reason if a drop-in cannot replace these modules."""
     reason = why_not_replaceable(modules)
     if reason is not None:
         raise TypeError(f"module: {reason}")
@@ -60,7 +60,7 @@ def is_untouched(*modules: torch.nn.Module) -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether something wants to know that the module is called: hooks of its own, or those of all modules."""
+    """Whether a call of the module runs hooks: its own, or those of all modules."""
     return any(map(module.__dict__.get, HOOKS)) or bool(_has_global_hooks())
 
 

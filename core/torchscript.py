@@ -15,10 +15,10 @@ from .call_kinds import is_transformed
 def scripted(definition: Callable[..., Any]) -> Callable[..., Any]:
     """A function of the same positional arguments, compiled by TorchScript the first time it is called.
 
-    Calls without gradients have a compiled function of their own. TorchScript's executor remembers which arguments of
+    Calls without gradients use a separately compiled function. TorchScript's executor remembers which arguments of
     its first calls wanted gradients: later calls without would give results that want some, or raise in inference mode.
     Under transforms of torch.func its second derivatives are wrong from the second call on, or it raises. Dynamo does
-    not look into it: whoever traces gets the definition itself.
+    not look into it: traced callers get the definition itself.
     """
     compiled: dict[bool, Callable[..., Any]] = {}
 
@@ -49,7 +49,7 @@ def scripted(definition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy(definition: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function once more: of one function object `torch.jit.script` keeps one result."""
+    """Copy a function: `torch.jit.script` caches one result per function object."""
     assert isinstance(definition, FunctionType)
     copy = FunctionType(definition.__code__, definition.__globals__, definition.__name__, definition.__defaults__)
     copy.__annotations__, copy.__module__ = definition.__annotations__, definition.__module__
@@ -62,6 +62,6 @@ def _cannot(definition: Callable[..., Any]) -> str:
 
 
 def _is_recomputed() -> bool:
-    """Whether this is the second forward of a checkpoint: it has hooks of its own on what is saved."""
+    """Whether this is the second forward of a checkpoint, which installs its own hooks of saved tensors."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"

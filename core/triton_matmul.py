@@ -110,16 +110,16 @@ def copy_engine(device: torch.device) -> bool:
 
 
 def program_limit(device: torch.device, per_multiprocessor: int) -> int:
-    """How many programs run at a time."""
+    """Number of programs that run at a time."""
     interpreted = triton.knobs.runtime.interpret
     return INTERPRETED_PROGRAMS if interpreted else per_multiprocessor * multiprocessors_of(device)
 
 
 def multiprocessors_of(device: torch.device) -> int:
-    """Of the device, or of the GPU that kernels are compiled for where there is none."""
+    """Number of multiprocessors of the GPU; without one, of the GPU that kernels are compiled for."""
     return multiprocessors(device) if device.type == "cuda" else MULTIPROCESSORS_WITHOUT_GPU
 
 
 def most_registers(programs: int, warps: int) -> dict[str, int]:
-    """What tells the compiler that so many programs are to be resident on a multiprocessor; it does not know."""
+    """Compiler option that keeps this many programs resident on a multiprocessor; the compiler does not know it."""
     return {"maxnreg": min(248, REGISTERS // (programs * warps * 32) // 8 * 8)} if programs > 1 else {}

@@ -10,8 +10,8 @@ has one folder per group of operations:
     results      the measured tables and plots, from `results/<device>/`
     api          the public names, from their docstrings
 
-A section that a page does not mention stands at its end, under a heading of its own. A package without a page in
-docs/techniques/ has one all the same: its README, and every section. What is not there yet says so.
+A section that a page does not mention comes at its end, under a separate heading. A package without a page in
+docs/techniques/ still gets one: its README, and every section. A section without content yet says so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEVELS = {
     "triton": ("levels/triton.py",),
     "cuda": ("levels/cuda.py", "operator.py"),
 }
-"""Where a level stands: in the folder of levels, or as the package of the kernels in CUDA C++ has it."""
+"""Possible files of each level: in the folder of levels, or as the package of the kernels in CUDA C++ has it."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -104,7 +104,7 @@ def folder_of(package: str, group: str = "") -> Path:
 
 
 def groups(package: str, group: str) -> list[str]:
-    """The group that is asked for; else all that have a definition, or the package itself, which is called ''."""
+    """The requested group; else all that have a definition, or the package itself, which is called ''."""
     if group or file_of(package, group, "reference"):
         return [group]
     folders = [folder.name for folder in sorted(folder_of(package).iterdir()) if folder.name != "levels"]

@@ -117,7 +117,7 @@ def build(way: str, folder: Path, sizes: dict[str, Any]) -> float:
     with torch.no_grad():
         if way == "compile":
             compiled = torch.compile(model, dynamic=True, fullgraph=True)
-            for rows in (2, 1):  # a batch of one has a graph of its own
+            for rows in (2, 1):  # a batch of one gets a separate graph
                 compiled(batch(sizes, rows))
             (folder / "caches.bin").write_bytes(torch.compiler.save_cache_artifacts()[0])
         elif way == "native":
@@ -205,7 +205,7 @@ def under_load(answer: Callable[[Tensor], Tensor], sizes: dict[str, Any]) -> dic
 
 # %% Everything
 def child(*arguments: str, folder: Path, cache: str) -> Any:
-    """Run this file in a fresh process with caches of its own; returns what it printed as JSON."""
+    """Run this file in a fresh process with separate caches; return what it printed as JSON."""
     environment = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / cache),
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else each process compiles test programs for the instruction set (#191715)

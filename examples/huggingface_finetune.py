@@ -69,7 +69,7 @@ def stock(gpu: bool) -> torch.nn.Module:
 
 
 # %% Training
-# Each run is a Trainer of its own with the same seed, so it sees the same batches. The variants take turns, and the
+# Each run has a new Trainer with the same seed, so it sees the same batches. The variants take turns, and the
 # first steps of each run are not counted.
 @dataclass
 class Run:

@@ -53,19 +53,19 @@ def torch_choice(session: nox.Session) -> tuple[str, list[str]]:
 
 
 def packages_named(arguments: list[str]) -> list[Path]:
-    """The packages that `kernel-pytorch bench` is asked for by name; none where it is asked for all."""
+    """The packages that the arguments of `kernel-pytorch bench` name; none where they mean all."""
     flags = ("--quick", "--full", "--peers", "--resume", "--whole-cost")
     positional = [a for before, a in zip(["", *arguments], arguments, strict=False) if free_standing(before, flags)]
     return [package for package in PACKAGES if package.name in positional]
 
 
 def projects_named(arguments: list[str]) -> list[Path]:
-    """The packages that `kernel-pytorch bench` is asked for by name, and what they name; all where none is."""
+    """The packages that the arguments of `kernel-pytorch bench` name, and their dependencies; all if they name none."""
     return with_siblings(packages_named(arguments))
 
 
 def projects_of_paths(arguments: list[str]) -> list[Path]:
-    """The packages that hold all the folders and files which pytest is given, and what they name; else all."""
+    """The packages that hold all the folders and files passed to pytest, and their dependencies; else all."""
     chosen: list[Path] = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         path = (ROOT / argument.partition("::")[0]).resolve()
@@ -131,7 +131,7 @@ def prepare(
 
 
 def content_digest(project: Path) -> str:
-    """Of what an installation in place depends on: the declaration, and what is compiled."""
+    """Digest of what an installation in place depends on: the declaration, and what is compiled."""
     files = [project / "pyproject.toml", *project.glob("build_*.py"), *sorted((project / "csrc").rglob("*"))]
     contents = [file.read_bytes() for file in files if file.is_file()]
     return hashlib.sha256(repr(contents).encode()).hexdigest()
@@ -172,7 +172,7 @@ def install_once(
 
 
 def torch_requirements(session: nox.Session, choice: str | None) -> list[str]:
-    """What pip is asked for so that the environment gets the chosen torch; see the top of noxfile.py."""
+    """Requirements for pip that give the environment the chosen torch; see the top of noxfile.py."""
     if choice is None:
         return []
     link = Path(run_silently(session, "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())

@@ -1,6 +1,6 @@
 """Declare a technique once; prove it, time it, explain it.
 
-What is of use from Python can be imported from here; nothing is loaded until it is asked for.
+The Python API can be imported from here; each name is loaded on first use.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def judge_launches(
 
     Args:
         operation: its `cost` says how many launches a direction takes; if it says nothing, any number is right.
-        implementation: of a level that has kernels of its own, and launches at least one.
+        implementation: of a level with custom kernels; it launches at least one.
         case: what the arguments were made for.
         arguments: by position.
         incoming: gradients of the outputs; unused for an operation without gradients.

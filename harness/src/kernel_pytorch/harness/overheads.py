@@ -92,7 +92,7 @@ def with_starts(
     case: Case,
     device: torch.device,
 ) -> WholeCost:
-    """Add the cost of the first call, measured in processes of its own; arguments as in `call_cost`."""
+    """Add the cost of the first call, measured in separate processes; arguments as in `call_cost`."""
     if set(STARTS) <= set(cost.missing):
         return cost
     figures: dict[str, float] = {}

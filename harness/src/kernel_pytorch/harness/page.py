@@ -31,7 +31,7 @@ OF_MACHINE = "the share of the copy bandwidth or of the fastest matrix product o
 SIGNS = "`=`: no difference beyond 2 %. `?`: the interval does not tell."
 
 UNFOLDED = 3
-"""Of so many operations every table is shown; of more, each operation's on a click."""
+"""Up to this many operations, every table is shown; with more, a click shows the tables of an operation."""
 
 HEADLINES = 5
 """Rows of the table in a README."""
@@ -66,7 +66,7 @@ def _shares(results: Results) -> str:
 def _headline_cases(results: Results) -> list[list[Measurement]]:
     """The largest case of each operation forward, then backward, then smaller ones, until there are `HEADLINES`.
 
-    Of more operations it takes as many at equal distances in their order. So nobody chooses the rows.
+    With more operations, it takes `HEADLINES` of them at equal distances in their order, so no person chooses the rows.
     """
     cases = [group for group in groups(results).values() if best_pytorch(group)]
     operations = list(dict.fromkeys(group[0].operation for group in cases))
@@ -101,7 +101,7 @@ def _headline_row(group: list[Measurement]) -> list[str]:
 def _best_own(group: Iterable[Measurement]) -> str | None:
     """The fastest of our levels; where none was timed, `native`, which is what `level=None` runs there.
 
-    A kernel that is measured by a name of its own is no level that users can name.
+    A kernel that is measured under a separate name is not a level that users can name.
     """
     levels = [m for m in group if m.implementation == m.level]
     return fastest(filter(_is_own, levels)) or fastest(m for m in levels if m.level == "native")

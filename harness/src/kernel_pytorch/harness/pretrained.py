@@ -29,7 +29,7 @@ def real_text(paragraphs: int = 256) -> list[str]:
         paragraphs: how many; each holds at least 120 characters. They differ a little between versions of Python.
 
     Raises:
-        ValueError: more paragraphs are asked for than there are.
+        ValueError: `paragraphs` is more than there are.
     """
     if paragraphs < 1:
         raise ValueError(f"real_text: paragraphs is {paragraphs}; allowed is 1 and more")

@@ -30,7 +30,7 @@ from kernel_pytorch.harness.technique import Operation, Technique
 
 RESULTS = Path("results")
 DERIVED = ("reference", "native")
-"""The files of which levels without a file of their own are made."""
+"""The files that define levels without a separate file."""
 
 
 def identify(

@@ -1,4 +1,4 @@
-"""The parts of a package's README that are generated: what stands between `<!-- NAME:begin -->` and its `:end`."""
+"""The generated parts of a package's README: the text between `<!-- NAME:begin -->` and its `:end`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ReadmeError(ValueError):
 
 
 def read_block(readme: Path, name: str) -> str:
-    """What stands between the markers.
+    """Return the text between the markers.
 
     Raises:
         ReadmeError: there is no such file, or it lacks the markers.
@@ -21,7 +21,7 @@ def read_block(readme: Path, name: str) -> str:
 
 
 def write_block(readme: Path, name: str, body: str) -> None:
-    """Replace what stands between the markers.
+    """Replace the text between the markers.
 
     Raises:
         ReadmeError: as for `read_block`; nothing is written.

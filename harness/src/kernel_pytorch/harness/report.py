@@ -162,7 +162,7 @@ def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
     return found
 
 
-# Of the terminal's tables; together they fit 80 characters, and tables below each other line up.
+# Column widths of the terminal's tables; together they fit 80 characters, and tables below each other line up.
 WIDTHS = {"level": 11, "median": 7, "±": 4, "GB/s": 5, "of copy": 4, "vs reference": 9, "vs native": 7,
           "vs best PyTorch": 7, "vs best peer": 7, "error": 9}  # fmt: skip
 

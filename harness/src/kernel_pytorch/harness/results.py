@@ -115,13 +115,13 @@ class Measurement(Part):
     """One implementation on one case in one direction.
 
     Attributes:
-        run: which of the file's runs found it out.
-        status: "measured"; "unavailable" (cannot run or be timed here); "wrong" (failed the oracle, so nobody cares
-            how fast it is); "rejected" (faster than this machine can be); "crashed" (ended its process, or did not
-            end). All but the first carry a reason.
+        run: which of the file's runs produced it.
+        status: "measured"; "unavailable" (cannot run or be timed here); "wrong" (failed the oracle, so its
+            speed is meaningless); "rejected" (faster than this machine can be); "crashed" (ended its process, or did
+            not end). All but the first carry a reason.
         seconds: device time per call on a GPU, wall time on a CPU.
         samples: seconds per call, one per round; rounds are paired among the implementations of a case.
-        bytes: compulsory traffic that bytes_per_second was divided from.
+        bytes: compulsory traffic, from which bytes_per_second was computed.
         share_of_copy: the speed over that of a copy of as many bytes, in the same rounds; in files that are older than
             `same_size`, of the copy bandwidth of the memory that `pool_bytes` fit in.
         share_of_matmul: over that of the same matrix products by PyTorch, in the same rounds; where the cost names
@@ -174,7 +174,7 @@ class WholeCost(Part):
         warm_start: the same in the next process.
         launches: kernels that one forward launches.
         missing: by the name of a figure, why it is not there.
-        run: which of the file's runs found it out.
+        run: which of the file's runs produced it.
     """
 
     operation: Name

@@ -163,7 +163,7 @@ class Operation:
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """Passes that benchmarks time, unless they are told which."""
+        """Passes that benchmarks time by default."""
         if not self.differentiable:
             return (Direction.FORWARD,)
         return Direction.FORWARD, Direction.BOTH if self._is_exempt(BACKWARD_TIME) else Direction.BACKWARD

@@ -24,7 +24,7 @@ def leaves(arguments: Sequence[Any], wanted: bool | Sequence[bool] = True, *, co
     Args:
         arguments: tensors and plain values.
         wanted: whether the tensors require gradients: all of them, or one answer for each argument.
-        copy: give them memory of their own.
+        copy: give them separate memory.
     """
     wants = [wanted] * len(arguments) if isinstance(wanted, bool) else wanted
     own = [a.detach().clone() if copy and is_float(a) else a for a in arguments]

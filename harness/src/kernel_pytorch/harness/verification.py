@@ -208,7 +208,7 @@ def not_offered(implementation: Implementation, error_checks: tuple[ErrorCheck, 
 def forget_other_shapes(operation: Operation, case: Case) -> None:
     """Reset Dynamo unless it compiled this case last: after eight shapes torch.compile would give up.
 
-    The adversaries of a case have its shapes and, but for two layouts, need no compilation of their own.
+    The adversaries of a case have its shapes and, except for two layouts, need no separate compilation.
     """
     global _last_compiled
     if _last_compiled != (operation.name, case.label):

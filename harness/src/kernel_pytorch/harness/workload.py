@@ -78,7 +78,7 @@ class Workload:
             pairs += zip(self.incoming[0], random_like(self.incoming[0], generator), strict=True)
         for old, new in pairs:
             if isinstance(old, Tensor):
-                old.data.copy_(new)  # `.data` has a version counter of its own
+                old.data.copy_(new)  # `.data` has a separate version counter
         arguments = [a.detach() if isinstance(a, Tensor) else a for a in self.arguments[0]]
         incoming = list(self.incoming[0]) if self.incoming else None
         return expect_for(job.operation, arguments, generator.device, incoming=incoming)

@@ -303,7 +303,7 @@ def _unfinished(target: Path) -> Path:
 
 
 def _target(json: Path | None, out: Path | None, slug: str, technique: Technique, *, one: bool) -> Path | None:
-    """Where this technique's results go; None where nobody asked for a file."""
+    """File for this technique's results; None if the user requested no file."""
     if json is not None:
         return json if one and json.suffix == ".json" else json / f"{technique.name}.json"
     return None if out is None else out / slug / f"{technique.name}.json"

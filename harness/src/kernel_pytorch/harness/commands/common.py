@@ -24,7 +24,7 @@ from kernel_pytorch.harness.noise import CpuReader
 from kernel_pytorch.harness.peers import PeersError, add_peers
 from kernel_pytorch.harness.technique import Technique
 
-# Tables are wide, and a pipe or a file has no width of its own.
+# Tables are wide, and a pipe or a file has no width.
 output = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 messages = Console(stderr=True)
 # How sentences are printed: one line each, whatever the width, so that they can be searched for.

@@ -113,11 +113,11 @@ def models_command(
 ) -> None:
     """Time whole models at whole works: training, prefill, decoding; all variants of a model in turns.
 
-    Stock models of Hugging Face's transformers at published widths with few layers and random weights stand beside
+    Stock models of Hugging Face's transformers at published widths with few layers and random weights are timed beside
     torch.compile, Liger-Kernel where it is installed, and the techniques that are installed, patched in. Ratios are of
     the same process and the same rounds. Each work of a model is kept when it is done.
 
-    --losses, a run of its own, trains each model for some steps, stock and ours from the same weights: in float32 the
+    --losses, a separate run, trains each model for some steps, stock and ours from the same weights: in float32 the
     losses are the same to 1e-4, in 16 bits those of ours may be no farther from stock in float32 than stock's are,
     apart from chance.
 

@@ -1,7 +1,7 @@
 """`kernel-pytorch new`: a package and its page, made from the template of a checkout.
 
-The template, `template/`, is a small image of the checkout: a package that works as it stands, and its page. Making
-another one is copying both with one word replaced, in contents and in paths, and a link to `core/`, which every package
+The template, `template/`, is a small image of the checkout: a package that works as is, and its page. A new
+package is a copy of both with one word replaced, in contents and in paths, and a link to `core/`, which every package
 has. Only the standard library is imported, so that a clean clone makes a package before anything is installed:
 
     python -I harness/src/kernel_pytorch/harness/commands/new.py my-technique
@@ -26,7 +26,7 @@ CORE = Path("..", "..", "..", "..", "..", "core")
 PLACEHOLDER = "my-technique"
 KEBAB_CASE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LENGTHS = range(2, 29)
-"""Letters of a name: with more the template's lines would be too long, and with fewer nobody knows what it is."""
+"""Letters of a name: more would make the template's lines too long, and fewer would not describe the package."""
 OURS = ("harness",)
 """What is imported beside the packages."""
 
@@ -155,15 +155,15 @@ def words(name: str) -> dict[str, str]:
 
 
 def render(text: str, name: str) -> str:
-    """A text of the template for the package of that name: words replaced, imports in order again."""
+    """Render a text of the template for the package of that name: replace words, and sort imports again."""
     replaced = words(name)
     text = re.sub("|".join(replaced), lambda found: replaced[found[0]], text)
-    # One of these imports the package, and the name decides where it stands among them.
+    # One of these imports the package, and the name decides its place among them.
     return re.sub(r"(?:^from kernel_pytorch\.[^\n(]+\n){2,}", _in_order, text, flags=re.MULTILINE)
 
 
 def render_path(path: Path, name: str) -> Path:
-    """The same of a path."""
+    """Replace the words of a path as `render` does."""
     return Path(render(str(path), name))
 
 

@@ -54,7 +54,7 @@ def static_command(
 ) -> None:
     """Compile every Triton kernel for every architecture, and check its contract: registers, widths, ...
 
-    Of kernels in CUDA C++ registers, spills and shared memory are checked, as ptxas printed them when the library was
+    For kernels in CUDA C++, registers, spills and shared memory are checked, as ptxas printed them when the library was
     compiled; an architecture that it was not compiled for is named, and breaks nothing.
 
     Exit code: 0 if every contract is kept; 1 if one is broken, or with --recorded if the record is of other kernels;

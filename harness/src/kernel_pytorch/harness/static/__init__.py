@@ -11,8 +11,8 @@ build of a library said about those in CUDA C++, and holds each to its `KernelCo
     resources.py     what the machine code needs: registers, stack, spills
     limits.py        what an architecture has, and how many blocks fit on a multiprocessor
     compiled.py      the facts about one compiled kernel, whatever compiler made it
-    gate.py          the facts held against the contract
-    worker.py        all of the above for one technique and architecture, in a process of its own
+    gate.py          the facts compared with the contract
+    worker.py        all of the above for one technique and architecture, in a separate process
     inspection.py    the processes, and what they found before
     record.py        all of it as `results/static/<technique>.kernels.json`
     table.py         and as tables

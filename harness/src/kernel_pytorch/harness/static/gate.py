@@ -44,7 +44,7 @@ class Violation:
 
 
 def violations(technique: Technique, found: Iterable[Compiled], *, complete: bool = True) -> list[Violation]:
-    """Everything that breaks a contract, and contracts for kernels that nobody launches.
+    """Everything that breaks a contract, and contracts for kernels that are never launched.
 
     Args:
         technique: whose contracts they are.

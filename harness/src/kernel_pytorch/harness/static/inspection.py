@@ -36,7 +36,7 @@ class WorkerError(RuntimeError):
 
 
 class Request(Part):
-    """What a worker is asked.
+    """A request to a worker.
 
     Attributes:
         technique: its name.
@@ -131,7 +131,7 @@ def triton_level(technique: Technique) -> list[Implementation]:
 
 
 def has_kernels(technique: Technique) -> bool:
-    """Whether a technique has kernels of its own, in Triton or in CUDA C++."""
+    """Whether a technique has custom kernels, in Triton or in CUDA C++."""
     return bool(triton_level(technique)) or library_folder(technique) is not None
 
 
@@ -174,9 +174,9 @@ def _key(technique: Technique, request: Request) -> str:
 
 
 def inputs_key(technique: Technique) -> str:
-    """Changes with all that the findings depend on: the package, cases, compilers, their settings, and this package.
+    """Digest of all that the findings depend on: the package, cases, compilers, their settings, and this package.
 
-    Of a package with a compiled library it changes with the sources of the CUDA kernels in it instead.
+    A compiled library contributes only the sources of its CUDA kernels.
 
     Raises:
         RecordError: a compiled library has no record.

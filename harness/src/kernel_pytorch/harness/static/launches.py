@@ -160,7 +160,7 @@ def record_launches(
 
 
 class _WithoutProducts(TorchDispatchMode):
-    """Matrix products beside the kernels give memory of the right shape, and take no time: nobody reads them."""
+    """Make matrix products beside the kernels return memory of the right shape at once: no code reads their results."""
 
     PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 
@@ -172,7 +172,7 @@ class _WithoutProducts(TorchDispatchMode):
 
 
 class _UnsetNumbers(TorchFunctionMode):
-    """`torch.randn` gives memory that nobody touches."""
+    """Make `torch.randn` return memory that is never touched."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -204,10 +204,10 @@ def use_architecture(capability: int) -> None:
 
 
 def _arguments(operation: Operation, case: Case) -> list[Any]:
-    """Arguments of the right layout and of no particular value: memory that nobody touches takes none.
+    """Make arguments of the right layout and of arbitrary values: memory that is never touched takes none.
 
-    What is no floating point (indices, lengths) may decide a launch, so then the real arguments are made, but for
-    normal random numbers: a cache of keys has gigabytes of them.
+    Arguments that are not floating-point (indices, lengths) may decide a launch, so then the real arguments are made,
+    except normal random numbers: a cache of keys has gigabytes of them.
     """
     with FakeTensorMode():
         arguments = operation.arguments(case, torch.Generator().manual_seed(0))

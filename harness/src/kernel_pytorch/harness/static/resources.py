@@ -60,7 +60,7 @@ def parse_resources(printed: str, name: str) -> tuple[int, int]:
 def parse_spills(log: str, stack: int) -> int:
     """Spilled bytes from what `ptxas -v` printed about a kernel that has a stack.
 
-    Triton passes options of its own to ptxas. Where they led to another stack than here, all of it counts as spilled.
+    Triton passes further options to ptxas. Where they led to another stack than here, all of it counts as spilled.
     """
     frames = [(int(f["stack"]), max(int(f["stores"]), int(f["loads"]))) for f in SPILLS.finditer(log)]
     spilled = [spills for frame, spills in frames if frame == stack]

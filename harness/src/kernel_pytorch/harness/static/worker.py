@@ -1,6 +1,6 @@
-"""Compiles the Triton kernels of one technique for one architecture and writes what it found; a process of its own.
+"""Compile the Triton kernels of one technique for one architecture and write the findings, in a separate process.
 
-A process of its own, because Triton decides at import whether kernels are interpreted, and because two run at a time.
+The process is separate because Triton decides at import whether kernels are interpreted, and because two run at a time.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a call: floating-point operations, distinct bytes read and written, and whether it launches anything."""
+    """Cost of a call: floating-point operations, distinct bytes read and written, and whether it launches anything."""
 
     flops: int = 0
     bytes: int = 0

@@ -22,7 +22,7 @@ from .techniques import replaceable
 class Technique:
     """Who computes a pattern: what to write, and the package of this project that has it; "" for PyTorch's own.
 
-    `applies` says whether `optimize` makes the change; a package is asked by a trial what it replaces.
+    `applies` says whether `optimize` makes the change; a trial finds out what a package replaces.
     """
 
     title: str

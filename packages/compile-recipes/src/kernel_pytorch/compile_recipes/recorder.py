@@ -1,7 +1,7 @@
 """One eager run of a module as a graph: each operator with its value, the user's line and the path of the module.
 
 Dynamo is not used: what it cannot capture (prints, `.item()`, branches on data) simply runs, so the graph is always
-whole. A write in place becomes a node of its own, and what shares its memory is renewed when it is read next.
+whole. A write in place becomes a separate node, and tensors that share its memory are renewed at their next read.
 """
 
 from __future__ import annotations

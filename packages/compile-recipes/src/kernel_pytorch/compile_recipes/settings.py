@@ -14,7 +14,7 @@ from .state import call, device_of
 
 RANDOM = ("bernoulli", "native_dropout", "_fused_dropout", "dropout")
 HOST_SHARE = 0.9
-"""Of the whole time, spent by the host before the device is waited for: beyond that the host decides."""
+"""Share of the whole time that the host spends before it waits for the device: beyond it the host is the bottleneck."""
 
 
 def setting_findings(

@@ -15,7 +15,7 @@ FIRST = {"error": 0, "attention-lost": 1, "graph-break": 2, "recompile": 3, "set
 def suggestions(findings: Sequence[Finding]) -> list[Finding]:
     """The findings that name a change, the most urgent first; what gains nothing that can be counted is left out.
 
-    Of what gains as much, the user's own lines come first: those of a library are harder to change.
+    Among equal gains, the user's own lines come first: those of a library are harder to change.
     """
     wanted = [
         f for f in findings if f.change and f.kind != "note" and (f.kind in FIRST or f.gain_bytes or f.gain_seconds)

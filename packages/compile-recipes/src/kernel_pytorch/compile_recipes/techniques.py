@@ -39,7 +39,7 @@ class Patches:
 
     @property
     def left(self) -> dict[str, str]:
-        """By `package path`, why a module that looked like one of its own was left alone."""
+        """By `package path`, why the package left a module alone that looked replaceable."""
         return {f"{name} {path}": why for name, found in self.done.items() for path, why in found.left.items()}
 
     def __str__(self) -> str:

@@ -25,9 +25,9 @@ from .readiness import readiness
 from .state import Loss, call, device_of, leaves_of, loss_of, preserved
 
 BUDGET = 2.0
-"""Times the error of the original."""
+"""Allowed error, in multiples of the error of the original."""
 LEAST_SHARE = 0.1
-"""Of the largest gradient: the scale of rounding in the small ones."""
+"""Share of the largest gradient that is the scale of rounding in the small ones."""
 SEED = 20
 
 

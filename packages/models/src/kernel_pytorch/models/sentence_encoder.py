@@ -155,7 +155,7 @@ class SentenceEncoder(TechniqueModule):
 
 
 def batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Indices in the order of length, in groups of at most that many tokens; a longer text is a group of its own."""
+    """Indices in the order of length, in groups of at most that many tokens; a longer text is a separate group."""
     found: list[list[int]] = []
     have = tokens_per_batch
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -1,4 +1,4 @@
-"""What is asked of each task: cases, with the expected value and the one that the reader's code gives.
+"""Checks of each task: cases, with the expected value and the one that the reader's code gives.
 
 The file that a task starts with computes the right values, unless it is a kernel or a formula; then float64 does.
 """

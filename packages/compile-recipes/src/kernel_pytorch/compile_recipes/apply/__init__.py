@@ -24,7 +24,7 @@ from .packing import pack_encoders
 from .rewrite import rewrite_attention
 
 SHORT = 0.8
-"""Of the memory of a GPU: a step that needs more is short of memory."""
+"""Share of a GPU's memory: a step that needs more is short of memory."""
 
 
 def changes() -> list[Change]:
@@ -179,7 +179,7 @@ def _wanted(apply: str | Sequence[str]) -> list[Change]:
 
 
 def _is_short(module: torch.nn.Module, apply: str | Sequence[str]) -> bool:
-    """Whether checkpointing is asked for by name, or a step needs most of its GPU."""
+    """Whether the user names checkpointing, or a step needs most of its GPU's memory."""
     if apply == "checkpointing" or (not isinstance(apply, str) and "checkpointing" in apply):
         return True
     device = next((p.device for p in module.parameters()), torch.device("cpu"))

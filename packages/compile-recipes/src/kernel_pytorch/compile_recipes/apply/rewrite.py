@@ -60,7 +60,7 @@ def rewrite(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[str]:
     """Put `scaled_dot_product_attention` where two products with a softmax are proven to be it.
 
     Returns:
-        For each such place what stands against it, "" where it was rewritten.
+        For each such place the obstacle to rewriting it, "" if it was rewritten.
     """
     devices = {t.device for t in inputs if isinstance(t, Tensor) and t.is_cuda}
     with no_dispatch_modes(), torch.random.fork_rng(devices):
@@ -83,7 +83,7 @@ def _obstacle(a: Attention) -> str:
 
 
 def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> str:
-    """Rewrite one place; what stands against it, or ""."""
+    """Rewrite one place; return the obstacle to it, or ""."""
     q, keys, v = [*one.args, None, None][:2] + [*two.args, None, None][1:2]
     products = one.target in PRODUCTS and two.target in PRODUCTS
     if not products or not all(isinstance(n, fx.Node) for n in (q, keys, v)) or two.args[0] is v:
@@ -100,7 +100,7 @@ def _replace(gm: fx.GraphModule, a: Attention, one: fx.Node, two: fx.Node) -> st
 
 
 def _given_between(one: fx.Node, two: fx.Node) -> bool:
-    """Whether a tensor that the graph is given, as a mask is, joins what stands between two products.
+    """Whether an input tensor of the graph, such as a mask, enters the computation between two products.
 
     The values of inputs were made up for the proof, so a mask that hides nothing there proves nothing. Sizes of inputs
     are no values.
@@ -184,7 +184,7 @@ def rewrite_attention(model: torch.nn.Module, context: Context) -> Done | str:
 
 
 def _copied(function: Any) -> Any:
-    """The same function with code of its own: Dynamo counts recompilations by code."""
+    """Copy a function with a separate code object: Dynamo counts recompilations by code object."""
     if not isinstance(function, FunctionType):
         return function
     parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__

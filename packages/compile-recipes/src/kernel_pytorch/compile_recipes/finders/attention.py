@@ -16,7 +16,7 @@ from .products import Linears
 
 SOFTMAX = re.compile(r"softmax|^exp$")
 LARGEST_SCORES = (2.0, 120.0)
-"""Of the two runs that prove it: ordinary ones, and such that a cap of the scores bends them."""
+"""Largest scores of the two proving runs: ordinary ones, and scores so large that a cap of the scores changes them."""
 FAR = 16
 """Operators between the two products, at most."""
 

@@ -46,7 +46,7 @@ def find_norms(g: Graph) -> list[Norm]:
 
 
 def _name(r: Node) -> str:
-    """Of the operator whose result, or part of a result, this is."""
+    """Name of the operator whose result, or part of a result, this is."""
     return r.inputs[0].name if r.name == "getitem" else r.name
 
 

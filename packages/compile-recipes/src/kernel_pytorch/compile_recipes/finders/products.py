@@ -25,7 +25,7 @@ ACTIVATIONS = {
     "mish": F.mish,
 }
 Linears = dict[Node, Node]
-"""Of each product with a parameter: what it reads, without views and casts."""
+"""For each product with a parameter, the node that it reads, without views and casts."""
 
 
 def linears(g: Graph) -> Linears:

@@ -1,7 +1,7 @@
 """Task masked-sum: sum rows of any length in a Triton kernel.
 
-A block has a power of two of elements, a row need not. What is beyond its end belongs to the next row, or to nobody.
-Give the load a mask. Without a GPU, Triton's interpreter runs it. `kernel-pytorch learn --check masked_sum.py`.
+A block has a power-of-two length, a row need not. Elements past the end of a row belong to the next row or to no
+tensor. Give the load a mask. Without a GPU, Triton's interpreter runs it. `kernel-pytorch learn --check masked_sum.py`.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Task packing: leave the padding of a batch out, and put it back.
 
-Texts of a batch have different lengths, and padding makes them one. Packed, the tokens of all texts stand one after
+Texts of a batch have different lengths, and padding makes them one. Packing puts the tokens of all texts one after
 the other, and offsets say where each text begins: the first is 0, the last is the number of tokens. Attention knows
 the offsets as `cu_seqlens`. `kernel-pytorch learn --check packing.py`.
 """
