@@ -116,7 +116,7 @@ def with_sum(
         module: the layer.
         defaults: its keywords, all of which its attention takes.
         formula: of its second norm.
-        package: whose patch the norm has, too: if somebody replaced its forward since, it is called.
+        package: the one that patched the norm too; if other code has replaced its forward since, that forward runs.
         is_of_its_class: whether the layer's own operators are the default for such a tensor.
     """
     stock, kind = patching.stock(module), type(module._modules[SECOND])

@@ -38,7 +38,7 @@ gated_backward = declare(**GATED_BACKWARD, launch=launch_backward)
 gated = declare(**GATED, launch=launch, backward=gated_backward)
 
 
-# The same and a linear layer. No rule of placements: whoever has DTensors calls the two one after the other.
+# `gated` followed by a linear layer. It has no sharding rule: with DTensors, call the two operators separately.
 
 
 def launch_linear() -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def gradient_linear(
     dy: Tensor, gate: Tensor, up: Tensor, weight: Tensor, activation: str, alpha: float, limit: float | None,
     offset: float, needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Of gate, up and the weight, each only where it is needed."""
+    """Gradients of gate, up and the weight, each only if it is needed."""
     *halves, need_weight = needs
     scalars = activation, alpha, limit, offset
     if not any(halves):

@@ -13,7 +13,7 @@ threshold_of = triton.constexpr_function(threshold)
 
 @triton.jit
 def load_seed(seed_ptr, DROPOUT_P: tl.constexpr):
-    """The seed; without dropout 0, which nobody uses."""
+    """Load the seed; without dropout it is 0 and unused."""
     seed = 0
     if DROPOUT_P > 0.0:
         seed = tl.load(seed_ptr)

@@ -165,7 +165,7 @@ def _check_alike(x: Tensor, others: dict[str, Tensor | None]) -> None:
 def _without_odd_rows(function: str, level: str | None, x: Tensor, weight: Tensor, columns: int) -> str | None:
     """The level, or "native" where the default would be "triton" and the copy engine cannot move rows of 16 bits.
 
-    Of x, of a weight, or of a result of so many columns. cuBLAS reads them faster than the kernels do by pointers.
+    This covers rows of x, of weight and of a result with `columns` columns; cuBLAS reads them faster than our kernels.
     """
     if level is not None or not LADDER.is_default(function, "triton", x):
         return level

@@ -158,7 +158,7 @@ class LayerNormAct(LayerNorm):
 class AddLayerNorm(LayerNorm):
     """Dropout, residual add and LayerNorm in one: `h = residual + dropout(x)`, `y = layer_norm(h)`.
 
-    What stands between two blocks of a transformer; the parameters are those of the LayerNorm.
+    A transformer computes this between two blocks; the parameters are those of the LayerNorm.
 
     `normalized_shape`, `eps`, `elementwise_affine`, `bias`, `device`, `dtype` and `level` are as in `LayerNorm`.
 

@@ -72,7 +72,7 @@ def gradient(
     needs: Sequence[bool],
     dtypes: Sequence[torch.dtype | None],
 ) -> tuple[Tensor | None, ...]:
-    """Of x, the residual, weight and bias."""
+    """Gradients of x, the residual, weight and bias; None for the seed."""
     x_dtype, residual_dtype = dtypes[:2]
     need_x, need_residual, need_dweight, need_dbias, _ = needs
     if dy is None:

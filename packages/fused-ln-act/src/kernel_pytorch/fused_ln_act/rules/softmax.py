@@ -41,7 +41,7 @@ def gradient(
     scale: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """Of x and the mask."""
+    """Gradients of x and the mask."""
     found: tuple[Tensor, Tensor] = backward(dy, *saved, scale, *needs)
     return found
 

@@ -23,7 +23,7 @@ from .common import CPU, CUDA, GELU_OF_INFINITY, TOLERATED_SPILL_BYTES, bytes_of
 NATIVE = "rounds after every kernel; and the CUDA kernels add rows of the bias's gradient in chains, not a tree"
 COMPILE = "TorchInductor adds the rows of the bias's gradient one by one on the CPU, eager in a tree"
 BUDGETS = {"native": (4.0, NATIVE), "compile": (4.0, COMPILE)}
-# TorchScript stands a checkpoint where it saves nothing: its second forward is never asked for any.
+# TorchScript supports selective checkpointing if it saves nothing: nothing requests tensors from the second forward.
 NOTHING_SAVED = (Exemption(("selective checkpointing",), None, ("torchscript",)),)
 
 
@@ -202,7 +202,7 @@ OPERATIONS = [
 ]
 
 CONTRACTS = {
-    # Of few elements a thread takes four, and as few as two of the bias: more threads wait for memory, for less of it.
+    # With few elements, a thread loads four, and as few as two of the bias: more threads wait for less memory each.
     "_bias_forward_kernel": KernelContract(max_registers=128, min_load_bits=32, min_store_bits=64),
     # A few resident programs of few warps are what its pipeline is made for: every register may be used.
     "_bias_backward_kernel": KernelContract(

@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, castin
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
 ) -> tuple[Tensor, Tensor]:
-    """`add_rms_norm` of `reference.py`: PyTorch has no fused one, so the sum is a kernel of its own."""
+    """`add_rms_norm` of `reference.py`: PyTorch has no fused operator, so the sum is a separate kernel."""
     h = x + residual
     return rms_norm(h, weight, eps, offset, casting), h
 

@@ -6,8 +6,8 @@
 
 No sum runs over a row, so a row may be cut anywhere: one program takes a narrow block of columns and a share of the
 rows, keeps its share of dbias in registers, and copies the next tiles into shared memory meanwhile. Narrow blocks make
-few shares of each column, so that adding them in a fixed order (`kernels/rows.py`) moves next to nothing. Of few rows
-one program takes all, and where no dbias is asked for every tile has a program of its own. The mask is
+few shares of each column, so that adding them in a fixed order (`kernels/rows.py`) moves next to nothing. With few
+rows, one program takes all of them; if dbias is not needed, each tile gets a separate program. The mask is
 drawn again from the seed. Without an activation x is not read, and was not saved.
 """
 
@@ -187,7 +187,7 @@ def plan(
 
 
 def apart(columns: int) -> Walk:
-    """How every tile gets a program of its own, where no dbias is asked for; as far as a grid has so many."""
+    """Walk with a separate program for each tile, up to the limit of the grid; used if dbias is not needed."""
     shape = widest_tile(columns, *ALONE)
     return Walk(shape.rows, shape.block, shape.warps, 1, 1)
 

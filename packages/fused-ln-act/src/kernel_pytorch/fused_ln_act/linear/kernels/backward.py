@@ -153,10 +153,10 @@ def _linear_saved_backward_kernel(
     ACTIVATION: tl.constexpr, NEED_DZ: tl.constexpr, NEED_DBIAS: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
-    """This program walks down BLOCK columns of `dz = dy * activation'(z)`, from ROWS rows to the next of its own.
+    """This program computes BLOCK columns of `dz = dy * activation'(z)` in every P-th tile of ROWS rows.
 
     dy: (M, N), saved: z, or y for relu, tanh and sigmoid, nothing for identity, (M, N), unit stride in N. dz: (M, N)
-    contiguous. shares: (programs, N), the sum over the rows of each; of one program dbias itself.
+    contiguous. shares: (P, N), the sum over the rows of each of the P programs; with one program, dbias itself.
     """
     HALF: tl.constexpr = dy_ptr.dtype.element_ty.primitive_bitwidth == 16
     program = tl.program_id(1)
@@ -373,7 +373,7 @@ def _plan_gated_recomputation(dh: Tensor, x: Tensor, w_gate_up: Tensor, flags: d
     read_dh, read_x = reader(dh, as_rows), reader(x, as_matrix)
 
     def compute(dh: Tensor, saved: None, x: Tensor, w_gate_up: Tensor, h: Tensor, dz: Tensor) -> None:
-        # Of the halves the kernel needs to know where they begin.
+        # The kernel needs only the start addresses of the halves.
         halves_of_dz = (dz, dz.narrow(-1, columns, columns)) if need_dz else (None, None)
         up_weight = w_gate_up.narrow(0, columns, columns)
         launch(read_x(x), w_gate_up, up_weight, read_dh(dh), h if need_h else None, *halves_of_dz)
