@@ -20,7 +20,7 @@ from typing import Any
 import build_library as library
 
 INSTRUCTION_SET = "CUDA, emulated"
-"""What stands in the library's record where instruction sets of the CPU backend do."""
+"""Entry of the library's record in place of the CPU backend's instruction sets."""
 
 OPTIONS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-pthread", "-w")
 CONTRACTED = ("-mfma", "-ffp-contract=fast")  # products are added without rounding, as nvcc has it

@@ -1,6 +1,6 @@
 """Checks of operator arguments. Each error names the function that was called and says what was given.
 
-Before a call only those errors are checked that the code behind it would miss or find too late. All other errors cost
+Before a call, the checks cover only errors that the code behind it would miss or find too late. Other errors cost
 nothing until a call fails: `explained` then writes the message. Code that torch.compile traces skips both.
 """
 

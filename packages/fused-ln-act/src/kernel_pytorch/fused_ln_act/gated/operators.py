@@ -1,7 +1,7 @@
-"""The operators of the Triton level: what `rules/gated.py` says of them, and their launchers.
+"""The operators of the Triton level, declared with the rules of `rules/gated.py`, and their launchers.
 
-`gated_linear` is `gated` and the linear layer behind it. The two by themselves save gate, up and what the layer reads,
-`(..., I)` each; it saves gate and up alone, and the backward's kernel makes the third once more on its way.
+`gated_linear` is `gated` and the linear layer behind it. Called separately, the two save gate, up and the input of the
+layer, `(..., I)` each; `gated_linear` saves only gate and up, and the backward's kernel recomputes the layer's input.
 """
 
 from __future__ import annotations

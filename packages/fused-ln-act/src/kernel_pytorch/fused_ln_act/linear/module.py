@@ -97,7 +97,7 @@ class LinearAct(torch.nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        """As the stock module, with the activation, and what else was asked for."""
+        """As the stock module, with the activation and the other options that were given."""
         again = "" if self.save_preactivation else ", save_preactivation=False"
         return f"{super().extra_repr()}, activation={self.activation!r}{again}" + _shown(self.level)
 
@@ -300,7 +300,7 @@ class GatedMLP(torch.nn.Module):
         return gated_mlp(x, *weights, self.activation, recompute=self.recompute, level=self.level)
 
     def extra_repr(self) -> str:
-        """The activation, and what else was asked for."""
+        """The activation and the other options that were given."""
         return f"activation={self.activation!r}{', recompute=True' if self.recompute else ''}" + _shown(self.level)
 
     def _share_halves(self) -> None:

@@ -75,7 +75,7 @@ class LayerNorm(torch.nn.LayerNorm):
         return layer_norm(rows, *_parameters(self), eps=self.eps, level=self.level).view(x.shape)
 
     def extra_repr(self) -> str:
-        """As the stock module, with the level where one was asked for."""
+        """As the stock module, and the level if one was given."""
         return super().extra_repr() + _shown(level=self.level)
 
 

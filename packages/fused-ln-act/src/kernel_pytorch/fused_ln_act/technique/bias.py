@@ -136,7 +136,7 @@ bias_act_tests = grid(
 )  # fmt: skip
 
 bias_dropout_add_tests = grid(
-    # First, because the support table asks about sharding, and a mask goes by the place in the tensor that a rank has.
+    # First, because the support table tests sharding, and a dropout mask depends on the position in the whole tensor.
     point("no dropout", shape=(61, 96), core=True, reason="dx is dy: only dbias is computed", dtypes=ONE),
     point("dropout", shape=(61, 96), dropout_p=0.1, core=True, reason="dx and dresidual differ by the mask"),
     point("odd columns", shape=(9, 33), dropout_p=0.5, reason="four neighbours share one Philox",

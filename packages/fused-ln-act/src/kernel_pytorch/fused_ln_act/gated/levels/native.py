@@ -1,4 +1,4 @@
-"""Fastest eager PyTorch: the activation, then the product, each in a separate kernel.
+"""PyTorch's best operators: the activation, then the product, each in a separate kernel.
 
 The activation is rounded to the dtype of gate in between, which the definition does not do. In float16 that could
 overflow, forward or backward, where the result is zero: halves in float16 or in different dtypes are widened first.

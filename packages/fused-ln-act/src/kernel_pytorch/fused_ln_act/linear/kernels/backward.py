@@ -1,11 +1,11 @@
-"""What of the backward pass is not a product of matrices alone: kernels, then the launchers.
+"""The backward pass in Triton, except for the plain matrix products. Kernels, then the launchers.
 
-The gradient at the pre-activation, `dz = dy * activation'(z)`, and its sum over the rows, the gradient of the bias.
-With z or y saved that is a pass over memory (`_linear_saved_backward_kernel`); where nothing was saved, z is computed
-again and dz is the epilogue of that product (`_linear_backward_kernel`). The gated kernels do the same for both halves
-of a gated MLP, and give h again, which the gradient of the second weight needs. The gradients of x and of the weights
-are plain products of dz, which `operators.py` leaves to cuBLAS. Sums over rows are made by shares in a fixed order, or
-of few rows by one program.
+The kernels compute `dz = dy * activation'(z)`, the gradient of the pre-activation, and its sum over the rows, the
+gradient of the bias. If z or y was saved, that is a pass over memory (`_linear_saved_backward_kernel`); otherwise z is
+recomputed and dz is the epilogue of that product (`_linear_backward_kernel`). The gated kernels do the same for both
+halves of a gated MLP and also recompute h, which the gradient of the second weight needs. The gradients of x and of the
+weights are plain products of dz, which `operators.py` leaves to cuBLAS. Sums over rows add shares in a fixed order;
+with few rows, one program computes the sum.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def gated_mlp(
 
 
 def check(x: Tensor, activation: str, matrices: Mapping[str, tuple[Tensor, int]]) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory.
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory.
 
     Args:
         x: the principal argument.

@@ -301,7 +301,7 @@ def check(
     x: Tensor, like_x: Mapping[str, Tensor | None], parameters: Mapping[str, Tensor | None], seed: Tensor | None,
     dropout_p: float, norm: str, activation: str,
 ) -> None:  # fmt: skip
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_choice("norm", norm, ("layer", "rms"))
     check_choice("activation", activation, ACTIVATIONS)
     check_floats(x=x, **like_x, **parameters)

@@ -1,7 +1,7 @@
-"""Fastest eager PyTorch: `F.layer_norm` or `F.rms_norm`, then the activation, then `F.dropout`.
+"""PyTorch's best operators: `F.layer_norm` or `F.rms_norm`, then the activation, then `F.dropout`.
 
-Each runs in a separate kernel and rounds its result to the dtype of x; the definition rounds once. Where a
-parameter has another dtype, as under autocast, the norm and the activation are computed in float32.
+Each runs in a separate kernel and rounds its result to the dtype of x; the definition rounds once. If a parameter
+has another dtype, as under autocast, the norm and the activation are computed in float32.
 
 Without a seed dropout draws PyTorch's own mask, which is fastest; with one it draws that of `philox.py`, as every level
 does.

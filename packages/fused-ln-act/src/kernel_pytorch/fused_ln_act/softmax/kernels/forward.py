@@ -202,7 +202,7 @@ def softmax(x: Tensor, mask: Tensor | None, scale: float) -> Callable[..., Tenso
 
 
 def check(x: Tensor, mask: Tensor | None) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_floats(x=x)
     if mask is None:
         return
