@@ -108,7 +108,7 @@ def build(folder: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> di
 
 
 def _write_translated(csrc: Path, emulator: Path, target: Path) -> list[Path]:
-    """The sources, rewritten, with what stands in for the CPU backend; and of them those that are compiled."""
+    """Write the translated sources and the replacement of the CPU backend; return the files to compile."""
     shutil.rmtree(target, ignore_errors=True)
     for file in sorted(csrc.rglob("*")):
         place = file.relative_to(csrc)

@@ -186,7 +186,7 @@ def walk(views: Sequence[Tensor], parameters: Sequence[Tensor | None], activated
 
 
 def stages(bytes_in_tiles: int, device: torch.device) -> int:
-    """How many tiles are under way at once: one, and what there is shared memory for.
+    """Number of tiles in flight at once: the one being computed, plus those that fit in shared memory.
 
     Args:
         bytes_in_tiles: of one tile of every tensor that is copied, times the programs of a multiprocessor.

@@ -193,7 +193,7 @@ def apart(columns: int) -> Walk:
 
 
 def walk(rows: int, columns: int, dy: Tensor, tensors: int) -> Walk:
-    """How programs walk so many rows of so many columns, of which so many tensors are copied."""
+    """Choose how programs walk `rows` rows of `columns` columns if they copy `tensors` tensors of that shape."""
     whole = tile_of_few(rows, columns, WIDE)
     if whole is not None:
         return Walk(whole.rows, whole.block, whole.warps, 1, 1)
