@@ -1,4 +1,4 @@
-"""Try a library in a process of its own: whether it loads, computes and raises errors, or ends the process."""
+"""Test in a separate process whether a library loads, computes and raises errors, or ends the process."""
 
 from __future__ import annotations
 

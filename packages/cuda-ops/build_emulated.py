@@ -20,7 +20,7 @@ from typing import Any
 import build_library as library
 
 INSTRUCTION_SET = "CUDA, emulated"
-"""What stands in the library's record where instruction sets of the CPU backend do."""
+"""Entry of the library's record in place of the CPU backend's instruction sets."""
 
 OPTIONS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-pthread", "-w")
 CONTRACTED = ("-mfma", "-ffp-contract=fast")  # products are added without rounding, as nvcc has it
@@ -108,7 +108,7 @@ def build(folder: Path, csrc: Path, work: Path, *, sanitize: bool = False) -> di
 
 
 def _write_translated(csrc: Path, emulator: Path, target: Path) -> list[Path]:
-    """The sources, rewritten, with what stands in for the CPU backend; and of them those that are compiled."""
+    """Write the translated sources and the replacement of the CPU backend; return the files to compile."""
     shutil.rmtree(target, ignore_errors=True)
     for file in sorted(csrc.rglob("*")):
         place = file.relative_to(csrc)

@@ -274,7 +274,7 @@ def wanted_archs(nvcc: str | None) -> list[str]:
     for arch in archs:
         number = re.fullmatch(r"sm_(\d+)[af]?", arch)
         if number is None or arch.rstrip("af") not in known or int(number[1]) < OLDEST:
-            # nvcc does not list those with an "a", and those that are built where nobody asks are worth a mention.
+            # nvcc does not list architectures with an "a"; the message also names those that are built by default.
             named = known | {arch for arch in ARCHS if arch.rstrip("a") in known}
             numbered = sorted((int(re.sub(r"\D", "", name)), name) for name in named)
             allowed = ", ".join(name for number, name in numbered if number >= OLDEST)
@@ -287,7 +287,7 @@ def wanted_archs(nvcc: str | None) -> list[str]:
 
 
 def digest(csrc: Path) -> str:
-    """Of everything that the library is compiled from, this file among it."""
+    """Digest of everything that the library is compiled from, including this file."""
     found = hashlib.sha256()
     for file in sorted(csrc.rglob("*")):
         place = file.relative_to(csrc).parts

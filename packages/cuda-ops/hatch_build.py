@@ -26,7 +26,7 @@ class CustomBuildHook(BuildHookInterface):
         import build_library
 
         package = Path("src", "kernel_pytorch", "cuda_ops")
-        # A folder of its own: another build, with other settings, may be under way.
+        # A separate folder: another build with other settings may be running at the same time.
         self.output = None if version == "editable" else Path(tempfile.mkdtemp())
         output = self.output or root / package
         record = build_library.build(output, root / "csrc", root / "build", say=_say)

@@ -24,7 +24,7 @@ def operator_digests(csrc: Path) -> dict[str, dict[str, str]]:
 
 
 def _code_digest(csrc: Path, operator: Path, device: str) -> str:
-    """Of what the operator's schema and its source for a device include; comments and empty lines do not count."""
+    """Digest of what the operator's schema and its source for a device include, without comments and empty lines."""
     other = csrc / "include" / "kernel_pytorch" / ("cpu" if device == "cuda" else "cuda")
     found: dict[str, str] = {}
     pending = [operator / "operator.cpp", operator / DEVICE_SOURCES[device]]

@@ -42,8 +42,8 @@ class Kernel:
     """One operator, or the backward of one.
 
     Attributes:
-        name: as it is asked for.
-        folder: of csrc/, whose kernels' files are its rungs; None where there is but the one that is picked.
+        name: its name for `--operator`.
+        folder: the folder of csrc/ whose kernel files are its rungs; None if only the launcher's choice exists.
         moved: tensors of the size of x that a call reads and writes.
         inputs: how many tensors of the size of x it reads.
         call: `(tensors, vectors) -> outputs`, of `inputs` tensors `(rows, columns)`, two vectors `(columns,)`
@@ -148,7 +148,7 @@ def shares(
 ) -> dict[str, Interval]:
     """Speed over that of a copy, median and 99 % interval, by rung; without those that refuse the shape.
 
-    Of rungs whose names begin with one of `chosen` alone, where any is given.
+    If `chosen` is not empty, only rungs whose names begin with one of its entries are measured.
     """
     rows = max(1, elements // columns)
     size = rows * columns * dtype.itemsize

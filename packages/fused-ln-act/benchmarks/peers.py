@@ -1,9 +1,9 @@
 """Other libraries' fused kernels, for `kernel-pytorch bench --peers`: the same arguments, truth and rounds.
 
-Each is called as its library documents it, without writing into its inputs or incoming gradients: where a library's
-backward does that by design, or overwrites what it saved so that it runs once, its forward alone takes part. What a
-library has no variant of raises NotImplementedError, and the tables say so. Nobody offers a norm with an activation,
-and everybody draws another dropout mask than Philox by the element's index.
+Each is called as its library documents it, without writing into its inputs or incoming gradients: if a library's
+backward does that by design, or overwrites what it saved so that it runs once, only its forward takes part. Variants
+that a library lacks raise NotImplementedError, and the tables say so. No library offers a norm with an activation, and
+no library's dropout mask is Philox by the element's index.
 """
 
 from __future__ import annotations

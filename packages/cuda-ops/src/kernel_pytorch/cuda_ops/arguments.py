@@ -1,7 +1,7 @@
-"""Checks of what operators are called with. Each error names the function that was called, and says what was given.
+"""Checks of operator arguments. Each error names the function that was called and says what was given.
 
-In the way of a call stands only what nobody behind it would notice, or not in time. The rest costs nothing: `explained`
-finds words for a call that failed. Code that torch.compile traces goes without either.
+Before a call, the checks cover only errors that the code behind it would miss or find too late. Other errors cost
+nothing until a call fails: `explained` then writes the message. Code that torch.compile traces skips both.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _gradient_in_place(
     z_loss: float,
     softcap: float,
 ) -> tuple[Tensor, None]:
-    """The gradient over the logits, where nobody traces, shares or differentiates them again."""
+    """Write the gradient over the logits, or into a new tensor if they are traced, shared or differentiated again."""
     scalars = ignore_index, label_smoothing, z_loss, softcap
     if not logits.is_contiguous() or not can_bypass_dispatcher(logits) or needs_grad(dloss, logits):
         return run_cross_entropy_backward(dloss, normalizer, logits, target, *scalars), None

@@ -14,12 +14,12 @@ CUDA_DTYPES = CPU_DTYPES[:3]
 
 NVCC = "pip install 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-cccl==13.*'"
 
-# Compute capabilities of the cards on which the CUDA kernels were verified. Elsewhere they have to be asked for.
+# Compute capabilities of the cards on which the CUDA kernels were verified. Other cards need an explicit level.
 VERIFIED: frozenset[tuple[int, int]] = frozenset({(9, 0)})
 
 
 def default(operation: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The level that stands for the operation: the compiled one where it was verified, on CPUs everywhere."""
+    """Default level of an operation: the compiled one on every CPU and on GPUs where it was verified."""
     if unavailable("cuda", device, dtype) is not None:
         return "native"
     return "cuda" if device.type == "cpu" or compute_capability(device) in VERIFIED else "native"

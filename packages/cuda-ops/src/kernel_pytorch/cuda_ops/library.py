@@ -90,5 +90,5 @@ def load(folder: Path) -> Library:
 LIBRARY = load(Path(os.environ.get(FOLDER, HERE)))
 
 refused: str | None = None
-"""Why the package refused this library when it was imported: asked again, by another package, it says the same, where
-operators that were registered before could not be registered twice."""
+"""Why importing the package rejected this library. Another package that imports it again gets the same reason, because
+operators that are already registered cannot be registered twice."""

@@ -1,4 +1,4 @@
-"""What all operators of the library have in common on their way through PyTorch."""
+"""Helpers that all operators of the library share to run under PyTorch's dispatcher and autograd."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ registrations = torch.library.Library("kernel_pytorch_cuda", "FRAGMENT")
 
 
 def count_writes(name: str) -> None:
-    """Let each call of an operator count as a write to the tensors that it overwrites: autograd looks at that.
+    """Count each call of an operator as a write to the tensors that it overwrites, so that autograd detects it.
 
     Args:
-        name: of an operator whose schema names them, as `Tensor(a!)`. PyTorch itself goes by the schema of operators of
-            its own and of `torch.library.custom_op`, and not of those that a library defines.
+        name: an operator whose schema names these tensors, as `Tensor(a!)`. PyTorch counts such writes only for its
+            native operators and those of `torch.library.custom_op`, not for operators that a library defines.
     """
     operator = getattr(operators, name).default
     written = [place for place, a in enumerate(operator._schema.arguments) if a.alias_info and a.alias_info.is_write]

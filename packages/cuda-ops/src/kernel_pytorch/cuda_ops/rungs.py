@@ -1,4 +1,4 @@
-"""Which of the numbered kernels in csrc/*/kernels runs, for whoever compares them. Nobody else needs this."""
+"""Choice of the numbered kernel in csrc/*/kernels that runs; only comparisons of these kernels need it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     z = scale * x + mask                                     or -inf where a boolean mask is False
     y = exp(z - max(z)) / sum(exp(z - max(z)))               over the last dimension
 
-What stands between the two products of attention (Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1,
+The operation between the two products of attention (Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1,
 https://arxiv.org/abs/1706.03762). With a mask, a row in which every z is -inf gives zeros, and so does its gradient.
 Everything is computed in float32 (float64 for float64) and rounded once.
 """

@@ -62,7 +62,7 @@ class SeededOperation(Operation):
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A seed from torch's generator of that device: an int64 scalar there, which nobody waits for."""
+    """Draw a seed, an int64 scalar on that device, from torch's generator of it, without synchronizing."""
     return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
 
 

@@ -15,7 +15,7 @@ SOFTMAX = ("softmax",)
 LINEAR = ("linear_act", "gated_mlp")
 
 GROUPS = {"norm": NORM, "gated": GATED, "bias": BIAS, "softmax": SOFTMAX, "linear": LINEAR}
-"""The functions of each group, whose levels are modules of its own folder."""
+"""The functions of each group. The levels of a group are the modules in `<group>/levels`."""
 
 HALF = (torch.float16, torch.bfloat16)
 HOPPER = [(9, 0)]

@@ -27,15 +27,15 @@ PACKAGE = "fused-ln-act"
 GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Names of the three layers of a gated feed-forward: Llama, Mistral, Qwen and Gemma; Meta's own Llama."""
 ACTIVATIONS_OF = ("act_fn", "act")
-"""Names of the activation of one."""
+"""Names of the activation of a gated feed-forward."""
 PLAIN = (str, bool, int, float, FunctionType, BuiltinFunctionType)
-"""Types of the attributes of an activation that are looked at again in each call."""
+"""Types of the attributes of an activation that each call checks again."""
 FEED_FORWARD = re.compile("MLP|Mlp|FeedForward|FFN|GLU|Glu|GELU|Expert|MoE|Moe|DenseAct")
-"""Of names of classes of feed-forwards."""
+"""Pattern that matches class names of feed-forwards."""
 ACT = re.compile(r"(^|_)act(ivation)?s?\d*(_|$)")
-"""Of names of attributes that are an activation."""
+"""Pattern that matches names of attributes that are an activation."""
 AFTER = ("dense", "dropout", "LayerNorm")
-"""Names of what stands behind a block in BERT: a layer, dropout, and the norm of the sum with the residual stream."""
+"""Names of the modules after a block in BERT: a layer, dropout, and the norm of the sum with the residual stream."""
 
 
 def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patched:
@@ -95,7 +95,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "reglu": (reglu, {}),
 }
 ACTIVATION = {"swiglu": "silu", "geglu": "gelu", "geglu, approximate 'tanh'": "gelu_tanh", "reglu": "relu"}
-"""Of each the activation, as the operators name it."""
+"""The activation of each product, as the operators name it."""
 
 
 def _gated_forward(module: torch.nn.Module, names: Sequence[str], found: str) -> patching.Forward:

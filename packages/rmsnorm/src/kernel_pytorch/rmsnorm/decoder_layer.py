@@ -38,7 +38,7 @@ class Formula(NamedTuple):
 
 
 class _Stub(torch.nn.Module):
-    """Stands in for a child of the layer, and keeps how it was called."""
+    """Replacement for a child of the layer that records its calls."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class _Stub(torch.nn.Module):
 
 
 def defaults_of(module: torch.nn.Module) -> dict[str, Any] | None:
-    """The keywords of a layer that computes the formula above and hands them all to its attention; None for others.
+    """The keywords of a layer that computes the formula above and passes them all to its attention; None for others.
 
-    It is tried with children that stand in for its own, in training and in evaluation, with and without keywords. Of
-    other libraries' layers too little is known: a forward may do more with numbers than with what stands in for them.
+    This runs the layer with stub children, in training and in evaluation, with and without keywords. It refuses layers
+    of libraries other than transformers: their forward may treat real tensors in another way than the stubs' outputs.
     """
     if {name for name, child in module._modules.items() if child is not None} != {FIRST, ATTENTION, SECOND, FEED}:
         return None
@@ -116,7 +116,7 @@ def with_sum(
         module: the layer.
         defaults: its keywords, all of which its attention takes.
         formula: of its second norm.
-        package: whose patch the norm has, too: if somebody replaced its forward since, it is called.
+        package: the one that patched the norm too; if other code has replaced its forward since, that forward runs.
         is_of_its_class: whether the layer's own operators are the default for such a tensor.
     """
     stock, kind = patching.stock(module), type(module._modules[SECOND])

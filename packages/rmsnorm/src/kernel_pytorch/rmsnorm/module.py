@@ -67,5 +67,5 @@ class RMSNorm(torch.nn.RMSNorm):
         return y.view(x.shape)
 
     def extra_repr(self) -> str:
-        """As the stock module, with the level where one was asked for."""
+        """As the stock module, and the level if one was given."""
         return super().extra_repr() + (f", level={self.level!r}" if self.level is not None else "")

@@ -32,7 +32,7 @@ class SwiGLU(torch.nn.Module):
         return swiglu(gate, up, alpha=self.alpha, limit=self.limit, offset=self.offset, level=self.level)
 
     def extra_repr(self) -> str:
-        """Alpha, limit and offset, with the level where one was asked for."""
+        """Alpha, limit and offset, and the level if one was given."""
         text = f"alpha={self.alpha}, limit={self.limit}, offset={self.offset}"
         return text + (f", level={self.level!r}" if self.level is not None else "")
 
@@ -59,6 +59,6 @@ class GEGLU(torch.nn.Module):
         return geglu(gate, up, approximate=self.approximate, limit=self.limit, level=self.level)
 
     def extra_repr(self) -> str:
-        """The approximation and the limit, with the level where one was asked for."""
+        """The approximation and the limit, and the level if one was given."""
         text = f"approximate={self.approximate!r}, limit={self.limit}"
         return text + (f", level={self.level!r}" if self.level is not None else "")

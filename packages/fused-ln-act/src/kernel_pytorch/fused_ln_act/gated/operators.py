@@ -1,7 +1,7 @@
-"""The operators of the Triton level: what `rules/gated.py` says of them, and their launchers.
+"""The operators of the Triton level, declared with the rules of `rules/gated.py`, and their launchers.
 
-`gated_linear` is `gated` and the linear layer behind it. The two by themselves save gate, up and what the layer reads,
-`(..., I)` each; it saves gate and up alone, and the backward's kernel makes the third once more on its way.
+`gated_linear` is `gated` and the linear layer behind it. Called separately, the two save gate, up and the input of the
+layer, `(..., I)` each; `gated_linear` saves only gate and up, and the backward's kernel recomputes the layer's input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ gated_backward = declare(**GATED_BACKWARD, launch=launch_backward)
 gated = declare(**GATED, launch=launch, backward=gated_backward)
 
 
-# The same and a linear layer. No rule of placements: whoever has DTensors calls the two one after the other.
+# `gated` followed by a linear layer. It has no sharding rule: with DTensors, call the two operators separately.
 
 
 def launch_linear() -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def gradient_linear(
     dy: Tensor, gate: Tensor, up: Tensor, weight: Tensor, activation: str, alpha: float, limit: float | None,
     offset: float, needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Of gate, up and the weight, each only where it is needed."""
+    """Gradients of gate, up and the weight, each only if it is needed."""
     *halves, need_weight = needs
     scalars = activation, alpha, limit, offset
     if not any(halves):

@@ -13,7 +13,7 @@ threshold_of = triton.constexpr_function(threshold)
 
 @triton.jit
 def load_seed(seed_ptr, DROPOUT_P: tl.constexpr):
-    """The seed; without dropout 0, which nobody uses."""
+    """Load the seed; without dropout it is 0 and unused."""
     seed = 0
     if DROPOUT_P > 0.0:
         seed = tl.load(seed_ptr)
@@ -22,10 +22,10 @@ def load_seed(seed_ptr, DROPOUT_P: tl.constexpr):
 
 @triton.jit
 def dropout(x, seed, row, column, columns, P: tl.constexpr):
-    """`x / (1 - P)` where the element at (row, column) of a tensor with so many columns is kept, else 0.
+    """`x / (1 - P)` where the element at (row, column) of a tensor with `columns` columns is kept, else 0.
 
-    One Philox serves four columns. It is written once an element, and computed once for every four that a thread holds
-    side by side: the compiler sees that their counters are equal.
+    One Philox call yields the bits of four columns. The code calls it once per element, but a thread computes it once
+    for four adjacent elements: the compiler sees that their counters are equal.
 
     seed: int64 scalar. row, column: integers that broadcast to the shape of x; row is int64 where offsets are.
     """

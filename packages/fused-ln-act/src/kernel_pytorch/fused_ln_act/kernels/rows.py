@@ -20,8 +20,8 @@ LONG_WARPS = 16  # 8 elements a thread: statistics, masks and derivatives of 16 
 # into shared memory too short, larger ones leave too few to be in flight at once.
 SMALLEST_TILE, LARGEST_TILE = 2048, 16384
 LARGEST_ACTIVATED_TILE = 4096
-# Of a multiprocessor, where each holds 1 KiB of a tile: with 16 elements a thread and an activation, which takes 160
-# registers, no more of them are resident at once.
+# Warps of a multiprocessor that are resident at once if each holds 1 KiB of a tile: 16 elements a thread and an
+# activation take 160 registers, which leaves no room for more.
 ACTIVATED_WARPS = 12
 BYTES_OF_WARP = 512  # that it loads in one access: 16 for each of its threads
 ELEMENTS_AT_ONCE = 8  # of a thread, up to which a row alone is not copied ahead
@@ -43,8 +43,8 @@ def divide(x, y):
 def product(x, y):
     """`x * y`, rounded before it is added to anything.
 
-    Of two products whose sum is taken the compiler joins either with the addition, and which may depend on how many
-    rows a program has: the last bit of a row's sum would go by the number of rows.
+    When two products are added, the compiler fuses one of them with the addition. Which one may depend on the number of
+    rows of a program, so the last bit of a row's sum would depend on the number of rows.
     """
     return tl.fma(x, y, tl.zeros_like(x))
 
@@ -142,9 +142,9 @@ class Walk(NamedTuple):
 def are_shared_alike(block: int, num_warps: int, views: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> bool:
     """Whether a program of one row sums it up in the same order as a program of several.
 
-    It does where all warps share a row in either case, each thread with as many columns side by side. The compiler
-    gives it those that fill the widest access to any tensor of that shape. Of one row the parameters have its shape
-    too: so everything must have elements of one size, and what is read by rows be aligned as parameters are.
+    It does if all warps share a row in both cases and each thread has the same number of adjacent columns. The compiler
+    chooses the number that fills the widest access to any tensor of that shape. With one row, the parameters have its
+    shape too: all tensors must have elements of one size, and tensors read by rows must be aligned as parameters are.
 
     Args:
         block: columns of a program.
@@ -177,8 +177,8 @@ def walk(views: Sequence[Tensor], parameters: Sequence[Tensor | None], activated
     if activated:
         programs = min(programs, ACTIVATED_WARPS // num_warps)
     programs = max(1, programs)
-    # Of few rows each gets a program of its own, which has nothing to copy ahead. What has more elements a thread waits
-    # less for copies than for registers.
+    # With few rows, each row gets its own program, which has nothing to prefetch. With more elements per thread, a
+    # program waits less for copies than for registers.
     few = total <= program_count(h.device, programs) and are_shared_alike(block, num_warps, views, parameters)
     if few and block <= 32 * num_warps * ELEMENTS_AT_ONCE:
         return Walk(1, block, num_warps, programs, 1)
@@ -186,7 +186,7 @@ def walk(views: Sequence[Tensor], parameters: Sequence[Tensor | None], activated
 
 
 def stages(bytes_in_tiles: int, device: torch.device) -> int:
-    """How many tiles are under way at once: one, and what there is shared memory for.
+    """Number of tiles in flight at once: the one being computed, plus those that fit in shared memory.
 
     Args:
         bytes_in_tiles: of one tile of every tensor that is copied, times the programs of a multiprocessor.

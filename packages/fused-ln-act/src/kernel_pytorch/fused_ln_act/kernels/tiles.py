@@ -10,9 +10,9 @@ import triton.language as tl
 from kernel_pytorch.fused_ln_act._core.launch import cdiv, next_power_of_2
 
 NARROWEST = 256  # columns: 512 bytes of a 16-bit dtype, four memory transactions
-FEW_ELEMENTS = 2**20  # of which an H200 takes longer to start and to wait than to move them
+FEW_ELEMENTS = 2**20  # an H200 takes longer to launch and wait than to move these
 FEW_ROWS = 512  # that one program sums up
-FEW_TILE, FEW_COLUMNS, FEW_WARPS = 4096, 16, 8  # elements that it has then, but at least so many columns
+FEW_TILE, FEW_COLUMNS, FEW_WARPS = 4096, 16, 8  # elements of its tile, with at least FEW_COLUMNS columns
 MOST_IN_GRID = 65535  # programs, along its second and third axis
 
 
@@ -47,7 +47,7 @@ class Tile(NamedTuple):
 
 
 def widest_tile(columns: int, elements: int, warps: int, widest: int | None = None) -> Tile:
-    """The tile of so many elements: of the powers of two that leave the fewest lanes without a column, the widest.
+    """The widest tile of `elements` elements among the powers of two that leave the fewest lanes without a column.
 
     Args:
         columns: of a row.

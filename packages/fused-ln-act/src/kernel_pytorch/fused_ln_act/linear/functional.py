@@ -165,7 +165,7 @@ def _check_alike(x: Tensor, others: dict[str, Tensor | None]) -> None:
 def _without_odd_rows(function: str, level: str | None, x: Tensor, weight: Tensor, columns: int) -> str | None:
     """The level, or "native" where the default would be "triton" and the copy engine cannot move rows of 16 bits.
 
-    Of x, of a weight, or of a result of so many columns. cuBLAS reads them faster than the kernels do by pointers.
+    These are rows of x, weight or a result of `columns` columns; cuBLAS reads them faster than the kernels by pointer.
     """
     if level is not None or not LADDER.is_default(function, "triton", x):
         return level
@@ -181,7 +181,7 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     x = tensors[0]
     assert x is not None
     device = x.device.type
-    # What has no autocast, "meta" for example, must not be asked whether it is on. Dynamo cannot trace that question.
+    # is_autocast_enabled is invalid for devices without autocast ("meta"). Dynamo cannot trace is_autocast_available.
     has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
     if x.dtype == torch.float64 or not has_autocast or not torch.is_autocast_enabled(device):
         return tensors

@@ -17,7 +17,7 @@ from kernel_pytorch.fused_ln_act.levels import LADDER
 
 from .functional import gated_mlp, linear_act
 
-# Activations of Hugging Face's transformers, which are classes of its own, by their names: it need not be installed.
+# Activation classes of Hugging Face's transformers, by class name: transformers need not be installed.
 TRANSFORMERS = {
     "SiLUActivation": "silu",
     "GELUActivation": "gelu",
@@ -97,7 +97,7 @@ class LinearAct(torch.nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        """As the stock module, with the activation, and what else was asked for."""
+        """As the stock module, with the activation and the other options that were given."""
         again = "" if self.save_preactivation else ", save_preactivation=False"
         return f"{super().extra_repr()}, activation={self.activation!r}{again}" + _shown(self.level)
 
@@ -142,7 +142,7 @@ class MLP(torch.nn.Module):
 
     @property
     def level(self) -> str | None:
-        """Of `fc1`; setting it sets that of both layers."""
+        """Level of `fc1`; assigning it sets the level of both layers."""
         return self.fc1.level
 
     @level.setter
@@ -300,7 +300,7 @@ class GatedMLP(torch.nn.Module):
         return gated_mlp(x, *weights, self.activation, recompute=self.recompute, level=self.level)
 
     def extra_repr(self) -> str:
-        """The activation, and what else was asked for."""
+        """The activation and the other options that were given."""
         return f"activation={self.activation!r}{', recompute=True' if self.recompute else ''}" + _shown(self.level)
 
     def _share_halves(self) -> None:
@@ -337,7 +337,7 @@ def _are_shared(*layers: torch.nn.Linear) -> bool:
     own = [id(layer._parameters) for layer in layers]
     holders = gc.get_referrers(*(layer.weight for layer in layers))
     others = [holder for holder in holders if type(holder) is dict and id(holder) not in own]
-    # Of all dictionaries those count that a module has its parameters in.
+    # Only dictionaries in which a module keeps its parameters count.
     kept = [r.get("_parameters") for r in gc.get_referrers(*others) if type(r) is dict] if others else []
     return any(parameters is holder for parameters in kept for holder in others)
 

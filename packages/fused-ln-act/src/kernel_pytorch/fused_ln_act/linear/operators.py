@@ -89,7 +89,7 @@ def gradient_linear(
     activation: str,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Of x, weight and bias, each only where it is needed."""
+    """Gradients of x, weight and bias, each only if it is needed."""
     need_dx, need_dweight, need_dbias = needs
     dz, dbias = dy, None
     if need_dbias or activation != "identity":
@@ -248,7 +248,7 @@ def gradient_gated(
     activation: str,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Of x and both weights, each only where it is needed."""
+    """Gradients of x and both weights, each only if it is needed."""
     need_dx, need_first, need_second = needs
     dh = gradient_of_input(dy, w_down)
     h, dz = gated_mlp_backward(dh, *saved, x, w_gate_up, activation, need_second, need_dx or need_first)
@@ -260,7 +260,7 @@ def gradient_gated(
 
 
 def flops_gated(x: Any, w_gate_up: Any, w_down: Any, activation: str, *_: Any, **__: Any) -> int:
-    """Two products and what stands between them."""
+    """Operations of the two products and of the gated activation between them."""
     rows, (outputs, hidden), (packed, depth) = torch.Size(x[:-1]).numel(), w_down, w_gate_up
     between = hidden * (FLOPS[activation][0] + 1)
     return rows * (2 * depth * packed + between + 2 * hidden * outputs)

@@ -74,7 +74,7 @@ def add_layer_norm(
         seed: int64 of shape `()` on the device of x; the same seed gives the same mask, at every level, forward and
             backward. None with `dropout_p` above 0 draws one from torch's generator of that device (level "native"
             draws PyTorch's own mask instead): `torch.manual_seed` and checkpointing then repeat it as they do for
-            `torch.nn.Dropout`, and nobody waits for the device.
+            `torch.nn.Dropout`, and the host does not wait for the device.
 
     Returns:
         `(y, new_residual)`, both `(..., N)` in the promoted dtype of x and residual; new_residual is h.

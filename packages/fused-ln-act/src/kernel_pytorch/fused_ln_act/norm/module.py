@@ -75,7 +75,7 @@ class LayerNorm(torch.nn.LayerNorm):
         return layer_norm(rows, *_parameters(self), eps=self.eps, level=self.level).view(x.shape)
 
     def extra_repr(self) -> str:
-        """As the stock module, with the level where one was asked for."""
+        """As the stock module, and the level if one was given."""
         return super().extra_repr() + _shown(level=self.level)
 
 
@@ -158,7 +158,7 @@ class LayerNormAct(LayerNorm):
 class AddLayerNorm(LayerNorm):
     """Dropout, residual add and LayerNorm in one: `h = residual + dropout(x)`, `y = layer_norm(h)`.
 
-    What stands between two blocks of a transformer; the parameters are those of the LayerNorm.
+    A transformer computes this between two blocks; the parameters are those of the LayerNorm.
 
     `normalized_shape`, `eps`, `elementwise_affine`, `bias`, `device`, `dtype` and `level` are as in `LayerNorm`.
 

@@ -2,10 +2,10 @@
 
 Saved for the backward: x, where there is an activation; bias and seed. Never the sum, its activation, or the mask.
 
-Nothing crosses an element, so DTensor may shard x and residual alike over every dimension: over the last one too, then
-with the bias, as a column-parallel projection leaves them behind. Nothing is sent; of a bias that every rank has, each
-rank holds its own rows' part of the gradient. With dropout the mask goes by the place of an element in the whole
-tensor, which a rank that holds a part does not know: then everything is replicated.
+The operation is elementwise, so DTensor may shard x and residual the same way over every dimension, and over the last
+one together with the bias, as a column-parallel projection leaves them. Nothing is sent; if every rank has the bias,
+each rank holds the part of its gradient from its own rows. With dropout the mask depends on the position of an element
+in the whole tensor, which a rank that holds a part does not know: then everything is replicated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gradient(
     activation: str,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor | None]:
-    """Of x and bias."""
+    """Gradients of x and bias."""
     # Where nothing is done to x, its gradient is there already.
     compute_dx = needs[0] and activation != "identity"
     if not compute_dx and not needs[1]:
@@ -157,7 +157,7 @@ def gradient_add(
     dtypes: Sequence[torch.dtype],
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor | None, Tensor, None]:
-    """Of x, bias and residual."""
+    """Gradients of x, bias and residual; None for the seed."""
     # Where nothing is done to x, its gradient is there already.
     compute_dx = needs[0] and (p > 0.0 or dy.dtype != dtypes[0])
     if not compute_dx and not needs[1]:

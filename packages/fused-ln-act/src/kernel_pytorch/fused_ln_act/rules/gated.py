@@ -4,9 +4,9 @@
 
 Saved for the backward: gate and up, or what packs them, as they came in; nothing else.
 
-Nothing crosses an element, so DTensor may shard two tensors alike over every dimension, the last one too: what a
-column-parallel projection leaves behind goes in as it is. A packed input may not be cut across its last dimension,
-where gate and up would part. Nothing is sent.
+The operation is elementwise, so DTensor may shard two tensors the same way over every dimension, including the last:
+the output of a column-parallel projection is a valid input. A packed input may not be sharded over its last dimension,
+which would separate gate and up. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def gradient(
     offset: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """Of gate and up, or of what packs them."""
+    """Gradients of gate and up, or of the tensor that packs them."""
     found: tuple[Tensor, Tensor] = backward(dy, gate, up, activation, alpha, limit, offset, *needs)
     return found
 
@@ -143,6 +143,6 @@ GATED_BACKWARD: Rules = {
 
 
 def places(placements: Any, gate: Any, up: Any) -> list[Any]:
-    """Where everything may lie alike."""
+    """Placements that all tensors may have in common."""
     dimensions = gate.ndim - 1 if up is None else gate.ndim
     return [placements.Replicate(), *(placements.Shard(dimension) for dimension in range(dimensions))]

@@ -1,16 +1,16 @@
-"""`norm_act` and its gradient: one pair for all norms; which, which activation, and what is there is said by arguments.
+"""`norm_act` and its gradient: one pair for all norms; arguments select the norm, the activation and optional inputs.
 
     h = residual + dropout(x)
     y = dropout(activation(norm(x)))        or, with a residual, activation(norm(h))
 
 Saved for the backward: what was normalised (x, or h, which is a result already), the parameters, the seed, and mean and
-rstd, two float32 a row (one for the RMS norm). The input of the activation and the mask of dropout are made again.
+rstd, two float32 a row (one for the RMS norm). The input of the activation and the mask of dropout are recomputed.
 
 Rows are independent, so DTensor may shard x over every dimension but the last, the parameters are replicated, and
-nothing is sent: y, h and the statistics are sharded like x, and each rank holds its own rows' part of the parameters'
-gradients. With dropout the mask goes by the place of an element in the whole tensor, which a rank that holds a part
-does not know: then everything is replicated. Anything else that comes in (a sharded last dimension, a pending sum) is
-redistributed first, by DTensor, to what costs least.
+nothing is sent: y, h and the statistics are sharded like x, and each rank holds the part of the parameters' gradients
+from its own rows. With dropout the mask depends on the position of an element in the whole tensor, which a rank that
+holds a part does not know: then everything is replicated. DTensor first redistributes other inputs (a sharded last
+dimension, a pending sum) to the cheapest of these placements.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def gradient(
     needs: Sequence[bool],
     dtypes: Sequence[torch.dtype | None],
 ) -> tuple[Tensor | None, ...]:
-    """Of x, the residual, weight and bias."""
+    """Gradients of x, the residual, weight and bias; None for the seed."""
     x_dtype, residual_dtype = dtypes[:2]
     need_x, need_residual, need_dweight, need_dbias, _ = needs
     if dy is None:

@@ -3,11 +3,11 @@
     z = scale * x + mask                                     or -inf where a boolean mask is False
     y = exp(z - max(z)) / sum(exp(z - max(z)))               over the last dimension
 
-Saved for the backward: y, which is a result anyway, and a mask that is added, of which only the shape counts.
+Saved for the backward: y, which is a result anyway, and a mask that is added, of which only the shape is used.
 
 Rows are independent, so DTensor may shard x over every dimension but the last, and nothing is sent. A mask that has
-this dimension is sharded with it; one that is broadcast over it is replicated, and each rank holds its own rows' part
-of its gradient.
+this dimension is sharded with it; one that is broadcast over it is replicated, and each rank holds the part of its
+gradient from its own rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gradient(
     scale: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """Of x and the mask."""
+    """Gradients of x and the mask."""
     found: tuple[Tensor, Tensor] = backward(dy, *saved, scale, *needs)
     return found
 

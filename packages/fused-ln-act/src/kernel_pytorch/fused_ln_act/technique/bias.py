@@ -23,7 +23,7 @@ from .common import CPU, CUDA, GELU_OF_INFINITY, TOLERATED_SPILL_BYTES, bytes_of
 NATIVE = "rounds after every kernel; and the CUDA kernels add rows of the bias's gradient in chains, not a tree"
 COMPILE = "TorchInductor adds the rows of the bias's gradient one by one on the CPU, eager in a tree"
 BUDGETS = {"native": (4.0, NATIVE), "compile": (4.0, COMPILE)}
-# TorchScript stands a checkpoint where it saves nothing: its second forward is never asked for any.
+# TorchScript supports selective checkpointing if it saves nothing: nothing requests tensors from the second forward.
 NOTHING_SAVED = (Exemption(("selective checkpointing",), None, ("torchscript",)),)
 
 
@@ -136,7 +136,7 @@ bias_act_tests = grid(
 )  # fmt: skip
 
 bias_dropout_add_tests = grid(
-    # First, because the support table asks about sharding, and a mask goes by the place in the tensor that a rank has.
+    # First, because the support table tests sharding, and a dropout mask depends on the position in the whole tensor.
     point("no dropout", shape=(61, 96), core=True, reason="dx is dy: only dbias is computed", dtypes=ONE),
     point("dropout", shape=(61, 96), dropout_p=0.1, core=True, reason="dx and dresidual differ by the mask"),
     point("odd columns", shape=(9, 33), dropout_p=0.5, reason="four neighbours share one Philox",
@@ -202,7 +202,7 @@ OPERATIONS = [
 ]
 
 CONTRACTS = {
-    # Of few elements a thread takes four, and as few as two of the bias: more threads wait for memory, for less of it.
+    # With few elements, a thread loads four, and as few as two of the bias: more threads wait for less memory each.
     "_bias_forward_kernel": KernelContract(max_registers=128, min_load_bits=32, min_store_bits=64),
     # A few resident programs of few warps are what its pipeline is made for: every register may be used.
     "_bias_backward_kernel": KernelContract(

@@ -129,7 +129,7 @@ layer_norm_tests = grid(
 )
 
 add_layer_norm_tests = grid(
-    # First, because the support table asks about sharding, and a mask goes by the place in the tensor that a rank has.
+    # First, because the support table tests sharding, and a dropout mask depends on the position in the whole tensor.
     point("no dropout", shape=(61, 100), core=True, reason="dx is dresidual", dtypes=ONE),
     point("no dropout, float16", shape=(61, 100), reason="dx is dresidual", dtypes=(F16,)),
     point("typical", shape=(61, 96), core=True, dropout_p=0.1, reason="dx and dresidual differ", dtypes=ONE),

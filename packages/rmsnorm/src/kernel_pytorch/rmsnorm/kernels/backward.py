@@ -285,6 +285,6 @@ def _plan_long_rows(
 
 
 def stages(bytes_in_tile: int, device: torch.device) -> int:
-    """How many tiles of h, dy and dh are under way at once: one, and what there is shared memory for."""
+    """Number of tiles of h, dy and dh in flight: the one being computed, plus those that fit in shared memory."""
     # Beside the tiles it holds what the reduction exchanges.
     return min(STAGES, 1 + (shared_memory(device) - 4096) // bytes_in_tile)

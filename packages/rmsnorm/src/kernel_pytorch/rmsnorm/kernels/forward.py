@@ -172,7 +172,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float,
 
 
 def check(x: Tensor, weight: Tensor | None, casting: str) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     if casting not in ("llama", "gemma", "none"):
         raise ValueError(f"casting: given {casting!r}; allowed are 'llama', 'gemma', 'none'")
     check_floats(x=x, weight=weight)

@@ -1,8 +1,8 @@
-"""What PyTorch itself offers best: `torch.nn.functional.rms_norm`, one kernel where the dtypes allow it.
+"""PyTorch's best operator: `torch.nn.functional.rms_norm`, one kernel if the dtypes allow it.
 
-The fused kernel computes in float32 and rounds once, so where it is used the rounding that "llama" and "none" ask for
-in between is left out: the result is the more accurate one, in the dtype that `casting` says. Whoever needs a model's
-own rounding to the bit asks for "reference" or "triton".
+The fused kernel computes in float32 and rounds once, without the intermediate rounding that "llama" and "none" require:
+the result is more accurate than theirs and has the dtype that `casting` says. To reproduce a model's rounding
+bit for bit, use level "reference" or "triton".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, castin
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
 ) -> tuple[Tensor, Tensor]:
-    """`add_rms_norm` of `reference.py`: PyTorch has no fused one, so the sum is a kernel of its own."""
+    """`add_rms_norm` of `reference.py`: PyTorch has no fused operator, so the sum is a separate kernel."""
     h = x + residual
     return rms_norm(h, weight, eps, offset, casting), h
 

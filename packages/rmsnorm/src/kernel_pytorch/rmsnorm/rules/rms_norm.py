@@ -68,7 +68,7 @@ def gradient(
     offset: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
-    """Of x and the weight; x, the weight and one float32 a row are saved for it."""
+    """Gradients of x and the weight; the forward saves x, the weight and one float32 a row."""
     found: tuple[Tensor, Tensor] = backward(dy, None, x, weight, rstd, eps, offset, *needs)
     return found
 
@@ -84,7 +84,7 @@ def gradient_add(
     offset: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of x, the residual and the weight; h, the weight and one float32 a row are saved for it."""
+    """Gradients of x, the residual and the weight; the forward saves h, the weight and one float32 a row."""
     if dy is None:
         return dh, dh, None
     dx, dweight = backward(dy, dh, h, weight, rstd, eps, offset, needs[0] or needs[1], needs[2])

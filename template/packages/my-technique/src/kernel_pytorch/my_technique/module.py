@@ -33,5 +33,5 @@ class MyTechnique(torch.nn.SiLU):
         return my_technique(x, beta=self.beta, level=self.level)
 
     def extra_repr(self) -> str:
-        """The arguments, the level where one was asked for."""
+        """The arguments, and the level if one was given."""
         return f"beta={self.beta}" + (f", level={self.level!r}" if self.level is not None else "")

@@ -34,7 +34,7 @@ def unpatch(model: torch.nn.Module) -> None:
 
 
 def _find(module: torch.nn.Module) -> Found | str | None:
-    """Of the stock class itself it is known what it computes; of others it is not."""
+    """Match the stock class only: a subclass or another class may compute something else."""
     if type(module) is not torch.nn.SiLU:
         return None
     if module.inplace:

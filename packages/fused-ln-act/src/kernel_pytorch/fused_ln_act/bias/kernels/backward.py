@@ -6,9 +6,9 @@
 
 No sum runs over a row, so a row may be cut anywhere: one program takes a narrow block of columns and a share of the
 rows, keeps its share of dbias in registers, and copies the next tiles into shared memory meanwhile. Narrow blocks make
-few shares of each column, so that adding them in a fixed order (`kernels/rows.py`) moves next to nothing. Of few rows
-one program takes all, and where no dbias is asked for every tile has a program of its own. The mask is
-drawn again from the seed. Without an activation x is not read, and was not saved.
+few shares of each column, so that adding them in a fixed order (`kernels/rows.py`) moves next to nothing. With few
+rows, one program takes all of them; if dbias is not needed, each tile gets a separate program. The mask is drawn again
+from the seed. Without an activation x is neither saved nor read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from kernel_pytorch.fused_ln_act.kernels.tiles import MOST_IN_GRID, tile_of_few,
 from .forward import check
 
 ALONE = (2048, 8)  # elements and warps of a tile where nothing is summed
-# Columns of a tile: 8 for every thread of one warp, or of two. With fewer a thread the bias would be laid out otherwise
-# than x, and the compiler would compute everything twice, once in either way.
+# Columns of a tile: 8 for every thread of one warp, or of two. With fewer columns per thread, the layouts of the bias
+# and of x would differ, and the compiler would compute everything twice, once in each layout.
 NARROW, WIDE = 256, 512
 ELEMENTS_PER_WARP = 1024
 TALLEST = 32  # rows of a tile, however narrow: they are added up in the end, and a long chain of sums loses digits
@@ -187,13 +187,13 @@ def plan(
 
 
 def apart(columns: int) -> Walk:
-    """How every tile gets a program of its own, where no dbias is asked for; as far as a grid has so many."""
+    """Walk with a separate program for each tile, up to the limit of the grid; used if dbias is not needed."""
     shape = widest_tile(columns, *ALONE)
     return Walk(shape.rows, shape.block, shape.warps, 1, 1)
 
 
 def walk(rows: int, columns: int, dy: Tensor, tensors: int) -> Walk:
-    """How programs walk so many rows of so many columns, of which so many tensors are copied."""
+    """Choose how programs walk `rows` rows of `columns` columns if they copy `tensors` tensors of that shape."""
     whole = tile_of_few(rows, columns, WIDE)
     if whole is not None:
         return Walk(whole.rows, whole.block, whole.warps, 1, 1)

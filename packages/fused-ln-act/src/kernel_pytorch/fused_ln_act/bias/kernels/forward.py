@@ -125,10 +125,10 @@ def check(
     dropout_p: float,
     activation: str,
 ) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_choice("activation", activation, ACTIVATIONS)
     check_floats(x=x, bias=bias)
-    check_floats(**like_x)  # it may hold an x of its own
+    check_floats(**like_x)  # may hold another tensor named x
     for name, tensor in like_x.items():
         if tensor is not None and tensor.shape != x.shape:
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be that of x, {tuple(x.shape)}")
@@ -138,7 +138,7 @@ def check(
 
 
 def tile_of(rows: int, columns: int, x: Tensor) -> Tile:
-    """What one program computes: little of few elements; of many with 16 bits several rows, which share the bias."""
+    """Tile of one program: small for few elements; for many 16-bit elements several rows, which share the bias."""
     if rows * columns <= FEW_ELEMENTS:
         return widest_tile(columns, 512, 4)
     return widest_tile(columns, 8192, 8, widest=1024) if x.element_size() == 2 else widest_tile(columns, 1024, 4)

@@ -1,4 +1,4 @@
-"""What PyTorch itself offers best: the sum, then `F.gelu` and its like or `F.dropout`, each a kernel of its own.
+"""PyTorch's best operators: the sum, then `F.gelu` or another activation, or `F.dropout`, each in a separate kernel.
 
 Each result is rounded to the dtype of x, or of residual where that is wider, which the definition does once. Without a
 seed dropout draws PyTorch's own mask, which is fastest; with one it draws that of `philox.py`, as every level does.

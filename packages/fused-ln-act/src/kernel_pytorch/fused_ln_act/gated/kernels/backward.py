@@ -2,10 +2,10 @@
 
     dgate = dy * (up + offset) * activation'(gate)      0 where gate was clamped
     dup   = dy * activation(gate)                       0 where up was clamped
-    y     = activation(gate) * (up + offset)            once more, for whoever did not save it
+    y     = activation(gate) * (up + offset)            recomputed if it was not saved
 
 As in PyTorch, a clamp gives NaN no gradient, and relu none below zero, whatever up is.
-One launch; nothing but gate and up is read again. Of a packed input both gradients are written into one packed tensor.
+One launch, which reads only dy, gate and up. For a packed input it writes both gradients into one packed tensor.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def check_layer(gate: Tensor, up: Tensor, weight: Tensor) -> None:
 
 
 def check(gate: Tensor, up: Tensor | None, activation: str) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_choice("activation", activation, ACTIVATIONS)
     check_floats(gate=gate, up=up)
     if up is None and gate.shape[-1] % 2:

@@ -1,7 +1,7 @@
-"""What PyTorch itself offers best: the activation, then the product, each a kernel of its own.
+"""PyTorch's best operators: the activation, then the product, each in a separate kernel.
 
 The activation is rounded to the dtype of gate in between, which the definition does not do. In float16 that could
-overflow, forward or backward, where the result is zero: there both halves are widened first, and where they differ.
+overflow, forward or backward, where the result is zero: halves in float16 or in different dtypes are widened first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What of the backward pass is not a product of matrices alone: kernels, then the launchers.
+"""The backward pass in Triton, except for the plain matrix products. Kernels, then the launchers.
 
-The gradient at the pre-activation, `dz = dy * activation'(z)`, and its sum over the rows, the gradient of the bias.
-With z or y saved that is a pass over memory (`_linear_saved_backward_kernel`); where nothing was saved, z is computed
-again and dz is the epilogue of that product (`_linear_backward_kernel`). The gated kernels do the same for both halves
-of a gated MLP, and give h again, which the gradient of the second weight needs. The gradients of x and of the weights
-are plain products of dz, which `operators.py` leaves to cuBLAS. Sums over rows are made by shares in a fixed order, or
-of few rows by one program.
+The kernels compute `dz = dy * activation'(z)`, the gradient of the pre-activation, and its sum over the rows, the
+gradient of the bias. If z or y was saved, that is a pass over memory (`_linear_saved_backward_kernel`); otherwise z is
+recomputed and dz is the epilogue of that product (`_linear_backward_kernel`). The gated kernels do the same for both
+halves of a gated MLP and also recompute h, which the gradient of the second weight needs. The gradients of x and of the
+weights are plain products of dz, which `operators.py` leaves to cuBLAS. Sums over rows add shares in a fixed order;
+with few rows, one program computes the sum.
 """
 
 from __future__ import annotations
@@ -153,10 +153,10 @@ def _linear_saved_backward_kernel(
     ACTIVATION: tl.constexpr, NEED_DZ: tl.constexpr, NEED_DBIAS: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
-    """This program walks down BLOCK columns of `dz = dy * activation'(z)`, from ROWS rows to the next of its own.
+    """This program computes BLOCK columns of `dz = dy * activation'(z)` in every P-th tile of ROWS rows.
 
     dy: (M, N), saved: z, or y for relu, tanh and sigmoid, nothing for identity, (M, N), unit stride in N. dz: (M, N)
-    contiguous. shares: (programs, N), the sum over the rows of each; of one program dbias itself.
+    contiguous. shares: (P, N), the sum over the rows of each of the P programs; with one program, dbias itself.
     """
     HALF: tl.constexpr = dy_ptr.dtype.element_ty.primitive_bitwidth == 16
     program = tl.program_id(1)
@@ -373,7 +373,7 @@ def _plan_gated_recomputation(dh: Tensor, x: Tensor, w_gate_up: Tensor, flags: d
     read_dh, read_x = reader(dh, as_rows), reader(x, as_matrix)
 
     def compute(dh: Tensor, saved: None, x: Tensor, w_gate_up: Tensor, h: Tensor, dz: Tensor) -> None:
-        # Of the halves the kernel needs to know where they begin.
+        # The kernel needs only the start addresses of the halves.
         halves_of_dz = (dz, dz.narrow(-1, columns, columns)) if need_dz else (None, None)
         up_weight = w_gate_up.narrow(0, columns, columns)
         launch(read_x(x), w_gate_up, up_weight, read_dh(dh), h if need_h else None, *halves_of_dz)

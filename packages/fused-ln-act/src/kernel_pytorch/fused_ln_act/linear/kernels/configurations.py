@@ -40,7 +40,7 @@ class Configuration(NamedTuple):
     overhead: int = 0
 
     def time(self, rows: int, columns: int, depth: int, multiprocessors: int) -> float:
-        """That of all waves of `(rows, depth) @ (depth, columns)`, in units of their own."""
+        """Estimated time of all waves of `(rows, depth) @ (depth, columns)`, in arbitrary units."""
         tiles = -(-rows // self.rows) * -(-columns // self.columns)
         waves = -(-tiles // (multiprocessors * self.programs))
         return waves * self.programs * self.rows * self.columns * (depth / self.speed + self.overhead)
@@ -117,7 +117,7 @@ GATED_BACKWARD = Table(
     },
     {4: Configuration(64, 64, 32, 2, 8), 8: Configuration(32, 32, 16, 2, 4)},
 )
-# Operands that are read two bytes at a time, each by an address of its own, leave few registers.
+# Operands that are read two bytes at a time, with a separate address for each read, leave few registers.
 IRREGULAR = Configuration(64, 64, 32, 2, 8)
 # The interpreter takes whole tiles and runs programs one after the other: small ones, several for each program.
 INTERPRETED = Configuration(32, 32, 32, 2, 4, parts=2)

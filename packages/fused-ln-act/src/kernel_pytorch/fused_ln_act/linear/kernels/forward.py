@@ -2,7 +2,7 @@
 
 x is seen as `(M, K)`, a weight is `(N, K)` as `torch.nn.Linear` has it. Programs stay on their multiprocessor and walk
 the tiles of the result. What follows the product happens in its registers, while the tile is there: one launch, and
-the pre-activation is written only where it is asked for.
+the pre-activation is written only if the caller requests it.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def gated_mlp(
 
 
 def check(x: Tensor, activation: str, matrices: Mapping[str, tuple[Tensor, int]]) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory.
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory.
 
     Args:
         x: the principal argument.
@@ -305,7 +305,7 @@ def plan_gated_linear(
 
     def run(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         h, preactivation = new_h(), new_preactivation()
-        # Of the halves the kernel needs to know where they begin.
+        # The kernel needs only the start addresses of the halves.
         halves = (preactivation, preactivation.narrow(-1, columns, columns)) if save_preactivation else (None, None)
         launch(read_x(x), weight, weight.narrow(0, columns, columns), h, *halves)
         return h, preactivation

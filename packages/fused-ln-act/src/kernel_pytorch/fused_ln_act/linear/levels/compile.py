@@ -1,6 +1,6 @@
-"""PyTorch's own operators under TorchInductor: cuBLAS for the products, or a template of its own, the rest fused.
+"""PyTorch's operators under TorchInductor: cuBLAS or an Inductor template for the products, the rest fused.
 
-What a user would compile, not the definition: that multiplies in float32, which no tensor core does exactly.
+A user would compile this, not the definition, which multiplies in float32: no tensor core does that exactly.
 """
 
 from kernel_pytorch.fused_ln_act._core.compiled import compiled

@@ -1,8 +1,8 @@
-"""What PyTorch itself offers best: `F.linear`, by cuBLAS with the bias in its epilogue, then the activation.
+"""PyTorch's best operators: `F.linear`, by cuBLAS with the bias in its epilogue, then the activation.
 
-cuBLAS has epilogues with relu and the approximate gelu too; PyTorch reaches them by an operator without a gradient and
-without a public name, so they are no level. Each kernel rounds its result to the dtype of x, which the definition does
-once. What is saved for the backward is up to autograd, whatever the last argument says.
+cuBLAS also has epilogues with relu and the approximate gelu, but PyTorch's operator for them has no gradient and no
+public name, so they are not a level. Each kernel rounds its result to the dtype of x; the definition rounds once.
+Autograd decides what is saved for the backward; the last argument has no effect.
 """
 
 from __future__ import annotations

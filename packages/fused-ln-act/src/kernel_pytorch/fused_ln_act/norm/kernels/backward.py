@@ -10,9 +10,9 @@ float64 input):
     dx        = dropout(dresidual)                          dresidual itself without dropout or residual
 
 A fixed number of programs walk the rows, each keeping its shares of dweight and dbias in registers while the next tiles
-are on their way into shared memory (`_backward_kernel`); a second kernel adds the shares in a fixed order, so the
-result is bitwise reproducible. Of few rows each has a program of its own. Rows longer than a block take one kernel for
-dx (`_backward_long_kernel`) and one for the shares (`_parameter_shares_kernel`).
+are copied into shared memory (`_backward_kernel`); a second kernel adds the shares in a fixed order, so the
+result is bitwise reproducible. With few rows, each row gets its own program. Rows longer than a block take one kernel
+for dx (`_backward_long_kernel`) and one for the shares (`_parameter_shares_kernel`).
 """
 
 from __future__ import annotations

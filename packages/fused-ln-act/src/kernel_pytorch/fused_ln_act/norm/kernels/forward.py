@@ -58,7 +58,7 @@ def add_dropped(x, residual, seed, row, column, columns, DROPOUT_P: tl.constexpr
 
 @triton.jit
 def load_parameters(weight_ptr, bias_ptr, column, mask, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Weight and bias of these columns; 0 for what is not there, and nobody uses."""
+    """Load weight and bias of these columns; a missing one is 0 and unused."""
     weight = 0.0
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
@@ -123,8 +123,8 @@ def _forward_kernel(
     residual = 0.0
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + row * residual_stride + column, mask=mask, other=0.0, eviction_policy=POLICY)
-    # Of few rows all that is read is on its way before the first is looked at, for nobody else would hide that the
-    # parameters come late. Of many rows others do, and the registers are better used for more programs.
+    # With few rows, every load is issued before the first value is used: no other program would hide the latency of the
+    # parameters. With many rows, other programs hide it, and the registers are better used for more programs.
     if FEW:
         weight, bias = load_parameters(weight_ptr, bias_ptr, column, column_mask, HAS_WEIGHT, HAS_BIAS)
     h = h.to(wide)
@@ -139,8 +139,8 @@ def _forward_kernel(
     squares = tl.sum(tl.where(mask, product(h, h), 0.0), axis=1)
     rstd = tl.rsqrt(divide(squares, columns) + EPS)
     if LAYER:
-        # Of one column nothing is left without the mean. With an rstd of zero every gradient is zero too, exactly; what
-        # is rounded on the way would be multiplied by 1 / sqrt(eps) otherwise.
+        # With one column, h - mean is zero. An rstd of zero makes every gradient exactly zero too; otherwise, rounding
+        # errors would be multiplied by 1 / sqrt(eps).
         rstd = tl.where(columns > 1, rstd, 0.0)
     store_statistics(statistics_ptr, mean, rstd, row_index, rows, row_index < rows, LAYER)
 
@@ -301,7 +301,7 @@ def check(
     x: Tensor, like_x: Mapping[str, Tensor | None], parameters: Mapping[str, Tensor | None], seed: Tensor | None,
     dropout_p: float, norm: str, activation: str,
 ) -> None:  # fmt: skip
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_choice("norm", norm, ("layer", "rms"))
     check_choice("activation", activation, ACTIVATIONS)
     check_floats(x=x, **like_x, **parameters)

@@ -1,7 +1,7 @@
-"""What PyTorch itself offers best: `F.layer_norm` or `F.rms_norm`, then the activation, then `F.dropout`.
+"""PyTorch's best operators: `F.layer_norm` or `F.rms_norm`, then the activation, then `F.dropout`.
 
-Each is a kernel of its own, and each result is rounded to the dtype of x, which the definition does once. Where a
-parameter has another dtype, as under autocast, the norm and the activation are computed in float32.
+Each runs in a separate kernel and rounds its result to the dtype of x; the definition rounds once. If a parameter
+has another dtype, as under autocast, the norm and the activation are computed in float32.
 
 Without a seed dropout draws PyTorch's own mask, which is fastest; with one it draws that of `philox.py`, as every level
 does.
@@ -90,7 +90,7 @@ def add_layer_norm(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """`add_layer_norm` of `reference.py`: dropout, the sum and the norm are kernels of their own."""
+    """`add_layer_norm` of `reference.py`: dropout, the sum and the norm are separate kernels."""
     h = add(x, residual, seed, dropout_p)
     return layer_norm(h, weight, bias, eps), h
 

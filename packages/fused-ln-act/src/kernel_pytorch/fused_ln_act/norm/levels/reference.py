@@ -7,8 +7,8 @@
     RMS norm:    norm(h) = h / sqrt(mean(h^2) + eps) * weight                    means run over the last dimension
 
 Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450; Zhang and Sennrich, "Root Mean
-Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467. Where dropout stands is where transformers have
-it: on what a block adds to the residual stream (Vaswani et al., 2017, section 5.4), and behind the activation of a
+Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467. Dropout is applied where transformers apply
+it: to what a block adds to the residual stream (Vaswani et al., 2017, section 5.4), and after the activation of a
 layer. Its mask is that of `philox.py`; `dropout_p` 0 needs no seed.
 
 Run in float64 this file is the oracle that every other level is held against. In a lower precision everything is

@@ -135,7 +135,7 @@ def _softmax_forward_long_kernel(
         mask_row += row // (mask_size_1 * mask_size_2) * mask_stride_0
         mask_row += row // mask_size_2 % mask_size_1 * mask_stride_1 + row % mask_size_2 * mask_stride_2
 
-    # Each lane has a maximum and a sum of its own: no reduction in the loop, and one exponential, since either the
+    # Each lane keeps a separate maximum and sum: the loop has no reduction, and one exponential, since either the
     # maximum grows and the sum shrinks, or not.
     tops = tl.full([BLOCK], float("-inf"), dtype=wide)
     sums = tl.zeros([BLOCK], dtype=wide)
@@ -202,7 +202,7 @@ def softmax(x: Tensor, mask: Tensor | None, scale: float) -> Callable[..., Tenso
 
 
 def check(x: Tensor, mask: Tensor | None) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_floats(x=x)
     if mask is None:
         return

@@ -1,7 +1,7 @@
-"""What PyTorch itself offers best: `F.softmax` alone where there is neither scale nor mask.
+"""PyTorch's best operators: `F.softmax` alone if there is neither scale nor mask.
 
-Otherwise the scores are made in float32 first, a kernel for each step: rounded to 16 bits before their exponentials are
-taken, large ones would be off by whole factors.
+Otherwise the scores are computed in float32 first, with a kernel for each step: if large scores were rounded to 16 bits
+before the exponential, the results would be off by whole factors.
 """
 
 from __future__ import annotations

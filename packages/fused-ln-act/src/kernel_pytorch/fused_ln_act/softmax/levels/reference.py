@@ -3,8 +3,8 @@
     z = scale * x + mask                                     or -inf where a boolean mask is False
     y = exp(z - max(z)) / sum(exp(z - max(z)))               over the last dimension
 
-What stands between the two products of attention (Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1,
-https://arxiv.org/abs/1706.03762). Subtracting the maximum changes nothing but that the exponentials cannot overflow.
+The operation between the two products of attention (Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1,
+https://arxiv.org/abs/1706.03762). Subtracting the maximum does not change the result; it prevents overflow of `exp`.
 
 With a mask, a row in which every z is -inf gives zeros, and so does its gradient: a query that may look at nothing gets
 nothing. PyTorch's softmax gives NaN there. Without a mask nothing is masked, and a row of -inf is NaN as in PyTorch.

@@ -1,4 +1,4 @@
-"""What PyTorch itself offers best: `torch.nn.functional.silu`, one kernel where beta is 1, else three and two casts."""
+"""PyTorch's best operator: `torch.nn.functional.silu`, one kernel if beta is 1, else three kernels and two casts."""
 
 from __future__ import annotations
 
