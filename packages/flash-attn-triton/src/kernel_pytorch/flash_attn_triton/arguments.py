@@ -13,7 +13,7 @@ from ._core.arguments import check_device, check_filled, check_floats, check_int
 from ._core.call_kinds import needs_grad
 
 NO_LIMIT = 2**31 - 1
-"""Of a window: no sequence is longer, and operators take 64 bits."""
+"""Largest window side: no sequence is longer, and operators take 64-bit integers."""
 
 
 def check_qkv(
@@ -26,7 +26,7 @@ def check_qkv(
 ) -> None:
     """Raise unless these are queries, keys and values of one head size, dtype and device in this layout.
 
-    Keys and values may have a layout of their own with as many dimensions: then their first is no batch.
+    With layout_of_keys, keys and values have that layout of the same rank, and their first dimension is no batch.
     """
     dimensions, of_keys = layout.count(",") + 1, layout_of_keys or layout
     for name, x, wanted in zip(names, (q, k, v), (layout, of_keys, of_keys), strict=True):

@@ -33,7 +33,7 @@ class Table(NamedTuple):
     Attributes:
         half: for 16-bit tensors, by architecture.
         busy: on every architecture, where something else takes registers too: a bias or dropout, or a head size that is
-            no multiple of 16, so that every element has an address of its own.
+            no multiple of 16, so that every element needs a separate address.
         small: on every architecture, for float32 and where both of these take registers.
     """
 
