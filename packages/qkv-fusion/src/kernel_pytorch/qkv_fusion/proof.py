@@ -15,7 +15,7 @@ from ._core import patching
 from ._core.stock import has_foreign_forward
 
 SHAPES = ((2, 4), (4,), (2, 2, 2))
-"""Of the inputs, before the channels: models', a mixture's experts', images'."""
+"""Leading dimensions of the inputs, before the channels: of models, of a mixture's experts, of images."""
 
 CROSS = ("cross", "encoder_attn", "encdec")
 """What the names of a module, or of the one around it, have in them where keys and values are of another tensor."""

@@ -98,7 +98,7 @@ def as_rows(table: Tensor) -> Tensor:
 
 
 def strides(view: Tensor) -> list[int]:
-    """Of all dimensions but the last; 0 where there is nothing to step over."""
+    """Strides of all dimensions but the last; 0 for dimensions of size one."""
     return [0 if n == 1 else stride for n, stride in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
 
 

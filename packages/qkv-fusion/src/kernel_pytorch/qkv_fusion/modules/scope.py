@@ -34,8 +34,8 @@ SPECIAL = (*HOOKS, "forward")
 class Scope:
     """The forward of one module whose layers are fused.
 
-    A call with another tensor that the layers could read, as cross-attention has it, and layers that have hooks, a
-    forward of their own, or were replaced, compute one by one.
+    Layers compute one by one in a call with another tensor that they could read, as in cross-attention, and where
+    they have hooks or a custom forward, or were replaced.
 
     Args:
         module: whose forward it is.

@@ -31,7 +31,7 @@ def data(shape: tuple[int, ...], case: Case, generator: torch.Generator) -> Tens
 
 
 def keys_shape(case: Case) -> tuple[int, ...]:
-    """Of keys, where queries are `(..., S, H, D)`."""
+    """Shape of the keys where queries are `(..., S, H, D)`."""
     return (*case.shape[:-2], case.sizes["k_heads"], case.shape[-1])
 
 
@@ -69,7 +69,7 @@ def rotated(case: Case, columns: int) -> int:
 
 
 def norm_weights(case: Case, columns: int, generator: torch.Generator) -> list[Tensor]:
-    """Of queries and of keys: around one as in trained models, or around zero where an offset brings them back."""
+    """Norm weights of queries and of keys: around one as in trained models, or around zero where an offset is added."""
     around, dtype = 1.0 - case.sizes.get("offset", 0.0), case.sizes.get("weight_dtype", case.dtype)
     drawn = [torch.randn(columns, generator=generator, device=generator.device) for _ in range(2)]
     return [(each * 0.25 + around).to(dtype) for each in drawn]
