@@ -58,7 +58,7 @@ def _rounding(rows: Tensor) -> Any:
 
 
 def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of each row in the shape of the target, and no views, which nobody could change in place."""
+    """Reshape the numbers of each row as the target; results are no views, which could not be changed in place."""
     loss, normalizer = found
     view = torch.ops.aten._unsafe_view
     return view(loss, target.shape), view(normalizer, (*target.shape, 2))

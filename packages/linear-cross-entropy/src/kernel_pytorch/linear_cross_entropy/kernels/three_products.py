@@ -42,7 +42,7 @@ def _store_exponentials(
     SOFTCAP: tl.constexpr, SMOOTHED: tl.constexpr, HAS_BIAS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PARTS: tl.constexpr, DESCRIPTORS: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of a tile, part after part; each part has a largest logit and sums of its own."""
+    """The epilogue of a tile, part after part; each part has a separate largest logit and separate sums."""
     if PARTS > 1:
         left, right = halves(tile, ROWS, COLUMNS)
         _store_exponentials(left, exponentials, bias_ptr, largest_ptr, sums_ptr, logit_sums_ptr, picked_ptr, row,
@@ -72,7 +72,7 @@ def _store_exponentials(
         if SMOOTHED:
             tl.store(logit_sums_ptr + share, tl.sum(tl.where(word < words, z, 0.0), axis=1), mask=is_there)
         if SOFTCAP > 0.0:
-            found *= 1.0 - squashed * squashed  # the derivative of the cap: nobody knows the logit later
+            found *= 1.0 - squashed * squashed  # the derivative of the cap: the logit is not available later
         # Beyond the last word there is room up to the next row, and whole vectors are stored.
         store_tile(exponentials, found, row, column, tokens, row_stride, row_stride, ROWS, COLUMNS, DESCRIPTORS,
                    LONG_OFFSETS)  # fmt: skip

@@ -70,10 +70,10 @@ def finite_or_zero(x):
 
 @triton.jit
 def add_logits(z, mask, largest, new, seen, total):
-    """Take a tile of logits into their sum, relative to the largest of each row.
+    """Add a tile of logits to their sum, relative to the largest logit of each row.
 
-    Of large logits the differences would be lost in a sum of them. `largest` and `new` are the largest before and with
-    this tile, `seen` is how many were added before.
+    A direct sum of large logits would lose their differences. `largest` and `new` are the largest logits before and
+    with this tile; `seen` is the number of logits added before.
     """
     base = finite_or_zero(new)
     total += seen * (finite_or_zero(largest) - base)
