@@ -75,7 +75,7 @@ def _check_int32(name: str, tensor: Tensor, q: Tensor) -> None:
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
-    """Raise RuntimeError, naming the first of these tensors that wants a gradient, if one does."""
+    """Raise RuntimeError, naming the first of these tensors that requires a gradient, if one does."""
     for name, tensor in tensors.items():
         if needs_grad(tensor):
             raise RuntimeError(

@@ -74,8 +74,8 @@ QUERIES = Table(
     {64: Configuration(64, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
     SMALL,
 )
-# Rows are the query heads of one KV head: at most so many, since fewer are padded to 16. Speed depends on how many
-# bytes of the cache are in flight. None of these was timed yet.
+# Rows are the query heads of one KV head: this is the maximum, since fewer are padded to 16. Speed depends on the bytes
+# of the cache in flight. None of these configurations was timed yet.
 _DECODE = {64: Configuration(64, 64, 4, 4), 128: Configuration(64, 64, 4, 3), 256: Configuration(64, 32, 8, 3)}
 DECODE = Table(
     {

@@ -32,7 +32,7 @@ from .tiles import LOG2E, factor_of, finite, scores_of, with_sink
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 KEYS_PER_SPLIT = 128
-"""At least so many: a program that reads less takes longer to begin than to read."""
+"""Minimum of keys per split: a program that reads fewer takes longer to start than to read."""
 MOST_SPLITS = 128
 CHUNK = 16
 """Splits that the second kernel reads at a time."""
