@@ -50,7 +50,7 @@ class _Seen(BaseException):
 
 
 class _Recorder:
-    """In the place of a layer of the group."""
+    """Stand-in for a layer of the group: records its inputs."""
 
     def __init__(self, name: str, layer: torch.nn.Module, calls: list[tuple[str, Tensor, Tensor]], wanted: int) -> None:
         self._all = name, layer, calls, wanted
@@ -67,7 +67,7 @@ class _Recorder:
 
 
 class _PassThrough:
-    """In the place of any other child: gives back the values that it gets, as another tensor."""
+    """Stand-in for any other child: returns a copy of its input."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""`fuse` and `unfuse`: layers of a model that read the same tensor as one product, and the way back, bit for bit."""
+"""`fuse` computes layers that read the same tensor as one product; `unfuse` undoes it, bit for bit."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def _replace(parent: torch.nn.Module, names: Sequence[str]) -> None:
 
 
 def _scope(module: torch.nn.Module) -> Scope | None:
-    """What `fuse` put in the place of a module's forward."""
+    """The `Scope` that `fuse` made the module's forward, or None."""
     forward = module.__dict__.get("forward")
     return forward if isinstance(forward, Scope) and forward.module is module else None
 

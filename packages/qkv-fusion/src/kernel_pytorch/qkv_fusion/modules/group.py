@@ -97,8 +97,8 @@ class LinearGroup(torch.nn.Module):
     def outputs(self, x: Tensor) -> Sequence[Tensor]:
         """`forward`, without its checks."""
         product = F.linear(x, self.weight, self.bias)
-        # Autograd lets no output of `split` be changed in place. Nobody else has the product, so the unsafe one does;
-        # it has no rule for vmap.
+        # Autograd lets no output of `split` be changed in place. Only this function has the product, so it
+        # may use `unsafe_split_with_sizes`, which has no rule for vmap.
         if torch.compiler.is_compiling() or has_transform():
             return [product.narrow(-1, self.starts[i], size) for i, size in enumerate(self.sizes)]
         outputs: Sequence[Tensor] = torch.unsafe_split_with_sizes(product, self.sizes, -1)
@@ -111,7 +111,7 @@ class LinearGroup(torch.nn.Module):
 
 
 class Member(torch.nn.Module):
-    """One layer of a group, in the place of the layer. The first of them has the group as a submodule.
+    """Replacement of one layer of a group. The first layer has the group as a submodule.
 
     Called alone it computes its own rows; `scope.py` shares one product among the layers of one call of the parent.
     """
