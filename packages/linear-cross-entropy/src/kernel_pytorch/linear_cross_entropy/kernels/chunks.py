@@ -48,9 +48,9 @@ def words_at_a_time(tokens: int, words: int, itemsize: int, chunk: int) -> int:
 
 
 def tokens_at_a_time(tokens: int, words: int) -> int:
-    """How many tokens a chunk has on a GPU; all chunks have about as many.
+    """Number of tokens in a chunk on a GPU, about the same in all chunks.
 
-    As many as have `MOST_LOGITS`, but `FEWEST_TOKENS` at least, and an eighth of them if those are more.
+    A chunk has at most the largest of `MOST_LOGITS` logits, `FEWEST_TOKENS` tokens and an eighth of all tokens.
     """
     fitting = max(FEWEST_TOKENS, MOST_LOGITS // words)
     chunks = max(1, min(MOST_CHUNKS, -(-tokens // fitting)))
@@ -58,7 +58,7 @@ def tokens_at_a_time(tokens: int, words: int) -> int:
 
 
 def tokens_that_fit(row: int) -> int:
-    """How many tokens a chunk has on a CPU: as many rows of logits, of so many bytes, as fit in `CHUNK_BYTES`."""
+    """Number of tokens in a chunk on a CPU: rows of `row` bytes of logits that fit in `CHUNK_BYTES`, at least 32."""
     return max(32, CHUNK_BYTES // row)
 
 

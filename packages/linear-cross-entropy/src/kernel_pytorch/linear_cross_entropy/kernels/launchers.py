@@ -1,7 +1,7 @@
 """What the operators call: the checks of direct calls, then the kernels of Triton or the chunks of PyTorch.
 
-Whoever calls an operator directly passes no other check: a wrong shape would read foreign memory. Triton is imported
-by its own level alone, when that is launched.
+A direct call of an operator passes no other check: a wrong shape would read out of bounds. Only level "triton" imports
+Triton, when it launches a kernel.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def plan_scale(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool) -
 
 
 class _Chunk:
-    """The launches for so many tokens; keeps no tensors."""
+    """Launches for a given number of tokens; keeps no tensors."""
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, exponentials: Tensor,
@@ -286,7 +286,7 @@ class _Chunk:
     def __call__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, dloss: Tensor, exponentials: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Losses, the gradient of their logits in the place of the exponentials, and its sum over tokens."""
+        """Return losses, the gradient of their logits (it overwrites the exponentials), and its sum over tokens."""
         shares = self.shares.new()
         self.store(hidden, weight, bias, target, exponentials, *shares)
         loss, normalizer = self.shares.join(shares, target)
