@@ -34,7 +34,7 @@ def aligned(x: Tensor, rows: bool = True) -> Tensor:
 
 
 def begins_aligned(x: Tensor) -> bool:
-    """Whether the first element is at 16 bytes; without memory of its own, whether it is in aligned storage."""
+    """Whether the first element is 16-byte aligned; storage counts as aligned if the tensor has no plain memory."""
     if has_plain_memory(x):
         return x.data_ptr() % BYTES == 0
     return always(x.storage_offset() * x.element_size() % BYTES == 0)

@@ -13,7 +13,7 @@ from ._core.arguments import check_device, check_filled, check_floats, check_int
 from ._core.call_kinds import needs_grad
 
 NO_LIMIT = 2**31 - 1
-"""Of a window: no sequence is longer, and operators take 64 bits."""
+"""Largest window side: no sequence is longer, and operators take 64-bit integers."""
 
 
 def check_qkv(
@@ -26,7 +26,7 @@ def check_qkv(
 ) -> None:
     """Raise unless these are queries, keys and values of one head size, dtype and device in this layout.
 
-    Keys and values may have a layout of their own with as many dimensions: then their first is no batch.
+    With layout_of_keys, keys and values have that layout of the same rank, and their first dimension is no batch.
     """
     dimensions, of_keys = layout.count(",") + 1, layout_of_keys or layout
     for name, x, wanted in zip(names, (q, k, v), (layout, of_keys, of_keys), strict=True):
@@ -75,7 +75,7 @@ def _check_int32(name: str, tensor: Tensor, q: Tensor) -> None:
 
 
 def check_no_gradient(**tensors: Tensor | None) -> None:
-    """Raise RuntimeError, naming the first of these tensors that wants a gradient, if one does."""
+    """Raise RuntimeError, naming the first of these tensors that requires a gradient, if one does."""
     for name, tensor in tensors.items():
         if needs_grad(tensor):
             raise RuntimeError(

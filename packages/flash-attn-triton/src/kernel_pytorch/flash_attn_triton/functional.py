@@ -33,9 +33,9 @@ def flash_attention(
 ) -> Tensor:
     """Scaled dot product attention, exact, without the matrix of scores in memory at levels "native" and "triton".
 
-    Query i stands at key position `i + Sk - Sq`: causal, window and ALiBi count from there, so that the last query
-    stands at the last key. Differentiable in q, k, v and sinks; twice at levels "reference", "torchscript" and "cuda",
-    and at "native" where PyTorch's backend is.
+    Query i is at key position `i + Sk - Sq`: causal, window and ALiBi count from there, so the last query is at the
+    position of the last key. Differentiable in q, k, v and sinks; twice at levels "reference", "torchscript", "cuda",
+    and "native" where PyTorch's backend is.
 
     Args:
         q: `(B, H, Sq, D)`, float16, bfloat16, float32 or float64 (not at level "triton"), any strides: a view
@@ -188,7 +188,7 @@ def flash_attention_varlen(
         v: `(T, Hkv, D)`.
         cu_seqlens_q: `(B + 1,)`, int32 or int64, on the device of q: where the queries of each sequence begin, and S.
             Sequences may be empty.
-        cu_seqlens_k: `(B + 1,)`, likewise of keys, and T.
+        cu_seqlens_k: `(B + 1,)`, as cu_seqlens_q: where the keys of each sequence begin, and T.
         max_seqlen_q: at least the queries of the longest sequence.
         max_seqlen_k: at least the keys of the longest sequence.
         causal: as in `flash_attention`, in each sequence.
@@ -228,8 +228,8 @@ def flash_decode(
 ) -> Tensor:
     """`flash_attention` of the newest tokens of sequences to a cache of all their keys and values. No gradients.
 
-    Query i of sequence b stands at key position `cache_seqlens[b] - Sq + i`: the keys of the new tokens are in the
-    cache already. What lies behind the last valid key of a sequence changes nothing, even NaN.
+    Query i of sequence b is at key position `cache_seqlens[b] - Sq + i`: the keys of the new tokens are in the cache
+    already. Entries after the last valid key of a sequence do not affect the result, even if they are NaN.
 
     `scale`, `window`, `softcap`, `alibi_slopes` and `sinks` are as in `flash_attention`.
 

@@ -22,7 +22,7 @@ def limits(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def positions(queries: int, keys: int, device: torch.device) -> Tensor:
-    """How far each key stands behind each query, `(Sq, Sk)`: the last query stands at the last key."""
+    """Position of each key minus that of each query, `(Sq, Sk)`; the last query is at the position of the last key."""
     of_queries = torch.arange(queries, device=device).unsqueeze(1) + (keys - queries)
     return torch.arange(keys, device=device) - of_queries
 
@@ -45,7 +45,7 @@ def packed(
 
     Args:
         cu_seqlens_q: `(B + 1,)`, where the queries of each sequence begin, and their number.
-        cu_seqlens_k: `(B + 1,)`, likewise of keys.
+        cu_seqlens_k: `(B + 1,)`, where the keys of each sequence begin, and their number.
         queries: of all sequences.
         keys: of all sequences.
         causal: whether a query sees no key behind its position.
@@ -56,13 +56,13 @@ def packed(
     """
     query = torch.arange(queries, device=cu_seqlens_q.device)
     key = torch.arange(keys, device=cu_seqlens_k.device)
-    # Of empty sequences, which end where they begin, none is found.
+    # No token is assigned to an empty sequence, which ends where it begins.
     # torch.searchsorted on a slice is wrong under TorchInductor of torch 2.11 on a GPU.
     of_query = (query.unsqueeze(1) >= cu_seqlens_q[1:]).sum(1)
     of_key = (key.unsqueeze(1) >= cu_seqlens_k[1:]).sum(1)
     exists = of_query < cu_seqlens_q.shape[0] - 1
     of_query = of_query.clamp(max=cu_seqlens_q.shape[0] - 2)
-    # Counted from the ends of their sequences, where the last query stands at the last key.
+    # Positions count from the ends of the sequences: the last query is at the position of the last key.
     behind = (key - cu_seqlens_k[1:][of_query].unsqueeze(1)) - (query - cu_seqlens_q[1:][of_query]).unsqueeze(1)
     sees = (of_query.unsqueeze(1) == of_key) & exists.unsqueeze(1)
     left, right = limits(causal, window)
@@ -78,8 +78,8 @@ def cached(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same for the last `queries` tokens of sequences in a cache with room for `keys`, and which keys are valid.
 
-    lengths: `(B,)`, valid keys of each sequence. Gives how far keys stand behind queries and which of them queries see,
-    both `(B, 1, Sq, S)`, and which of them are valid, `(B, 1, S, 1)`.
+    lengths: `(B,)`, valid keys of each sequence. Returns key minus query positions and which keys queries see,
+    both `(B, 1, Sq, S)`, and which keys are valid, `(B, 1, S, 1)`.
     """
     key = torch.arange(keys, device=lengths.device)
     of_sequence = lengths.clamp(0, keys).to(torch.int64).unsqueeze(1).unsqueeze(1).unsqueeze(1)

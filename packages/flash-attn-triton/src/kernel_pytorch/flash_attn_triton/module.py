@@ -49,8 +49,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
         Args:
             query: `(L, N, E)`, with batch_first `(N, L, E)`, or `(L, E)`.
-            key: `(S, N, kdim)`, likewise.
-            value: `(S, N, vdim)`, likewise.
+            key: `(S, N, kdim)`, with the batch dimension where query has it.
+            value: `(S, N, vdim)`, with the batch dimension where query has it.
             key_padding_mask: `(N, S)` or `(S,)`: bool, True for keys that are left out, or float, added.
             need_weights: whether to return the weights too, as the stock module computes them.
             attn_mask: `(L, S)` or `(N * heads, L, S)`: bool, True for keys that are left out, or float, added.

@@ -18,17 +18,17 @@ PACKAGE = "flash-attn-triton"
 def patch(model: torch.nn.Module) -> Patched:
     """Let `flash_attention` compute every `torch.nn.MultiheadAttention` of a model, and Gemma 2's attention, in place.
 
-    Of `torch.nn.MultiheadAttention`: a query that sees no key gives the projection of zeros, and `is_causal` is obeyed
-    without `attn_mask` too. What has no counterpart here goes to the class's own forward, call by call: weights that
-    are wanted, dropout while training, nested tensors. A `torch.nn.TransformerEncoderLayer` in evaluation takes
-    PyTorch's own way past its attention, and so past this.
+    `torch.nn.MultiheadAttention`: a query that sees no key gives the projection of zeros, and `is_causal` applies
+    without `attn_mask` too. Calls that have no counterpart here run the class's own forward: those that return weights,
+    use dropout while training, or pass nested tensors. In evaluation `torch.nn.TransformerEncoderLayer` bypasses its
+    attention with PyTorch's fast path, and so bypasses this.
 
-    Of Gemma 2 in Hugging Face's transformers, where its attention is `eager`: the result is that of `eager`, which caps
-    the scores. `sdpa`, which older versions of transformers choose by themselves, leaves the soft cap out and is not
-    replaced: that would be another function. `model.set_attn_implementation("eager")` before this takes the cap back.
-    Padding that sees no key gives zeros. Where the Triton kernels do not run, for one query at a time, for dropout and
-    for weights that are wanted, `eager` computes. The model's configuration names the attention, so a copy is patched
-    too, and one that was pickled has to be patched again.
+    Gemma 2 in Hugging Face's transformers, where its attention is `eager`: the result is that of `eager`, which caps
+    the scores. `sdpa`, the default of older versions of transformers, leaves the soft cap out and is not replaced: that
+    would be another function. Call `model.set_attn_implementation("eager")` before this to restore the cap. Padding
+    that sees no key gives zeros. `eager` computes where the Triton kernels do not run, for one query at a time, for
+    dropout, and for calls that return weights. The model's configuration names the attention, so a copy is patched
+    too, and a model that was pickled has to be patched again.
 
     Every other model of transformers is left to PyTorch's attention, which has all that it needs. Under torch.compile
     those whose attention is `sdpa` keep their causal flag, of which transformers makes a mask there, with which PyTorch
@@ -55,7 +55,7 @@ def unpatch(model: torch.nn.Module) -> None:
 
 
 def _find(module: torch.nn.Module) -> Found | str | None:
-    """Of the stock class itself it is known what it computes; of others it is not."""
+    """Match only the stock class itself: what other classes compute is not known."""
     if type(module) is not torch.nn.MultiheadAttention:
         return _look_alike(module)
     if module.bias_k is not None or module.add_zero_attn:

@@ -54,9 +54,9 @@ def linear_cross_entropy(
             is a part of what is returned.
         softcap: bound of the logits, `softcap * tanh(logits / softcap)`; None for none.
         reduction: "mean" over the tokens that are not ignored, "sum", or "none" for the loss of each token.
-        chunk: compute the logits again in the backward, so many words at a time (level "native" in the forward too):
-            a fourth matrix product, and the least memory. None: gradients are computed with the loss where they can be,
-            and elsewhere as many words at a time as make their logits 64 MiB, or 512 words.
+        chunk: recompute the logits in the backward, this many words at a time (level "native" in the forward too): a
+            fourth matrix product, and the least memory. None: gradients are computed with the loss where they can be;
+            elsewhere a chunk has at most 64 MiB of logits, or 512 words if those are more.
         level: None for the default of this device, or "reference", "native", "torchscript", "compile", "triton".
 
     Returns:
@@ -105,10 +105,10 @@ def cross_entropy(
         logits: `(..., V)`, float16, bfloat16, float32 or float64, any strides. The words are the last dimension, where
             `torch.nn.functional.cross_entropy` has them in the second.
         inplace: whether the backward of levels "native", "triton" and "cuda" writes the gradient of the logits over the
-            logits, which saves as much memory; a leaf then has its gradient for its values. Whoever else needs them for
-            a backward gets autograd's error that they were modified, and so does a second backward through the same
-            graph. Ignored at the other levels, for tensor subclasses, for logits whose elements share memory (expanded
-            ones), for second derivatives and under torch.compile, which decides itself what memory to use again.
+            logits, which saves the size of the logits; a leaf's values become its gradient. Autograd raises its error
+            that the logits were modified if another backward needs them, or if the same graph runs backward twice.
+            Ignored at the other levels, for tensor subclasses, for logits whose elements share memory (expanded ones),
+            for second derivatives and under torch.compile, which decides itself what memory to use again.
         level: as in `linear_cross_entropy`, or "cuda", which the package kernel-pytorch-cuda-ops brings; on a CPU that
             is the default in bfloat16.
 

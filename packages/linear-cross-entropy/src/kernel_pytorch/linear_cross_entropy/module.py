@@ -14,7 +14,7 @@ from .levels import LADDER
 
 
 class LinearCrossEntropy(torch.nn.Linear):
-    """The last linear layer of a language model, which returns the loss in the place of logits.
+    """The last linear layer of a language model, which returns the loss instead of logits.
 
     Same parameters and state_dict as `torch.nn.Linear`. Without a target it returns logits as that does, capped where
     there is a cap: for inference.

@@ -29,10 +29,10 @@ ANYWHERE = ("CompositeExplicitAutograd",)  # level "native" is made of PyTorch's
 
 
 class Operators(NamedTuple):
-    """Of a level.
+    """Operators of one level.
 
-    `cross_entropy_in_place` is `cross_entropy` with a gradient written over the logits. Of what
-    `linear_cross_entropy_with_gradients` returns only the loss is the caller's: backward writes over the rest.
+    `cross_entropy_in_place` is `cross_entropy` with a gradient that overwrites the logits. Callers may use only the
+    loss that `linear_cross_entropy_with_gradients` returns: backward overwrites its other outputs.
     """
 
     cross_entropy_backward: Callable[..., Any]
@@ -78,7 +78,7 @@ def declared(level: str, space: str) -> Operators:
 
 
 def scaled_in_place(scale: Callable[..., Tensor], level: str, gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
-    """`scaled`, over the gradient itself where nobody comes back for it: of the weight it is as large as the weight."""
+    """Compute `scaled`, in place if the gradient is not needed again: the weight has a gradient as large as itself."""
     may = gradient.dtype == like.dtype and gradient.is_contiguous() and can_bypass_dispatcher(gradient, factor, like)
     if may and frees_graph() and not is_batched(factor):
         return launcher("scale_gradient", level)(gradient, factor, like, True)
@@ -114,14 +114,14 @@ def gradient_in_place(
     z_loss: float,
     softcap: float,
 ) -> tuple[Tensor, None]:
-    """Of the logits, written over them where nothing is in the way."""
+    """Gradient of the logits, written over them where `overwrite` can."""
     return overwrite(dloss, normalizer, logits, target, ignore_index, label_smoothing, z_loss, softcap), None
 
 
 def overwrite(
     backward: Callable[..., Tensor], level: str, dloss: Tensor, normalizer: Tensor, logits: Tensor, *others: Any
 ) -> Tensor:
-    """The gradient of the logits over them; beside them where somebody traces, shares or differentiates them again."""
+    """Write the gradient of the logits over them; allocate it if they are traced, shared or differentiated again."""
     arguments = dloss, normalizer, logits, *others
     if not can_bypass_dispatcher(*arguments[:4]) or needs_grad(*arguments) or overlaps_itself(logits):
         return backward(*arguments)

@@ -130,7 +130,7 @@ def _masked(module: torch.nn.Module) -> patching.Forward:
 
 
 def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call wants a loss to train on, in the way of which it is known what that computes."""
+    """Whether this call computes a training loss from arguments whose effect is known."""
     keep, head = kwargs.get("logits_to_keep", 0), model.get_output_embeddings()
     return (
         model.training
@@ -146,7 +146,7 @@ def _is_ours(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_dict_wanted(model: Any, given: bool | None) -> bool:
-    """Whether the output is no tuple, which the call says, or the configuration."""
+    """Whether the output is no tuple, according to the call or else to the configuration."""
     return bool(model.config.return_dict if given is None else given)
 
 

@@ -36,7 +36,7 @@ def check_angles(
     tokens: Sequence[int],
     columns: int,
 ) -> None:
-    """Raise TypeError or ValueError, naming the argument, unless these are angles for heads of so many columns.
+    """Raise TypeError or ValueError, naming the argument, unless these are angles for heads of `columns` columns.
 
     Args:
         cos: as given.

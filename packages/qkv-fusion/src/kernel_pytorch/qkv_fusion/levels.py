@@ -43,7 +43,7 @@ LADDER = Ladder(
     ],
     cuda_level,
     absent={
-        # Of the norms TorchScript saves tensors for a gradient in inference mode too, where that is an error.
+        # For the norms TorchScript saves tensors for a gradient in inference mode too, where that is an error.
         "qk_norm_rope": ("torchscript",),
         "qkv_norm_rope": ("torchscript",),
         "qk_layer_norm_rope": ("torchscript", "cuda"),

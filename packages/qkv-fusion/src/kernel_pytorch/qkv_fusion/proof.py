@@ -15,7 +15,7 @@ from ._core import patching
 from ._core.stock import has_foreign_forward
 
 SHAPES = ((2, 4), (4,), (2, 2, 2))
-"""Of the inputs, before the channels: models', a mixture's experts', images'."""
+"""Leading dimensions of the inputs, before the channels: of models, of a mixture's experts, of images."""
 
 CROSS = ("cross", "encoder_attn", "encdec")
 """What the names of a module, or of the one around it, have in them where keys and values are of another tensor."""
@@ -50,7 +50,7 @@ class _Seen(BaseException):
 
 
 class _Recorder:
-    """In the place of a layer of the group."""
+    """Stand-in for a layer of the group: records its inputs."""
 
     def __init__(self, name: str, layer: torch.nn.Module, calls: list[tuple[str, Tensor, Tensor]], wanted: int) -> None:
         self._all = name, layer, calls, wanted
@@ -67,7 +67,7 @@ class _Recorder:
 
 
 class _PassThrough:
-    """In the place of any other child: gives back the values that it gets, as another tensor."""
+    """Stand-in for any other child: returns a copy of its input."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""`fuse` and `unfuse`: layers of a model that read the same tensor as one product, and the way back, bit for bit."""
+"""`fuse` computes layers that read the same tensor as one product; `unfuse` undoes it, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PACKED = ("Wqkv", "c_attn", "qkv", "in_proj_weight", "qkv_proj", "query_key_valu
 def fuse(module: torch.nn.Module, groups: Sequence[Sequence[str]] = GROUPS) -> torch.nn.Module:
     """Make one product of the layers in `module` that read the same tensor, in place.
 
-    Layers are found by their names, at any depth. Their places stay: a model's own code calls `q_proj`, `k_proj` and
-    `v_proj` as before, and within a call of the module that has them the first computes all. That its forward gives all
-    the same tensor is tried on inputs of its own; where it does not, as in cross-attention, layers stay as they are,
+    Layers are found by their names, at any depth. They stay in place: a model's own code calls `q_proj`, `k_proj` and
+    `v_proj` as before, and in each call of the module that has them the first one computes all. `fuse` runs the forward
+    on trial inputs to check that all get the same tensor; if not, as in cross-attention, the layers stay as they are,
     and `fusion_report` says why. The state_dict keeps its names and tensors, so checkpoints load and save as before.
     The parameters are packed: make the optimizer, freeze by name, wrap in DistributedDataParallel and shard afterwards.
     A state_dict's tensors are views of the packed ones, which `safetensors.torch.save_model` does not take;
@@ -85,7 +85,7 @@ def _check_groups(groups: Any) -> None:
 
 
 def unfuse(module: torch.nn.Module) -> torch.nn.Module:
-    """Undo `fuse`: the layers are torch.nn.Linear again, with parameters of their own, bit for bit.
+    """Undo `fuse`: the layers are torch.nn.Linear again, with separate, bit-identical parameters.
 
     Args:
         module: what was given to `fuse`, or a part of it.
@@ -198,13 +198,13 @@ def _replace(parent: torch.nn.Module, names: Sequence[str]) -> None:
 
 
 def _scope(module: torch.nn.Module) -> Scope | None:
-    """What `fuse` put in the place of a module's forward."""
+    """The `Scope` that `fuse` made the module's forward, or None."""
     forward = module.__dict__.get("forward")
     return forward if isinstance(forward, Scope) and forward.module is module else None
 
 
 def _first(parent: torch.nn.Module) -> Member | None:
-    """The first layer of a group that stands here."""
+    """The first layer of a group among the children of `parent`, or None."""
     return next((child for child in parent.children() if isinstance(child, Member) and child.index == 0), None)
 
 

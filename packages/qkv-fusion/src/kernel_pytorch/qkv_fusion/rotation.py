@@ -1,4 +1,4 @@
-"""The attention of Hugging Face's transformers with `rotary_embedding` in the place of its own rotation."""
+"""Attention of Hugging Face's transformers with `rotary_embedding` in place of its rotation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .levels import LADDER
 from .rotary.functional import rotary_embedding
 
 ROTATION = "apply_rotary_pos_emb"
-"""The function of transformers that an attention's forward finds among the globals of its own module."""
+"""The function of transformers that an attention's forward finds among the globals of its module."""
 
 
 def find_rotation(module: torch.nn.Module) -> Found | str | None:
@@ -45,10 +45,10 @@ def _forward(stock: patching.Forward, rotating: patching.Forward) -> patching.Fo
 
 
 def _rotation(own: Any) -> Any:
-    """What takes the place of a module's `apply_rotary_pos_emb`, of whose tables both halves are alike."""
+    """Replacement for a module's `apply_rotary_pos_emb` whose tables have two equal halves."""
 
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Heads before tokens, tables of both halves and with a batch of their own, as transformers has them."""
+        """Rotate heads that precede tokens, with tables of both halves and a batch dimension, as in transformers."""
         if (
             args
             or kwargs

@@ -10,11 +10,11 @@ The scores are computed again, tile by tile, and the weights from them and the s
     dbias = ds                                 summed over what the bias is broadcast over (`dbias_kernel`)
     dsink = -sum of exp(sink - lse) * delta
 
-Of 16-bit tensors o is read with the rest that rounding took off it: where keys are alike `dp - delta` cancels, and
-an error of delta is multiplied by their mean. lse, made of the maximum and the sum, is rounded too: p is off by the
-same factor for all keys of a query. In float32 that is the largest error of all, and with a maximum of 1e9 the sum is
-lost. So do and dlse are multiplied by that factor (`normalizer_of`) before anything else: then dv, delta and ds, and
-with them the rest, are those of the exact p. In 16 bits that changes do only where scores are beyond 1e4.
+For 16-bit tensors the kernel reads o together with its rounding error: where keys are nearly equal `dp - delta`
+cancels, and an error of delta is multiplied by their mean. lse, computed from the maximum and the sum, is rounded too:
+p is off by the same factor for all keys of a query. In float32 this is the largest error, and with a maximum of 1e9 the
+sum is lost. So do and dlse are first multiplied by that factor (`normalizer_of`): then dv, delta and ds, and the
+gradients that depend on them, are those of the exact p. In 16 bits this changes do only where scores exceed 1e4.
 
 Every sum is made by one program in a fixed order, without atomic additions, so gradients are the same bits each time.
 
@@ -171,7 +171,7 @@ def _bind_delta(g: Geometry, do: Tensor, dlse: Tensor | None, o: Tensor, has_res
 
 
 def _bind_keys(g: Geometry, need_dk: bool, need_dv: bool) -> Any:
-    """The launch of dk and dv, or None if nobody needs them."""
+    """Bind the launch of dk and dv; return None if neither is needed or there are none."""
     options = g.options(KEYS)
     programs = cdiv(g.columns, options["COLUMNS"]) * g.batch * g.kv_heads
     if not (need_dk or need_dv) or programs == 0:

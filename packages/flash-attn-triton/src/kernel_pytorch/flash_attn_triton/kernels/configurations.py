@@ -33,7 +33,7 @@ class Table(NamedTuple):
     Attributes:
         half: for 16-bit tensors, by architecture.
         busy: on every architecture, where something else takes registers too: a bias or dropout, or a head size that is
-            no multiple of 16, so that every element has an address of its own.
+            no multiple of 16, so that every element needs a separate address.
         small: on every architecture, for float32 and where both of these take registers.
     """
 
@@ -74,8 +74,8 @@ QUERIES = Table(
     {64: Configuration(64, 32, 4, 1), 128: Configuration(32, 32, 8, 1), 256: Configuration(32, 32, 8, 1)},
     SMALL,
 )
-# Rows are the query heads of one KV head: at most so many, since fewer are padded to 16. Speed depends on how many
-# bytes of the cache are in flight. None of these was timed yet.
+# Rows are the query heads of one KV head: this is the maximum, since fewer are padded to 16. Speed depends on the bytes
+# of the cache in flight. None of these configurations was timed yet.
 _DECODE = {64: Configuration(64, 64, 4, 4), 128: Configuration(64, 64, 4, 3), 256: Configuration(64, 32, 8, 3)}
 DECODE = Table(
     {

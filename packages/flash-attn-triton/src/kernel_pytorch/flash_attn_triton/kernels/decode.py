@@ -32,7 +32,7 @@ from .tiles import LOG2E, factor_of, finite, scores_of, with_sink
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 KEYS_PER_SPLIT = 128
-"""At least so many: a program that reads less takes longer to begin than to read."""
+"""Minimum of keys per split: a program that reads fewer takes longer to start than to read."""
 MOST_SPLITS = 128
 CHUNK = 16
 """Splits that the second kernel reads at a time."""
@@ -174,7 +174,7 @@ def _decode_kernel(
     if SPLIT:
         of_all += split * all_rows
         tl.store(lse_ptr + of_all, tl.where(nothing, float("-inf"), top + tl.log2(total)), mask=exists)
-        # Of an empty share nobody reads more than its lse.
+        # Only lse is read from an empty split.
         tl.store(partial_ptr + of_all[:, None] * depth + d[None, :], acc, mask=d_exists & (start < end))
     else:
         tl.store(o_ptr + of_all[:, None] * depth + d[None, :], acc.to(o_ptr.dtype.element_ty), mask=d_exists)
@@ -255,7 +255,7 @@ def _plan(
     launch = bind(
         _decode_kernel, (splits * tiles * batch * kv_heads,),
         kv_heads, group, queries, capacity, k_cache.shape[0], depth,
-        # No query stands further from a key, and sums of larger numbers leave 32 bits.
+        # No query is farther from a key than this, and sums of larger numbers overflow 32 bits.
         min(left, capacity + queries), min(right, capacity + queries), tiles, splits, batch * heads * queries,
         *_unit_depth(q).stride()[:3], *_unit_depth(k_cache).stride()[:3], *_unit_depth(v_cache).stride()[:3],
         *((0, 0) if block_table is None else block_table.stride()), *slopes_strides,

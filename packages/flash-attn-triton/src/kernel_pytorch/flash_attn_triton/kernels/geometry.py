@@ -29,11 +29,11 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 class Geometry:
     """Shapes and strides of a call, checked; it keeps no tensor.
 
-    Whoever calls the operator directly passes no other check, and a wrong shape would read foreign memory.
+    A direct call of the operator passes no other check, and a wrong shape would read out of bounds.
 
     Attributes:
         rows: queries of a sequence, of the longest one with packed sequences.
-        columns: keys of a sequence, likewise.
+        columns: keys of a sequence, of the longest one with packed sequences.
         group: query heads that read one head of keys.
         left, right: how far a query sees, -1 for no limit.
         sizes: the first scalars of all kernels; their last two are queries and keys of all packed sequences.
@@ -52,7 +52,7 @@ class Geometry:
         self.batch, self.heads, self.rows, self.depth = q.shape
         self.columns, self.kv_heads = k.shape[2], k.shape[1]
         self.group = self.heads // self.kv_heads
-        # No key stands further from a query, and sums of larger numbers leave 32 bits.
+        # No key is farther from a query than this, and sums of larger numbers overflow 32 bits.
         self.left, self.right = (min(side, q.shape[2] + k.shape[2]) for side in (left, right))
         if cu_seqlens_q is not None:
             self.batch = cu_seqlens_q.shape[0] - 1

@@ -67,7 +67,7 @@ _asked_for: ContextVar[bool] = ContextVar("asked_for", default=False)
 
 @contextlib.contextmanager
 def gluon_forward() -> Iterator[None]:
-    """Let level "triton" launch this kernel and no other: for whoever verifies it, or compares the two.
+    """Make level "triton" launch only this kernel, to verify it or to compare it with the portable one.
 
     Where it cannot run, calls raise NotImplementedError, which says why.
     """
@@ -132,7 +132,7 @@ def has_gluon() -> bool:
 
 
 def _is_describable(x: Tensor) -> bool:
-    # Of a dimension of one element the stride says nothing; the launcher writes another.
+    # The stride of a dimension of size one has no meaning; the launcher writes another.
     strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
     aligned = x.data_ptr() % 16 == 0 and all(stride % 8 == 0 and 0 < stride < 2**36 for stride in strides)
     return aligned and x.stride(-1) == 1

@@ -21,7 +21,7 @@ from kernel_pytorch.flash_attn_triton.masks import always, cached, gathered, lim
 
 NOT_SEEN = float("-inf")
 LARGE = 1000.0
-"""Of a score: beyond, lse in float32 has fewer than four digits behind the point."""
+"""Score above which lse in float32 has fewer than four digits after the decimal point."""
 
 
 class _PlainGradient(torch.autograd.Function):

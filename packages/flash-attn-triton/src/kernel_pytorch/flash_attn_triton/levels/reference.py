@@ -11,8 +11,8 @@ Vaswani et al., "Attention Is All You Need", 2017, https://arxiv.org/abs/1706.03
 head h // (H / Hkv) of k and v (Ainslie et al., "GQA", 2023, https://arxiv.org/abs/2305.13245). ALiBi: Press et al.,
 2021, https://arxiv.org/abs/2108.12409. Soft cap: Gemma 2, 2024, https://arxiv.org/abs/2408.00118. Sinks: one learned
 logit for each head that takes part in the softmax and has no value, as in gpt-oss, 2025,
-https://arxiv.org/abs/2508.10925. Query i stands at key position i + Sk - Sq, as in FlashAttention-2: the last query
-sees the last key where it is causal. A query that sees no key has output zero, and lse -inf (that of the sink alone,
+https://arxiv.org/abs/2508.10925. Query i is at key position i + Sk - Sq, as in FlashAttention-2: with causal the last
+query sees the last key. A query that sees no key has output zero, and lse -inf (that of the sink alone,
 if there is one).
 
 Run in float64 this file is the oracle. In a lower precision everything is computed in float32 and rounded once. Plain
@@ -135,7 +135,7 @@ def flash_attention_varlen(
     causal: bool, scale: Optional[float], window: Optional[Tuple[int, int]], softcap: Optional[float],
     alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], deterministic: bool,
 ) -> Tensor:  # fmt: skip
-    """`flash_attention` of packed sequences: tokens see tokens of their own sequence alone.
+    """`flash_attention` of packed sequences: tokens see only tokens of the same sequence.
 
     Args:
         q: `(S, H, D)`, the queries of all sequences.
@@ -172,7 +172,7 @@ def flash_decode(
 ) -> Tensor:  # fmt: skip
     """`flash_attention` of the last tokens of sequences to all their keys, which lie in a cache.
 
-    q: `(B, H, Sq, D)`; query i of sequence b stands at key position `cache_seqlens[b] - Sq + i`. Caches:
+    q: `(B, H, Sq, D)`; query i of sequence b is at key position `cache_seqlens[b] - Sq + i`. Caches:
     `(B, Hkv, S, D)`, or pages `(num_blocks, Hkv, page_size, D)` that block_table `(B, max_blocks)` names in order.
     cache_seqlens: `(B,)`, how many keys are valid. Both are clamped to what there is. alibi_slopes: `(H,)` or `(B, H)`.
     """

@@ -29,7 +29,7 @@ def fake(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[T
 def gradient(do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v in PyTorch that autograd can follow.
 
-    As in FlashAttention-2, section 3.1, but for one block, and with a softmax of its own: `exp(scores - lse)` of large
+    As in FlashAttention-2, section 3.1, but for one block, and the softmax is recomputed: `exp(scores - lse)` of large
     scores would depend on how either was rounded. Query heads that read the same keys are rows of one matrix.
 
     Args:

@@ -53,7 +53,7 @@ def gradient(
     scale: float, left: int, right: int, softcap: float, dropout_p: float, max_seqlen_q: int, max_seqlen_k: int,
     saved: Sequence[Tensor | None], needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Of q, k, v, the bias and the sinks; the output and what `save` returns are saved too."""
+    """Gradients of q, k, v, the bias and the sinks; the output and what `save` returns are saved too."""
     need_dbias = needs[3] and bias is not None and bias.is_floating_point()
     dq, dk, dv, dbias, dsinks = backward(
         torch.zeros_like(o) if do is None else do, dlse, q, k, v, bias, alibi_slopes, sinks, seed, o, *saved,
@@ -90,14 +90,14 @@ def flops(q: Any, k: Any, *arguments: Any, **keywords: Any) -> int:
 
 
 def flops_backward(do: Any, dlse: Any, q: Any, k: Any, *arguments: Any, **keywords: Any) -> int:
-    """Five products, as PyTorch counts those of its own attention."""
+    """Five products, as PyTorch counts its own attention."""
     return 10 * torch.Size(q).numel() * k[2]
 
 
 def _placed(placements: Any, bias: Any, alibi_slopes: Any, sinks: Any, dropout_p: float, packed: bool) -> Iterator[Any]:
     """Placements of q, bias, slopes and sinks, and of their gradients: batches and heads are independent.
 
-    The mask of dropout is that of the whole batch, so with dropout nothing is sharded. Of packed sequences heads are.
+    The dropout mask spans the whole batch, so nothing is sharded with dropout. With packed sequences, only heads are.
     """
     whole = placements.Replicate()
     yield whole, whole, whole, whole, whole, whole

@@ -281,7 +281,7 @@ def _logits(data: Tensor, weight: Tensor, bias: Tensor | None, first: int, step:
 
 
 def column(target: Tensor, width: int) -> Tensor:
-    """Which of so many columns is that of a word, `(..., 1)`, as `gather` takes it; some column if none of them is."""
+    """Index of the target word among `width` columns, `(..., 1)`, for `gather`; any column if the word is not there."""
     return target.to(torch.int64).clamp(0, width - 1)[..., None]
 
 

@@ -33,7 +33,7 @@ LogitsGradient = Callable[[int, int], tuple[Tensor, "Tensor | None"]]
 
 
 def words_at_a_time(tokens: int, words: int, itemsize: int, chunk: int) -> int:
-    """How many words a chunk has: what the user said, else as many as fit in `CHUNK_BYTES`.
+    """Number of words in a chunk: `chunk` if the user gave it, else the most that fit in `CHUNK_BYTES`.
 
     Args:
         tokens: how many there are.
@@ -48,9 +48,9 @@ def words_at_a_time(tokens: int, words: int, itemsize: int, chunk: int) -> int:
 
 
 def tokens_at_a_time(tokens: int, words: int) -> int:
-    """How many tokens a chunk has on a GPU; all chunks have about as many.
+    """Number of tokens in a chunk on a GPU, about the same in all chunks.
 
-    As many as have `MOST_LOGITS`, but `FEWEST_TOKENS` at least, and an eighth of them if those are more.
+    A chunk has at most the largest of `MOST_LOGITS` logits, `FEWEST_TOKENS` tokens and an eighth of all tokens.
     """
     fitting = max(FEWEST_TOKENS, MOST_LOGITS // words)
     chunks = max(1, min(MOST_CHUNKS, -(-tokens // fitting)))
@@ -58,7 +58,7 @@ def tokens_at_a_time(tokens: int, words: int) -> int:
 
 
 def tokens_that_fit(row: int) -> int:
-    """How many tokens a chunk has on a CPU: as many rows of logits, of so many bytes, as fit in `CHUNK_BYTES`."""
+    """Number of tokens in a chunk on a CPU: rows of `row` bytes of logits that fit in `CHUNK_BYTES`, at least 32."""
     return max(32, CHUNK_BYTES // row)
 
 
@@ -76,7 +76,7 @@ def product(left: Tensor, right: Tensor, half: bool) -> Tensor:
     """`left @ right` of operands, added up and returned in float32 (float64 for float64)."""
     if not half:
         return torch.mm(operand(left, half), operand(right, half))
-    if not left.is_cuda:  # where kernels are compiled and cannot be run: nobody reads what this is
+    if not left.is_cuda:  # where kernels are compiled but cannot run: the values are never read
         return left.new_empty((left.shape[0], right.shape[1]), dtype=torch.float32)
     return torch.mm(left, right, out_dtype=torch.float32)
 
@@ -216,10 +216,10 @@ def by_tokens(
 
 
 def parts_of_words(weight: Tensor, half: bool) -> list[slice]:
-    """Parts of the vocabulary to multiply with one after the other.
+    """Parts of the vocabulary to multiply one after the other.
 
-    Of 16-bit numbers all words but the last few, which are a multiple of `ALIGNED_WORDS`, and those; what has to be
-    widened before it is multiplied, so much that its copy takes `CHUNK_BYTES`; else everything.
+    Products in 16 bits: a multiple of `ALIGNED_WORDS`, then the last few words. A weight that is widened before the
+    product: parts whose widened copies take at most `CHUNK_BYTES`. Otherwise: the whole vocabulary.
     """
     words, depth = weight.shape
     step = words

@@ -68,7 +68,7 @@ GRADIENT = Table(
     },
     EXACT,
 )
-# Operands that are read two bytes at a time, each by an address of its own, leave few registers.
+# Operands that are read two bytes at a time, with one address per element, leave few registers.
 IRREGULAR = Configuration(64, 64, 32, 2, 8)
 # The interpreter takes whole tiles and runs programs one after the other: small ones, several for each program.
 INTERPRETED = Configuration(32, 32, 32, 2, 4, parts=2)

@@ -4,7 +4,7 @@
 Programs stay on their multiprocessor and walk tiles of logits, `(tokens, words)`. A tile is reduced in registers, while
 it is there, to three or four numbers a token, its share of the sum of exponentials among them, and is never written. A
 second, small kernel joins the shares of each token in a fixed order. For 4,096 tokens and 128,256 words that is 33 MB
-of shares in the place of 2.1 GB of logits.
+of shares instead of 2.1 GB of logits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the operators call: the checks of direct calls, then the kernels of Triton or the chunks of PyTorch.
 
-Whoever calls an operator directly passes no other check: a wrong shape would read foreign memory. Triton is imported
-by its own level alone, when that is launched.
+A direct call of an operator passes no other check: a wrong shape would read out of bounds. Only level "triton" imports
+Triton, when it launches a kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _rounding(rows: Tensor) -> Any:
 
 
 def _of_tokens(found: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of each row in the shape of the target, and no views, which nobody could change in place."""
+    """Reshape the numbers of each row as the target; results are no views, which could not be changed in place."""
     loss, normalizer = found
     view = torch.ops.aten._unsafe_view
     return view(loss, target.shape), view(normalizer, (*target.shape, 2))

@@ -75,7 +75,7 @@ def _logits_backward_kernel(
     LABEL_SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr, HALF: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """This program computes a block of ROWS rows of the gradient, which may stand where the logits do.
+    """This program computes a block of ROWS rows of the gradient, which may overwrite the logits.
 
     logits, gradient: (T, V) with unit stride in V. normalizer: (T, 2). dloss: (T).
     """

@@ -42,7 +42,7 @@ def _store_exponentials(
     SOFTCAP: tl.constexpr, SMOOTHED: tl.constexpr, HAS_BIAS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PARTS: tl.constexpr, DESCRIPTORS: tl.constexpr, LONG_OFFSETS: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of a tile, part after part; each part has a largest logit and sums of its own."""
+    """The epilogue of a tile, part after part; each part has a separate largest logit and separate sums."""
     if PARTS > 1:
         left, right = halves(tile, ROWS, COLUMNS)
         _store_exponentials(left, exponentials, bias_ptr, largest_ptr, sums_ptr, logit_sums_ptr, picked_ptr, row,
@@ -72,7 +72,7 @@ def _store_exponentials(
         if SMOOTHED:
             tl.store(logit_sums_ptr + share, tl.sum(tl.where(word < words, z, 0.0), axis=1), mask=is_there)
         if SOFTCAP > 0.0:
-            found *= 1.0 - squashed * squashed  # the derivative of the cap: nobody knows the logit later
+            found *= 1.0 - squashed * squashed  # the derivative of the cap: the logit is not available later
         # Beyond the last word there is room up to the next row, and whole vectors are stored.
         store_tile(exponentials, found, row, column, tokens, row_stride, row_stride, ROWS, COLUMNS, DESCRIPTORS,
                    LONG_OFFSETS)  # fmt: skip
@@ -257,7 +257,7 @@ def plan_scale(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool) -
 
 
 class _Chunk:
-    """The launches for so many tokens; keeps no tensors."""
+    """Launches for a given number of tokens; keeps no tensors."""
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, exponentials: Tensor,
@@ -286,7 +286,7 @@ class _Chunk:
     def __call__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, dloss: Tensor, exponentials: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Losses, the gradient of their logits in the place of the exponentials, and its sum over tokens."""
+        """Return losses, the gradient of their logits (it overwrites the exponentials), and its sum over tokens."""
         shares = self.shares.new()
         self.store(hidden, weight, bias, target, exponentials, *shares)
         loss, normalizer = self.shares.join(shares, target)

@@ -52,12 +52,12 @@ def capped(logits, SOFTCAP: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def add_exponentials(z, largest, total):
-    """Take a tile of logits into the largest of each row so far, and the sum of exponentials relative to that.
+    """Update the largest logit of each row with a tile, and the sum of exponentials relative to it.
 
     The maximum passes over NaN; the sum keeps it.
     """
     new = tl.maximum(largest, tl.max(z, axis=1))
-    base = tl.where(new == float("-inf"), 0.0, new)  # nothing but -inf so far: a difference would be no number
+    base = tl.where(new == float("-inf"), 0.0, new)  # only -inf so far: a difference would be NaN
     total = total * tl.exp(largest - base) + tl.sum(tl.exp(z - base[:, None]), axis=1)
     return new, total
 
@@ -70,10 +70,10 @@ def finite_or_zero(x):
 
 @triton.jit
 def add_logits(z, mask, largest, new, seen, total):
-    """Take a tile of logits into their sum, relative to the largest of each row.
+    """Add a tile of logits to their sum, relative to the largest logit of each row.
 
-    Of large logits the differences would be lost in a sum of them. `largest` and `new` are the largest before and with
-    this tile, `seen` is how many were added before.
+    A direct sum of large logits would lose their differences. `largest` and `new` are the largest logits before and
+    with this tile; `seen` is the number of logits added before.
     """
     base = finite_or_zero(new)
     total += seen * (finite_or_zero(largest) - base)
@@ -149,7 +149,7 @@ def _join_kernel(
             here += tl.load(sum_shares_ptr + place, mask=mask, other=0.0)
             logits += seen * (finite_or_zero(largest) - finite_or_zero(new)) + tl.sum(tl.where(mask, here, 0.0), axis=1)
         largest = new
-    log_sum = tl.log(tl.where(total == 0.0, 1.0, total))  # of nothing but -inf the differences are NaN anyway
+    log_sum = tl.log(tl.where(total == 0.0, 1.0, total))  # if all are -inf, the differences are NaN anyway
     target = load_targets(target_ptr, token, exists, words, ignore_index)
     picked = tl.load(picked_ptr + token, mask=exists & (target >= 0), other=0.0)
     loss = log_sum - (1.0 - LABEL_SMOOTHING) * (picked - largest)

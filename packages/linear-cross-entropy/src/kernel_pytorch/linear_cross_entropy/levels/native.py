@@ -1,8 +1,8 @@
-"""What PyTorch itself offers best: its matrix products, a part of the vocabulary at a time (`kernels/chunked.py`).
+"""The best that PyTorch itself offers: its matrix products, a part of the vocabulary at a time (`kernels/chunked.py`).
 
-`cross_entropy` is PyTorch's own, in float32, on a GPU; on a CPU that adds the exponentials of a row one after the
-other, and 50,000 of them are off by more than everything else together, so there they are added by `torch.sum`. Only
-for `inplace` it is the operator, whose backward writes where the logits stand.
+On a GPU `cross_entropy` is PyTorch's own, in float32. On a CPU that function adds the exponentials of a row one after
+the other, and the error of 50,000 additions exceeds all other errors together, so there `torch.sum` adds them. With
+`inplace`, and only then, `cross_entropy` is the operator, whose backward overwrites the logits.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def cross_entropy(
 
     Args:
         logits: `(..., V)`, any float dtype.
-        inplace: nothing here: the gradient is a tensor of its own.
+        inplace: ignored: the gradient is a new tensor.
 
     Returns:
         As `linear_cross_entropy`.

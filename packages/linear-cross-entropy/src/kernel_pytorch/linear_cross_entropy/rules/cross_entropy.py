@@ -55,7 +55,7 @@ def gradient(
     z_loss: float,
     softcap: float,
 ) -> tuple[Tensor, None]:
-    """Of the logits."""
+    """Gradient of the logits."""
     return backward(dloss, normalizer, logits, target, ignore_index, label_smoothing, z_loss, softcap), None
 
 

@@ -39,7 +39,7 @@ def gradient(
     chunk: int,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, None, Tensor]:
-    """Of hidden, weight and bias."""
+    """Gradients of hidden, weight and bias."""
     need_dhidden, need_dweight, _, need_dbias = needs
     dhidden, dweight, dbias = backward(
         dloss, normalizer, hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, chunk,
@@ -181,7 +181,7 @@ def gradient_with_gradients(
     dbias: Tensor,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Of hidden, weight and bias: those that the forward computed, or a formula if they are to be differentiated."""
+    """Gradients of hidden, weight and bias: from the forward, or from a formula if they are differentiated again."""
     need_dhidden, need_dweight, _, need_dbias, _ = needs
     if needs_grad(dloss, hidden, weight, bias):
         of_tokens = (dloss if divisor is None else dloss / divisor).expand(target.shape)

@@ -38,7 +38,7 @@ def store_pairs(
     row_ptr, first, second, mask,
     INTERLEAVED: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The way back: rounds once, to the dtype of the memory."""
+    """Store what `load_pairs` loads, rounded once to the dtype of the memory."""
     first, second = first.to(row_ptr.dtype.element_ty), second.to(row_ptr.dtype.element_ty)
     if INTERLEAVED:
         column = tl.arange(0, 2 * BLOCK)[None, :]
@@ -60,7 +60,7 @@ def load_block(row_ptr, mask, COUNT: tl.constexpr, BLOCK: tl.constexpr, OTHER: t
 
 @triton.jit
 def store_block(row_ptr, x, mask, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The way back: rounds to the dtype of the memory."""
+    """Store what `load_block` loads, rounded to the dtype of the memory."""
     column = tl.arange(0, BLOCK)[None, :]
     tl.store(row_ptr + column, x.to(row_ptr.dtype.element_ty), mask=mask & (column < COUNT))
 
@@ -98,12 +98,12 @@ def as_rows(table: Tensor) -> Tensor:
 
 
 def strides(view: Tensor) -> list[int]:
-    """Of all dimensions but the last; 0 where there is nothing to step over."""
+    """Strides of all dimensions but the last; 0 for dimensions of size one."""
     return [0 if n == 1 else stride for n, stride in zip(view.shape[:-1], view.stride()[:-1], strict=True)]
 
 
 def tiling(columns: int, pairs: int) -> dict[str, Any]:
-    """Constants of a kernel for heads of so many columns, of which so many pairs are rotated, and its warps."""
+    """Constants and warps of a kernel for heads of `columns` columns, of which `pairs` pairs are rotated."""
     block, rest = next_power_of_2(pairs), columns - 2 * pairs
     rest_block = next_power_of_2(rest) if rest else 1
     width = max(2 * block, rest_block)
@@ -113,7 +113,7 @@ def tiling(columns: int, pairs: int) -> dict[str, Any]:
 
 
 def check_geometry(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, tokens: torch.Size) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory.
+    """Check the shapes of a direct call, which passes no other check: a wrong shape would read out of bounds.
 
     Args:
         q: `(..., S, H, D)`.

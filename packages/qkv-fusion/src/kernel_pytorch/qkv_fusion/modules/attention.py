@@ -63,7 +63,7 @@ class FusedSelfAttention(torch.nn.Module):
     Args:
         embed_dim: C, channels that go in and come out.
         num_heads: H.
-        num_kv_heads: K, which divides H; None for as many as H.
+        num_kv_heads: K, which divides H; None for K = H.
         head_dim: D; None for C / H.
         bias: whether the projection of queries, keys and values has one.
         out_bias: whether the output projection has one.

@@ -81,10 +81,10 @@ class PatchEmbedding(torch.nn.Module):
     Parameters and state_dict are those of the convolution: weight `(E, C, height, width)` and bias `(E,)`.
 
     Args:
-        convolution: kernel_size and stride are alike; no padding, dilation or groups.
+        convolution: its kernel_size equals its stride; no padding, dilation or groups.
 
     Raises:
-        ValueError: it does more than to embed patches.
+        ValueError: the convolution does more than embed patches.
     """
 
     def __init__(self, convolution: torch.nn.Conv2d) -> None:

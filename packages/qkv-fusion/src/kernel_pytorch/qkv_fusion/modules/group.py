@@ -1,4 +1,4 @@
-"""`LinearGroup`: linear layers that read the same tensor, as one product, under the names of their own."""
+"""`LinearGroup`: linear layers that read the same tensor, computed as one product; each keeps its name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LinearGroup(torch.nn.Module):
 
     @classmethod
     def from_linears(cls, layers: Mapping[str, torch.nn.Linear]) -> LinearGroup:
-        """The group of these layers, which must be alike; it holds a copy of their parameters, packed.
+        """Build the group of these layers, which must match; it holds a packed copy of their parameters.
 
         Raises:
             TypeError: a layer is of another class than torch.nn.Linear, as adapters' are, has hooks, or its weight is
@@ -68,7 +68,7 @@ class LinearGroup(torch.nn.Module):
         return group.train(first.training)
 
     def to_linears(self) -> dict[str, torch.nn.Linear]:
-        """The layers again, with parameters of their own, bit for bit."""
+        """Return the layers with separate, bit-identical parameters."""
         layers = {}
         for i, name in enumerate(self.names):
             weight, bias = self.part(i)
@@ -97,8 +97,8 @@ class LinearGroup(torch.nn.Module):
     def outputs(self, x: Tensor) -> Sequence[Tensor]:
         """`forward`, without its checks."""
         product = F.linear(x, self.weight, self.bias)
-        # Autograd lets no output of `split` be changed in place. Nobody else has the product, so the unsafe one does;
-        # it has no rule for vmap.
+        # Autograd lets no output of `split` be changed in place. Only this function has the product, so it
+        # may use `unsafe_split_with_sizes`, which has no rule for vmap.
         if torch.compiler.is_compiling() or has_transform():
             return [product.narrow(-1, self.starts[i], size) for i, size in enumerate(self.sizes)]
         outputs: Sequence[Tensor] = torch.unsafe_split_with_sizes(product, self.sizes, -1)
@@ -111,7 +111,7 @@ class LinearGroup(torch.nn.Module):
 
 
 class Member(torch.nn.Module):
-    """One layer of a group, in the place of the layer. The first of them has the group as a submodule.
+    """Replacement of one layer of a group. The first layer has the group as a submodule.
 
     Called alone it computes its own rows; `scope.py` shares one product among the layers of one call of the parent.
     """
@@ -136,7 +136,7 @@ class Member(torch.nn.Module):
         return self.shared[0].part(self.index)[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer makes of x, `(..., in_features)`, by a product of its own rows."""
+        """Compute the output of this layer for x, `(..., in_features)`, from its rows of the weight alone."""
         return F.linear(x, *self.shared[0].part(self.index))
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -194,7 +194,7 @@ def _repeated(values: Sequence[int]) -> bool:
 
 
 def _unpack(group: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Give the layers' own names to what was packed; where layers of a model are fused, each saves its own."""
+    """Rename packed tensors to the layers' names; in a fused model each layer saves its own tensors."""
     assert isinstance(group, LinearGroup)
     packed = {kind: state.pop(f"{prefix}{kind}", None) for kind in ("weight", "bias")}
     if group.inside:
@@ -206,14 +206,14 @@ def _unpack(group: torch.nn.Module, state: dict[str, Any], prefix: str, local_me
 
 
 def _pack(group: torch.nn.Module, state: dict[str, Any], prefix: str, *found: Any) -> None:
-    """The way back, of a group that stands alone."""
+    """Pack a loaded state_dict, for a group outside of a fused model."""
     assert isinstance(group, LinearGroup)
     if not group.inside:
         _pack_group(group, state, prefix, *found)
 
 
 def pack_members(parent: torch.nn.Module, state: dict[str, Any], prefix: str, *found: Any) -> None:
-    """The way back, of groups whose layers are here: a module sees of a checkpoint what begins with its own name."""
+    """Pack a loaded state_dict, for groups with layers in `parent`: a module sees only names with its own prefix."""
     for child in parent.children():
         if isinstance(child, Member) and child.index == 0:
             _pack_group(child.group, state, prefix, *found)

@@ -53,7 +53,7 @@ class QKVProjection(torch.nn.Module):
     Args:
         in_features: C.
         num_heads: H.
-        num_kv_heads: K; None for as many as H.
+        num_kv_heads: K; None for K = H.
         head_dim: D; None for C / H.
         bias: whether there is one.
         naming: "packed" for weight and bias, or as models name them: "q_proj", "query", "Wqkv", "qkv", "c_attn",
@@ -107,7 +107,7 @@ class QKVProjection(torch.nn.Module):
             module: has `q_proj`, `k_proj`, `v_proj`; `query`, `key`, `value`; `Wqkv`; `qkv`; `c_attn`; or
                 `in_proj_weight`.
             num_heads: H of that module.
-            num_kv_heads: K of it; None for as many as H.
+            num_kv_heads: K of it; None for K = H.
             head_dim: D of it; None for C / H.
 
         Raises:
@@ -185,7 +185,7 @@ def _unpack(module: torch.nn.Module, state: dict[str, Any], prefix: str, local_m
 
 
 def _pack(module: torch.nn.Module, state: dict[str, Any], prefix: str, *found: Any) -> None:
-    """The way back, of a projection that stands alone."""
+    """Pack a loaded state_dict, for a projection outside of `FusedSelfAttention`."""
     assert isinstance(module, QKVProjection)
     if not module.inside:
         pack_projection(module, state, prefix, *found)

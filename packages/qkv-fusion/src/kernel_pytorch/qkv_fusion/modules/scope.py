@@ -24,18 +24,18 @@ HARMLESS = (
     "mask", "position", "pos_", "bias", "cache", "past", "freq", "cos", "sin", "rot", "rope", "seqlen", "length",
     "lens", "index", "idx", "ids", "scale", "alibi", "height", "width",
 )  # fmt: skip
-"""Parts of names of arguments that layers never read in the place of the first."""
+"""Parts of names of arguments that layers never read instead of the first argument."""
 
 
 SPECIAL = (*HOOKS, "forward")
-"""Attributes of a layer that a product of the group would pass by."""
+"""Attributes of a layer that the product of the group would bypass."""
 
 
 class Scope:
     """The forward of one module whose layers are fused.
 
-    A call with another tensor that the layers could read, as cross-attention has it, and layers that have hooks, a
-    forward of their own, or were replaced, compute one by one.
+    Layers compute one by one in a call with another tensor that they could read, as in cross-attention, and where
+    they have hooks or a custom forward, or were replaced.
 
     Args:
         module: whose forward it is.
@@ -98,7 +98,7 @@ class Scope:
 
 
 def _traced(kind: type) -> type:
-    """The class of what stands for a module where a compiler traces its forward."""
+    """The class of the stand-in for a module where a compiler traces its forward."""
 
     def find(self: Any, name: str) -> Any:
         module, parts = self._view
@@ -167,7 +167,7 @@ def why_apart(module: torch.nn.Module, names: Sequence[str]) -> str | None:
 
 
 def _parts(module: torch.nn.Module, groups: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """What stands for the layers in one call."""
+    """Stand-ins for the layers in one call, by name."""
     parts, modules = {}, module._modules
     for names in groups:
         if why_apart(module, names) is None:

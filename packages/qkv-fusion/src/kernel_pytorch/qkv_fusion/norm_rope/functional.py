@@ -62,10 +62,10 @@ def qk_norm_rope(
         ValueError: shapes, devices, positions, eps, offset or level do not fit; the message names the argument.
         RuntimeError: the level asked for cannot run on this device or dtype; the message says why.
 
-    Saved for the backward at levels "triton" and "cuda": what went in, and one float32 a head.
+    Levels "triton" and "cuda" save the inputs and one float32 per head for the backward.
 
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
-    root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
+    root mean square instead of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
     """
     check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
@@ -87,7 +87,7 @@ def qk_layer_norm_rope(
     position_ids: Tensor | None = None,
     level: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`qk_norm_rope` with LayerNorm without bias in the place of RMSNorm: the mean of a head is subtracted first.
+    """`qk_norm_rope` with LayerNorm without bias instead of RMSNorm: the mean of a head is subtracted first.
 
     `TypeError` and `RuntimeError` are raised as by `qk_norm_rope`.
 

@@ -31,7 +31,7 @@ def qkv_projection(
         weight: `((H + 2K) * D, C)`, in the dtype of x: the rows of queries, then those of keys, then those of values.
         bias: `((H + 2K) * D,)` or None.
         num_heads: H.
-        num_kv_heads: K; None for as many as H.
+        num_kv_heads: K; None for K = H.
         head_dim: D.
         level: None for the default of this device, or "reference", "native", "torchscript", "compile". Products are
             left to PyTorch.
@@ -83,7 +83,7 @@ def qkv_norm_rope(
         cos: as in `rotary_embedding`, for the tokens of x.
         sin: as cos.
         num_heads: H.
-        num_kv_heads: K; None for as many as H.
+        num_kv_heads: K; None for K = H.
 
     Returns:
         q `(..., S, H, D)` and k `(..., S, K, D)` normalised and rotated, and v `(..., S, K, D)`, a view of the product.

@@ -26,9 +26,9 @@ def rotary_embedding_(
 ) -> tuple[Tensor, Tensor]:
     """`rotary_embedding` that overwrites q and k, for inference.
 
-    Level "triton" reads and writes each head once, without memory of its own; the other levels compute out of place and
-    copy. Arguments as for `rotary_embedding`. q and k must not share memory with each other: outside of torch.compile
-    q and k that begin at the same address are an error; other overlap of the two is not looked for.
+    Level "triton" reads and writes each head once, without allocating memory; the other levels compute out of place
+    and copy. Arguments as for `rotary_embedding`. q and k must not share memory with each other: outside of
+    torch.compile q and k that begin at the same address are an error; other overlap of the two is not checked.
 
     Returns:
         q and k themselves.

@@ -119,7 +119,7 @@ def gradient(
     offset: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Of q, k and the weights; what went in and one float32 a head are saved for it."""
+    """Gradients of q, k and the weights; the inputs and one float32 per head are saved for them."""
     used = (dq_out is not None, dk_out is not None) * 2
     needed = [need and side for need, side in zip(needs[:4], used, strict=True)]
     if not any(needed):
@@ -135,7 +135,7 @@ def fake_cache(q: Tensor, *rest: Any) -> Tensor:
 
 
 def flops(factor: int, first: int) -> Callable[..., int]:
-    """Of an operator whose arguments number `first` and `first + 1` are q and k: so many for each of their elements."""
+    """FLOPs of an operator whose arguments `first` and `first + 1` are q and k: `factor` for each of their elements."""
 
     def of_shapes(*shapes: Any, **_: Any) -> int:
         return factor * sum(torch.Size(shape).numel() for shape in shapes[first : first + 2])

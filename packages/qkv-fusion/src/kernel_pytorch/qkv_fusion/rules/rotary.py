@@ -30,7 +30,7 @@ def gradient(
     transposed: bool,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, None, None]:
-    """Of x; the tables alone are saved for it."""
+    """Gradient of x; only the tables are saved for it."""
     return itself(dy, cos, sin, interleaved, not transposed) if needs[0] else None, None, None
 
 
@@ -86,7 +86,7 @@ def gradient_qk(
     transposed: bool,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Of q and k; the tables and positions alone are saved for it."""
+    """Gradients of q and k; only the tables and positions are saved for them."""
     dq, dk = (dy if need else None for dy, need in zip((dq_out, dk_out), needs, strict=False))
     if dq is None and dk is None:
         return (None,) * 5

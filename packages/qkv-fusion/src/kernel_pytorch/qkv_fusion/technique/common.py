@@ -31,14 +31,14 @@ def data(shape: tuple[int, ...], case: Case, generator: torch.Generator) -> Tens
 
 
 def keys_shape(case: Case) -> tuple[int, ...]:
-    """Of keys, where queries are `(..., S, H, D)`."""
+    """Shape of the keys where queries are `(..., S, H, D)`."""
     return (*case.shape[:-2], case.sizes["k_heads"], case.shape[-1])
 
 
 def tables(case: Case, tokens: tuple[int, ...], rotated: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions from `case.start` on, `(S, R/2)`.
 
-    Every sequence has its own, `(..., S, R/2)`, where the case is `batched`; where it has `positions`, so many.
+    Where the case is `batched`, every sequence has a table, `(..., S, R/2)`; where it has `positions`, S is that.
     """
     shape: tuple[int, ...] = tokens if case.sizes.get("batched", False) else tokens[-1:]
     if "positions" in case.sizes:
@@ -58,7 +58,7 @@ def position_ids(case: Case, tokens: tuple[int, ...], generator: torch.Generator
 
 
 def table_bytes(case: Case, tokens: tuple[int, ...], rotated: int) -> int:
-    """What reading cosines and sines once moves; of tables for many positions at most a row a token."""
+    """Bytes that one read of cosines and sines moves: with `positions`, at most one row per token."""
     shape = tokens if case.sizes.get("batched", False) or "positions" in case.sizes else tokens[-1:]
     return torch.Size(shape).numel() * rotated * case.sizes.get("table_dtype", torch.float32).itemsize
 
@@ -69,7 +69,7 @@ def rotated(case: Case, columns: int) -> int:
 
 
 def norm_weights(case: Case, columns: int, generator: torch.Generator) -> list[Tensor]:
-    """Of queries and of keys: around one as in trained models, or around zero where an offset brings them back."""
+    """Norm weights of queries and of keys: around one as in trained models, or around zero where an offset is added."""
     around, dtype = 1.0 - case.sizes.get("offset", 0.0), case.sizes.get("weight_dtype", case.dtype)
     drawn = [torch.randn(columns, generator=generator, device=generator.device) for _ in range(2)]
     return [(each * 0.25 + around).to(dtype) for each in drawn]

@@ -131,7 +131,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def at(model: str, tokens: int, what: str, **more: Any) -> Any:
-    """A case of a model at so many tokens."""
+    """A case of a model with this number of tokens."""
     sizes = dict(MODELS[model])
     return point(f"{model}, {what}", shape=(1, tokens, sizes.pop("channels")), **sizes, **more)
 

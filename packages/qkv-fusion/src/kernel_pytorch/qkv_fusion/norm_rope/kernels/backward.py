@@ -255,7 +255,7 @@ def check_gradients(
     dq_out: Tensor | None, dk_out: Tensor | None, q: Tensor, k: Tensor, q_rstd: Tensor, k_rstd: Tensor,
     needs: tuple[bool, ...],
 ) -> None:  # fmt: skip
-    """Whoever calls the operator directly passes no other check."""
+    """Check the tensors of a direct call of the operator, which passes no other check."""
     check_floats(dq_out=dq_out, dk_out=dk_out, q_rstd=q_rstd, k_rstd=k_rstd)
     check_shapes(q.shape, dq_out=dq_out)
     check_shapes(k.shape, dk_out=dk_out)

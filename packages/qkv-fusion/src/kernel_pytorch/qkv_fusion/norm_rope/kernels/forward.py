@@ -206,7 +206,7 @@ qk_layer_norm_rope = Planned(functools.partial(plan, True))
 
 
 def check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the shapes of a direct call, which passes no other check: a wrong shape would read out of bounds."""
     check_floats(q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
     check_geometry(q, k, cos, sin, q.shape[:-2])
     check_tables(cos, q.shape[:-2])

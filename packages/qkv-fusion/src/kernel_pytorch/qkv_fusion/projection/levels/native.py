@@ -1,4 +1,4 @@
-"""What PyTorch itself offers best: one product, then `qk_norm_rope` of its own level."""
+"""The best that PyTorch itself offers: one product, then `qk_norm_rope` at level "native" too."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def rotary_qk_(
 
 
 def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None) -> None:
-    """Whoever calls an operator directly passes no other check, and a wrong shape would read foreign memory."""
+    """Check the shapes of a direct call, which passes no other check: a wrong shape would read out of bounds."""
     check_floats(q=q, k=k, cos=cos, sin=sin)
     check_geometry(q, k, cos, sin, q.shape[:-2])
     if position_ids is None:

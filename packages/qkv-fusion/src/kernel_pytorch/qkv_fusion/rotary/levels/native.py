@@ -1,8 +1,8 @@
-"""What PyTorch itself offers best: `addcmul` for halves, a product of complex numbers for neighbours.
+"""The best that PyTorch itself offers: `addcmul` for halves, a product of complex numbers for neighbours.
 
-Of what was tried on a CPU (products and sums, `addcmul` of halves or of whole tables, complex products, with and
-without a copy in float32), these were the fastest, with and without gradients. Halves are computed in the dtype of x,
-with a rounding in between, as the models do it.
+These were the fastest variants measured on a CPU, with and without gradients, among products and sums, `addcmul` of
+halves or of whole tables, and complex products, with and without a copy in float32. Halves are computed in the dtype of
+x, with a rounding in between, as in the models.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, https://arxiv.org/abs/2104.09864.
 
-Of a head's D columns the first R are rotated and the rest pass (R < D: partial rotary). Which of them are pairs:
+The first R of a head's D columns are rotated, the others are unchanged (R < D: partial rotary). The pairs are:
 
 - halves: column i with column i + R/2, `rotate_half` of Llama, Qwen, GPT-NeoX;
 - interleaved: column 2i with column 2i + 1, GPT-J and the paper.
