@@ -30,9 +30,10 @@ def recorded(rows, columns, dtype, of_parameters, has_residual):
     found = []
 
     def record(kernel, key, signature, device, constants, options, attributes, warmup):
-        found.append(launches.Launch(kernel, key, signature, device, constants, options, attributes, "", False, False))
+        about = (), "", "", False, False  # its grid, implementation and case are of no interest here
+        found.append(launches.Launch(kernel, key, signature, device, constants, options, attributes, *about))
 
-    with launches._in_place_of_compile(record):
+    with launches._in_place_of_compile(record, []):
         triton_forward.norm_act(x, residual, weight, weight, None, 1e-5, 0.0, "layer", "gelu")
         dtypes = (str(dtype).removeprefix("torch."), str(dtype).removeprefix("torch.") if has_residual else "")
         needs = (True, False, True, True)

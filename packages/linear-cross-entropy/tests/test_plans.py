@@ -116,7 +116,8 @@ def test_few_functions_stand_between_a_call_and_its_launch(device, monkeypatch):
         (cross_entropy, (weight[:6], target % 16)),
     ):
         with monkeypatch.context() as patched:
-            function(*tensors, level="triton")
+            for _ in range(3):  # a kind of calls is compared by guards from its third call on
+                function(*tensors, level="triton")
             patched.setattr(launcher.Launch, "__call__", count)
             function(*tensors, level="triton")
     assert len(found) == 4
