@@ -11,7 +11,7 @@ from typing import Any
 
 from kernel_pytorch.harness.static.compiled import Traffic
 
-DEBUG_SECTIONS = re.compile(r"^\s*\.section\s+\.debug.*?^\s*\}", re.DOTALL | re.MULTILINE)
+DEBUG_SECTIONS = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{[^}]*\}", re.MULTILINE)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 PREDICATE = re.compile(r"^@!?%?\w+\s+")
 ACCESS = re.compile(r"^(?P<verb>ld|st)(?P<suffix>(?:\.[\w:]+)+)\s")
