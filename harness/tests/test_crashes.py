@@ -146,7 +146,9 @@ def test_a_command_that_is_killed_leaves_no_temporary_files(site, tmp_path, end)
     temporary.mkdir()
     path = os.pathsep.join(filter(None, [str(site.folder), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "kernel_pytorch.harness", "hold"]
-    run = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(temporary)})
+    # TorchInductor's cache, which it keeps in the temporary folder otherwise, is to stay.
+    own = {"PYTHONPATH": path, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    run = subprocess.Popen(command, env=os.environ | own)
     deadline = time.monotonic() + 120
     while not list(temporary.rglob("large")) and time.monotonic() < deadline:
         assert run.poll() is None
