@@ -107,6 +107,14 @@ def test_another_version_and_an_unknown_field_are_refused(results, tmp_path, cha
     assert str(refused.value) == f"{path}: not a results file of schema version 1 ({complaint})"
 
 
+def test_fields_that_are_no_longer_measured_are_dropped(results, tmp_path):
+    content = json.loads(results.model_dump_json())
+    content |= {"accuracy": [{"operation": "gate"}], "real_input": "hidden states", "sources": {}, "carried": {}}
+    content["measurements"][0] |= {"burst": 1e-3, "sustained": None}
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    assert load(tmp_path / "old.json") == results
+
+
 def test_a_field_inside_a_measurement_is_named_with_its_place(results, tmp_path):
     path = tmp_path / "toy.json"
     path.write_text(results.model_dump_json().replace('"measured"', '"guessed"'))

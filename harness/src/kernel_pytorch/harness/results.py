@@ -12,7 +12,6 @@ from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.noise import Trace
 from kernel_pytorch.harness.records import Amount, Count, Name, Part, Record, check_once
-from kernel_pytorch.harness.records import write_atomically as write_atomically
 from kernel_pytorch.harness.technique import Case
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -134,6 +133,8 @@ class Measurement(Part):
         conditions: of the machine meanwhile, the same for all implementations of a case.
     """
 
+    former = frozenset({"burst", "sustained"})
+
     operation: Name
     case: CaseRecord
     direction: Literal["forward", "backward", "both"]
@@ -204,7 +205,7 @@ class Results(Record):
     """
 
     kind = f"a results file of schema version {SCHEMA_VERSION}"
-    former = frozenset({"sources", "kernels", "carried"})
+    former = frozenset({"sources", "kernels", "carried", "accuracy", "real_input"})
 
     schema_version: Literal[1] = SCHEMA_VERSION
     technique: Name
