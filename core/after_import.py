@@ -47,7 +47,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            # Whoever only asked for the spec has not imported anything, so the finder stays until here.
+            # A caller that only asked for the spec has imported nothing, so the finder stays until here.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 for action in _waiting.pop(self._name):

@@ -13,8 +13,8 @@ LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of the same positional arguments, compiled whole: a graph break is an error, never a fall back.
 
-    Whoever traces compiles it already, and gets the function itself. Where PyTorch compiles no more of it the error
-    says what to do.
+    While PyTorch traces, the result calls the function itself, which is compiled then. At PyTorch's recompile limit the
+    error says what to do.
     """
     made: Callable[..., Any] | None = None
 

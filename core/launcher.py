@@ -113,7 +113,7 @@ class Launch:
         first = tensors[0]
         assert first is not None
         device = first.get_device()
-        # Somebody wants to see launches, or another compilation than the usual, or this is not a launch as known here.
+        # A hook wants to see launches, a setting changes the compilation, or this is not a launch as known here.
         if (
             not self.is_known
             or device < 0

@@ -27,7 +27,7 @@ from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent
 PROCESSES = {"verify": 4, "support": 4, "tests": 10}
-"""As many as a GPU holds beside each other, each with a CUDA context, and 16 cores feed."""
+"""Processes that fit on one GPU, each with a CUDA context, and that 16 cores keep busy."""
 NEEDED = ("torch", "triton", "numpy")
 PATIENCE = 10.0  # seconds that a job has to end by itself
 

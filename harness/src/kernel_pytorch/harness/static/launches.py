@@ -26,7 +26,7 @@ _compile, _run = JITFunction._do_compile, JITFunction.run
 
 
 class OfflineDriver:
-    """Stands where Triton looks for a GPU, and names one that is not there."""
+    """Driver that Triton finds instead of a GPU's, and that names an architecture without having one."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
