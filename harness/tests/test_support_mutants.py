@@ -13,16 +13,8 @@ import torch
 
 from kernel_pytorch.harness import availability
 from kernel_pytorch.harness.isolation import Outcome
-from kernel_pytorch.harness.support import (
-    CAPABILITIES,
-    Processes,
-    Shared,
-    Subject,
-    capability,
-    check_declaration,
-    examine,
-)
-from kernel_pytorch.harness.support.examination import OUTDATED, UNDECLARED
+from kernel_pytorch.harness.support import CAPABILITIES, Processes, Shared, Subject, capability, check_declaration
+from kernel_pytorch.harness.support.examination import OUTDATED, UNDECLARED, examine
 
 CPU = torch.device("cpu")
 
@@ -204,11 +196,11 @@ def test_what_is_right_is_a_yes(subject, name):
     assert (outcome.operation, outcome.implementation, outcome.capability) == ("gate", "native", name)
 
 
-@pytest.mark.parametrize(
-    ("name", "mutant", "error"),
-    MUTANTS,
-    ids=lambda value: getattr(value, "__name__", str(value)[:20].replace(" ", "-")),
-)
+def label(value):
+    return getattr(value, "__name__", str(value)[:20].replace(" ", "-"))
+
+
+@pytest.mark.parametrize(("name", "mutant", "error"), MUTANTS, ids=label)
 def test_an_undeclared_no_is_wrong_and_a_declared_one_is_not(subject, name, mutant, error):
     CALLS.clear()
     outcome = examine(subject(mutant), capability(name))

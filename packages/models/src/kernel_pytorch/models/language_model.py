@@ -13,7 +13,7 @@ from kernel_pytorch.qkv_fusion import RotaryTable
 
 from .block import TransformerBlock
 from .cache import KeyValueCache
-from .loading import load_llama
+from .loading import State, load_llama
 from .sampling import check_sampling, sample
 from .techniques import Names, TechniqueModule
 
@@ -94,7 +94,9 @@ class LanguageModel(TechniqueModule):
         return self.embedding.weight if self.head is None else self.head.weight
 
     @classmethod
-    def from_llama(cls, source: Any, state_dict: Mapping[str, Tensor] | None = None, **how: Any) -> LanguageModel:
+    def from_llama(
+        cls, source: Any, state_dict: State = None, *, techniques: Names = None, level: str | None = None
+    ) -> LanguageModel:
         """Load a Llama of transformers; the logits are the same. Dropout, if the configuration has any, is left out.
 
         Args:
@@ -102,7 +104,7 @@ class LanguageModel(TechniqueModule):
                 of its config.json.
             state_dict: of a `LlamaForCausalLM`; may be left out where source is a model. Tensors are copied, and the
                 dtype is that of the embedding.
-            how: techniques and level, as in the constructor.
+            techniques, level: as in the constructor.
 
         Raises:
             TypeError: source is a configuration, and there is no state_dict.
@@ -110,7 +112,7 @@ class LanguageModel(TechniqueModule):
                 feed-forward, ...); tensors are missing, unknown or of other shapes; or embeddings that the
                 configuration ties differ. The message has the names.
         """
-        return load_llama(cls, source, state_dict, **how)
+        return load_llama(cls, source, state_dict, techniques=techniques, level=level)
 
     def forward(
         self,
@@ -174,7 +176,10 @@ class LanguageModel(TechniqueModule):
         *,
         lengths: Tensor | None = None,
         eos: int | Iterable[int] | None = None,
-        **sampling: Any,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
         """Continue texts, token by token; ValueError names an argument that does not fit.
 
@@ -183,11 +188,12 @@ class LanguageModel(TechniqueModule):
             max_new_tokens: the number of tokens that each text gets, fewer only where all have ended.
             lengths: `(B,)`, the number of tokens of each text without its padding, at least 1; None for S.
             eos: the token, or the tokens, that end a text; None for none.
-            sampling: temperature, top_k, top_p and generator of `sample`; `temperature=0` for the most likely token.
+            temperature, top_k, top_p, generator: as in `sample`; `temperature=0` for the most likely token.
 
         Returns:
             `(B, S + max_new_tokens)`: each text, its new tokens, and the first eos (0 without one) as padding.
         """
+        sampling: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
         check_sampling(**sampling)
         _check_prompt(input_ids, max_new_tokens, lengths)
         batch, prompt = input_ids.shape

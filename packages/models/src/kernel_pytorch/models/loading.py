@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .language_model import LanguageModel
     from .vision_transformer import VisionTransformer
 
+State: TypeAlias = Mapping[str, Tensor] | None
 Model = TypeVar("Model", bound=nn.Module)
 Names = dict[str, tuple[str, ...]]
 """By our name of a tensor, the names in another library of those whose rows it holds."""
@@ -33,9 +34,7 @@ def numbered(ours: str, theirs: str, names: Names, count: int) -> Names:
     return {a + name: tuple(b + part for part in parts) for a, b in layers for name, parts in names.items()}
 
 
-def configuration(
-    source: Any, state_dict: Mapping[str, Tensor] | None, kind: str
-) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+def configuration(source: Any, state_dict: State, kind: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """The configuration of a model of transformers as a mapping, and its tensors: see `LanguageModel.from_llama`."""
     config = source
     if isinstance(source, nn.Module):
@@ -136,9 +135,7 @@ def _rotation(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return theta, None if kind == "default" else {"rope_type": kind, **found}
 
 
-def load_llama(
-    cls: type[LanguageModel], source: Any, state_dict: Mapping[str, Tensor] | None, **how: Any
-) -> LanguageModel:
+def load_llama(cls: type[LanguageModel], source: Any, state_dict: State, **how: Any) -> LanguageModel:
     """See `LanguageModel.from_llama`."""
     config, state_dict = configuration(source, state_dict, "llama")
     arguments = settings(config)
@@ -187,9 +184,7 @@ TORCHVISION_OLDER = {"mlp.linear_1.": "mlp.0.", "mlp.linear_2.": "mlp.3."}
 """Names of torchvision's feed-forward in older files, and the present ones."""
 
 
-def load_vit(
-    cls: type[VisionTransformer], source: Any, state_dict: Mapping[str, Tensor] | None, **how: Any
-) -> VisionTransformer:
+def load_vit(cls: type[VisionTransformer], source: Any, state_dict: State, **how: Any) -> VisionTransformer:
     """See `VisionTransformer.from_transformers`."""
     config, state_dict = configuration(source, state_dict, "vit")
     if not config.get("qkv_bias", True):

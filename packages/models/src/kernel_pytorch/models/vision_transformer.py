@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .block import TransformerBlock
-from .loading import load_torchvision, load_vit
+from .loading import State, load_torchvision, load_vit
 from .techniques import Names, TechniqueModule
 
 INITIAL_STD = 0.02
@@ -82,7 +82,7 @@ class VisionTransformer(TechniqueModule):
 
     @classmethod
     def from_transformers(
-        cls, source: Any, state_dict: Mapping[str, Tensor] | None = None, **how: Any
+        cls, source: Any, state_dict: State = None, *, techniques: Names = None, level: str | None = None
     ) -> VisionTransformer:
         """Load a ViT of transformers, with the names of its files or those of version 5's modules.
 
@@ -92,26 +92,28 @@ class VisionTransformer(TechniqueModule):
             source: a `ViTForImageClassification` or `ViTModel`, or its configuration: a `ViTConfig` or the content of
                 its config.json.
             state_dict: of such a model; may be left out where source is a model. Tensors are copied.
-            how: techniques and level, as in the constructor.
+            techniques, level: as in the constructor.
 
         Raises:
             TypeError, ValueError: as in `LanguageModel.from_llama`.
         """
-        return load_vit(cls, source, state_dict, **how)
+        return load_vit(cls, source, state_dict, techniques=techniques, level=level)
 
     @classmethod
-    def from_torchvision(cls, state_dict: Mapping[str, Tensor], num_heads: int, **how: Any) -> VisionTransformer:
+    def from_torchvision(
+        cls, state_dict: Mapping[str, Tensor], num_heads: int, *, techniques: Names = None, level: str | None = None
+    ) -> VisionTransformer:
         """Load a `VisionTransformer` of torchvision; also the older names of its feed-forward.
 
         Args:
             state_dict: of that model; images are square. Tensors are copied.
             num_heads: heads of attention, which no tensor shows: 12 for vit_b, 16 for vit_l and vit_h.
-            how: techniques and level, as in the constructor.
+            techniques, level: as in the constructor.
 
         Raises:
             ValueError: tensors are missing, unknown or of other shapes; the message has the names.
         """
-        return load_torchvision(cls, state_dict, num_heads, **how)
+        return load_torchvision(cls, state_dict, num_heads, techniques=techniques, level=level)
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
         """Compute logits `(B, num_classes)` (without classes features `(B, dim)`), or with targets the mean loss, `()`.

@@ -9,10 +9,9 @@ float64 input):
     dresidual = rstd * (g - mean(g) - x_hat * mean(g * x_hat)) + dh        without mean(g) for the RMS norm
     dx        = dropout(dresidual)                          dresidual itself without dropout or residual
 
-A fixed number of programs walk the rows, each keeping its shares of dweight and dbias in registers while the next tiles
-are copied into shared memory (`_backward_kernel`); a second kernel adds the shares in a fixed order, so the
-result is bitwise reproducible. With few rows, each row gets its own program. Rows longer than a block take one kernel
-for dx (`_backward_long_kernel`) and one for the shares (`_parameter_shares_kernel`).
+A fixed number of programs walk the rows (`_backward_kernel`). Each keeps its shares of dweight and dbias in registers;
+a second kernel adds the shares in a fixed order, so the result is bitwise reproducible. With few rows, each gets its
+own program. Longer rows take a kernel for dx (`_backward_long_kernel`) and one for shares (`_parameter_shares_kernel`).
 """
 
 from __future__ import annotations
@@ -294,10 +293,9 @@ def norm_act_backward(
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:  # fmt: skip
     """The launcher of the operator: one or two launches, and the addition of shares where there are several.
 
-    Beside arguments of the forward it takes dy and dh `(..., N)`, the gradients of y and h, of any strides, the second
-    perhaps None; h `(..., N)`, what was normalised; the statistics that the forward returned, of which eps is a part;
-    the dtypes of x and of the residual, of which the second is empty without one (that decides where dropout was); and
-    which gradients are wanted: dresidual beside dx, dweight and dbias where there is such a parameter.
+    It takes arguments of the forward; dy and dh `(..., N)`, the gradients of y and h, of any strides, dh or None;
+    h `(..., N)`, the normalised tensor; the statistics of the forward, which contain eps; the dtypes of x and of the
+    residual, empty without one (that decides where dropout was); and which gradients are wanted, by parameter.
 
     Returns:
         `dx` and `dresidual` `(..., N)`, `dweight` and `dbias` `(N,)`, each in the dtype of its tensor; else `(0,)`.
