@@ -146,7 +146,8 @@ def _linear_cross_entropy(
     if level is None and hidden.is_meta:
         level = "reference"  # operators of ours read memory, and there is none
     scalars = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0)
-    return Prepared(level, (hidden, weight, target, bias, *scalars, reduction, chunk or 0), state=_autocast_dtype)
+    given = hidden, weight, target, bias, *scalars, reduction, chunk or 0
+    return Prepared(level, given, state=_autocast_dtype, deciding=(hidden, weight, bias))
 
 
 def _cross_entropy(
@@ -165,7 +166,7 @@ def _cross_entropy(
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
     target = _checked_target(target, logits, "logits", logits.shape[-1], ignore_index)
     scalars = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0)
-    return Prepared(level, (logits, target, *scalars, reduction, inplace))
+    return Prepared(level, (logits, target, *scalars, reduction, inplace), deciding=(logits,))
 
 
 def _has_unread(target: Tensor) -> bool:
