@@ -59,6 +59,28 @@ def test_of_a_mean_the_errors_of_its_terms_are_known(toy):
     assert expect(toy.gate, trial, CPU).reference.terms == ()
 
 
+def test_a_truth_that_does_not_fit_is_computed_in_parts(toy, monkeypatch):
+    """The definition runs out of memory in float64 alone; without parts the error is the user's to see."""
+    trial, definition, asked = trials(toy.gate, CPU)[0], toy.reference, []
+
+    def too_large(x, weight, factor):
+        if x.dtype is torch.float64:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return definition(x, weight, factor)
+
+    def by_row(**named):
+        asked.append(named["x"].dtype)
+        return torch.cat([definition(**{**named, "x": row}) for row in named["x"].split(1)])
+
+    whole = expect(toy.gate, trial, CPU)
+    monkeypatch.setattr(toy, "reference", too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        expect(toy.gate, trial, CPU)
+    found = expect(dataclasses.replace(toy.gate, in_parts=by_row), trial, CPU)
+    assert torch.float64 in asked
+    torch.testing.assert_close(found.truth.quantities(), whole.truth.quantities())
+
+
 def test_a_wrong_level_is_named_with_technique_operation_case_and_quantity(toy, monkeypatch):
     monkeypatch.setattr(toy, "native", lambda x, weight, factor: toy.reference(x, weight, factor) * 1.01)
     found = verified(toy.technique)

@@ -75,6 +75,8 @@ class Operation:
         real_input: `(activations, dtype) -> (args, kwargs)` made of `(tokens, channels)` float32 hidden states with the
             outlying channels of a trained network (`adversaries.imitated_activations`); None if the operation has no
             such input.
+        in_parts: the definition computed part by part, called with the arguments by name, for cases whose float64 graph
+            does not fit on the GPU; None if there is no such function.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Operation:
     averaged: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda arguments: None
     summands: Callable[[dict[str, Any]], Mapping[str, int]] = lambda arguments: {}
     real_input: Callable[[torch.Tensor, torch.dtype], Given] | None = None
+    in_parts: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         self._check_levels()

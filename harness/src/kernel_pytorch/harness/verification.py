@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,6 +136,27 @@ def expect_for(
     """
     names, reference_level = operation.signature(), operation.reference
     function = reference_level.load() if public else reference_level.definition()
+    with_function = partial(_expect_of, operation, names, arguments, device, seed, adversary, incoming)
+    if operation.in_parts is None or public:
+        return with_function(function)
+    try:
+        return with_function(function)
+    except torch.OutOfMemoryError:
+        pass  # its tensors live as long as the error does
+    in_parts = operation.in_parts
+    return with_function(lambda *values: in_parts(**dict(zip(names, values, strict=True))))
+
+
+def _expect_of(
+    operation: Operation,
+    names: list[str],
+    arguments: list[object],
+    device: torch.device,
+    seed: int,
+    adversary: str,
+    incoming: list[Tensor] | None,
+    function: Callable[..., Any],
+) -> Expected:
     if not operation.differentiable:
         incoming = []
     elif incoming is None:

@@ -282,6 +282,7 @@ technique = Technique(
             roles={"data": ("q", "k", "v")},
             summands=_summands,
             real_input=inputs.flash_attention_real,
+            in_parts=inputs.by_group(f"{HERE}.levels.reference:flash_attention"),
         ),
         Operation(
             name="flash_attention_with_lse",
@@ -295,6 +296,7 @@ technique = Technique(
             bench_grid=flash_attention_with_lse_bench,
             roles={"rows": ("q", "k", "v"), "constant": ("alibi_slopes",)},
             summands=_summands,
+            in_parts=inputs.by_group(f"{HERE}.levels.reference:flash_attention_with_lse"),
         ),
         Operation(
             name="flash_attention_masked",
@@ -320,6 +322,7 @@ technique = Technique(
             test_grid=flash_attention_varlen_tests,
             bench_grid=flash_attention_varlen_bench,
             summands=lambda arguments: dict.fromkeys(("k", "v"), arguments["q"].shape[0]),
+            in_parts=inputs.by_group(f"{HERE}.levels.reference:flash_attention_varlen"),
         ),
         decode.OPERATION,
     ],
