@@ -9,6 +9,12 @@ Each function is called at every level that runs here. "naive" is level `referen
 line, in the same dtype. "PyTorch" is level `native`, PyTorch's own operators; the best PyTorch is the faster of that
 and `torch.compile`. "default" is a call without a level. All are checked against the formula in float64 before and
 after they are timed in turns; all printed figures are measured in this run.
+
+This project began with a claim: 3.7x of naive for attention, 3.2x for a block, 3.0x for a norm, 2.5x for a projection.
+On an H100 (4 x 2,048 tokens, width 2,048, bfloat16, torch 2.11) the default is at 69.7x, 15.6x and 10.9x of naive for the
+first three, mostly because naive attention stores all scores; of the best PyTorch that is 1.00x, 1.03x and 1.05x. The
+claim for the projection does not hold: three products or one of the joined weights are both at 1.00x, for each alone
+fills that GPU.
 """
 
 # %% Sizes

@@ -1,6 +1,7 @@
 """`kernel-pytorch models`: whole models in turns, on a CPU small."""
 
 import copy
+import dataclasses
 import json
 import os
 import time
@@ -280,6 +281,17 @@ def test_the_host_time_of_functions_with_another_default(monkeypatch):
     assert "whole calls" in found.output
     monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "native")
     assert not list(host.host_costs([technique], torch.device("cpu")))
+
+
+def test_the_host_time_of_a_function_without_gradients(monkeypatch):
+    technique = discover().techniques["flash-attn-triton"]
+    (decode,) = [operation for operation in technique.operations if not operation.differentiable]
+    monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "torchscript")
+    monkeypatch.setattr(wall, "ROUNDS", 1)
+    monkeypatch.setattr(wall, "LAUNCHES", 2)
+    (cost,) = host.host_costs([dataclasses.replace(technique, operations=[decode])], torch.device("cpu"))
+    assert len(cost.ours) == len(cost.native) == 1
+    assert host.host_table([cost], torch.device("cpu")).row_count == 1
 
 
 @pytest.mark.slow

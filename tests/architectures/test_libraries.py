@@ -45,7 +45,7 @@ def logits(model, inputs):
         return model.eval()(**inputs).logits
 
 
-def compare_logits(name, variant, change, before):
+def compare_logits(name, variant, change, before, atol=1e-5):
     """Those of stock that was changed likewise; of what is fused before, the library may leave out layers."""
     inputs = WIDE[name].inputs()
     with VARIANTS[variant].levels():
@@ -54,7 +54,7 @@ def compare_logits(name, variant, change, before):
     if VARIANTS[variant].fused:
         assert (found - exact).norm() <= 2.0 * (wanted - exact).norm() + 1e-5 * exact.norm()
     else:
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=atol * float(wanted.abs().max()))
 
 
 @every_model
@@ -85,7 +85,12 @@ def dispatched(model):
 @every_variant
 @order
 def test_accelerate(name, variant, change, before):
+    """Weights that were joined before they are offloaded have no name to be found by: an error says so."""
     pytest.importorskip("accelerate")
+    if change is offloaded and before and VARIANTS[variant].fused and name not in ("Phi3", "T5"):
+        with pytest.raises(RuntimeError, match=r"offloaded.*unfuse\(model\)"), VARIANTS[variant].levels():
+            logits(made(name, VARIANTS[variant], change, before), WIDE[name].inputs())
+        return
     compare_logits(name, variant, change, before)
 
 
@@ -160,8 +165,9 @@ def in_4_bits(model):
 @every_variant
 @order
 def test_bitsandbytes(name, variant, change, before):
+    """In 4 bits a CPU rounds the input to bfloat16: noise of 2^-22 in T5's embedding moves logits of 3.4 by 0.012."""
     pytest.importorskip("bitsandbytes")
-    compare_logits(name, variant, change, before)
+    compare_logits(name, variant, change, before, 2.0**-8 if change is in_4_bits else 1e-5)
 
 
 def with_lora(model):

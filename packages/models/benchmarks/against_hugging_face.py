@@ -2,8 +2,8 @@
 
     python packages/models/benchmarks/against_hugging_face.py [--out FILE]     in the environment of `nox -s models`
 
-Widths are those of Llama 3.2 1B with 8 layers on a GPU, small ones on a CPU. A step is forward, backward and AdamW, on 8 x
-2,048 tokens in bfloat16 (8 x 128 in float32 on a CPU). All variants take turns; ratios are between steps of one round.
+Widths are those of Llama 3.2 1B with 8 layers on a GPU, small ones on a CPU. A step is forward, backward and AdamW, on
+4 x 2,048 tokens in bfloat16; on a CPU smaller, in float32. All variants take turns; ratios compare steps of a round.
 """
 
 from __future__ import annotations

@@ -146,6 +146,23 @@ def test_a_wrapper_that_is_not_known_is_left_alone(kind):
     assert calls[-1] == "own"
 
 
+@pytest.mark.parametrize("autocast", [True, False])
+def test_tables_in_float32_turn_heads_in_16_bits_under_autocast_alone(monkeypatch, autocast):
+    """There attention rounds them to 16 bits; elsewhere what it is given in float32 stays in float32."""
+    monkeypatch.setattr(LADDER, "is_native", lambda function, x: False)
+    model, (x, tables) = Attention(), inputs()
+    x = x.bfloat16()
+    stock = model(x, tables)
+    assert stock.dtype is torch.float32
+    assert patch(model).replaced
+    calls.clear()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = model(x, tables)
+    assert ("own" in calls) == (not autocast)
+    torch.testing.assert_close(found, stock.to(found.dtype), rtol=2.0**-7, atol=2.0**-8)
+    assert found.dtype is (torch.bfloat16 if autocast else torch.float32)
+
+
 @pytest.mark.parametrize("kind", [Attention, Wrapped])
 @pytest.mark.parametrize("training", [False, True])
 def test_compiled_inference_is_its_own(kind, training):

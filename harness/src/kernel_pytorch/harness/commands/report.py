@@ -36,15 +36,8 @@ from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Technique
 
-EXAMPLES_FILE = "figures.json"  # of tools/record_examples.py
-OTHER_FILES = (
-    "pytest-benchmark.json",
-    MODELS_FILE,
-    ".partial.json",
-    VERIFICATION_SUFFIX,
-    KERNELS_SUFFIX,
-    EXAMPLES_FILE,
-)
+OTHER_FILES = ("pytest-benchmark.json", MODELS_FILE, ".partial.json", VERIFICATION_SUFFIX, KERNELS_SUFFIX)
+OTHER_FOLDERS = (SUPPORT_FOLDER, "examples")
 BLOCK = "results"
 
 
@@ -109,7 +102,7 @@ def report_command(
 def results_files(path: Path) -> list[Path]:
     """A file itself; the results files in a folder and those below it, without the records of other commands."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
-    return [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name != SUPPORT_FOLDER]
+    return [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name not in OTHER_FOLDERS]
 
 
 def models_files(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ class HostCost:
     Attributes:
         function: its name.
         level: its default level here.
-        ours: seconds of a call without gradients, with a graph for them, and with the backward.
+        ours: seconds of a call without gradients, and where there are any, with a graph for them and with the backward.
         native: the same of level "native".
     """
 
@@ -54,24 +54,29 @@ def host_costs(techniques: Iterable[Technique], device: torch.device) -> Iterabl
             calls = {
                 f"{who} {way}": call
                 for who, implementation in (("ours", ours), ("native", native))
-                for way, call in zip(WAYS, _ways(technique, operation, case, implementation, device), strict=True)
+                for way, call in _ways(technique, operation, case, implementation, device).items()
             }
             found = host_seconds(calls, device)
-            of_each = (tuple(found[f"{who} {way}"] for way in WAYS) for who in ("ours", "native"))
+            of_each = (
+                tuple(found[f"{who} {way}"] for way in WAYS if f"{who} {way}" in found) for who in ("ours", "native")
+            )
             yield HostCost(operation.name, level, *of_each)
 
 
 def _ways(
     technique: Technique, operation: Operation, case: Case, implementation: Implementation, device: torch.device
-) -> list[Callable[[], Any]]:
-    """The call without gradients, with a graph, and with the backward."""
+) -> dict[str, Callable[[], Any]]:
+    """The call without gradients and, of an operation that has them, with a graph and with the backward."""
 
     def of(direction: Direction) -> Workload:
         return Workload.of(Job(technique, operation, case, direction), 1, torch.Generator(device).manual_seed(0))
 
-    without, both = of(Direction.FORWARD).call(implementation), of(Direction.BOTH)
+    without = of(Direction.FORWARD).call(implementation)
+    if not operation.differentiable:
+        return {WAYS[0]: lambda: without(0)}
+    both = of(Direction.BOTH)
     with_backward, with_graph = both.call(implementation), implementation.call(both.arguments[0])
-    return [lambda: without(0), with_graph, lambda: with_backward(0)]
+    return dict(zip(WAYS, (lambda: without(0), with_graph, lambda: with_backward(0)), strict=True))
 
 
 def host_table(costs: Iterable[HostCost], device: torch.device) -> Table:
@@ -85,9 +90,8 @@ def host_table(costs: Iterable[HostCost], device: torch.device) -> Table:
         shown.add_column(way, justify="right", no_wrap=True)
     for cost in costs:
         pairs = zip(cost.ours, cost.native, strict=True)
-        shown.add_row(
-            cost.function, cost.level, *(f"{_digits(own * 1e6)} ({own / other:.2f}x)" for own, other in pairs)
-        )
+        cells = [f"{_digits(own * 1e6)} ({own / other:.2f}x)" for own, other in pairs]
+        shown.add_row(cost.function, cost.level, *cells, *["-"] * (len(WAYS) - len(cells)))
     return shown
 
 

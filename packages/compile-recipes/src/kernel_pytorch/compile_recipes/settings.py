@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from .state import call, device_of
 RANDOM = ("bernoulli", "native_dropout", "_fused_dropout", "dropout")
 HOST_SHARE = 0.9
 """Share of the whole time that the host spends before it waits for the device: beyond it the host is the bottleneck."""
+LONG_WAITS = 5e-3
+"""Seconds beside which waiting for an idle device, some 50 us, takes no time."""
 
 
 def setting_findings(
@@ -100,8 +103,8 @@ def _host(module: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, A
     with torch.no_grad():
         run(3)
         launched, whole = run(1)
-        if whole < 1e-3:  # waiting takes a good part of that
-            launched, whole = run(20)
+        if whole < LONG_WAITS:
+            launched, whole = run(min(100, math.ceil(LONG_WAITS / whole)))
     if launched < HOST_SHARE * whole:
         return []
     change = 'torch.compile(model, mode="reduce-overhead"), or larger batches'

@@ -74,13 +74,24 @@ def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Te
 
 
 def _fits(q: Tensor, cos: Tensor) -> bool:
-    """Whether a table is one for every token, in the dtype of the heads, and as wide as these."""
+    """Whether a table is one for every token, in a dtype that fits the heads, and as wide as these."""
     return (
         (q.dim(), cos.dim()) == (4, 3)
-        and cos.dtype == q.dtype
+        and (cos.dtype == q.dtype or (cos.dtype == torch.float32 and _is_rounded_anyway(q)))
         and cos.shape[0] in (1, q.shape[0])
         and cos.shape[1:] == (q.shape[2], q.shape[3])
     )
+
+
+def _is_rounded_anyway(q: Tensor) -> bool:
+    """Whether attention rounds heads that float32 tables have rotated to the dtype of q, as under autocast to it.
+
+    Not where a compiler traces: TorchInductor fuses that rotation with what is around it.
+    """
+    device = q.device.type
+    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+        return False
+    return torch.get_autocast_dtype(device) == q.dtype
 
 
 def _is_the_same(own: Any) -> bool:

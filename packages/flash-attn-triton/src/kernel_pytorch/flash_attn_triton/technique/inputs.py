@@ -21,7 +21,7 @@ HEADS = {"q": 1, "k": 1, "v": 1, "alibi_slopes": -1, "sinks": -1}
 def by_group(target: str) -> Callable[..., Any]:
     """Compute a definition for one head of k and v after the other; the backward computes the scores again.
 
-    Scores of 32 heads and 8,192 tokens take 16 GiB in float64, and a graph holds several times as much.
+    Scores of all heads of a long sequence are too large in float64, and a graph holds them several times.
     """
 
     def attend(**arguments: Any) -> Any:

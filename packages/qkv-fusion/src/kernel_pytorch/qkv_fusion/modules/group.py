@@ -104,6 +104,28 @@ class LinearGroup(torch.nn.Module):
         outputs: Sequence[Tensor] = torch.unsafe_split_with_sizes(product, self.sizes, -1)
         return outputs
 
+    def shared(self, x: Tensor) -> Sequence[Tensor]:
+        """`outputs`, through the forward that a library put around this module's, as accelerate does.
+
+        Raises:
+            RuntimeError: the library took the weight away, and would look for it under a name that no state_dict has.
+        """
+        if self.__dict__.get("forward") is None:
+            return self.outputs(x)
+        if self.weight.is_meta and not x.is_meta:
+            raise RuntimeError(
+                f"{', '.join(self.names)}: their joint weight was offloaded to the meta device, and cannot be found "
+                "again under its name; unfuse(model) before it is offloaded"
+            )
+        outputs: Sequence[Tensor] = self(x)
+        return outputs
+
+    def alone(self, index: int, x: Tensor) -> Tensor:
+        """The output of one layer, from its rows of the weight."""
+        if self.__dict__.get("forward") is None:
+            return F.linear(x, *self.part(index))
+        return self.shared(x)[index]
+
     def extra_repr(self) -> str:
         """Names and sizes."""
         sizes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
@@ -137,7 +159,7 @@ class Member(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the output of this layer for x, `(..., in_features)`, from its rows of the weight alone."""
-        return F.linear(x, *self.shared[0].part(self.index))
+        return self.shared[0].alone(self.index, x)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for kind, value in (("weight", self.weight), ("bias", self.bias)):

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from kernel_pytorch.qkv_fusion._core.stock import HOOKS, has_hooks
 
@@ -117,10 +116,10 @@ class _Product:
     def take(self, index: int, x: Tensor) -> Tensor:
         """What one layer makes of x; the first to ask computes all, and each gets what was computed once."""
         if self.x is None:
-            self.x, self.outputs = x, [*self.group.outputs(x)]
+            self.x, self.outputs = x, [*self.group.shared(x)]
         found = self.outputs[index] if self.x is x else None
         if found is None:
-            return F.linear(x, *self.group.part(index))
+            return self.group.alone(index, x)
         self.outputs[index] = None
         return found
 
