@@ -1,8 +1,9 @@
-"""Tables of the guide that are made from results/: a page asks for one by a comment with its name.
+"""Tables that are made from results/: a page asks for one by a comment with its name.
 
 ceilings          what a copy and a product reach on each device that was measured
 tuned             how the Triton kernel of RMSNorm is launched, and what it compiles to
 triton-and-cuda   the same function at both levels: time, registers, lines
+against-hugging-face, optimize      training steps of whole models, from results/<device>/examples
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kernel_pytorch.harness.static.compiled import Compiled
 
 ROOT = Path(__file__).parent.parent
 DEVICE = ROOT / "results" / "nvidia-h200"
+STEPS = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "examples"
 RMS_NORM = ROOT / "packages" / "rmsnorm" / "src" / "kernel_pytorch" / "rmsnorm" / "kernels" / "forward.py"
 LEVELS = ("native", "compile", "triton", "cuda")
 
@@ -35,6 +37,38 @@ def fill(markdown: str) -> str:
 def table_of(header: list[str], rows: list[list[str]]) -> str:
     """A table in Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def against_hugging_face() -> str:
+    """A training step of `LanguageModel` beside the Llama that it was made from."""
+    found = json.loads((STEPS / "against_hugging_face.json").read_text(encoding="utf-8"))
+    bases = [name for name in found["rows"] if name.startswith("transformers")]
+    rows = [
+        [name, f"{row['seconds'] * 1e3:.1f} ms", *(row["speedup"].get(base, "") for base in bases)]
+        for name, row in found["rows"].items()
+    ]
+    return _measured_on(found, table_of(["training step", "time", *(f"x of {base}" for base in bases)], rows))
+
+
+def optimized() -> str:
+    """What `optimize` does for training steps, beside the lower bound that the report predicts."""
+    found = json.loads((STEPS / "optimize.json").read_text(encoding="utf-8"))
+    rows = []
+    for name, each in found["models"].items():
+        times = {variant: row["seconds"] * 1e3 for variant, row in each["rows"].items()}
+        speedup, saved = each["rows"]["optimize compiled"]["speedup"], times["stock"] - times["optimize"]
+        rows.append([
+            name, *(f"{times[of]:.1f} ms" for of in ("stock", "stock compiled", "optimize", "optimize compiled")),
+            speedup["stock compiled"], speedup["patch compiled"], f"{saved:.1f} ms", f"{each['bound'] * 1e3:.1f} ms",
+            f"{each['optimize']:.0f} s, {each['analysis']:.0f} s",
+        ])  # fmt: skip
+    head = ["training step", "stock", "compiled", "`optimize`", "`optimize`, compiled", "x of stock compiled",
+            "x of `patch` compiled", "saved in eager", "lower bound, forward alone", "took, analysis took"]  # fmt: skip
+    return _measured_on(found, table_of(head, rows))
+
+
+def _measured_on(found: dict[str, str], table: str) -> str:
+    return f"{table}\n\nMeasured on {found['device']}, torch {found['torch']}, {found['date']}."
 
 
 def ceilings() -> str:
@@ -140,4 +174,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "tuned": tuned,
     "triton-and-cuda": triton_and_cuda,
     "served": served,
+    "against-hugging-face": against_hugging_face,
+    "optimize": optimized,
 }

@@ -77,12 +77,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Put what was measured of whole models, and a run of `doctor`, where pages ask for it."""
+    markdown = guide_tables.fill(markdown)
     if page.file.src_uri == DOCTOR:
         return with_doctor(markdown)
     if page.file.src_uri == "index.md":
         return markdown.replace("<!-- measured -->", measured([r for r in model_records() if not is_of_a_cpu(r)]))
-    if page.file.src_uri.startswith("guide/"):
-        return guide_tables.fill(markdown)
     if page.file.src_uri != "models.md":
         return markdown
     markdown = markdown.replace("<!-- architectures -->", architectures_table())

@@ -11,10 +11,10 @@ and `torch.compile`. "default" is a call without a level. All are checked agains
 after they are timed in turns; all printed figures are measured in this run.
 
 This project began with a claim: 3.7x of naive for attention, 3.2x for a block, 3.0x for a norm, 2.5x for a projection.
-On an H100 (4 x 2,048 tokens, width 2,048, bfloat16, torch 2.11) the default is at 69.7x, 15.6x and 10.9x of naive for the
-first three, mostly because naive attention stores all scores; of the best PyTorch that is 1.00x, 1.03x and 1.05x. The
-claim for the projection does not hold: three products or one of the joined weights are both at 1.00x, for each alone
-fills that GPU.
+On an H100 (4 x 2,048 tokens, width 2,048, bfloat16, torch 2.11) the default is at 69.7x, 15.6x and 10.9x of naive for
+the first three, mostly because naive attention stores all scores; of the best PyTorch that is 1.00x, 1.03x and 1.05x.
+The claim for the projection does not hold: three products, or one of the joined weights, take the same time, since each
+alone fills that GPU.
 """
 
 # %% Sizes
