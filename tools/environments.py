@@ -163,7 +163,8 @@ def install_once(
     with_torch = torch_requirements(session, torch)
     what = ", ".join(item.partition(";")[0] for item in with_torch[:2])
     session.log(f"installing {what + ' and ' if what else ''}{len(requirements)} packages; downloads can take minutes")
-    session.install("--quiet", *with_torch, *requirements)
+    # Python compiles what it imports, which is a small part of torch and transformers.
+    session.install("--quiet", "--no-compile", *with_torch, *requirements)
     if bare:
         session.install("--quiet", "--no-deps", *bare)
     summary = "as before" if torch is None else run_silently(session, "python", "-c", VERSIONS).splitlines()[-1]

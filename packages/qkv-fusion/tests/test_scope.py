@@ -358,3 +358,34 @@ def test_other_inputs_are_known_by_their_names():
         raise NotImplementedError
 
     assert scope.other_inputs(forward) == [(2, "key_value_states")]
+
+
+def brought_back(group, weight):
+    """As accelerate: a forward that brings the weight to the device, and takes it away again."""
+    own = group.forward
+
+    def forward(x):
+        group.weight = weight
+        try:
+            return own(x)
+        finally:
+            group.weight = torch.nn.Parameter(weight.detach().to("meta"))
+
+    group.weight, group.forward = torch.nn.Parameter(weight.detach().to("meta")), forward
+
+
+def test_weights_that_a_library_took_away():
+    """Results of a weight on the meta device would be whatever is in memory."""
+    stock, fused = pair()
+    group = fused.q_proj.group
+    weight = group.weight
+    brought_back(group, weight)
+    with pytest.raises(RuntimeError, match=r"offloaded.*unfuse\(model\)"):
+        fused(torch.randn(3, 8))
+    with pytest.raises(RuntimeError, match=r"offloaded.*unfuse\(model\)"):
+        fused.k_proj(torch.randn(3, 8))
+    group.weight, x = weight, torch.randn(3, 8)  # one that is in place again is used through that forward
+    called, own = [], group.forward
+    group.forward = lambda x: called.append(1) or own(x)
+    torch.testing.assert_close(fused(x), stock(x))
+    assert called
