@@ -123,6 +123,22 @@ def run(
     return Run(tuple(o.detach() for o in outputs), gradients, tuple(written))
 
 
+def run_definition(
+    function: Callable[..., Any],
+    in_parts: Callable[..., Any] | None,
+    names: Sequence[str],
+    arguments: Sequence[Any],
+    output_gradients: Sequence[Tensor] | None = None,
+) -> Run:
+    """`run` a definition, or where it does not fit on the GPU, what computes the same in parts of named arguments."""
+    try:
+        return run(function, names, arguments, output_gradients)
+    except torch.OutOfMemoryError:  # its tensors live as long as the error does
+        if in_parts is None:
+            raise
+    return run(lambda *values: in_parts(**dict(zip(names, values, strict=True))), names, arguments, output_gradients)
+
+
 def in_float64(arguments: Sequence[Any]) -> list[Any]:
     """The same arguments with every floating-point tensor in float64."""
     return [a.double() if is_float(a) else a for a in arguments]

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from kernel_pytorch.harness.oracle import (
     judge,
     random_like,
     run,
+    run_definition,
     summands_by_shape,
 )
 from kernel_pytorch.harness.provenance import identify
@@ -136,43 +136,23 @@ def expect_for(
     """
     names, reference_level = operation.signature(), operation.reference
     function = reference_level.load() if public else reference_level.definition()
-    with_function = partial(_expect_of, operation, names, arguments, device, seed, adversary, incoming)
-    if operation.in_parts is None or public:
-        return with_function(function)
-    try:
-        return with_function(function)
-    except torch.OutOfMemoryError:
-        pass  # its tensors live as long as the error does
-    in_parts = operation.in_parts
-    return with_function(lambda *values: in_parts(**dict(zip(names, values, strict=True))))
-
-
-def _expect_of(
-    operation: Operation,
-    names: list[str],
-    arguments: list[object],
-    device: torch.device,
-    seed: int,
-    adversary: str,
-    incoming: list[Tensor] | None,
-    function: Callable[..., Any],
-) -> Expected:
+    compute = partial(run_definition, function, None if public else operation.in_parts, names)
     if not operation.differentiable:
         incoming = []
     elif incoming is None:
-        outputs = run(function, names, arguments).outputs
+        outputs = compute(arguments).outputs
         generator = torch.Generator(device).manual_seed(seed + 1)
         incoming = random_like(outputs, generator)
         if adversary in LAYOUTS:
             incoming = [ADVERSARIES[adversary](g) for g in incoming]
     centred = _without_offset(operation, names, arguments) if adversary == COMMON_OFFSET else arguments
-    reference = run(function, names, centred, incoming)
-    truth = run(function, names, in_float64(arguments), in_float64(incoming))
+    reference = compute(centred, incoming)
+    truth = compute(in_float64(arguments), in_float64(incoming))
     named = dict(zip(names, arguments, strict=True))
     terms, own_terms = operation.averaged(named), operation.averaged(dict(zip(names, centred, strict=True)))
     if terms is not None and own_terms is not None:
-        reference = replace(reference, terms=run(function, names, list(own_terms.values())).outputs)
-        truth = replace(truth, terms=run(function, names, in_float64(list(terms.values()))).outputs)
+        reference = replace(reference, terms=compute(list(own_terms.values())).outputs)
+        truth = replace(truth, terms=compute(in_float64(list(terms.values()))).outputs)
     summands = summands_by_shape(reference.outputs, named) | dict(operation.summands(named))
     return Expected(names, arguments, incoming, reference, truth, summands)
 
