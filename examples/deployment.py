@@ -3,7 +3,7 @@
 After reading it you can export a model, compile it into a package that needs no Python code of ours or yours, record
 the environment that it was made in, and refuse to load it in another.
 
-Needs: `pip install ./packages/models`, a C++ compiler; for the package with our CUDA C++ operators also
+Needs: the packages of this workspace, a C++ compiler; for the package with our CUDA C++ operators also
 `./packages/cuda-ops`. A CPU is enough; a GPU is used where there is one. No download. Disk: 200 MB below --out.
 Time: a minute with --quick, some minutes without.
 

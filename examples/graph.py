@@ -3,7 +3,7 @@
 After reading it you can port a network from PyTorch Geometric line by line, sort the edges of a graph once, and measure
 what that gains in time and repeatability.
 
-- Needs: kernel-pytorch-models and networkx, whose package holds the graph. No network.
+- Needs: the packages of this workspace and networkx, whose package holds the graph. No network.
 - Runs on a CPU or a GPU, with 1 GB of memory: a minute on 2 cores, half with `--quick`.
 - Command: `python examples/graph.py`
 - Last lines: more than 90 % of the karate club's members on the right side, a table of scatter and segments, and which

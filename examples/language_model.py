@@ -3,7 +3,7 @@
 After reading it you can write a training loop that accumulates gradients, trains in mixed precision on a GPU, survives
 Ctrl-C and a killed process, and generates text.
 
-- Needs: kernel-pytorch-models and kernel-pytorch-harness. No GPU, no download: the data is the source of this Python.
+- Needs: the packages of this workspace. No GPU, no download: the data is the source of this Python.
 - Runs in 45 seconds on two cores with `--quick`, in 5 minutes without; on a GPU the model is 40 times as large.
 - Command: `python examples/language_model.py --quick --out run`. The same command resumes a run that was stopped.
 - Last lines: a generated text, a table of step times, and a sentence with the speedup.

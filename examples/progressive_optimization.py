@@ -3,7 +3,7 @@
 After reading it you can tell for each level how many kernels run, how many bytes they move, what is kept for the
 backward, and how much time that saves on your machine.
 
-Needs: `pip install ./harness ./packages/compile-recipes ./packages/models`; `./packages/cuda-ops` for level cuda. A CPU
+Needs: the packages of this workspace; triton and `./packages/cuda-ops` for the levels of these names. A CPU
 is enough; on a GPU the sizes are larger, and level triton is timed. No download.
 Time: half a minute with --quick on two cores, two minutes without.
 
@@ -141,11 +141,14 @@ def main(argv: list[str] | None = None) -> dict[str, Counted]:
     if not importlib.util.find_spec("kernel_pytorch.cuda_ops"):
         blocks.pop("cuda")
         notes.append("cuda is left out: pip install ./packages/cuda-ops")
-    if not (on_gpu or arguments.quick):
+    if not importlib.util.find_spec("triton"):
+        blocks.pop("triton")
+        notes.append("triton is left out: pip install triton")
+    elif not (on_gpu or arguments.quick):
         blocks.pop("triton")
         notes.append("triton is left out: without a GPU it runs in an interpreter, which --quick shows.")
     found = {name: counted(each, x, on_gpu) for name, each in blocks.items()}
-    if arguments.quick and not on_gpu:  # the interpreter is for checking: its time says nothing
+    if "triton" in blocks and not on_gpu:  # the interpreter is for checking: its time says nothing
         triton = blocks.pop("triton")
         with torch.no_grad(), count_launches() as names:
             off = float((triton(x) - blocks["naive"](x)).abs().max())

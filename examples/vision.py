@@ -3,7 +3,7 @@
 After reading it you can train either model of kernel-pytorch-models on your own images, fold the norms of a ConvNet,
 choose the techniques of a transformer, and measure the gain of each step.
 
-- Needs: kernel-pytorch-models and scikit-learn, whose package holds the 1,797 images. No network.
+- Needs: the packages of this workspace and scikit-learn, whose package holds the 1,797 images. No network.
 - Runs on a CPU or a GPU, with 1 GB of memory: 2 minutes on 2 cores, one with `--quick`.
 - Command: `python examples/vision.py`
 - Last lines: both models classify more than 95 % of unseen images correctly, and a table of their speed.

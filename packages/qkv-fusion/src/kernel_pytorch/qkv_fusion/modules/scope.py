@@ -49,8 +49,7 @@ class Scope:
     def __init__(self, module: torch.nn.Module, groups: Sequence[Sequence[str]]) -> None:
         self.module, self.groups = module, [tuple(names) for names in groups]
         self.others, self.traced = other_inputs(type(module).forward), _traced(type(module))
-        # What the class has is not asked of the module.
-        self.shadowing = [name for name in module.__dict__ if name != "forward" and hasattr(type(module), name)]
+        self.shadowing = _shadowing(module)
 
     @property
     def _kernel_pytorch_holds(self) -> torch.nn.Module:  # stock.HOLDS
@@ -77,11 +76,10 @@ class Scope:
             return forward(module, *args, **kwargs)
         if torch.compiler.is_compiling():  # Dynamo of torch 2.10 does not trace what is done to `__dict__`
             view: Any = object.__new__(self.traced)
-            for name, value in (
-                ("_view", (module, parts)),
-                *((name, getattr(module, name)) for name in self.shadowing),
-            ):
-                object.__setattr__(view, name, value)
+            object.__setattr__(view, "_view", (module, parts))
+            object.__setattr__(view, "_modules", {**module._modules, **parts})
+            for name in self.shadowing:
+                object.__setattr__(view, name, getattr(module, name))
         else:
             view = object.__new__(type(module))
             view.__dict__.update(module.__dict__)
@@ -94,6 +92,23 @@ class Scope:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, traced=_traced(type(state["module"])))
+
+
+STATE = ("training", "_parameters", "_buffers")
+"""What Dynamo and the methods of torch.nn.Module read of a module itself."""
+
+
+def _shadowing(module: torch.nn.Module) -> list[str]:
+    """Names that a stand-in must have itself: what its class has is not asked of the module."""
+    own = {name for name in module.__dict__ if name != "forward" and hasattr(type(module), name)}
+    for kind in type(module).__mro__[: type(module).__mro__.index(torch.nn.Module)]:
+        own |= {n for n, value in vars(kind).items() if not n.startswith("__") and _is_data(value)}
+    return [*STATE, *sorted(own)]
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a class attribute may be replaced by one of an instance: no method, property or other descriptor."""
+    return not hasattr(value, "__get__")
 
 
 def _traced(kind: type) -> type:
