@@ -5,7 +5,8 @@ import random
 import pytest
 
 from kernel_pytorch.harness.clock import Verdict, median_interval
-from kernel_pytorch.harness.compare import NotComparable, compare
+from kernel_pytorch.harness.compare import compare
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results
 
 
@@ -70,13 +71,13 @@ def test_another_device_is_refused_unless_asked_for(make_results, machine):
     other = machine.model_copy(
         update={"environment": machine.environment.model_copy(update={"device_name": "Another CPU"})}
     )
-    with pytest.raises(NotComparable, match="Made-up CPU with 2 threads, the new one on Another CPU with 2 threads"):
+    with pytest.raises(UserError, match="Made-up CPU with 2 threads, the new one on Another CPU with 2 threads"):
         compare(make_results(), make_results(where=other))
     assert len(compare(make_results(), make_results(where=other), across_devices=True)) == 3
 
 
 def test_another_technique_is_refused(make_results):
-    with pytest.raises(NotComparable, match="of technique 'toy', the new one of 'other'"):
+    with pytest.raises(UserError, match="of technique 'toy', the new one of 'other'"):
         compare(make_results(), make_results(technique="other"))
 
 

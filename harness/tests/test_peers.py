@@ -12,9 +12,10 @@ import torch
 from kernel_pytorch.harness import peers, timing
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.interpreter import complete_interpreter
 from kernel_pytorch.harness.jobs import jobs
-from kernel_pytorch.harness.peers import Peer, PeersError, add_peers, with_peers
+from kernel_pytorch.harness.peers import Peer, add_peers, with_peers
 from kernel_pytorch.harness.report import cells, columns, rows
 from kernel_pytorch.harness.technique import Direction, Level
 
@@ -121,7 +122,7 @@ def test_a_wrong_peer_is_told_and_does_not_fail_the_command(site, declared, tmp_
 ])  # fmt: skip
 def test_a_file_that_declares_none(declared, source, message):
     declared.write_text(source)
-    with pytest.raises(PeersError, match=message):
+    with pytest.raises(UserError, match=message):
         add_peers([declared])
 
 

@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from kernel_pytorch.harness import plots
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.page import headline, markdown
 from kernel_pytorch.harness.plots import plot
-from kernel_pytorch.harness.readme import ReadmeError, read_block, write_block
+from kernel_pytorch.harness.readme import read_block, write_block
 from kernel_pytorch.harness.report import (
     COLUMNS,
     best_pytorch,
@@ -267,9 +268,9 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path):
     assert read_block(readme, "results") == "old\n"
     write_block(readme, "results", "new\n")
     assert readme.read_text() == README.replace("old", "new")
-    with pytest.raises(ReadmeError, match=r"README\.md has no <!-- other:begin --> and <!-- other:end -->, each on"):
+    with pytest.raises(UserError, match=r"README\.md has no <!-- other:begin --> and <!-- other:end -->, each on"):
         write_block(readme, "other", "new\n")
-    with pytest.raises(ReadmeError, match=r"no file .*absent\.md"):
+    with pytest.raises(UserError, match=r"no file .*absent\.md"):
         read_block(tmp_path / "absent.md", "results")
 
 

@@ -10,7 +10,8 @@ import torch
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.benchmark import Plan, benchmark
-from kernel_pytorch.harness.discovery import UnknownNameError, discover
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.jobs import SHORT_CASES
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_machine
@@ -46,7 +47,7 @@ def verify(
         on_trial: called with each verification when it is done.
 
     Raises:
-        UnknownNameError: no such technique, level or device; the message lists those that exist.
+        UserError: no such technique, level or device; the message lists those that exist.
     """
     where, technique = parse_device(None if device is None else str(device)), discover().get(name)
     check_names(technique.name, "level", levels, level_names(technique.operations))
@@ -88,7 +89,7 @@ def bench(
         Seconds are medians with intervals; after Ctrl-C what stood by then, marked as not complete.
 
     Raises:
-        UnknownNameError: no such technique, level, operation or device; the message lists those that exist.
+        UserError: no such technique, level, operation or device; the message lists those that exist.
     """
     where, technique = parse_device(None if device is None else str(device)), discover().get(name)
     check_names(technique.name, "level", plan.levels, level_names(technique.operations))
@@ -114,9 +115,9 @@ def level_names(operations: Iterable[Operation]) -> list[str]:
 
 
 def check_names(owner: str, what: str, given: Sequence[str] | None, known: Sequence[str]) -> None:
-    """Raise TypeError for a string instead of a list of names, UnknownNameError for a name that does not exist."""
+    """Raise TypeError for a string instead of a list of names, UserError for a name that does not exist."""
     if isinstance(given, str):
         raise TypeError(f"{what}s: given {given!r}; allowed is a list of names, such as [{given!r}]")
     for each in given or ():
         if each not in known:
-            raise UnknownNameError(f"{owner} has no {what} {each!r}; there are: {', '.join(known)}")
+            raise UserError(f"{owner} has no {what} {each!r}; there are: {', '.join(known)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.discovery import UnknownNameError
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.peers import Peer
 from kernel_pytorch.harness.technique import Implementation, Level, Operation, Technique
@@ -21,7 +21,7 @@ def parse_device(name: str | None) -> torch.device:
     """The device of that name, which must exist; the best one for None.
 
     Raises:
-        UnknownNameError: no such device here; the message lists what exists.
+        UserError: no such device here; the message lists what exists.
     """
     available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if name is None:
@@ -29,7 +29,7 @@ def parse_device(name: str | None) -> torch.device:
     if name == "cuda" and len(available) > 1:
         name = available[1]
     if name not in available:
-        raise UnknownNameError(f"no device {name!r}; available here are: {', '.join(available)}")
+        raise UserError(f"no device {name!r}; available here are: {', '.join(available)}")
     return torch.device(name)
 
 

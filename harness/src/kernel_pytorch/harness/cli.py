@@ -15,10 +15,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points, version
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from kernel_pytorch.harness.commands.adopt import adopt_command
 from kernel_pytorch.harness.commands.bench import bench_command
@@ -34,7 +35,7 @@ from kernel_pytorch.harness.commands.report import report_command
 from kernel_pytorch.harness.commands.static import static_command
 from kernel_pytorch.harness.commands.support import support_command
 from kernel_pytorch.harness.commands.verify import verify_command
-from kernel_pytorch.harness.discovery import UnknownNameError
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.scratch import command_scratch
 
@@ -46,7 +47,20 @@ def reflowed(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
+class Commands(TyperGroup):
+    """The commands; an error that the user can mend ends each with one line and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
+            raise typer.Exit(2) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     name="kernel-pytorch",
     help="Verify, time and explain the techniques that are installed here.",
     no_args_is_help=True,
@@ -127,15 +141,12 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line; a name that does not exist and a full disk end with one line and exit code 2."""
+    """Run the command line; a full disk ends with one line and exit code 2."""
     interpret_without_gpu()
     add_foreign_commands()
     try:
         with _ended_by_sigterm(), command_scratch():
             app()
-    except UnknownNameError as error:
-        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
-        sys.exit(2)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

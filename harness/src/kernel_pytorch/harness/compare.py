@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernel_pytorch.harness.clock import Comparison, Interval, compare_intervals
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.results import IntervalRecord, Measurement, Results
-
-
-class NotComparable(ValueError):
-    """The two files were measured on different things; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,13 @@ def compare(old: Results, new: Results, *, across_devices: bool = False) -> list
         across_devices: compare although the devices differ.
 
     Raises:
-        NotComparable: different techniques; different devices, unless `across_devices`.
+        UserError: different techniques; different devices, unless `across_devices`.
     """
     if old.technique != new.technique:
-        raise NotComparable(f"the old file is of technique {old.technique!r}, the new one of {new.technique!r}")
+        raise UserError(f"the old file is of technique {old.technique!r}, the new one of {new.technique!r}")
     devices = [device(results) for results in (old, new)]
     if devices[0] != devices[1] and not across_devices:
-        raise NotComparable(
+        raise UserError(
             f"the old file was measured on {devices[0]}, the new one on {devices[1]}: a difference would tell "
             "about the devices, not about the code (--across-devices compares all the same)"
         )

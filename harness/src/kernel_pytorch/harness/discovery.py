@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.peers import with_peers
 from kernel_pytorch.harness.technique import Technique
 
 GROUP = "kernel_pytorch.techniques"
-
-
-class UnknownNameError(LookupError):
-    """A technique, operation, level or device that does not exist; the message lists those that do."""
+UnknownNameError = UserError
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,13 @@ class Discovery:
         """The technique of that name.
 
         Raises:
-            UnknownNameError: there is none, or its package is broken.
+            UserError: there is none, or its package is broken.
         """
         if name in self.techniques:
             return self.techniques[name]
         if name in self.broken:
-            raise UnknownNameError(f"technique {name!r} is installed but broken: {self.broken[name]}")
-        raise UnknownNameError(f"no technique {name!r}; installed are: {', '.join(self.techniques) or 'none'}")
+            raise UserError(f"technique {name!r} is installed but broken: {self.broken[name]}")
+        raise UserError(f"no technique {name!r}; installed are: {', '.join(self.techniques) or 'none'}")
 
     def select(self, name: str | None) -> list[Technique]:
         """Return that technique alone, or all of them for None."""

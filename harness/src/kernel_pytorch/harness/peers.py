@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import torch
 
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.interpreter import complete_interpreter, is_interpreting
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
@@ -68,15 +69,11 @@ class Peer(Implementation):
         return None
 
 
-class PeersError(ValueError):
-    """A file that declares no peers; the message says which and why."""
-
-
 def add_peers(files: Iterable[Path]) -> None:
     """Load files of peers in this process: techniques that are discovered from now on have them.
 
     Raises:
-        PeersError: a file cannot be loaded, or does not declare `TECHNIQUE` and `PEERS`.
+        UserError: a file cannot be loaded, or does not declare `TECHNIQUE` and `PEERS`.
     """
     if is_interpreting():
         complete_interpreter()
@@ -85,14 +82,14 @@ def add_peers(files: Iterable[Path]) -> None:
         name = f"kernel_pytorch_peers_{file.resolve().parent.parent.name.replace('-', '_')}"
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None or not file.is_file():
-            raise PeersError(f"{file}: no Python file")
+            raise UserError(f"{file}: no Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
             technique, peers = module.TECHNIQUE, module.PEERS
         except Exception as error:
-            raise PeersError(f"{file}: {type(error).__name__}: {error}") from error
+            raise UserError(f"{file}: {type(error).__name__}: {error}") from error
         _added[technique] = peers
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.records import write_atomically
-
-
-class ReadmeError(ValueError):
-    """A README that cannot be read or has no place for the block; the message says which."""
 
 
 def read_block(readme: Path, name: str) -> str:
     """Return the text between the markers.
 
     Raises:
-        ReadmeError: there is no such file, or it lacks the markers.
+        UserError: there is no such file, or it lacks the markers.
     """
     return _parts(readme, name)[1]
 
@@ -24,7 +21,7 @@ def write_block(readme: Path, name: str, body: str) -> None:
     """Replace the text between the markers.
 
     Raises:
-        ReadmeError: as for `read_block`; nothing is written.
+        UserError: as for `read_block`; nothing is written.
     """
     before, _, after = _parts(readme, name)
     write_atomically(readme, before + body + after)
@@ -36,9 +33,9 @@ def _parts(readme: Path, name: str) -> tuple[str, str, str]:
     try:
         text = readme.read_text(encoding="utf-8")
     except OSError as error:
-        raise ReadmeError(f"no file {readme}" if not readme.is_file() else f"{readme}: {error.strerror}") from error
+        raise UserError(f"no file {readme}" if not readme.is_file() else f"{readme}: {error.strerror}") from error
     before, found, rest = text.partition(f"{begin}\n")
     body, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ReadmeError(f"{readme} has no {begin} and {end}, each on a line of its own")
+        raise UserError(f"{readme} has no {begin} and {end}, each on a line of its own")
     return before + found, body, closed + after

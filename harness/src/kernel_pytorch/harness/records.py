@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from kernel_pytorch.harness.errors import UserError
+
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+RecordError = UserError
 
 Amount = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[^<>\[\]|`\n]*$")]
 """Text that tables, pages and terminals print as it is."""
-
-
-class RecordError(ValueError):
-    """A file that holds no record of the kind that was asked for; the message names the file and the fault."""
 
 
 class Part(BaseModel):
@@ -57,20 +57,20 @@ class Record(Part):
         """Read a file.
 
         Raises:
-            RecordError: it cannot be read, is no such record, or holds what no record can hold: an infinite number or
+            UserError: it cannot be read, is no such record, or holds what no record can hold: an infinite number or
                 one that is none, a negative amount, a row twice, a name with markup in it.
         """
         try:
             found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_once)
             return cls.model_validate(found)
         except OSError as error:
-            raise RecordError(f"{path}: {error.strerror or error}") from error
+            raise UserError(f"{path}: {error.strerror or error}") from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "file"
-            raise RecordError(f"{path}: not {cls.kind} ({where}: {first['msg']})") from error
+            raise UserError(f"{path}: not {cls.kind} ({where}: {first['msg']})") from error
         except ValueError as error:  # no text, no JSON, or a number or key that was refused
-            raise RecordError(f"{path}: not {cls.kind} (file: {error})") from error
+            raise UserError(f"{path}: not {cls.kind} (file: {error})") from error
 
     def save(self, path: Path) -> None:
         """Write the file in one step: a crash half-way leaves the previous file whole."""

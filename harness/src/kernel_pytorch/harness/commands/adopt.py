@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -30,6 +30,7 @@ from kernel_pytorch.harness.commands.common import (
     warn_if_busy,
 )
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.technique import Technique
@@ -69,7 +70,7 @@ def adopt_command(
     known, file = _user_file(techniques, technique)
     if reset:
         if operation:
-            _stop("--reset removes all rows of a technique: leave --operation out")
+            raise UserError("--reset removes all rows of a technique: leave --operation out")
         _reset(file, known, technique)
         return
     before = _read(file, known)
@@ -106,11 +107,11 @@ def _user_file(techniques: list[Technique], name: str | None) -> tuple[Any, Path
     """The module that knows the user's file, and that file; end with one line where there is none."""
     known = adoption.user_file(techniques)
     if known is None:
-        _stop("no technique is installed whose defaults could be adopted" if name is None
+        raise UserError("no technique is installed whose defaults could be adopted" if name is None
               else f"{name} has no defaults of its own")  # fmt: skip
     file = known.place()
     if file is None:
-        _stop(f"{known.VARIABLE} is {known.OFF}: nothing is adopted")
+        raise UserError(f"{known.VARIABLE} is {known.OFF}: nothing is adopted")
     return known, file
 
 
@@ -175,9 +176,4 @@ def _read(file: Path, known: Any) -> list[Any]:
     try:
         return list(known.read(file))
     except ValueError as error:
-        _stop(f"{file} cannot be used: {error}; mend or remove it")
-
-
-def _stop(message: str) -> NoReturn:
-    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
-    raise typer.Exit(2) from None
+        raise UserError(f"{file} cannot be used: {error}; mend or remove it") from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
 import typer
@@ -37,10 +37,10 @@ from kernel_pytorch.harness.commands.common import (
 from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest, show_tables
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import QUICK_CASES, SHORT_CASES, JobKey
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_ceilings, measure_machine
-from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.technique import Direction, Level, Technique
 
@@ -126,7 +126,7 @@ def bench_command(
     plans = {t.name: _plan_for(t, plan, first=quick and of is None) for t in techniques}
     if out is None and full and levels is operations is direction is None:
         out = Path("results")
-    known = None if machine is None else _read_machine(machine)
+    known = None if machine is None else Machine.load(machine)
     targets = _targets(techniques, json, out, known.slug if known else describe_environment(where).slug, full=full)
     warn_if_busy()
     if json is None and out is None:
@@ -199,7 +199,7 @@ def _check_options(*, quick: bool, full: bool, json: Path | None, out: Path | No
     """End with one line where options contradict each other."""
     for given, first, second in ((quick and full, "--quick", "--full"), (json and out, "--json", "--out")):
         if given:
-            _stop(f"{first} and {second}: give one of them")
+            raise UserError(f"{first} and {second}: give one of them")
 
 
 def _check_target(target: Path | None, *, full: bool) -> None:
@@ -207,14 +207,12 @@ def _check_target(target: Path | None, *, full: bool) -> None:
     check_writable(target)
     if target is None or full or not target.is_file():
         return
-    with contextlib.suppress(RecordError):
-        if not load(target).quick:
-            _stop(f"{target} holds a full run, which only --full replaces; give another --json or --out")
-
-
-def _stop(message: str) -> NoReturn:
-    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
-    raise typer.Exit(2) from None
+    try:
+        is_quick = load(target).quick
+    except UserError:
+        return
+    if not is_quick:
+        raise UserError(f"{target} holds a full run, which only --full replaces; give another --json or --out")
 
 
 def _fails(m: Measurement) -> bool:
@@ -222,13 +220,6 @@ def _fails(m: Measurement) -> bool:
     if m.status == "wrong":
         return m.level in (Level.TRITON.value, Level.CUDA.value)
     return m.status in ("rejected", "crashed") and m.level != Level.PEER.value
-
-
-def _read_machine(file: Path) -> Machine:
-    try:
-        return Machine.load(file)
-    except RecordError as error:
-        _stop(str(error))
 
 
 def _measure_machine(device: torch.device, *, quick: bool) -> Machine:
@@ -288,7 +279,7 @@ def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path |
     try:
         found = load(files[0])
         reason = why_not_resumed(found, technique, machine, plan)
-    except RecordError as error:
+    except UserError as error:
         reason = str(error)
     if reason is not None:
         messages.print(f"{technique.name}: not resumed, {reason}; the run begins anew", **PLAIN)
@@ -317,7 +308,7 @@ def _saying_what_is_saved(target: Path) -> Iterator[None]:
     except OSError as error:
         kept = [file for file in (_unfinished(target), target) if file.is_file()]
         saved = f"{kept[0]} holds what was saved before; --resume continues from it" if kept else "nothing was saved"
-        _stop(f"cannot write {target}: {error.strerror}; {saved}")
+        raise UserError(f"cannot write {target}: {error.strerror}; {saved}") from error
 
 
 def _save(results: Results, target: Path | None) -> None:

@@ -19,9 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from kernel_pytorch.harness.api import level_names
-from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
+from kernel_pytorch.harness.discovery import Discovery
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.noise import CpuReader
-from kernel_pytorch.harness.peers import PeersError, add_peers
+from kernel_pytorch.harness.peers import add_peers
 from kernel_pytorch.harness.technique import Technique
 
 # Tables are wide, and a pipe or a file has no width.
@@ -70,11 +71,7 @@ def load_peers(files: list[Path] | None) -> Callable[[], object] | None:
     """Add the peers in this process, and return what adds them in another; None where there are none."""
     if not files:
         return None
-    try:
-        add_peers(files)
-    except PeersError as error:
-        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
-        raise typer.Exit(2) from None
+    add_peers(files)
     return partial(add_peers, files)
 
 
@@ -82,7 +79,7 @@ def check_levels(levels: list[str] | None, techniques: Iterable[Technique]) -> l
     """The levels, all of which must exist in one of the techniques.
 
     Raises:
-        UnknownNameError: one does not; the message lists those that do.
+        UserError: one does not; the message lists those that do.
     """
     return _check_names("level", levels, level_names(o for t in techniques for o in t.operations))
 
@@ -91,7 +88,7 @@ def check_operations(operations: list[str] | None, techniques: Iterable[Techniqu
     """The operations, all of which must exist in one of the techniques.
 
     Raises:
-        UnknownNameError: one does not; the message lists those that do.
+        UserError: one does not; the message lists those that do.
     """
     return _check_names("operation", operations, (o.name for t in techniques for o in t.operations))
 
@@ -100,7 +97,7 @@ def _check_names(what: str, given: list[str] | None, known: Iterable[str]) -> li
     allowed = list(dict.fromkeys(known))
     for name in given or []:
         if name not in allowed:
-            raise UnknownNameError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
+            raise UserError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
     return given or None
 
 
@@ -161,7 +158,7 @@ def warn_if_busy() -> None:
 
 
 def check_writable(target: Path | None) -> None:
-    """End with one line and exit code 2, before anything is measured, if results could not be written there."""
+    """Raise UserError, before anything is measured, if results could not be written there."""
     if target is None:
         return
     folder = target.parent if target.suffix == ".json" else target
@@ -171,5 +168,4 @@ def check_writable(target: Path | None) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
     if reason is not None:
-        messages.print(f"kernel-pytorch: cannot write {escape(str(target))}: {escape(reason)}", **PLAIN)
-        raise typer.Exit(2)
+        raise UserError(f"cannot write {target}: {reason}")

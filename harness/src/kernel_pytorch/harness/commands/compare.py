@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from kernel_pytorch.harness.clock import Verdict
-from kernel_pytorch.harness.commands.common import PLAIN, messages, output
-from kernel_pytorch.harness.compare import Change, NotComparable, compare, environment_differences
-from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.commands.common import PLAIN, output
+from kernel_pytorch.harness.compare import Change, compare, environment_differences
 from kernel_pytorch.harness.results import load
 
 
@@ -54,12 +53,8 @@ def compare_command(
     Exit code: 0; 1 with --fail-if-slower if a case is slower, or went wrong or away since; 2 for files that cannot be
     read or compared.
     """
-    try:
-        before, after = load(old), load(new)
-        changes = compare(before, after, across_devices=across_devices)
-    except (RecordError, NotComparable) as error:
-        messages.print(f"kernel-pytorch: {error}", **PLAIN)
-        raise typer.Exit(2) from None
+    before, after = load(old), load(new)
+    changes = compare(before, after, across_devices=across_devices)
     differences = Table("environment", "old", "new", title="what differs between the machines", title_justify="left")
     for row in environment_differences(before, after):
         differences.add_row(*map(escape, row))

@@ -11,15 +11,16 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.markup import escape
 from torch import Tensor
 
-from kernel_pytorch.harness.commands.common import PLAIN, messages, output
+from kernel_pytorch.harness.commands.common import PLAIN, output
 from kernel_pytorch.harness.commands.learning.checks import TASKS
+from kernel_pytorch.harness.errors import UserError
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
 """Tolerances for a tensor: results are of float32, and what a task can get wrong is far larger."""
@@ -41,9 +42,9 @@ def learn_command(
             output.print(f"{task:16} {path:13} {minutes:3} min  {title(task)}", **PLAIN)
         output.print("kernel-pytorch learn NAME copies a task; kernel-pytorch learn --check FILE checks it.", **PLAIN)
     elif name not in TASKS:
-        _stop(f"there is no task {name!r}; there are: {', '.join(TASKS)}")
+        raise UserError(f"there is no task {name!r}; there are: {', '.join(TASKS)}")
     elif Path(file_of(name).name).exists():
-        _stop(f"{file_of(name).name} is there already; move it first")
+        raise UserError(f"{file_of(name).name} is there already; move it first")
     else:
         file = Path(shutil.copyfile(file_of(name), file_of(name).name))
         output.print(f"{file}: {title(name)}. Then kernel-pytorch learn --check {file}", **PLAIN)
@@ -112,9 +113,9 @@ def shown(expected: Any, got: Any) -> tuple[str, str]:
 def _check(file: Path) -> None:
     name = file.stem.replace("_", "-")
     if name not in TASKS:
-        _stop(f"{file.name} is no task's file; those are {', '.join(file_of(each).name for each in TASKS)}")
+        raise UserError(f"{file.name} is no task's file; those are {', '.join(file_of(each).name for each in TASKS)}")
     if not file.is_file():
-        _stop(f"there is no file {file}")
+        raise UserError(f"there is no file {file}")
     found = first_problem(name, file.resolve())
     if isinstance(found, int):
         output.print(f"{file.name}: right in {found} cases", **PLAIN)
@@ -122,8 +123,3 @@ def _check(file: Path) -> None:
     lines = [f"{file.name} is wrong", *(f"  {k}: {v}" for k, v in zip(("case", "expected", "got"), found, strict=True))]
     output.print(escape("\n".join([*lines, f"  read: docs/guide/{TASKS[name].page}.md"])), **PLAIN)
     raise typer.Exit(1)
-
-
-def _stop(message: str) -> NoReturn:
-    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
-    raise typer.Exit(2)

@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, messages, output, warn_if_busy
+from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, warn_if_busy
 from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.machine import Machine, measure_machine
 
 NO_SELF_TEST = (
@@ -34,8 +35,7 @@ def machine_command(
         output.print(describe_environment(where).slug, highlight=False)
         return
     if self_test:
-        messages.print(f"kernel-pytorch: {NO_SELF_TEST}", **PLAIN)
-        raise typer.Exit(2)
+        raise UserError(NO_SELF_TEST)
     warn_if_busy()
     with messages.status("measuring") as status:
         machine = measure_machine(where, quick=quick, on_step=lambda step: status.update(f"measuring: {step}"))

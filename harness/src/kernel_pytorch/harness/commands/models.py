@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
 import typer
@@ -21,6 +21,7 @@ from kernel_pytorch.harness.commands.common import (
     warn_if_busy,
 )
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.models.host import host_costs, host_table
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline, tables
@@ -33,12 +34,10 @@ from kernel_pytorch.harness.models.zoo import (
     SMALL,
     SUFFIX,
     Model,
-    TransformersMissingError,
     find_model,
     import_transformers,
 )
-from kernel_pytorch.harness.readme import ReadmeError, write_block
-from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.readme import write_block
 from kernel_pytorch.harness.technique import Technique
 
 ROUNDS = 15
@@ -138,12 +137,9 @@ def models_command(
     if host:
         output.print(host_table(host_costs(techniques, where), where))
         return
-    try:
-        chosen = _models(model, small=small)
-        works = WORKS[:1] if work is None else tuple(find_work(name) for name in work)
-        variants = _variants(variant)
-    except KeyError as error:
-        _stop(str(error.args[0]))
+    chosen = _models(model, small=small)
+    works = WORKS[:1] if work is None else tuple(find_work(name) for name in work)
+    variants = _variants(variant)
     check_writable(json)
     warn_if_busy()
     if tiny is None:
@@ -175,11 +171,11 @@ def _check_options(runs: dict[str, bool], options: dict[str, object]) -> None:
     asked = [name for name, given in runs.items() if given]
     given = [name for name, value in options.items() if value not in (None, False)]
     if len(asked) > 1:
-        _stop(f"{' and '.join(asked)}: each is a run of its own; give one of them")
+        raise UserError(f"{' and '.join(asked)}: each is a run of its own; give one of them")
     if asked and (others := [name for name in given if name not in WITH[asked[0]]]):
-        _stop(f"{asked[0]}: it does not take {' and '.join(others)}; allowed are {', '.join(WITH[asked[0]])}")
+        raise UserError(f"{asked[0]}: it does not take {' and '.join(others)}; allowed are {', '.join(WITH[asked[0]])}")
     if options["--small"] and options["--tiny or --real"]:
-        _stop("--small: given --tiny too; they are two sizes of the same models")
+        raise UserError("--small: given --tiny too; they are two sizes of the same models")
 
 
 def _techniques(only: list[str] | None) -> list[Technique]:
@@ -188,14 +184,14 @@ def _techniques(only: list[str] | None) -> list[Technique]:
     warn_broken(discovery)
     able = {t.name: t for t in discovery.techniques.values() if t.replacements}
     if unknown := [name for name in only or () if name not in able]:
-        _stop(f"--only: given {unknown[0]!r}; allowed are {', '.join(able)}")
+        raise UserError(f"--only: given {unknown[0]!r}; allowed are {', '.join(able)}")
     if discovery.broken and only is None:  # what is measured without one of them is not ours
-        _stop("mend or uninstall what is broken, or name what is measured with --only")
+        raise UserError("mend or uninstall what is broken, or name what is measured with --only")
     return [t for name, t in able.items() if only is None or name in only]
 
 
 def _models(name: str | None, *, small: bool) -> tuple[Model, ...]:
-    """All models of a size, or the one of that name. Raises KeyError if there is none."""
+    """All models of a size, or the one of that name. Raises UserError if there is none."""
     if name is None:
         return SMALL if small else MODELS
     return (find_model(f"{name.removesuffix(SUFFIX)}{SUFFIX}" if small else name),)
@@ -206,10 +202,7 @@ def _compare_losses(
     resume: bool,
 ) -> bool:  # fmt: skip
     """Train each model a little, and keep its losses; whether those of any are not the same."""
-    try:
-        import_transformers()
-    except TransformersMissingError as error:
-        _stop(str(error))
+    import_transformers()
     now, failed = origin(techniques, device, tiny=chosen[0].is_tiny), False
     known = _loaded(json).losses if resume else {}
     for spec in chosen:
@@ -239,11 +232,8 @@ def _errors(found: LossRun) -> str:
 
 def _write_readme(readme: Path, json: Path | None) -> None:
     if json is None:
-        _stop("--readme: give --json FILE too, whose table is written")
-    try:
-        write_block(readme, BLOCK, headline(load(json)))
-    except (RecordError, ReadmeError) as error:
-        _stop(str(error))
+        raise UserError("--readme: give --json FILE too, whose table is written")
+    write_block(readme, BLOCK, headline(load(json)))
 
 
 def _variants(names: list[str] | None) -> tuple[Variant, ...]:
@@ -252,7 +242,7 @@ def _variants(names: list[str] | None) -> tuple[Variant, ...]:
     known = {each.name: each for each in (*VARIANTS, LIGER)}
     for name in names:
         if name not in known:
-            raise KeyError(f"variant: given {name!r}; allowed are {', '.join(known)}")
+            raise UserError(f"variant: given {name!r}; allowed are {', '.join(known)}")
     return (STOCK, *(each for name, each in known.items() if name in names and each is not STOCK))
 
 
@@ -263,13 +253,8 @@ def _measure_all(
     """Measure, print and keep each work of a model; whether stock or a variant of ours failed."""
     failed, mine = False, [STOCK, *(each for each in VARIANTS if each.ours)]
     for spec, work in pending:
-        try:
-            with Steps(spec.name) as steps:
-                rows = measure(
-                    spec, work, variants, techniques, device, rounds=rounds, on_step=steps
-                )  # fmt: skip
-        except TransformersMissingError as error:
-            _stop(str(error))
+        with Steps(spec.name) as steps:
+            rows = measure(spec, work, variants, techniques, device, rounds=rounds, on_step=steps)
         for table in tables(rows):
             output.print(table)
         for line in (lines := failures(rows, mine)):
@@ -290,12 +275,4 @@ def _keep(file: Path, runs: dict[str, Run] | None = None, losses: dict[str, Loss
 
 def _loaded(file: Path | None) -> Record:
     """The record in the file; an empty one if there is none."""
-    try:
-        return load(file) if file is not None and file.is_file() else Record(runs={})
-    except RecordError as error:
-        _stop(str(error))
-
-
-def _stop(message: str) -> NoReturn:
-    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
-    raise typer.Exit(2) from None
+    return load(file) if file is not None and file.is_file() else Record(runs={})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -17,8 +17,9 @@ from kernel_pytorch.harness.commands.common import (
     output,
     warn_if_busy,
 )
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.profiling import profile_module
-from kernel_pytorch.harness.profiling.factory import FactoryError, make, moved, place_of
+from kernel_pytorch.harness.profiling.factory import make, moved, place_of
 from kernel_pytorch.harness.profiling.profile import STEPS
 from kernel_pytorch.harness.profiling.tables import remarks, summary
 
@@ -60,10 +61,7 @@ def profile_command(
     trace = None if out is None else out / "trace.json"
     snapshot = None if out is None or where.type != "cuda" else out / "memory.pickle"
     check_writable(trace)
-    try:
-        made = make(factory)
-    except FactoryError as error:
-        _stop(str(error))
+    made = make(factory)
     warn_if_busy()
     try:
         with messages.status("profiling") as status:
@@ -80,7 +78,7 @@ def profile_command(
                 on_stage=status.update,
             )
     except Exception as error:  # most of what runs here is the module's own code
-        _stop(f"{factory} could not be profiled: {type(error).__name__}: {error}{place_of(error)}")
+        raise UserError(f"{factory} could not be profiled: {type(error).__name__}: {error}{place_of(error)}") from error
     output.print(profile.table(top))
     for line in (*summary(profile), *remarks(profile, top)):
         output.print(escape(line), **PLAIN)
@@ -88,8 +86,3 @@ def profile_command(
         written = [str(file) for file in (*profile.write(out), trace, snapshot) if file is not None]
         output.print(f"Written: {escape(', '.join(written))}", **PLAIN)
         messages.print(VIEWERS, **PLAIN)
-
-
-def _stop(message: str) -> NoReturn:
-    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
-    raise typer.Exit(2) from None

@@ -13,6 +13,7 @@ from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.defaults import defaults_table, groups
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.models.record import FILE as MODELS_FILE
 from kernel_pytorch.harness.models.record import Record as Models
@@ -20,8 +21,7 @@ from kernel_pytorch.harness.models.record import load as load_models
 from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.provenance import identify
-from kernel_pytorch.harness.readme import ReadmeError, write_block
-from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.readme import write_block
 from kernel_pytorch.harness.report import (
     conditions,
     cost_table,
@@ -71,22 +71,15 @@ def report_command(
     default is slower than another level; 2 for what cannot be read.
     """
     if carried:
-        messages.print("report --carry does nothing any more: --check-stale compares what code compiles to", **PLAIN)
-        raise typer.Exit(2)
+        raise UserError("report --carry does nothing any more: --check-stale compares what code compiles to")
     if not path.exists():
         wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
-        messages.print(f"kernel-pytorch: {escape(str(path))}: no such file or folder; {wanted}", **PLAIN)
-        raise typer.Exit(2)
+        raise UserError(f"{path}: no such file or folder; {wanted}")
     files, of_models = results_files(path), models_files(path)
     if not (files or (of_models and check_stale)):
-        messages.print(f"kernel-pytorch: no results in {path}; `kernel-pytorch bench` makes them", **PLAIN)
-        raise typer.Exit(2)
-    try:
-        found = {file: load(file) for file in files}
-        models = {file: load_models(file) for file in of_models}
-    except RecordError as error:
-        messages.print(f"kernel-pytorch: {error}", **PLAIN)
-        raise typer.Exit(2) from None
+        raise UserError(f"no results in {path}; `kernel-pytorch bench` makes them")
+    found = {file: load(file) for file in files}
+    models = {file: load_models(file) for file in of_models}
     if check_stale:
         raise typer.Exit(1 if name_stale(found, models) else 0)
     if check_defaults:
@@ -159,15 +152,11 @@ def write_readmes(place: Path, found: Iterable[Results]) -> None:
     for results in found:
         devices.setdefault(results.technique, []).append(results)
     readmes = [place / name / "README.md" for name in devices] if place.is_dir() else [place]
-    try:
-        for readme in readmes:
-            name = readme.resolve().parent.name
-            if name not in devices:
-                raise ReadmeError(f"{readme} was not written: no results of {name}")
-            write_block(readme, BLOCK, headline(devices[name]))
-    except ReadmeError as error:
-        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
-        raise typer.Exit(2) from None
+    for readme in readmes:
+        name = readme.resolve().parent.name
+        if name not in devices:
+            raise UserError(f"{readme} was not written: no results of {name}")
+        write_block(readme, BLOCK, headline(devices[name]))
 
 
 def show_heading(results: Results) -> None:

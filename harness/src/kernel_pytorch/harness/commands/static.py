@@ -18,8 +18,8 @@ from kernel_pytorch.harness.commands.common import (
     output,
     warn_broken,
 )
-from kernel_pytorch.harness.discovery import UnknownNameError, discover
-from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
 from kernel_pytorch.harness.static.inspection import WorkerError, triton_level
 from kernel_pytorch.harness.static.record import changed_kernels, known, load, record_file
@@ -62,8 +62,7 @@ def static_command(
     """
     archs = _check_archs(arch)
     if everything and recorded is not None:
-        messages.print("--all and --recorded: a record holds the covering set alone; give one of them")
-        raise typer.Exit(2)
+        raise UserError("--all and --recorded: a record holds the covering set alone; give one of them")
     discovery = discover()
     warn_broken(discovery)
     techniques = discovery.select(technique)
@@ -103,7 +102,7 @@ def _outdated(now: StaticRecord, results: Path) -> list[str]:
     file = record_file(results, now.technique)
     try:
         changed = changed_kernels(load(file), now)
-    except RecordError as error:
+    except UserError as error:
         return [str(error)]
     how = f"`kernel-pytorch static {now.technique} --json {results}` writes {file} anew"
     return [f"{', '.join(changed)}: {how}"] if changed else []
@@ -112,7 +111,7 @@ def _outdated(now: StaticRecord, results: Path) -> list[str]:
 def _check_archs(archs: list[str] | None) -> list[str]:
     for name in archs or []:
         if name not in ARCHITECTURES:
-            raise UnknownNameError(f"no architecture {name!r}; there are: {', '.join(ARCHITECTURES)}")
+            raise UserError(f"no architecture {name!r}; there are: {', '.join(ARCHITECTURES)}")
     return [name for name in ARCHITECTURES if name in archs] if archs else list(ARCHITECTURES)
 
 

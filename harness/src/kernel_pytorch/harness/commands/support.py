@@ -25,8 +25,8 @@ from kernel_pytorch.harness.commands.common import (
     warn_broken,
 )
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Workers
-from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load, problems
 from kernel_pytorch.harness.support.capabilities import without_a_device_each, without_compiler
 from kernel_pytorch.harness.support.record import FOLDER
@@ -69,8 +69,7 @@ def support_command(
     where = parse_device(device)
     reason = without_compiler(where)
     if reason is not None:
-        messages.print(f"kernel-pytorch: the support table {reason}", **PLAIN)
-        raise typer.Exit(2)
+        raise UserError(f"the support table {reason}")
     discovery = discover()
     techniques = discovery.select(technique)
     warn_broken(discovery)
@@ -80,11 +79,7 @@ def support_command(
     check_writable(json)
     if changed and json is None:
         raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
-    try:
-        known = _records(json) if changed and json is not None else {}
-    except RecordError as error:
-        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
-        raise typer.Exit(2) from error
+    known = _records(json) if changed and json is not None else {}
     records = _examine(techniques, where, known, timeout, processes)
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
@@ -146,11 +141,7 @@ def _show(technique: Technique, record: SupportRecord) -> None:
 
 def _check(techniques: list[str], results: Path) -> int:
     """Print what is not recorded; the exit code."""
-    try:
-        found = [line for technique in techniques for line in problems(technique, results)]
-    except RecordError as error:
-        messages.print(f"kernel-pytorch: {escape(str(error))}", **PLAIN)
-        return 2
+    found = [line for technique in techniques for line in problems(technique, results)]
     for line in found or ["everything is recorded of the present code"]:
         output.print(escape(line), **PLAIN)
     return 1 if found else 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.models.zoo import Model, Shape
 
 ROOM = 1024
@@ -62,10 +63,10 @@ WORKS = (
 
 
 def find_work(name: str) -> Work:
-    """The work of that name. Raises KeyError naming those that exist."""
+    """The work of that name. Raises UserError naming those that exist."""
     found = next((work for work in WORKS if work.name == name), None)
     if found is None:
-        raise KeyError(f"work: given {name!r}; allowed are {', '.join(work.name for work in WORKS)}")
+        raise UserError(f"work: given {name!r}; allowed are {', '.join(work.name for work in WORKS)}")
     return found
 
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-
-class TransformersMissingError(RuntimeError):
-    """Hugging Face's transformers is not installed."""
+from kernel_pytorch.harness.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,11 @@ class Model:
 
 
 def import_transformers() -> Any:
-    """The module. Raises TransformersMissingError where it is not installed."""
+    """The module. Raises UserError where it is not installed."""
     try:
         import transformers
     except ImportError:
-        raise TransformersMissingError(
+        raise UserError(
             "models: Hugging Face's transformers is not installed; pip install 'kernel-pytorch-harness[models]'"
         ) from None
     return transformers
@@ -192,9 +190,9 @@ mean something, and small enough for all of them to take minutes."""
 
 
 def find_model(name: str) -> Model:
-    """The model of that name. Raises KeyError naming those that exist."""
+    """The model of that name. Raises UserError naming those that exist."""
     every = (*MODELS, *SMALL)
     found = next((model for model in every if model.name == name), None)
     if found is None:
-        raise KeyError(f"model: given {name!r}; allowed are {', '.join(model.name for model in every)}")
+        raise UserError(f"model: given {name!r}; allowed are {', '.join(model.name for model in every)}")
     return found

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.errors import UserError
+
+FactoryError = UserError
 WANTED = "(module, inputs) or (module, inputs, kwargs)"
-
-
-class FactoryError(ValueError):
-    """A factory that cannot be used; the message says which part of it, and why."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +41,29 @@ def make(target: str) -> Made:
             one tensor.
 
     Raises:
-        FactoryError: the string is of another form, the module cannot be imported, it has no such attribute, the
+        UserError: the string is of another form, the module cannot be imported, it has no such attribute, the
             factory raised, or it returned something else.
     """
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute):
-        raise FactoryError(f"given {target!r}; give package.module:factory, as in models.small:make")
+        raise UserError(f"given {target!r}; give package.module:factory, as in models.small:make")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(name)
     except Exception as error:  # whatever the module does when it is imported
-        raise FactoryError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise FactoryError(f"module {name!r} has no attribute {attribute!r}") from None
+            raise UserError(f"module {name!r} has no attribute {attribute!r}") from None
     if not callable(found):
-        raise FactoryError(f"{target} is of type {type(found).__name__}; it must be a function without arguments")
+        raise UserError(f"{target} is of type {type(found).__name__}; it must be a function without arguments")
     try:
         made = found()
     except Exception as error:
-        raise FactoryError(f"{target} raised {type(error).__name__}: {error}{place_of(error)}") from error
+        raise UserError(f"{target} raised {type(error).__name__}: {error}{place_of(error)}") from error
     return _checked(target, made)
 
 
@@ -88,8 +87,8 @@ def place_of(error: BaseException) -> str:
 
 
 def _checked(target: str, made: Any) -> Made:
-    def refuse(what: str) -> FactoryError:
-        return FactoryError(f"{target} returned {what}; it must return {WANTED}")
+    def refuse(what: str) -> UserError:
+        return UserError(f"{target} returned {what}; it must return {WANTED}")
 
     if not isinstance(made, tuple):
         raise refuse(type(made).__name__)

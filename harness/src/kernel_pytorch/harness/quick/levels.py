@@ -8,7 +8,8 @@ import torch
 
 from kernel_pytorch.harness.api import check_names
 from kernel_pytorch.harness.availability import parse_device, why_not_timed
-from kernel_pytorch.harness.discovery import UnknownNameError, discover
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.quick.comparison import Candidate, compare_candidates
 from kernel_pytorch.harness.quick.inputs import Arguments
@@ -42,7 +43,7 @@ def compare_levels(
         machine: the limits that shares are of; measured now, once per process, if None.
 
     Raises:
-        UnknownNameError: no such technique, operation, case, level or device, or the name fits several; the message
+        UserError: no such technique, operation, case, level or device, or the name fits several; the message
             lists them.
         TypeError: `levels` is one name, or `rounds` no whole number.
     """
@@ -71,10 +72,10 @@ def _operation(name: str) -> tuple[Technique, Operation]:
     dotted = ", ".join(f"{first}.{n}" for n in names)
     if not dot:
         if len(names) > 1:
-            raise UnknownNameError(f"{first} has {len(names)} operations; name one of them: {dotted}")
+            raise UserError(f"{first} has {len(names)} operations; name one of them: {dotted}")
         return technique, technique.operations[0]
     if second not in names:
-        raise UnknownNameError(f"no operation {name!r}; there are: {dotted}")
+        raise UserError(f"no operation {name!r}; there are: {dotted}")
     return technique, technique.operation(second)
 
 
@@ -93,7 +94,7 @@ def _case(operation: Operation, name: str | None, device: torch.device) -> Case:
     if len(fitting) != 1:
         what = f"no case {name!r}" if not fitting else f"{len(fitting)} cases are named {name!r}"
         listed = "; ".join(dict.fromkeys(CaseRecord.of(c).label for c in fitting or cases))
-        raise UnknownNameError(f"{operation.name}: {what}; there are: {listed}")
+        raise UserError(f"{operation.name}: {what}; there are: {listed}")
     return fitting[0]
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kernel_pytorch.harness.records import RecordError
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.sources import package_place
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
@@ -28,14 +28,14 @@ def read_library(folder: Path) -> dict[str, Any]:
     """What the two records beside a library hold, together.
 
     Raises:
-        RecordError: one of them cannot be read; the library was compiled by an older version, or only in part.
+        UserError: one of them cannot be read; the library was compiled by an older version, or only in part.
     """
     try:
         found = {k: v for name in (LIBRARY, KERNELS) for k, v in json.loads((folder / name).read_text("utf-8")).items()}
     except (OSError, ValueError) as error:
-        raise RecordError(f"{folder}: install the package of this library again ({error})") from error
+        raise UserError(f"{folder}: install the package of this library again ({error})") from error
     if found.get("problem"):
-        raise RecordError(f"{folder}: {found['problem']}")
+        raise UserError(f"{folder}: {found['problem']}")
     return found
 
 
@@ -43,7 +43,7 @@ def find_cuda(folder: Path, arch: str) -> tuple[tuple[Compiled, ...], str]:
     """The kernels that a library holds for an architecture, or why it has none.
 
     Raises:
-        RecordError: as `read_library`.
+        UserError: as `read_library`.
     """
     library, target = read_library(folder), ARCHITECTURES[arch].target
     if not library.get("nvcc"):

@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from kernel_pytorch.harness.records import Name, Record, RecordError, write_atomically
+from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.records import Name, Record, write_atomically
 from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.cuda_code import library_folder, read_library
 from kernel_pytorch.harness.static.gate import Violation, violations
@@ -99,7 +100,7 @@ def known(technique: Technique, results: Path) -> StaticRecord | None:
         record = load(record_file(results, technique.name))
         if not record.key or record.key != inputs_key(technique):
             return None
-    except RecordError:  # the command that compiles says what is missing
+    except UserError:  # the command that compiles says what is missing
         return None
     return record.model_copy(update={"broken": tuple(violations(technique, record.compiled, complete=True))})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.provenance import identify
-from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.support.record import SupportRecord, load_all
 from kernel_pytorch.harness.technique import Technique
 
@@ -32,11 +32,11 @@ def recorded(technique: Technique, results: Path) -> list[SupportRecord]:
     """The records of a technique on all devices, without what is out of date.
 
     Raises:
-        RecordError: a record cannot be read, or holds what is wrong.
+        UserError: a record cannot be read, or holds what is wrong.
     """
     records = [up_to_date(record, technique)[0] for record in load_all(results, technique.name).values()]
     if wrong := [line for record in records for line in record.wrong()]:
-        raise RecordError(f"a record with wrong outcomes is not published: {'; '.join(wrong)}")
+        raise UserError(f"a record with wrong outcomes is not published: {'; '.join(wrong)}")
     return [record for record in records if record.outcomes]
 
 
@@ -46,8 +46,8 @@ def problems(name: str, results: Path) -> list[str]:
     A record that is out of date does not count, and is no problem as long as another one speaks of that code.
 
     Raises:
-        RecordError: as `recorded`.
-        UnknownNameError: the technique is not installed.
+        UserError: as `recorded`.
+        UserError: the technique is not installed.
     """
     technique = discover().get(name)
     known: set[str] = set()

@@ -92,6 +92,6 @@ def load_all(results: Path, technique: str) -> dict[Path, SupportRecord]:
     """The records of a technique on all devices: `results/<device>/support/<technique>.json`.
 
     Raises:
-        RecordError: one of them cannot be read.
+        UserError: one of them cannot be read.
     """
     return {path: load(path) for path in sorted(results.glob(f"*/{FOLDER}/{technique}.json"))}
