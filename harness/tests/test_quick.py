@@ -339,11 +339,11 @@ def test_names_that_fit_nothing_or_too_much_list_what_there_is(site, toy):
 def test_a_technique_of_several_operations_needs_the_dotted_name(site, toy, monkeypatch):
     import dataclasses
 
-    from kernel_pytorch.harness.quick import levels
+    from kernel_pytorch.harness.quick import comparison
 
     second = dataclasses.replace(toy.gate, name="second")
     several = dataclasses.replace(toy.technique, operations=[toy.gate, second])
-    monkeypatch.setattr(levels, "discover", lambda: type("Found", (), {"get": lambda self, name: several})())
+    monkeypatch.setattr(comparison, "discover", lambda: type("Found", (), {"get": lambda self, name: several})())
     with pytest.raises(UnknownNameError, match=r"toy has 2 operations; name one of them: toy.gate, toy.second"):
         compare_levels("toy", device="cpu")
 

@@ -8,3 +8,8 @@ class UserError(ValueError, LookupError):
 
     `kernel-pytorch` prints it in one line and ends with exit code 2.
     """
+
+
+def said(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip() or type(error).__name__).splitlines()[0]}"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernel_pytorch.harness.commands.common import PLAIN, output
 from kernel_pytorch.harness.commands.learning.checks import TASKS
-from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.errors import UserError, said
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
 """Tolerances for a tensor: results are of float32, and what a task can get wrong is far larger."""
@@ -86,7 +86,7 @@ def first_problem(name: str, file: Path) -> tuple[str, str, str] | int:
     except Exception as error:  # whatever the reader's code raises
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
         where = f" (line {lines[-1]})" if lines else ""
-        message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}{where}"
+        message = said(error) + where
         return f"after {case!r}" if count else case, "no error", message
     return count
 

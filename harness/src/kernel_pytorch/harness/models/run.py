@@ -20,6 +20,7 @@ from torch.profiler import profile as torch_profile
 from kernel_pytorch.harness.clock.statistics import compare_paired, median_interval
 from kernel_pytorch.harness.clock.wall import step_seconds, wait_for
 from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.errors import said
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.memory import peak
 from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Ratio, Row
@@ -140,7 +141,7 @@ def _measure(
                 ready.append(_ready(variant, spec, work, base, techniques, device))
                 continue
             except Exception as error:
-                reason, failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", True
+                reason, failed = said(error), True
         rows[variant.name] = _left_out(spec, work, variant, reason, failed=failed)
     if variants[0].name in rows:  # without it there is nothing to compare with
         reason = f"{variants[0].name} did not run"

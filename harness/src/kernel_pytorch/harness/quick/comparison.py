@@ -7,11 +7,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.api import check_names
+from kernel_pytorch.harness.availability import parse_device, why_not_timed
 from kernel_pytorch.harness.clock import (
     Subject,
     Timing,
@@ -23,14 +24,17 @@ from kernel_pytorch.harness.clock import (
 )
 from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
+from kernel_pytorch.harness.clock.wall import wait_for
+from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.machine import Ceilings, Machine
-from kernel_pytorch.harness.oracle import ErrorCheck
 from kernel_pytorch.harness.profiling.placement import TOO_FAST, local_machine
 from kernel_pytorch.harness.quick.inputs import REPEATED, Arguments, Pool, touched_bytes
 from kernel_pytorch.harness.quick.proof import BUDGET_FACTOR, check, expect, problem
 from kernel_pytorch.harness.quick.records import Benchmark, Comparison, Contender
-from kernel_pytorch.harness.results import ComparisonRecord, IntervalRecord
+from kernel_pytorch.harness.results import CaseRecord, ComparisonRecord, IntervalRecord
 from kernel_pytorch.harness.roofline import attain, faster_than_physics
+from kernel_pytorch.harness.technique import Case, Direction, Level, Operation, Technique
 from kernel_pytorch.harness.timing import MEMORY_LIMIT, ROUNDS
 
 AFTER = "after timing, on fresh inputs: "
@@ -38,22 +42,8 @@ REMEMBERS = "after timing, on new values in memory that it had seen: "
 MOST_SETS = 2048
 MOST_WARM_UP = 1.0  # seconds for one call on every set
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """One implementation to be measured.
-
-    Attributes:
-        name: for tables.
-        function: None if it cannot run or be timed here.
-        reason: why it cannot.
-        budget_factor: how many times the reference's own error is allowed.
-    """
-
-    name: str
-    function: Callable[..., Any] | None
-    reason: str = ""
-    budget_factor: float = BUDGET_FACTOR
+Candidate = tuple[Callable[..., Any] | None, str, float]
+"""A function, or None and the reason why it cannot be timed here; how many times the reference's error it may err."""
 
 
 def quick_benchmark(
@@ -77,22 +67,21 @@ def quick_benchmark(
     """
     arguments = Arguments.of(args, kwargs)
     machine = machine or local_machine(str(arguments.device))
-    name = name_of(function)
-    times = time_together({name: function}, arguments, rounds=rounds)
-    timing, record = times.timings[name], times.record(name)
-    share, too_fast = times.held_against(name, machine.ceilings, arguments.dtype_name)
+    timings, moved, pool = time_together({"": function}, arguments, rounds=rounds)
+    record = _timed(timings[""])
+    share, too_fast = _share_of_copy(timings[""], moved, machine.ceilings, arguments.dtype_name)
     return Benchmark(
-        name=name,
+        name=name_of(function),
         device=machine.environment.device_name,
         inputs=arguments.labels,
         **record,
-        calls_per_sample=timing.calls_per_sample,
-        pool_bytes=timing.pool_bytes,
-        bytes=times.moved,
-        bytes_per_second=times.moved / record["seconds"].median,
+        calls_per_sample=timings[""].calls_per_sample,
+        pool_bytes=timings[""].pool_bytes,
+        bytes=moved,
+        bytes_per_second=moved / record["seconds"].median,
         share_of_copy=share,
         problem=too_fast,
-        notes=times.notes,
+        notes=() if pool.varies else (REPEATED,),
     )
 
 
@@ -130,131 +119,158 @@ def compare_implementations(
     reference = names[0] if reference is None else reference
     if reference not in names:
         raise ValueError(f"reference is {reference!r}; the implementations are {', '.join(names)}")
-    candidates = [Candidate(name, function) for name, function in implementations.items()]
+    candidates: dict[str, Candidate] = {name: (f, "", BUDGET_FACTOR) for name, f in implementations.items()}
     title = " / ".join(names) if len(names) <= 4 else f"{len(names)} implementations"
-    return compare_candidates(title, candidates, reference, Arguments.of(args, kwargs), rounds=rounds, machine=machine)
+    return _compare(title, candidates, reference, Arguments.of(args, kwargs), rounds, machine)
 
 
-def compare_candidates(
-    title: str,
-    candidates: Sequence[Candidate],
-    reference: str,
-    arguments: Arguments,
+def compare_levels(
+    operation: str,
+    case: Case | str | None = None,
     *,
+    levels: Sequence[str] | None = None,
+    device: torch.device | str | None = None,
     rounds: int = ROUNDS,
     machine: Machine | None = None,
-    moved: int | None = None,
 ) -> Comparison:
-    """See `compare_implementations`.
+    """Time every level of an operation in turns, forward, each proven right before and after.
+
+    A level that cannot run or be timed here appears with its reason. `kernel-pytorch bench` measures all cases, and
+    backwards too.
 
     Args:
-        title: of the table.
-        candidates: in the order of the table.
-        reference: name of one of them that can run.
-        arguments: what they are called with.
-        rounds: samples per implementation.
-        machine: the limits that shares are of.
-        moved: bytes that each must move; those of arguments and results if None.
+        operation: name of a technique, where it has one operation, or "technique.operation".
+        case: a `Case`, or the name or label that a case of the bench or test grid is printed with; None for the first
+            core case of the test grid.
+        levels: names of the levels to compare; all of them if None. The reference is always there.
+        device: cpu or cuda; CUDA where there is a GPU if None.
+        rounds: samples per level.
+        machine: the limits that shares are of; measured now, once per process, if None.
+
+    Raises:
+        UnknownNameError: no such technique, operation, case, level or device, or the name fits several; the message
+            lists them.
+        TypeError: `levels` is one name, or `rounds` no whole number.
     """
+    where = parse_device(None if device is None else str(device))
+    technique, found = _operation(operation)
+    chosen = case if isinstance(case, Case) else _case(found, case, where)
+    names = [i.name for i in found.implementations]
+    check_names(found.name, "level", levels, names)
+    wanted = {*(names if levels is None else levels), found.reference.name}
+    implementations = [i for i in found.implementations if i.name in wanted]
+    if any(i.level is Level.COMPILE for i in implementations):
+        torch._dynamo.reset()  # past eight shapes torch.compile would give up
+    candidates: dict[str, Candidate] = {}
+    for i in implementations:
+        reason = why_not_timed(technique, i, where, chosen.dtype)
+        candidates[i.name] = (i.load() if reason is None else None, reason or "", i.budget_factor)
+    title = f"{technique.name}.{found.name}, {CaseRecord.of(chosen).label}"
+    arguments = Arguments.of(found.arguments(chosen, torch.Generator(where).manual_seed(0)))
+    moved = found.cost(chosen, Direction.FORWARD).bytes
+    return _compare(title, candidates, found.reference.name, arguments, rounds, machine, moved)
+
+
+def _operation(name: str) -> tuple[Technique, Operation]:
+    first, dot, second = name.partition(".")
+    technique = discover().get(first)
+    names = [o.name for o in technique.operations]
+    dotted = ", ".join(f"{first}.{n}" for n in names)
+    if not dot and len(names) > 1:
+        raise UserError(f"{first} has {len(names)} operations; name one of them: {dotted}")
+    if dot and second not in names:
+        raise UserError(f"no operation {name!r}; there are: {dotted}")
+    return technique, technique.operation(second or names[0])
+
+
+def _case(operation: Operation, name: str | None, device: torch.device) -> Case:
+    tested = operation.test_grid.cases(device.type)
+    cases = [*operation.bench_grid.cases(device.type), *tested]
+    if name is None:
+        return next(case for case in tested if case.core)
+    fitting = [c for c in cases if name in (c.label, CaseRecord.of(c).label)] or [c for c in cases if c.name == name]
+    if len(fitting) != 1:
+        what = f"no case {name!r}" if not fitting else f"{len(fitting)} cases are named {name!r}"
+        listed = "; ".join(dict.fromkeys(CaseRecord.of(c).label for c in fitting or cases))
+        raise UserError(f"{operation.name}: {what}; there are: {listed}")
+    return fitting[0]
+
+
+def _compare(
+    title: str,
+    candidates: Mapping[str, Candidate],
+    reference: str,
+    arguments: Arguments,
+    rounds: int,
+    machine: Machine | None,
+    moved: int | None = None,
+) -> Comparison:
+    """Compare candidates, of which the reference can run; `moved` is the bytes that each must move, if declared."""
     machine = machine or local_machine(str(arguments.device))
-    runnable = {c.name: c for c in candidates if c.function is not None}
-    functions = {name: c.function for name, c in runnable.items() if c.function is not None}
+    functions = {name: function for name, (function, *_) in candidates.items() if function is not None}
+    factors = {name: candidates[name][2] for name in functions}
     values = Pool(arguments, 1)
     expected = expect(functions[reference], arguments, values.sets[0])
-    before = {
-        name: check(function, arguments, values.sets[0], expected, runnable[name].budget_factor)
-        for name, function in functions.items()
-    }
+    before = {name: check(f, arguments, values.sets[0], expected, factors[name]) for name, f in functions.items()}
     right = {name: function for name, function in functions.items() if not problem(before[name])}
     if reference not in right:
         raise ValueError(f"the reference {reference!r} differs from itself: {problem(before[reference])}")
-    times = time_together(right, arguments, rounds=rounds, moved=moved)
+    timings, moved, pool = time_together(right, arguments, rounds=rounds, moved=moved)
     values.refresh()
     again = expect(functions[reference], arguments, values.sets[0])
-    contenders, notes = [], [*times.notes]
-    for c in candidates:
-        found = _contender(c, before.get(c.name, []))
-        if c.name in right:
-            # The pool's memory has been used hundreds of times, with other values.
-            times.pool.write(0, values)
-            seen = check(right[c.name], arguments, times.pool.sets[0], again, c.budget_factor, in_place=True)
-            new = check(right[c.name], arguments, values.sets[0], again, c.budget_factor)
-            wrong = REMEMBERS + problem(seen) if problem(seen) else AFTER + problem(new) if problem(new) else ""
-            share, too_fast = times.held_against(c.name, machine.ceilings, arguments.dtype_name)
-            timed = {"status": "measured", "share_of_copy": share, "comparison": times.compared(c.name, reference)}
-            found = found.model_copy(update={**times.record(c.name), "reason": wrong, **({} if wrong else timed)})
-            notes += [f"{c.name}: {too_fast}"] if too_fast and not wrong else []
-        contenders.append(found)
+    contenders, notes = [], [] if pool.varies else [REPEATED]
+    for name, (function, reason, factor) in candidates.items():
+        if function is None:
+            contenders.append(Contender(name=name, status="unavailable", reason=reason))
+            continue
+        errors = [max(getattr(j, each) for j in before[name]) for each in ("relative_error", "error_over_budget")]
+        relative, over = (error if math.isfinite(error) else None for error in errors)  # JSON holds no infinity
+        fields: dict[str, Any] = {"status": "wrong", "reason": problem(before[name])}
+        if name in right:
+            pool.write(0, values)  # memory that has been used hundreds of times, with other values
+            seen = problem(check(function, arguments, pool.sets[0], again, factor, in_place=True))
+            new = problem(check(function, arguments, values.sets[0], again, factor))
+            fields |= _timed(timings[name]) | {"reason": REMEMBERS + seen if seen else AFTER + new if new else ""}
+            if not fields["reason"]:
+                share, too_fast = _share_of_copy(timings[name], moved, machine.ceilings, arguments.dtype_name)
+                notes += [f"{name}: {too_fast}"] if too_fast else []
+                ratios = None if name == reference else _compared(timings[reference], timings[name])
+                fields |= {"status": "measured", "share_of_copy": share, "comparison": ratios}
+        contenders.append(Contender(name=name, relative_error=relative, error_over_budget=over, **fields))
     return Comparison(
         title=title,
         device=machine.environment.device_name,
         inputs=arguments.labels,
         reference=reference,
-        tolerance=expected.tolerance(c.budget_factor for c in runnable.values()),
-        bytes=times.moved,
-        pool_bytes=times.timings[reference].pool_bytes,
+        tolerance=expected.tolerance(factors.values()),
+        bytes=moved,
+        pool_bytes=timings[reference].pool_bytes,
         contenders=tuple(contenders),
         notes=tuple(notes),
     )
 
 
-def _contender(candidate: Candidate, error_checks: Sequence[ErrorCheck]) -> Contender:
-    """An implementation before it is timed."""
-    if candidate.function is None:
-        return Contender(name=candidate.name, status="unavailable", reason=candidate.reason)
-    worst = [
-        max((getattr(j, name) for j in error_checks), default=0.0) for name in ("relative_error", "error_over_budget")
-    ]
-    relative, over = (value if math.isfinite(value) else None for value in worst)  # JSON holds no infinity
-    reason = problem(error_checks)
-    return Contender(
-        name=candidate.name, status="wrong", reason=reason, relative_error=relative, error_over_budget=over
-    )
+def _timed(timing: Timing) -> dict[str, Any]:
+    """The fields of a record that every timing has."""
+    seconds = IntervalRecord.of(median_interval(timing.samples))
+    return {"seconds": seconds, "samples": timing.samples, "method": timing.method}
 
 
-@dataclass(frozen=True)
-class Times:
-    """Timings of functions on the same input sets.
+def _compared(theirs: Timing, ours: Timing) -> ComparisonRecord | None:
+    """The speedup over a reference; None for a method that measures another quantity."""
+    return ComparisonRecord.of(compare_paired(theirs.samples, ours.samples)) if ours.method == theirs.method else None
 
-    Attributes:
-        timings: by name.
-        moved: bytes that a call must move.
-        pool: the input sets.
-    """
 
-    timings: dict[str, Timing]
-    moved: int
-    pool: Pool
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A sentence if the inputs could not be varied."""
-        return () if self.pool.varies else (REPEATED,)
-
-    def record(self, name: str) -> dict[str, Any]:
-        """The fields of a record that every timing has."""
-        timing = self.timings[name]
-        seconds = IntervalRecord.of(median_interval(timing.samples))
-        return {"seconds": seconds, "samples": timing.samples, "method": timing.method}
-
-    def compared(self, name: str, reference: str) -> ComparisonRecord | None:
-        """The speedup over the reference; None for itself and for a method that measures another quantity."""
-        ours, theirs = self.timings[name], self.timings[reference]
-        if name == reference or ours.method != theirs.method:
-            return None
-        return ComparisonRecord.of(compare_paired(theirs.samples, ours.samples))
-
-    def held_against(self, name: str, ceilings: Ceilings, dtype_name: str) -> tuple[float | None, str]:
-        """The share of the copy rate that a timing attains, or None and why its rate cannot be true."""
-        timing = self.timings[name]
-        attained = attain(self.moved, 0, statistics.median(timing.samples), ceilings, timing.pool_bytes, dtype_name)
-        impossible = faster_than_physics(attained)
-        return (None, f"{TOO_FAST} ({impossible})") if impossible else (attained.share_of_copy, "")
+def _share_of_copy(timing: Timing, moved: int, ceilings: Ceilings, dtype_name: str) -> tuple[float | None, str]:
+    """The share of the copy rate that a timing attains, or None and why its rate cannot be true."""
+    attained = attain(moved, 0, statistics.median(timing.samples), ceilings, timing.pool_bytes, dtype_name)
+    impossible = faster_than_physics(attained)
+    return (None, f"{TOO_FAST} ({impossible})") if impossible else (attained.share_of_copy, "")
 
 
 def time_together(
     functions: Mapping[str, Callable[..., Any]], arguments: Arguments, *, rounds: int, moved: int | None = None
-) -> Times:
+) -> tuple[dict[str, Timing], int, Pool]:
     """Time functions in turns, without gradients, all on the same input sets.
 
     Args:
@@ -262,6 +278,9 @@ def time_together(
         arguments: what the input sets are copies of.
         rounds: samples per function.
         moved: bytes that a call must move; those of arguments and results if None.
+
+    Returns:
+        Timings by name, the bytes that a call must move, and the input sets.
 
     Raises:
         ValueError: `rounds` is below what an interval needs.
@@ -286,7 +305,7 @@ def time_together(
             Subject(name, functools.partial(_call, function, prepared), len(pool.sets), moved)
             for name, function in functions.items()
         ]
-        return Times(measure(subjects, device, rounds=rounds, refresh=pool.refresh), moved, pool)
+        return measure(subjects, device, rounds=rounds, refresh=pool.refresh), moved, pool
 
 
 def _call(function: Callable[..., Any], prepared: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], index: int) -> Any:
@@ -311,12 +330,10 @@ def _seconds(call: Callable[[], object], device: torch.device, prepare: Callable
     found: list[float] = []
     while len(found) < 5 and sum(found) <= LONGEST_PASS:
         prepare()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         begin = time.perf_counter()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         found.append(time.perf_counter() - begin)
     return max(min(found), 1e-7)
 

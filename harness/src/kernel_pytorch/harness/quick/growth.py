@@ -120,7 +120,7 @@ def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = R
     points, device = [], torch.device("cpu")
     for size in ordered:
         function, arguments = _prepared(make, size)
-        timing = time_together({"": function}, arguments, rounds=rounds).timings[""]
+        timing = time_together({"": function}, arguments, rounds=rounds)[0][""]
         device = arguments.device
         interval = IntervalRecord.of(median_interval(timing.samples))
         points.append(Point(size=size, seconds=interval, method=timing.method))

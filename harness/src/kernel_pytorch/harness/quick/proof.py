@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from kernel_pytorch.harness.errors import said
 from kernel_pytorch.harness.oracle import ErrorCheck, Run, in_float64, judge, run
 from kernel_pytorch.harness.quick.inputs import Arguments
 
@@ -60,7 +61,7 @@ def expect(reference: Callable[..., Any], arguments: Arguments, leaves: Sequence
         exact = copy.deepcopy(reference).double() if isinstance(reference, torch.nn.Module) else reference
         truth = _observe(exact, arguments, in_float64(leaves))
     except Exception as error:
-        reason = f"the reference does not run in float64 ({type(error).__name__}: {_first_line(error)})"
+        reason = f"the reference does not run in float64 ({said(error)})"
         return Expectation(found, None, reason)
     reason = _why_no_truth(found.outputs, truth.outputs)
     return Expectation(found, None if reason else truth, reason)
@@ -92,7 +93,7 @@ def check(
         else:
             candidate = _observe(function, arguments, leaves)
     except Exception as error:
-        message = f"raised {type(error).__name__}: {_first_line(error)}"
+        message = f"raised {said(error)}"
         return [ErrorCheck("call", False, error_over_budget=math.inf, message=message)]
     if expected.truth is not None:
         return judge(candidate, expected.reference, expected.truth, factor)
@@ -147,7 +148,3 @@ def _why_no_truth(reference: tuple[Tensor, ...], truth: tuple[Tensor, ...]) -> s
         if torch.equal(exact, exact.to(theirs.dtype).to(exact.dtype)):
             return f"the reference has no more digits in float64 than in {theirs.dtype}: it is exact, or casts inside"
     return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
