@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -40,7 +39,7 @@ from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.jobs import QUICK_CASES, SHORT_CASES, JobKey
-from kernel_pytorch.harness.machine import Ceilings, Machine, measure_ceilings, measure_machine
+from kernel_pytorch.harness.machine import Machine, measure_ceilings, measure_machine
 from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.technique import Direction, Level, Technique
 
@@ -119,74 +118,56 @@ def bench_command(
     if not techniques:
         messages.print("No technique is installed, so there is nothing to measure.")
         raise typer.Exit(1)
-    _check_options(quick=quick, full=full, json=json, out=out)
-    wanted, of = (None if names is None else tuple(names) for names in (levels, operations))
-    cases = QUICK_CASES if quick else SHORT_CASES
-    plan = Plan(wanted, not full, tuple(direction or ()) or None, whole_cost, of, cases)
-    plans = {t.name: _plan_for(t, plan, first=quick and of is None) for t in techniques}
+    for given, first, second in ((quick and full, "--quick", "--full"), (json and out, "--json", "--out")):
+        if given:
+            raise UserError(f"{first} and {second}: give one of them")
+    shared = Plan(
+        None, not full, tuple(direction or ()) or None, whole_cost, None, QUICK_CASES if quick else SHORT_CASES
+    )
+    plans = {t.name: _plan_for(t, shared, levels, operations, first=quick) for t in techniques}
     if out is None and full and levels is operations is direction is None:
         out = Path("results")
     known = None if machine is None else Machine.load(machine)
-    targets = _targets(techniques, json, out, known.slug if known else describe_environment(where).slug, full=full)
+    slug = known.slug if known else describe_environment(where).slug
+    targets = {t.name: _target(json, out, slug, t, one=len(techniques) == 1) for t in techniques}
+    for target in targets.values():
+        _check_target(target, full=full)
     warn_if_busy()
     if json is None and out is None:
         messages.print(NOT_WRITTEN if not full else NOT_WRITTEN_PART, **PLAIN)
-    ceilings = known or _measure_machine(where, quick=not full)
-    again = None if known else partial(measure_ceilings, where, quick=not full)
-    with Worker(timeout, prepare) as worker:
-        in_order = sorted(techniques, key=lambda t: _cost(t, where, plans[t.name]))
-        if _measure_all(in_order, ceilings, where, plans, worker, targets, resume=resume, again=again):
-            raise typer.Exit(1)
-
-
-def _measure_all(
-    techniques: list[Technique],
-    machine: Machine,
-    device: torch.device,
-    plans: dict[str, Plan],
-    worker: Worker,
-    targets: dict[str, Path | None],
-    *,
-    resume: bool,
-    again: Callable[[], Ceilings] | None,
-) -> bool:
-    """Measure one technique after the other, with tables and files; whether any has failed.
-
-    A machine that turns out to be faster than was measured is that to all that follow.
-    """
+    ceilings, again = known, None if known else partial(measure_ceilings, where, quick=not full)
+    if ceilings is None:
+        with Steps("measuring the machine") as step:
+            ceilings = measure_machine(where, quick=not full, on_step=step)
     refused = False
-    for technique in techniques:
-        name = technique.name
-        results = _measure(technique, machine, device, plans[name], worker, targets[name], resume=resume, again=again)
-        machine = results.machine
-        show_rest(results)
-        _save(results, targets[name])
-        refused |= any(map(_fails, results.measurements))
-        if not results.complete:
-            raise typer.Exit(130)
-    return refused
+    with Worker(timeout, prepare) as worker:
+        for each in sorted(techniques, key=lambda t: _cost(t, where, plans[t.name])):
+            plan, target = plans[each.name], targets[each.name]
+            previous = _previous(each, ceilings, plan, target) if resume else None
+            results = _measure(
+                each, plan, target, device=where, machine=ceilings, worker=worker, previous=previous, again=again
+            )
+            ceilings = results.machine  # a machine that turns out to be faster is that to all that follow
+            show_rest(results)
+            _save(results, target)
+            refused |= any(map(_fails, results.measurements))
+            if not results.complete:
+                raise typer.Exit(130)
+    if refused:
+        raise typer.Exit(1)
 
 
-def _targets(
-    techniques: list[Technique], json: Path | None, out: Path | None, slug: str, *, full: bool
-) -> dict[str, Path | None]:
-    """By technique, where its results go; checked before anything is measured."""
-    found = {t.name: _target(json, out, slug, t, one=len(techniques) == 1) for t in techniques}
-    for target in found.values():
-        _check_target(target, full=full)
-    return found
+def _plan_for(
+    technique: Technique, plan: Plan, levels: list[str] | None, operations: list[str] | None, *, first: bool
+) -> Plan:
+    """The plan for one technique: the levels and operations that it has, or its `first` operation."""
 
+    def both(known: Iterable[str], wanted: list[str] | None) -> tuple[str, ...] | None:
+        return None if wanted is None else tuple(name for name in known if name in wanted)
 
-def _plan_for(technique: Technique, plan: Plan, *, first: bool) -> Plan:
-    """What a plan for all techniques asks of one: the levels and operations that it has, or its first operation."""
     names = tuple(o.name for o in technique.operations)
-    operations = names[:1] if first else None if plan.operations is None else _both(names, plan.operations)
-    levels = None if plan.levels is None else _both(level_names(technique.operations), plan.levels)
-    return replace(plan, operations=operations, levels=levels)
-
-
-def _both(known: Iterable[str], wanted: Collection[str]) -> tuple[str, ...]:
-    return tuple(name for name in known if name in wanted)
+    chosen = names[:1] if first and operations is None else both(names, operations)
+    return replace(plan, operations=chosen, levels=both(level_names(technique.operations), levels))
 
 
 def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
@@ -195,15 +176,15 @@ def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
     return sum(cost.bytes + cost.flops for cost in costs)
 
 
-def _check_options(*, quick: bool, full: bool, json: Path | None, out: Path | None) -> None:
-    """End with one line where options contradict each other."""
-    for given, first, second in ((quick and full, "--quick", "--full"), (json and out, "--json", "--out")):
-        if given:
-            raise UserError(f"{first} and {second}: give one of them")
+def _target(json: Path | None, out: Path | None, slug: str, technique: Technique, *, one: bool) -> Path | None:
+    """File for this technique's results; None if the user requested no file."""
+    if json is not None:
+        return json if one and json.suffix == ".json" else json / f"{technique.name}.json"
+    return None if out is None else out / slug / f"{technique.name}.json"
 
 
 def _check_target(target: Path | None, *, full: bool) -> None:
-    """End with one line, before anything is measured, if results could not or must not be written there."""
+    """Raise UserError, before anything is measured, if results could not or must not be written there."""
     check_writable(target)
     if target is None or full or not target.is_file():
         return
@@ -222,27 +203,10 @@ def _fails(m: Measurement) -> bool:
     return m.status in ("rejected", "crashed") and m.level != Level.PEER.value
 
 
-def _measure_machine(device: torch.device, *, quick: bool) -> Machine:
-    with Steps("measuring the machine") as step:
-        return measure_machine(device, quick=quick, on_step=step)
-
-
-def _measure(
-    technique: Technique,
-    machine: Machine,
-    device: torch.device,
-    plan: Plan,
-    worker: Worker,
-    target: Path | None,
-    *,
-    resume: bool,
-    again: Callable[[], Ceilings] | None,
-) -> Results:
-    previous = _previous(technique, machine, plan, target) if resume else None
-
+def _measure(technique: Technique, plan: Plan, target: Path | None, *, device: torch.device, **given: Any) -> Results:
+    """Measure a technique as `api.bench` does; print each table as it is found, and keep it."""
     shown: set[JobKey] = set()
-    total = len(plan.jobs(technique, device)) + (not plan.quick)
-    on_job = Steps(technique.name, total)
+    on_job = Steps(technique.name, len(plan.jobs(technique, device)) + (not plan.quick))
 
     def keep(results: Results) -> None:
         """Print what is new, so that the first table comes soon, and save."""
@@ -253,21 +217,10 @@ def _measure(
             show_tables(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}))
         shown.update(new)
         if target is not None:
-            with _saying_what_is_saved(target):
-                results.save(_unfinished(target))
+            _write(results, _unfinished(target), target)
 
     with on_job:
-        return bench(
-            technique.name,
-            plan,
-            device=device,
-            machine=machine,
-            worker=worker,
-            previous=previous,
-            on_job=on_job,
-            on_progress=keep,
-            again=again,
-        )
+        return bench(technique.name, plan, device=device, on_job=on_job, on_progress=keep, **given)
 
 
 def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path | None) -> Results | None:
@@ -293,18 +246,10 @@ def _unfinished(target: Path) -> Path:
     return target.with_suffix(".partial.json")
 
 
-def _target(json: Path | None, out: Path | None, slug: str, technique: Technique, *, one: bool) -> Path | None:
-    """File for this technique's results; None if the user requested no file."""
-    if json is not None:
-        return json if one and json.suffix == ".json" else json / f"{technique.name}.json"
-    return None if out is None else out / slug / f"{technique.name}.json"
-
-
-@contextlib.contextmanager
-def _saying_what_is_saved(target: Path) -> Iterator[None]:
-    """End with one line if a file cannot be written, on a full disk for example; what was written before stays."""
+def _write(results: Results, file: Path, target: Path) -> None:
+    """Write a file. Raises UserError if it cannot be written, on a full disk for example; earlier files stay."""
     try:
-        yield
+        results.save(file)
     except OSError as error:
         kept = [file for file in (_unfinished(target), target) if file.is_file()]
         saved = f"{kept[0]} holds what was saved before; --resume continues from it" if kept else "nothing was saved"
@@ -316,13 +261,10 @@ def _save(results: Results, target: Path | None) -> None:
         if not results.complete:
             output.print("interrupted: not written", **PLAIN)
         return
+    _write(results, target if results.complete else _unfinished(target), target)
     if not results.complete:
-        with _saying_what_is_saved(target):
-            results.save(_unfinished(target))
         output.print(f"interrupted; what stood is in {_unfinished(target)}, and --resume goes on", **PLAIN)
         return
-    with _saying_what_is_saved(target):
-        results.save(target)
     _unfinished(target).unlink(missing_ok=True)
     written = [target, *draw(results, target)]
     output.print(escape("written: " + ", ".join(map(str, written))), **PLAIN)
