@@ -10,9 +10,9 @@ import torch
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
 from kernel_pytorch.harness.exemptions import BACKWARD_TIME
-from kernel_pytorch.harness.jobs import find_job, jobs
 from kernel_pytorch.harness.overheads import no_cost
 from kernel_pytorch.harness.technique import Direction, Exemption
+from kernel_pytorch.harness.workload import find_job, jobs
 
 CPU = torch.device("cpu")
 QUICK = Plan(quick=True)

@@ -17,8 +17,8 @@ from kernel_pytorch.harness.clock import (
     on_clock_stream,
     sets_needed,
 )
-from kernel_pytorch.harness.clock import pool as pool_module
 from kernel_pytorch.harness.clock import sampling as cpu_clock
+from kernel_pytorch.harness.clock import sampling as pool_module
 from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, CpuSampler, Rotation, calls_per_sample
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernel_pytorch.harness.clock import Subject, capture, measure, on_clock_stream
+from kernel_pytorch.harness.clock import Subject, measure, on_clock_stream
 from kernel_pytorch.harness.clock import cuda as cuda_clock
 from kernel_pytorch.harness.clock.cuda import CudaSampler
 from kernel_pytorch.harness.clock.sampling import SHORTEST_SAMPLE
@@ -118,8 +118,7 @@ class FakeCuda:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     cuda_clock._stream_of.cache_clear()
     fake = FakeCuda()
-    for module in (cuda_clock, capture):
-        monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=fake, device=torch.device))
+    monkeypatch.setattr(cuda_clock, "torch", SimpleNamespace(cuda=fake, device=torch.device))
     monkeypatch.setattr(cuda_clock, "time", SimpleNamespace(perf_counter=lambda: fake.host_seconds))
     yield fake
     cuda_clock._stream_of.cache_clear()

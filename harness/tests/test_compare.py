@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kernel_pytorch.harness.clock import Verdict, median_interval
-from kernel_pytorch.harness.compare import compare
+from kernel_pytorch.harness.commands.compare import compare
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results
 

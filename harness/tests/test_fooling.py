@@ -10,14 +10,13 @@ import torch
 
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
-from kernel_pytorch.harness.jobs import jobs
 from kernel_pytorch.harness.launches import is_counted
 from kernel_pytorch.harness.machine import BandwidthPoint
 from kernel_pytorch.harness.report import best_pytorch, cells
 from kernel_pytorch.harness.technique import Cost, Direction, Implementation, Level
 from kernel_pytorch.harness.trials import trials
 from kernel_pytorch.harness.verification import verify_trial
-from kernel_pytorch.harness.workload import Workload
+from kernel_pytorch.harness.workload import Workload, jobs
 
 CPU = torch.device("cpu")
 

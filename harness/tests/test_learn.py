@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_pytorch.harness.commands.learn import differs, file_of, first_problem, shown, title
-from kernel_pytorch.harness.commands.learning.checks import TASKS
+from kernel_pytorch.harness.commands.learn import TASKS, differs, file_of, first_problem, shown, title
 
 ROOT = Path(__file__).parents[2]
 Edits = list[tuple[str, str]]

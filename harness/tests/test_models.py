@@ -14,7 +14,7 @@ from kernel_pytorch.harness.cli import app
 from kernel_pytorch.harness.clock import wall
 from kernel_pytorch.harness.commands import models
 from kernel_pytorch.harness.discovery import Discovery, discover
-from kernel_pytorch.harness.models import host, losses, page, run
+from kernel_pytorch.harness.models import losses, page, run
 from kernel_pytorch.harness.models.page import markdown
 from kernel_pytorch.harness.models.record import Record, load
 from kernel_pytorch.harness.models.variants import VARIANTS, Variant
@@ -271,7 +271,7 @@ def test_the_host_time_of_functions_with_another_default(monkeypatch):
         return slow(*arguments, **keywords)
 
     monkeypatch.setattr(torch.nn.functional, "rms_norm", sleeping)
-    costs = list(host.host_costs([technique], torch.device("cpu")))
+    costs = list(run.host_costs([technique], torch.device("cpu")))
     assert [cost.function for cost in costs] == ["rms_norm", "add_rms_norm", "head_rms_norm"]
     assert {cost.level for cost in costs} == {"torchscript"}
     assert min(costs[0].native) > 0.01  # what was planted there is what is timed there
@@ -280,7 +280,7 @@ def test_the_host_time_of_functions_with_another_default(monkeypatch):
     assert "torchscript" in found.output
     assert "whole calls" in found.output
     monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "native")
-    assert not list(host.host_costs([technique], torch.device("cpu")))
+    assert not list(run.host_costs([technique], torch.device("cpu")))
 
 
 def test_the_host_time_of_a_function_without_gradients(monkeypatch):
@@ -289,9 +289,9 @@ def test_the_host_time_of_a_function_without_gradients(monkeypatch):
     monkeypatch.setattr(type(technique.ladder()), "default", lambda *_: "torchscript")
     monkeypatch.setattr(wall, "ROUNDS", 1)
     monkeypatch.setattr(wall, "LAUNCHES", 2)
-    (cost,) = host.host_costs([dataclasses.replace(technique, operations=[decode])], torch.device("cpu"))
+    (cost,) = run.host_costs([dataclasses.replace(technique, operations=[decode])], torch.device("cpu"))
     assert len(cost.ours) == len(cost.native) == 1
-    assert host.host_table([cost], torch.device("cpu")).row_count == 1
+    assert run.host_table([cost], torch.device("cpu")).row_count == 1
 
 
 @pytest.mark.slow

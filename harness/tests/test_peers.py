@@ -14,10 +14,10 @@ from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.interpreter import complete_interpreter
-from kernel_pytorch.harness.jobs import jobs
 from kernel_pytorch.harness.peers import Peer, add_peers, with_peers
 from kernel_pytorch.harness.report import cells, columns, rows
 from kernel_pytorch.harness.technique import Direction, Level
+from kernel_pytorch.harness.workload import jobs
 
 FILES = sorted(Path(__file__).parents[2].glob("packages/*/benchmarks/peers.py"))
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from torch import nn
 
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings, Machine
-from kernel_pytorch.harness.profiling import events, placement, profile_module
-from kernel_pytorch.harness.profiling.peak_memory import TOTAL, peak_memory
-from kernel_pytorch.harness.profiling.tables import COLUMNS, NOT_KNOWN, TOO_FAST, cells, remarks, summary
+from kernel_pytorch.harness.profiling import cost, events, profile_module
+from kernel_pytorch.harness.profiling.profile import TOTAL, peak_memory
+from kernel_pytorch.harness.profiling.records import COLUMNS, NOT_KNOWN, TOO_FAST, cells, remarks, summary
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -126,7 +126,7 @@ def test_tensors_on_two_devices_are_refused(machine):
 def test_what_binds_is_what_the_limits_say_takes_longest(shares, arguments):
     point = BandwidthPoint(bytes=MIB, bytes_per_second=1e12, peak_bytes_per_second=1e12, memory="DRAM")
     ceilings = Ceilings(bandwidth=(point,), matmul_flops_per_second={"float32": 1e12}, launch_overhead_seconds=1e-6)
-    assert placement.place(*arguments, 100.0, torch.float32, ceilings).bound == shares
+    assert cost.place(*arguments, 100.0, torch.float32, ceilings).bound == shares
 
 
 def test_each_rate_has_a_limit_of_its_own():
@@ -139,7 +139,7 @@ def test_each_rate_has_a_limit_of_its_own():
         (10**9, 2 * 10**9, ("compute",)),
         (3 * 10**9, 2 * 10**9, ("memory", "compute")),
     ):
-        placed = placement.place(moved, arithmetic, 1.0, torch.float32, ceilings)
+        placed = cost.place(moved, arithmetic, 1.0, torch.float32, ceilings)
         assert placed.above == above
         assert bool(placed.problem) == bool(above)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kernel_pytorch.harness.profiling import cost, events, placement
+from kernel_pytorch.harness.profiling import cost, events
 from kernel_pytorch.harness.profiling.cost import flops, traffic
 
 CPU = torch.device("cpu")
@@ -146,7 +146,7 @@ def test_a_formula_that_fails_is_no_count():
 
 def test_equal_inputs_with_results_of_different_sizes_are_two_rows(machine):
     calls = recorded(lambda: (X.sum(0), X.sum(1)))
-    rows = [row for row in placement.operator_uses(calls, machine.ceilings) if row.name == "aten::sum.dim_IntList"]
+    rows = [row for row in cost.operator_uses(calls, machine.ceilings) if row.name == "aten::sum.dim_IntList"]
     assert sorted(row.bytes for row in rows) == [ROW + 32, ROW + 64]
 
 

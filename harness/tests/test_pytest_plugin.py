@@ -14,9 +14,9 @@ import torch
 
 from kernel_pytorch.harness import pytest_plugin
 from kernel_pytorch.harness.adversaries import ADVERSARIES
-from kernel_pytorch.harness.jobs import jobs
 from kernel_pytorch.harness.pytest_plugin import SampleTimer, measured_once
 from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results
+from kernel_pytorch.harness.workload import jobs
 
 CPU = torch.device("cpu")
 CHILD = """

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from kernel_pytorch.harness.machine import BandwidthPoint, Ceilings
-from kernel_pytorch.harness.roofline import Attained, attain, ceiling_for, faster_than_physics
+from kernel_pytorch.harness.machine import Attained, BandwidthPoint, Ceilings, attain, ceiling_for, faster_than_physics
 
 MIB = 2**20
 

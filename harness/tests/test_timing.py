@@ -10,11 +10,11 @@ import torch
 
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
-from kernel_pytorch.harness.jobs import jobs
 from kernel_pytorch.harness.noise import Reading
 from kernel_pytorch.harness.report import cells, reasons
 from kernel_pytorch.harness.results import Results
 from kernel_pytorch.harness.technique import Direction
+from kernel_pytorch.harness.workload import jobs
 
 CPU = torch.device("cpu")
 

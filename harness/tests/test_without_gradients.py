@@ -12,13 +12,13 @@ import torch
 from kernel_pytorch.harness import launches, overheads
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_deterministic, check_rows_independent
 from kernel_pytorch.harness.exemptions import GRADIENTS, NO_GRADIENT
-from kernel_pytorch.harness.jobs import Job, jobs
 from kernel_pytorch.harness.overheads import FIGURES, call_cost, with_starts
 from kernel_pytorch.harness.support import CAPABILITIES, Shared, Subject, examine
 from kernel_pytorch.harness.technique import Direction, Exemption, grid, point
 from kernel_pytorch.harness.timing import _check, run_job
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import expect, verify, verify_trial
+from kernel_pytorch.harness.workload import Job, jobs
 
 CPU = torch.device("cpu")
 INFERENCE = [Exemption((GRADIENTS,), "for inference")]

@@ -13,12 +13,12 @@ from kernel_pytorch.harness.benchmark import Plan, benchmark
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker, Workers
-from kernel_pytorch.harness.jobs import SHORT_CASES
 from kernel_pytorch.harness.machine import Ceilings, Machine, measure_machine
 from kernel_pytorch.harness.results import Results, VerificationReport
 from kernel_pytorch.harness.technique import Operation
 from kernel_pytorch.harness.verification import Verification, report
 from kernel_pytorch.harness.verification import verify as verify_technique
+from kernel_pytorch.harness.workload import SHORT_CASES
 
 SHORT = Plan(quick=True, cases=SHORT_CASES)
 """One case of each operation, fewer rounds: what `kernel-pytorch bench` measures without options."""

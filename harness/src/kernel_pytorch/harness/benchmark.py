@@ -11,7 +11,6 @@ import torch
 
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce, Worker
-from kernel_pytorch.harness.jobs import QUICK_CASES, Job, JobKey, find_job, jobs
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
 from kernel_pytorch.harness.overheads import call_cost, no_cost, with_starts
 from kernel_pytorch.harness.peers import PEER_PREFIX
@@ -19,6 +18,7 @@ from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
 from kernel_pytorch.harness.technique import Case, Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
+from kernel_pytorch.harness.workload import QUICK_CASES, Job, JobKey, find_job, jobs
 
 QUICK_ROUNDS = 12
 

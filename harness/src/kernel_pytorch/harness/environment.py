@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from kernel_pytorch.harness.clock.pool import last_level_cache_bytes
+from kernel_pytorch.harness.clock.sampling import last_level_cache_bytes
 from kernel_pytorch.harness.records import Name, Part
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.availability import why_unavailable
-from kernel_pytorch.harness.clock.capture import captured, waiting_is_an_error
+from kernel_pytorch.harness.clock.cuda import captured, waiting_is_an_error
 from kernel_pytorch.harness.clock.wall import host_seconds, wait_for
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.exemptions import NO_GRADIENT

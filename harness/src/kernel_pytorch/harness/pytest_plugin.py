@@ -22,7 +22,6 @@ from kernel_pytorch.harness.checks import Skipped, check_trial
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.isolation import Worker
-from kernel_pytorch.harness.jobs import Job, JobKey, jobs
 from kernel_pytorch.harness.machine import measure_machine
 from kernel_pytorch.harness.pretrained import RealInputUnavailable, real_model
 from kernel_pytorch.harness.results import Measurement
@@ -39,6 +38,7 @@ from kernel_pytorch.harness.support import (
 from kernel_pytorch.harness.technique import Implementation, Operation
 from kernel_pytorch.harness.timing import run_job
 from kernel_pytorch.harness.trials import Trial, is_economical, trials
+from kernel_pytorch.harness.workload import Job, JobKey, jobs
 
 SUPPORT_TIMEOUT = 300.0
 """Seconds that a check of the support table may take in its own process."""

@@ -22,9 +22,8 @@ from kernel_pytorch.harness.clock import (
     on_clock_stream,
     sets_needed,
 )
-from kernel_pytorch.harness.jobs import Job
 from kernel_pytorch.harness.launches import watch_compiler
-from kernel_pytorch.harness.machine import Machine
+from kernel_pytorch.harness.machine import Attained, Machine, attain, faster_than_physics
 from kernel_pytorch.harness.noise import Trace, marked, reader_for, watching
 from kernel_pytorch.harness.oracle import ErrorCheck, confirm
 from kernel_pytorch.harness.results import (
@@ -35,11 +34,10 @@ from kernel_pytorch.harness.results import (
     Measurement,
     Status,
 )
-from kernel_pytorch.harness.roofline import Attained, attain, faster_than_physics
 from kernel_pytorch.harness.technique import Direction, Implementation, Level
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import FRESH, examine, expect, not_offered
-from kernel_pytorch.harness.workload import COPY, PRODUCTS, Workload, share, yardsticks
+from kernel_pytorch.harness.workload import COPY, PRODUCTS, Job, Workload, share, yardsticks
 
 ROUNDS = 30
 TOO_LARGE = "needs the most memory of all that take turns"

@@ -1,9 +1,4 @@
-"""What one job times: calls of the implementations on sets of tensors that they share, and yardsticks beside them.
-
-Yardsticks are timed in the same rounds: a copy of as many bytes, and the same matrix products by PyTorch. No
-implementation reaches the fastest copy or product of the machine with small sizes and odd shapes; the share of a
-yardstick of the same size shows what the kernel loses.
-"""
+"""Jobs of a benchmark: one per operation, case and direction."""
 
 from __future__ import annotations
 
@@ -15,11 +10,69 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.clock import Interval, Subject, Timing, median_interval, on_clock_stream
-from kernel_pytorch.harness.jobs import Job
+from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.oracle import ErrorCheck, Run, random_like
-from kernel_pytorch.harness.technique import Case, Cost, Direction, Implementation
+from kernel_pytorch.harness.results import CaseRecord
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Implementation, Operation, Technique
 from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
 from kernel_pytorch.harness.verification import Expected, expect_for, judge_call
+
+SHORT_CASES = 1
+QUICK_CASES = 2
+
+JobKey = tuple[str, str, str, str]
+"""Technique, operation, label of the case, direction: names a job in another process."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One table of figures: an operation, a case, a direction."""
+
+    technique: Technique
+    operation: Operation
+    case: Case
+    direction: Direction
+
+    @property
+    def key(self) -> JobKey:
+        """Identifies the job in another process."""
+        return self.technique.name, self.operation.name, CaseRecord.of(self.case).label, self.direction.value
+
+    @property
+    def label(self) -> str:
+        """For progress bars."""
+        return f"{self.operation.name} {self.direction.value}, {CaseRecord.of(self.case).label}"
+
+
+def jobs(
+    technique: Technique,
+    device: torch.device,
+    *,
+    first: int | None = None,
+    directions: tuple[Direction, ...] | None = None,
+) -> list[Job]:
+    """List the jobs of a technique on that device; `first` keeps so many cases of each operation.
+
+    Directions are those of each operation if none are given; without gradients only the forward is timed.
+    """
+    found = []
+    for operation in technique.operations:
+        cases = operation.bench_grid.cases(device.type)
+        for case in cases[:first]:
+            found += [
+                Job(technique, operation, case, direction)
+                for direction in directions or operation.directions
+                if operation.differentiable or direction is Direction.FORWARD
+            ]
+    return found
+
+
+def find_job(key: JobKey, device: torch.device) -> Job:
+    """Find a job of the installed techniques by its key. Raises KeyError if there is none."""
+    for job in jobs(discover().get(key[0]), device, directions=tuple(Direction)):
+        if job.key == key:
+            return job
+    raise KeyError(f"no job {', '.join(key)}")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kernel_pytorch.harness.clock.cuda import on_clock_stream
 from kernel_pytorch.harness.clock.interleave import measure
-from kernel_pytorch.harness.clock.pool import cold_pool_bytes, last_level_cache_bytes, sets_needed
-from kernel_pytorch.harness.clock.sampling import Subject, Timing
+from kernel_pytorch.harness.clock.sampling import Subject, Timing, cold_pool_bytes, last_level_cache_bytes, sets_needed
 from kernel_pytorch.harness.clock.statistics import (
     Comparison,
     Interval,

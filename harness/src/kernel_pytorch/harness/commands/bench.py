@@ -38,10 +38,10 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker
-from kernel_pytorch.harness.jobs import QUICK_CASES, SHORT_CASES, JobKey
 from kernel_pytorch.harness.machine import Machine, measure_ceilings, measure_machine
 from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.technique import Direction, Level, Technique
+from kernel_pytorch.harness.workload import QUICK_CASES, SHORT_CASES, JobKey
 
 CASE_TIMEOUT = 600.0
 

@@ -22,11 +22,10 @@ from kernel_pytorch.harness.commands.common import (
 )
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.models.host import host_costs, host_table
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline, tables
 from kernel_pytorch.harness.models.record import FILE, LossRun, Record, Run, load, run_name
-from kernel_pytorch.harness.models.run import failures, measure, origin
+from kernel_pytorch.harness.models.run import failures, host_costs, host_table, measure, origin
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
 from kernel_pytorch.harness.models.works import WORKS, Work, find_work
 from kernel_pytorch.harness.models.zoo import (

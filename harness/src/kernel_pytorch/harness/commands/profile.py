@@ -21,7 +21,7 @@ from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.profiling import profile_module
 from kernel_pytorch.harness.profiling.factory import make, moved, place_of
 from kernel_pytorch.harness.profiling.profile import STEPS
-from kernel_pytorch.harness.profiling.tables import remarks, summary
+from kernel_pytorch.harness.profiling.records import remarks, summary
 
 VIEWERS = (
     "page.html and memory.svg are no longer written: trace.json opens at https://ui.perfetto.dev, memory.pickle at "

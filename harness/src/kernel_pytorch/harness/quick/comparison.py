@@ -27,13 +27,20 @@ from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.clock.wall import wait_for
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.machine import Ceilings, Machine
-from kernel_pytorch.harness.profiling.placement import TOO_FAST, local_machine
-from kernel_pytorch.harness.quick.inputs import REPEATED, Arguments, Pool, touched_bytes
-from kernel_pytorch.harness.quick.proof import BUDGET_FACTOR, check, expect, problem
+from kernel_pytorch.harness.machine import Ceilings, Machine, attain, faster_than_physics
+from kernel_pytorch.harness.profiling.cost import TOO_FAST, local_machine
+from kernel_pytorch.harness.quick.inputs import (
+    BUDGET_FACTOR,
+    REPEATED,
+    Arguments,
+    Pool,
+    check,
+    expect,
+    problem,
+    touched_bytes,
+)
 from kernel_pytorch.harness.quick.records import Benchmark, Comparison, Contender
 from kernel_pytorch.harness.results import CaseRecord, ComparisonRecord, IntervalRecord
-from kernel_pytorch.harness.roofline import attain, faster_than_physics
 from kernel_pytorch.harness.technique import Case, Direction, Level, Operation, Technique
 from kernel_pytorch.harness.timing import MEMORY_LIMIT, ROUNDS
 

@@ -12,7 +12,7 @@ import torch
 
 from kernel_pytorch.harness.clock import median_interval
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.profiling.tables import PrintableTable
+from kernel_pytorch.harness.profiling.records import PrintableTable
 from kernel_pytorch.harness.quick.comparison import name_of, time_together
 from kernel_pytorch.harness.quick.inputs import Arguments
 from kernel_pytorch.harness.quick.records import Shown, printable
@@ -94,7 +94,7 @@ class Scaling(Shown):
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: another suffix.
         """
-        from kernel_pytorch.harness.quick.plots import scaling_plot
+        from kernel_pytorch.harness.quick.records import scaling_plot
 
         return scaling_plot(self, Path(path))
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from kernel_pytorch.harness import memory
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.profiling.peak_memory import peak_memory
+from kernel_pytorch.harness.profiling.profile import peak_memory
 from kernel_pytorch.harness.quick.comparison import name_of
 from kernel_pytorch.harness.quick.inputs import Arguments
 from kernel_pytorch.harness.quick.records import MemoryProfile

@@ -4,13 +4,19 @@ An implementation declares what it does not support, with the reason; everything
 must not. So the table is never typed: it is what came out.
 """
 
-from kernel_pytorch.harness.support.capabilities import CAPABILITIES, Capability, capability, check_declaration
-from kernel_pytorch.harness.support.examination import absence, examine, examine_technique
-from kernel_pytorch.harness.support.freshness import problems, recorded, up_to_date
+from kernel_pytorch.harness.support.examination import (
+    CAPABILITIES,
+    Capability,
+    absence,
+    capability,
+    check_declaration,
+    examine,
+    examine_technique,
+)
 from kernel_pytorch.harness.support.processes import Processes, ProcessesError
 from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord, load, load_all
 from kernel_pytorch.harness.support.subject import Shared, Subject
-from kernel_pytorch.harness.support.table import markdown
+from kernel_pytorch.harness.support.table import markdown, problems, recorded, up_to_date
 
 __all__ = [
     "CAPABILITIES",
