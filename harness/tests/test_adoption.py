@@ -16,7 +16,7 @@ from kernel_pytorch.harness.adoption import Verdict, Verified, judged
 from kernel_pytorch.harness.benchmark import benchmark
 from kernel_pytorch.harness.commands import adopt
 from kernel_pytorch.harness.discovery import GROUP, discover
-from kernel_pytorch.harness.results import CaseRecord, ComparisonRecord, IntervalRecord, Measurement
+from kernel_pytorch.harness.results import CaseRecord, Comparison, Interval, Measurement
 
 CORE = Path(__file__).parents[2] / "core"
 CPU = torch.device("cpu")
@@ -222,8 +222,8 @@ def measured(technique, level, ratios, **changes):
     return [
         Measurement(
             operation=operation.name, case=CaseRecord.of(case), direction="forward", implementation=level, level=level,
-            comparisons={"native": ComparisonRecord(
-                speedup=IntervalRecord(low=low, median=(low + high) / 2, high=high), verdict="UNSURE")},
+            comparisons={"native": Comparison(
+                speedup=Interval(low=low, median=(low + high) / 2, high=high), verdict="UNSURE")},
             **{"status": "measured", **changes},
         )
         for case, (low, high) in zip(cases, ratios, strict=True)

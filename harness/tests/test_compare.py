@@ -7,7 +7,7 @@ import pytest
 from kernel_pytorch.harness.clock import Verdict, median_interval
 from kernel_pytorch.harness.commands.compare import compare
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results
+from kernel_pytorch.harness.results import CaseRecord, Measurement, Results
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def make_results(machine):
                     implementation="native",
                     level="native",
                     status="measured",
-                    seconds=IntervalRecord.of(median_interval(samples)),
+                    seconds=median_interval(samples),
                     samples=samples,
                     method=method,
                 )

@@ -15,7 +15,7 @@ import torch
 from kernel_pytorch.harness import pytest_plugin
 from kernel_pytorch.harness.adversaries import ADVERSARIES
 from kernel_pytorch.harness.pytest_plugin import SampleTimer, measured_once
-from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results
+from kernel_pytorch.harness.results import CaseRecord, Interval, Measurement, Results
 from kernel_pytorch.harness.workload import jobs
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def test_time(report_samples, job, implementation):
 
 
 def record(job, level, status="measured", samples=(), reason=""):
-    seconds = IntervalRecord(median=statistics.median(samples), low=0, high=1) if samples else None
+    seconds = Interval(median=statistics.median(samples), low=0, high=1) if samples else None
     return Measurement(
         operation="gate",
         case=CaseRecord.of(job.case),

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from kernel_pytorch.harness import plots
+from kernel_pytorch.harness.clock import Verdict
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.page import headline, markdown
@@ -24,17 +25,17 @@ from kernel_pytorch.harness.report import (
     speedup,
     terminal_tables,
 )
-from kernel_pytorch.harness.results import CaseRecord, ComparisonRecord, IntervalRecord, Measurement, Results
+from kernel_pytorch.harness.results import CaseRecord, Comparison, Interval, Measurement, Results
 
 KERNEL = "Triton kernels need compute capability 8.0 [sm_80]"
 
 
 def interval(median):
-    return IntervalRecord(median=median, low=0.9 * median, high=1.1 * median)
+    return Interval(median=median, low=0.9 * median, high=1.1 * median)
 
 
 def comparison(ratio, verdict="FASTER"):
-    return ComparisonRecord(speedup=interval(ratio), verdict=verdict)
+    return Comparison(speedup=interval(ratio), verdict=Verdict(verdict))
 
 
 def measurement(implementation, status="measured", case="prefill", **fields):

@@ -17,8 +17,7 @@ from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.records import RecordError, write_atomically
 from kernel_pytorch.harness.results import (
     CaseRecord,
-    ComparisonRecord,
-    IntervalRecord,
+    Interval,
     Measurement,
     Results,
     load,
@@ -38,9 +37,9 @@ def measurement(samples=(1e-6, 2e-6)):
         implementation="native",
         level="native",
         status="measured",
-        seconds=IntervalRecord(median=1.5e-6, low=1e-6, high=2e-6),
+        seconds=Interval(median=1.5e-6, low=1e-6, high=2e-6),
         samples=samples,
-        comparisons={"reference": ComparisonRecord.of(compare_paired([1e-6] * 9, [2e-6] * 9))},
+        comparisons={"reference": compare_paired([1e-6] * 9, [2e-6] * 9)},
     )
 
 

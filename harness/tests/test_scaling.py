@@ -11,7 +11,7 @@ import torch
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.quick import comparison, fit_growth, scaling
 from kernel_pytorch.harness.quick.growth import Point, Scaling
-from kernel_pytorch.harness.results import IntervalRecord
+from kernel_pytorch.harness.results import Interval
 
 SIZES = [2**k for k in range(4, 14)]
 
@@ -100,7 +100,7 @@ def test_a_recorded_scaling_is_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     seconds = times(2)
     points = [
-        Point(size=n, seconds=IntervalRecord(median=t, low=0.9 * t, high=1.2 * t), method="recorded")
+        Point(size=n, seconds=Interval(median=t, low=0.9 * t, high=1.2 * t), method="recorded")
         for n, t in zip(SIZES, seconds, strict=True)
     ]
     record = Scaling(name="costs $5", device="none", points=tuple(points), growth=fit_growth(SIZES, seconds))

@@ -12,7 +12,7 @@ from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.models.record import Record
 from kernel_pytorch.harness.models.record import Run as ModelRun
 from kernel_pytorch.harness.provenance import fingerprint, identify
-from kernel_pytorch.harness.results import CaseRecord, IntervalRecord, Measurement, Results, Run
+from kernel_pytorch.harness.results import CaseRecord, Interval, Measurement, Results, Run
 from kernel_pytorch.harness.staleness import (
     Change,
     Stale,
@@ -31,7 +31,7 @@ DAY = "2026-01-02"
 def measurement(implementation, status="measured", run=0):
     about = {"operation": "gate", "direction": "forward", "level": implementation.partition(":")[0]}
     case = CaseRecord(name="a", dtype="float32", sizes={})
-    seconds = IntervalRecord(median=1e-6, low=1e-6, high=1e-6)
+    seconds = Interval(median=1e-6, low=1e-6, high=1e-6)
     return Measurement(**about, implementation=implementation, case=case, status=status, seconds=seconds, run=run)
 
 

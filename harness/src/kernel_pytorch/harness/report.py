@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from kernel_pytorch.harness.results import ComparisonRecord, Measurement, Results
+from kernel_pytorch.harness.clock import Comparison
+from kernel_pytorch.harness.results import Measurement, Results
 
 NOT_MEASURED = "not measured here"
 NOT_INSTALLED = "not installed"
@@ -30,7 +31,7 @@ def seconds(value: float) -> str:
     raise AssertionError
 
 
-def speedup(comparison: ComparisonRecord | None) -> str:
+def speedup(comparison: Comparison | None) -> str:
     """A ratio with its verdict; "=" where the interval lies within the band of equivalence, "?" where none can say."""
     if comparison is None:
         return ""

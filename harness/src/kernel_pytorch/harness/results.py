@@ -20,33 +20,6 @@ VERIFICATION_SUFFIX = ".verification.json"
 Status = Literal["measured", "unavailable", "wrong", "rejected", "crashed"]
 
 
-class IntervalRecord(Part):
-    """A median and its bootstrap interval."""
-
-    median: Amount
-    low: Amount
-    high: Amount
-
-    @classmethod
-    def of(cls, interval: Interval) -> IntervalRecord:
-        """From the clock's own type."""
-        return cls(median=interval.median, low=interval.low, high=interval.high)
-
-
-class ComparisonRecord(Part):
-    """How many times faster than a baseline, from the paired ratios of the same rounds."""
-
-    speedup: IntervalRecord
-    verdict: Literal["FASTER", "SLOWER", "SAME", "UNSURE"]
-
-    @classmethod
-    def of(cls, comparison: Comparison) -> ComparisonRecord:
-        """From the clock's own type."""
-        return cls.model_validate(
-            {"speedup": IntervalRecord.of(comparison.speedup), "verdict": comparison.verdict.name}
-        )
-
-
 class CaseRecord(Part):
     """A case, with sizes as JSON can hold them."""
 
@@ -67,14 +40,6 @@ class CaseRecord(Part):
         return " ".join(filter(None, [self.name, shape, *sizes, self.dtype]))
 
 
-class RangeRecord(Part):
-    """Smallest, median and largest of some readings."""
-
-    low: Amount
-    median: Amount
-    high: Amount
-
-
 class Conditions(Part):
     """What the machine did while the implementations of one case were timed in turns; None: it does not tell.
 
@@ -85,9 +50,9 @@ class Conditions(Part):
         throttled: why the clock was held down, if it was.
     """
 
-    clock_hz: RangeRecord | None = None
-    power_watts: RangeRecord | None = None
-    load: RangeRecord | None = None
+    clock_hz: Interval | None = None
+    power_watts: Interval | None = None
+    load: Interval | None = None
     throttled: tuple[str, ...] = ()
 
     @classmethod
@@ -95,7 +60,7 @@ class Conditions(Part):
         """From the watcher's readings."""
         ranges = {name: trace.range_of(name) for name in ("clock_hz", "power_watts", "load")}
         records = {
-            name: RangeRecord(low=found[0], median=found[1], high=found[2]) for name, found in ranges.items() if found
+            name: Interval(low=found[0], median=found[1], high=found[2]) for name, found in ranges.items() if found
         }
         return cls(**records, throttled=trace.throttle_reasons())
 
@@ -142,7 +107,7 @@ class Measurement(Part):
     level: Name
     status: Status
     reason: str = ""
-    seconds: IntervalRecord | None = None
+    seconds: Interval | None = None
     samples: tuple[Amount, ...] = ()
     calls_per_sample: Count = 0
     method: str = ""
@@ -153,7 +118,7 @@ class Measurement(Part):
     share_of_copy: Amount | None = None
     share_of_matmul: Amount | None = None
     same_size: bool = False
-    comparisons: dict[Name, ComparisonRecord] = Field(default_factory=dict)
+    comparisons: dict[Name, Comparison] = Field(default_factory=dict)
     relative_error: Amount | None = None
     error_over_budget: Amount | None = None
     marked: tuple[Count, ...] = ()

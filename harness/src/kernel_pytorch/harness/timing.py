@@ -28,9 +28,7 @@ from kernel_pytorch.harness.noise import Trace, marked, reader_for, watching
 from kernel_pytorch.harness.oracle import ErrorCheck, confirm
 from kernel_pytorch.harness.results import (
     CaseRecord,
-    ComparisonRecord,
     Conditions,
-    IntervalRecord,
     Measurement,
     Status,
 )
@@ -288,7 +286,7 @@ def _measurement(
         **_about(job, implementation),
         status="rejected" if impossible else "measured",
         reason=impossible or _problem(error_checks),
-        seconds=IntervalRecord.of(median_interval(timing.samples)),
+        seconds=median_interval(timing.samples),
         samples=timing.samples,
         calls_per_sample=timing.calls_per_sample,
         method=timing.method,
@@ -300,7 +298,7 @@ def _measurement(
         share_of_matmul=attained.share_of_matmul if of_products is None else of_products.median,
         same_size=of_copy is not None,
         comparisons={
-            name: ComparisonRecord.of(compare_paired(trusted[name].samples, timing.samples))
+            name: compare_paired(trusted[name].samples, timing.samples)
             for name in baselines
             if name != implementation.name and not impossible
         },

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from pydantic import ConfigDict
+
+from kernel_pytorch.harness.records import Amount
 
 FEWEST_ROUNDS = 8
 """The widest interval that n samples can give, smallest to largest, covers the median with probability 1 - 2 * 0.5**n:
@@ -23,20 +26,22 @@ FEWEST_ROUNDS = 8
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and the bootstrap interval around it, in the unit of the samples."""
+    """A median and the bootstrap interval around it, in the unit of the samples; records refuse negative ones."""
 
-    median: float
-    low: float
-    high: float
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    median: Amount
+    low: Amount
+    high: Amount
 
 
-class Verdict(enum.Enum):
+class Verdict(str, enum.Enum):
     """Result of the comparison of a candidate with its baseline."""
 
-    FASTER = "faster"
-    SLOWER = "slower"
-    SAME = "no difference"
-    UNSURE = "unsure"
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    SAME = "SAME"
+    UNSURE = "UNSURE"
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Comparison:
         speedup: baseline time over candidate time, without unit; above 1 the candidate is faster.
         verdict: follows from the interval of `speedup`.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     speedup: Interval
     verdict: Verdict

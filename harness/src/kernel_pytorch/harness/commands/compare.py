@@ -11,10 +11,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kernel_pytorch.harness.clock import Comparison, Interval, Verdict, compare_intervals
+from kernel_pytorch.harness.clock import Comparison, Verdict, compare_intervals
 from kernel_pytorch.harness.commands.common import PLAIN, output
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.results import IntervalRecord, Measurement, Results, load
+from kernel_pytorch.harness.results import Measurement, Results, load
 
 
 def percentage(text: str) -> float:
@@ -167,7 +167,7 @@ def _change(key: tuple[str, str, str, str], old: Measurement | None, new: Measur
         if old.method != new.method:
             missing = [f"timed differently: {old.method} and {new.method}"]
         elif old.seconds is not None and new.seconds is not None:
-            comparison = compare_intervals(_interval(old.seconds), _interval(new.seconds))
+            comparison = compare_intervals(old.seconds, new.seconds)
     lost = old is not None and old.status == "measured" and (new is None or new.status != "measured")
     return Change(operation, direction, case, implementation, comparison, "; ".join(missing), lost)
 
@@ -176,7 +176,3 @@ def _why_no_figure(m: Measurement | None) -> str:
     if m is None:
         return "no such case"
     return "" if m.status == "measured" else f"{m.status}: {m.reason}"
-
-
-def _interval(record: IntervalRecord) -> Interval:
-    return Interval(record.median, record.low, record.high)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from kernel_pytorch.harness.clock import Interval
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.records import Amount, Count, Name, Part, check_once
 from kernel_pytorch.harness.records import Record as File
@@ -26,20 +27,6 @@ class Kernel(Part):
     name: str
     seconds: Amount
     count: Count
-
-
-class Ratio(Part):
-    """Time of the baseline over that of a variant, of the same rounds; above 1 the variant is faster.
-
-    Attributes:
-        median: of the rounds.
-        low: lower end of its 99 % interval.
-        high: upper end.
-    """
-
-    median: Amount
-    low: Amount
-    high: Amount
 
 
 class Cost(Part):
@@ -85,7 +72,7 @@ class Row(Part):
         work: name of the work.
         variant: name of the variant.
         cost: what it costs; None where it did not run.
-        ratio: to stock of the same process; None where it did not run.
+        ratio: time of stock over that of the variant, of the same rounds, without unit; None where it did not run.
         reason: why it did not run; None where it did.
         failed: whether it raised an error, and was not left out.
     """
@@ -94,7 +81,7 @@ class Row(Part):
     work: Name
     variant: Name
     cost: Cost | None = None
-    ratio: Ratio | None = None
+    ratio: Interval | None = None
     reason: str | None = None
     failed: bool = False
 

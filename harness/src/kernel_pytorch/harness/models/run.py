@@ -25,7 +25,7 @@ from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import said
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.memory import peak
-from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Ratio, Row
+from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Row
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, Variant, captured
 from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepare, step_of
 from kernel_pytorch.harness.models.zoo import Model
@@ -155,7 +155,7 @@ def _measure(
     timed = step_seconds(steps, device, rounds) if steps else {}
     for each, times in zip(ready, timed.values(), strict=True):
         on_step(f"{spec.name}, {work.name}: memory and kernels of {each.variant.name}")
-        ratio = Ratio(**vars(compare_paired(timed["0"][0], times[0]).speedup))
+        ratio = compare_paired(timed["0"][0], times[0]).speedup
         cost = _cost(each, ready[0], times, device)
         rows[each.variant.name] = Row(
             model=spec.name, work=work.name, variant=each.variant.name, cost=cost, ratio=ratio

@@ -21,7 +21,6 @@ from kernel_pytorch.harness.memory import allocations
 from kernel_pytorch.harness.profiling.cost import local_machine, operator_uses
 from kernel_pytorch.harness.profiling.events import STEP, Recording, profiler, read, tensor_label
 from kernel_pytorch.harness.profiling.records import PeakMemory, Profile
-from kernel_pytorch.harness.results import IntervalRecord
 
 STEPS = 5
 WARM_UP_STEPS = 3
@@ -92,7 +91,7 @@ def profile_module(
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         machine=machine,
         steps=steps,
-        step=IntervalRecord.of(interval),
+        step=interval,
         profiled_seconds=wall,
         busy_seconds=recording.busy_seconds,
         operators=operator_uses(recording.calls, machine.ceilings),

@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from kernel_pytorch.harness.clock import Interval
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.records import Part, Record
 from kernel_pytorch.harness.report import seconds, size
-from kernel_pytorch.harness.results import IntervalRecord
 
 Bound = Literal["memory", "compute", "overhead"]
 
@@ -135,7 +135,7 @@ class Profile(Record):
     created: str
     machine: Machine
     steps: int
-    step: IntervalRecord
+    step: Interval
     profiled_seconds: float
     busy_seconds: float | None
     operators: tuple[OperatorUse, ...]

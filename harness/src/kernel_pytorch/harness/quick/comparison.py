@@ -40,7 +40,7 @@ from kernel_pytorch.harness.quick.inputs import (
     touched_bytes,
 )
 from kernel_pytorch.harness.quick.records import Benchmark, Comparison, Contender
-from kernel_pytorch.harness.results import CaseRecord, ComparisonRecord, IntervalRecord
+from kernel_pytorch.harness.results import CaseRecord
 from kernel_pytorch.harness.technique import Case, Direction, Level, Operation, Technique
 from kernel_pytorch.harness.timing import MEMORY_LIMIT, ROUNDS
 
@@ -241,7 +241,9 @@ def _compare(
             if not fields["reason"]:
                 share, too_fast = _share_of_copy(timings[name], moved, machine.ceilings, arguments.dtype_name)
                 notes += [f"{name}: {too_fast}"] if too_fast else []
-                ratios = None if name == reference else _compared(timings[reference], timings[name])
+                ours, theirs = timings[name], timings[reference]  # times of other methods are other quantities
+                timed_alike = name != reference and ours.method == theirs.method
+                ratios = compare_paired(theirs.samples, ours.samples) if timed_alike else None
                 fields |= {"status": "measured", "share_of_copy": share, "comparison": ratios}
         contenders.append(Contender(name=name, relative_error=relative, error_over_budget=over, **fields))
     return Comparison(
@@ -259,13 +261,8 @@ def _compare(
 
 def _timed(timing: Timing) -> dict[str, Any]:
     """The fields of a record that every timing has."""
-    seconds = IntervalRecord.of(median_interval(timing.samples))
+    seconds = median_interval(timing.samples)
     return {"seconds": seconds, "samples": timing.samples, "method": timing.method}
-
-
-def _compared(theirs: Timing, ours: Timing) -> ComparisonRecord | None:
-    """The speedup over a reference; None for a method that measures another quantity."""
-    return ComparisonRecord.of(compare_paired(theirs.samples, ours.samples)) if ours.method == theirs.method else None
 
 
 def _share_of_copy(timing: Timing, moved: int, ceilings: Ceilings, dtype_name: str) -> tuple[float | None, str]:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernel_pytorch.harness.clock import median_interval
+from kernel_pytorch.harness.clock import Interval, median_interval
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.profiling.records import PrintableTable
 from kernel_pytorch.harness.quick.comparison import name_of, time_together
 from kernel_pytorch.harness.quick.inputs import Arguments
 from kernel_pytorch.harness.quick.records import Shown, printable
 from kernel_pytorch.harness.report import seconds
-from kernel_pytorch.harness.results import IntervalRecord
 from kernel_pytorch.harness.timing import ROUNDS
 
 FEWEST_SIZES = 5
@@ -57,7 +56,7 @@ class Point(Shown):
     """The time of one size."""
 
     size: int
-    seconds: IntervalRecord
+    seconds: Interval
     method: str
 
 
@@ -122,7 +121,7 @@ def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = R
         function, arguments = _prepared(make, size)
         timing = time_together({"": function}, arguments, rounds=rounds)[0][""]
         device = arguments.device
-        interval = IntervalRecord.of(median_interval(timing.samples))
+        interval = median_interval(timing.samples)
         points.append(Point(size=size, seconds=interval, method=timing.method))
     return Scaling(
         name=name_of(make),

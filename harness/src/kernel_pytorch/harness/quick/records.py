@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.markup import escape
 
+from kernel_pytorch.harness import clock
+from kernel_pytorch.harness.clock import Interval
 from kernel_pytorch.harness.plots import SUFFIXES
 from kernel_pytorch.harness.profiling.records import TOO_FAST, PeakMemory, PrintableTable
 from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.report import seconds, size, speedup
-from kernel_pytorch.harness.results import ComparisonRecord, IntervalRecord
 
 if TYPE_CHECKING:
     from kernel_pytorch.harness.quick.growth import Scaling
@@ -52,7 +53,7 @@ class Benchmark(Shown):
     device: str
     inputs: tuple[str, ...]
     direction: Literal["forward"] = "forward"
-    seconds: IntervalRecord
+    seconds: Interval
     samples: tuple[float, ...]
     calls_per_sample: int
     method: str
@@ -98,10 +99,10 @@ class Contender(Shown):
     name: str
     status: Literal["measured", "wrong", "unavailable"]
     reason: str = ""
-    seconds: IntervalRecord | None = None
+    seconds: Interval | None = None
     samples: tuple[float, ...] = ()
     method: str = ""
-    comparison: ComparisonRecord | None = None
+    comparison: clock.Comparison | None = None
     relative_error: float | None = None
     error_over_budget: float | None = None
     share_of_copy: float | None = None
@@ -228,7 +229,7 @@ def printable(title: str, *lines: Any) -> PrintableTable:
     )
 
 
-def _interval(record: IntervalRecord) -> str:
+def _interval(record: Interval) -> str:
     return f"{seconds(record.low)} to {seconds(record.high)}"
 
 
