@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from kernel_pytorch.harness.discovery import discover
+from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
 from kernel_pytorch.harness.overheads import call_cost, no_cost, with_starts
@@ -191,11 +191,6 @@ def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
     for m in results.measurements:
         found.setdefault((results.technique, m.operation, m.case.label, m.direction), []).append(m)
     return found
-
-
-def now() -> str:
-    """The time, as records have it."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def run_on(machine: Machine, created: str) -> Run:

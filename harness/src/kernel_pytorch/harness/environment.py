@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
@@ -109,6 +110,11 @@ def describe_environment(device: torch.device | str) -> Environment:
             "multiprocessors": None,
         }
     return Environment.model_validate(common | own)
+
+
+def now() -> str:
+    """The time in UTC, as records have it: ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def memory_bytes(device: torch.device) -> int:

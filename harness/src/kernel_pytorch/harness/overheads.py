@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.availability import why_unavailable
-from kernel_pytorch.harness.clock.cuda import captured, waiting_is_an_error
+from kernel_pytorch.harness.clock.cuda import graph_of
 from kernel_pytorch.harness.clock.wall import host_seconds, wait_for
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.exemptions import NO_GRADIENT
@@ -129,21 +129,8 @@ def host_time(
             calls["compiled"] = lambda: traced(*arguments)
         if device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # a call that waits for the device cannot be captured
-                calls["graph"] = _captured(call)
+                calls["graph"] = graph_of(call)[0].replay
         return host_seconds(calls, device)
-
-
-def _captured(call: Callable[[], object]) -> Callable[[], object]:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-        with waiting_is_an_error():
-            call()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with captured(graph, stream):
-            call()
-    return graph.replay
 
 
 def _launches(call: Callable[[], object], device: torch.device) -> int:

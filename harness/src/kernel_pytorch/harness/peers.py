@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -69,6 +70,21 @@ class Peer(Implementation):
         return None
 
 
+def load_file(file: Path, name: str) -> ModuleType:
+    """The module in a file, under that name in `sys.modules`; what it raises while it is imported is passed on.
+
+    Raises:
+        UserError: there is no such Python file.
+    """
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise UserError(f"{file}: no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: Triton and Dynamo look there for the source of a function
+    spec.loader.exec_module(module)
+    return module
+
+
 def add_peers(files: Iterable[Path]) -> None:
     """Load files of peers in this process: techniques that are discovered from now on have them.
 
@@ -80,14 +96,11 @@ def add_peers(files: Iterable[Path]) -> None:
     for file in files:
         # Not parents[1]: a path directly under the root has one parent alone.
         name = f"kernel_pytorch_peers_{file.resolve().parent.parent.name.replace('-', '_')}"
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec is None or spec.loader is None or not file.is_file():
-            raise UserError(f"{file}: no Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
         try:
-            spec.loader.exec_module(module)
+            module = load_file(file, name)
             technique, peers = module.TECHNIQUE, module.PEERS
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(f"{file}: {type(error).__name__}: {error}") from error
         _added[technique] = peers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from torch import Tensor
 from kernel_pytorch.harness.adversaries import ADVERSARIES, COMMON_OFFSET, LAYOUTS, without_offset
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.environment import describe_environment, now
 from kernel_pytorch.harness.implementation import BUDGET_FACTOR
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.launches import is_counted, judge_launches
@@ -371,7 +370,7 @@ def report(technique: Technique, found: list[Verification], device: torch.device
     environment = describe_environment(device)
     return VerificationReport(
         technique=technique.name,
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        created=now(),
         environment=environment,
         identities=identify(technique, environment),
         levels=tuple(_level(*names, verifications) for names, verifications in rows.items()),

@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -207,6 +208,26 @@ def waiting_is_an_error() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+def graph_of(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture a call on the current device, after three that compile and allocate; the graph and what it returned.
+
+    Raises:
+        RuntimeError: it cannot be captured, because it waits for the GPU for example.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+        with waiting_is_an_error():
+            call()
+        graph = torch.cuda.CUDAGraph()
+        with captured(graph, stream):
+            result = call()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, result
 
 
 @contextlib.contextmanager

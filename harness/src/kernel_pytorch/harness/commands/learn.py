@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import io
 import logging
 import shutil
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -27,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernel_pytorch.harness.commands.common import PLAIN, output
 from kernel_pytorch.harness.errors import UserError, said
 from kernel_pytorch.harness.launches import count_launches
+from kernel_pytorch.harness.peers import load_file
 
 Cases = Iterator[tuple[str, Any, Any]]
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -233,25 +231,14 @@ def title(name: str) -> str:
     return docstring.partition("\n")[0].partition(": ")[2].rstrip(".")
 
 
-def load(file: Path) -> ModuleType:
-    """The module in a file; what it raises while it is imported goes on."""
-    name = f"kernel_pytorch_task_{file.stem}_{abs(hash(file))}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Triton and Dynamo look there for the source of a function
-    spec.loader.exec_module(module)
-    return module
-
-
 def first_problem(name: str, file: Path) -> tuple[str, str, str] | int:
     """(case, expected, got) of the first case in which a file is wrong; the number of cases, where it is right."""
     case, count = "import", 0
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # what the reader's code prints
-            start = load(file_of(name))  # first: an operator that both register shall be the reader's
-            for case, expected, got in TASKS[name].check(load(file), start):
+            # First: an operator that both register shall be the reader's.
+            start = load_file(file_of(name), f"kernel_pytorch_start_of_{name}")
+            for case, expected, got in TASKS[name].check(load_file(file, f"kernel_pytorch_task_{name}"), start):
                 if differs(expected, got):
                     return case, *shown(expected, got)
                 count += 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.clock.cuda import graph_of
 from kernel_pytorch.harness.models.works import Step, Work
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.technique import Technique
@@ -104,20 +105,13 @@ def keeps_flag(spec: Model, work: Work) -> bool:
 
 def captured(step: Step) -> Step:
     """The step as a CUDA graph, which returns the same tensor each time."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
+    graph, result = graph_of(step)
 
     def replay(kept: Step = step) -> torch.Tensor:
         """The graph reads the memory of what the step holds: model, inputs, cache."""
         graph.replay()
-        return result
+        found: torch.Tensor = result
+        return found
 
     return replay
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from kernel_pytorch.harness.clock import Interval, median_interval
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
+from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.memory import allocations
 from kernel_pytorch.harness.profiling.cost import local_machine, operator_uses
@@ -88,7 +88,7 @@ def profile_module(
         inputs=tuple(tensor_label(t.dtype, t.shape) for t in tree_leaves((inputs, named)) if isinstance(t, Tensor)),
         direction="both" if backward else "forward",
         compiled=compile,
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        created=now(),
         machine=machine,
         steps=steps,
         step=interval,

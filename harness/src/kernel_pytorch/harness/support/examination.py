@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import sys
 import warnings
@@ -16,7 +15,7 @@ from kernel_pytorch.harness import availability
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.checks import Skipped, check_deterministic, check_rows_independent, check_second_derivatives
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.environment import describe_environment
+from kernel_pytorch.harness.environment import describe_environment, now
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.support import features
@@ -206,9 +205,9 @@ def examine_technique(
     environment = describe_environment(device)
     kept: dict[tuple[str, str, str], Outcome] = {}
     machine = ("device_name", "torch", "triton", "python")
-    now = identify(technique, environment)
+    present = identify(technique, environment)
     if known is not None and all(getattr(known.environment, name) == getattr(environment, name) for name in machine):
-        same = {label for label, then in known.identities.items() if then == now.get(label)}
+        same = {label for label, then in known.identities.items() if then == present.get(label)}
         outcomes = [o for o in known.outcomes if f"{o.operation}/{o.implementation}" in same]
         kept = {(o.operation, o.implementation, o.capability): o for o in outcomes if o.answer != "wrong"}
     absent: list[Absent] = []
@@ -239,9 +238,9 @@ def examine_technique(
     )
     return SupportRecord(
         technique=technique.name,
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        created=now(),
         environment=environment,
-        identities=now,
+        identities=present,
         outcomes=tuple(answer(q) if q[1].own_processes else next(side_by_side) for q in questions),
         absent=tuple(absent),
     )

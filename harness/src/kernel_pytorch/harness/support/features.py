@@ -15,12 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.checks import Skipped
-from kernel_pytorch.harness.clock.cuda import captured, waiting_is_an_error
+from kernel_pytorch.harness.clock.cuda import graph_of
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce
 from kernel_pytorch.harness.oracle import Run
 from kernel_pytorch.harness.scratch import scratch_folder
-from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no, tensors
+from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
+from kernel_pytorch.harness.tensors import as_tuple
 from kernel_pytorch.harness.verification import expect_for
 
 AOTINDUCTOR = "AOTInductor"
@@ -162,7 +163,7 @@ def _export(subjects: Sequence[Subject]) -> torch.export.ExportedProgram:
                 name: [next(rest) if isinstance(a, Tensor) else a for a in subject.expect().arguments]
                 for name, subject in operations.items()
             }
-            return [tensors(function(*own[name])) for name, function in functions]
+            return [as_tuple(function(*own[name])) for name, function in functions]
 
     shapes = []
     for name, subject in operations.items():
@@ -184,7 +185,7 @@ def check_opcheck(subject: Subject) -> None:
     with _Calls() as reached:
         against = subject.expect()
         own = subject.leaves(against.arguments)
-        _gradients(tensors(subject.function(*own)), own, against.output_gradients)
+        _gradients(as_tuple(subject.function(*own)), own, against.output_gradients)
     assert reached.calls, f"reaches no operator in {OURS}: there is nothing to check"
     for operator, arguments, keywords in reached.calls:
         torch.library.opcheck(operator, arguments, keywords)
@@ -194,11 +195,11 @@ def check_opcheck(subject: Subject) -> None:
 def _check_fake_strides(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """A fake has the strides of what is really returned; `opcheck` of torch 2.10 does not look at them."""
     with torch.no_grad():
-        real = tensors(operator(*arguments, **keywords))
+        real = as_tuple(operator(*arguments, **keywords))
         with FakeTensorMode() as mode:
             own = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in arguments]
             named = {k: mode.from_tensor(a) if isinstance(a, Tensor) else a for k, a in keywords.items()}
-            fake = tensors(operator(*own, **named))
+            fake = as_tuple(operator(*own, **named))
     for position, (a, b) in enumerate(zip(fake, real, strict=True)):
         told, true = ([s for s, size in zip(t.stride(), t.shape, strict=True) if size > 1] for t in (a, b))
         assert told == true, (
@@ -238,20 +239,10 @@ def check_cuda_graphs(subject: Subject) -> None:
     incoming = [g.clone() for g in first.output_gradients]
 
     def call() -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        outputs = tensors(subject.function(*own))
+        outputs = as_tuple(subject.function(*own))
         return outputs, _gradients(outputs, own, incoming)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # what compiles or allocates once does so before the capture
-            call()
-        with waiting_is_an_error():
-            call()
-        graph = torch.cuda.CUDAGraph()
-        with captured(graph, stream):
-            outputs, gradients = call()
-    torch.cuda.current_stream().wait_stream(stream)
+    graph, (outputs, gradients) = graph_of(call)
     with torch.no_grad():
         for a, b in zip([*own, *incoming], [*later.arguments, *later.output_gradients], strict=True):
             if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -293,7 +284,7 @@ def check_flop_counter(subject: Subject) -> None:
     against = subject.expect()
     own = subject.leaves(against.arguments)
     with FlopCounterMode(display=False) as counter:
-        outputs = tensors(subject.function(*own))
+        outputs = as_tuple(subject.function(*own))
         forward = counter.get_total_flops()
         _gradients(outputs, own, against.output_gradients)
     assert forward > 0, "0 operations are counted in the forward"

@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.isolation import Announce, Outcome, Worker
+from kernel_pytorch.harness.peers import load_file
 from kernel_pytorch.harness.scratch import scratch_folder
 
 Member = tuple[int, int, str, str, float]
@@ -181,10 +183,4 @@ def _find(module: str, file: str, name: str) -> Callable[..., Any]:
 def _module(module: str, file: str) -> ModuleType:
     if module.startswith("kernel_pytorch."):
         return importlib.import_module(module)
-    if file not in sys.modules:
-        spec = importlib.util.spec_from_file_location(file, file)
-        if spec is None or spec.loader is None:
-            raise ModuleNotFoundError(f"{file} is no Python file")
-        sys.modules[file] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[file])
-    return sys.modules[file]
+    return sys.modules.get(file) or load_file(Path(file), file)

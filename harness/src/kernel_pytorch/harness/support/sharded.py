@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.oracle import Run
-from kernel_pytorch.harness.support.subject import Shared, Subject, tensors
+from kernel_pytorch.harness.support.subject import Shared, Subject
+from kernel_pytorch.harness.tensors import as_tuple
 from kernel_pytorch.harness.verification import Expected
 
 
@@ -61,7 +62,7 @@ def run_sharded(
         else a
         for name, a in zip(against.names, against.arguments, strict=True)
     ]
-    outputs = tensors(function(*own))
+    outputs = as_tuple(function(*own))
     if not backward:
         return outputs, {}
     incoming = [
@@ -124,7 +125,7 @@ def run_fully_sharded(
         for name, a in whole.items()
     }
     with torch.set_grad_enabled(backward):
-        outputs = tensors(module(**own))
+        outputs = as_tuple(module(**own))
 
     def joined(local: Tensor, like: Tensor) -> Tensor:
         local = local.detach().contiguous()

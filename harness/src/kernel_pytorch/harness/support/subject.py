@@ -154,8 +154,3 @@ def declared_no(subject: Subject, row: str) -> str | None:
     """Why the implementation declares that it says no in a row, on this device or everywhere; None if it does not."""
     declared = subject.implementation.unsupported
     return declared.get(f"{row} on {subject.device.type}", declared.get(row))
-
-
-def tensors(result: Any) -> tuple[Tensor, ...]:
-    """The outputs of a function, always as a tuple."""
-    return (result,) if isinstance(result, Tensor) else tuple(result)
