@@ -69,23 +69,23 @@ def test_bytes_are_those_counted_by_hand(what):
     if what == "rows added to a table":
         # Values and indices are read, as many bytes of the table read and written.
         expected = (3 * 64 + 24) + 2 * (3 * 64 + 24)
-    assert traffic(call_of(function, name)).value == expected
+    assert traffic(call_of(function, name))[0] == expected
 
 
 def test_a_count_without_the_exceptions_would_be_seen(monkeypatch):
     function, name, expected = MOVED["a lookup reads the rows that it returns"]
     monkeypatch.setattr(cost, "READS_SOME", set())
-    assert traffic(call_of(function, name)).value > 50 * expected
+    assert traffic(call_of(function, name))[0] > 50 * expected
 
 
 def test_what_is_not_known_is_not_guessed():
     sparse = call_of(lambda: torch.sparse.mm(X.to_sparse(), torch.randn(16, 2)), "aten::_sparse_addmm")
-    assert (traffic(sparse).value, traffic(sparse).note) == (None, "not known: an argument is sparse")
+    assert traffic(sparse) == (None, "not known: an argument is sparse")
     host = call_of(lambda: F.linear(X, TABLE), "aten::linear")
-    assert (host.kind, traffic(host).value) == ("host", None)
-    assert flops(host).value is None
+    assert (host.kind, traffic(host)[0]) == ("host", None)
+    assert flops(host)[0] is None
     relu = flops(call_of(X.relu, "aten::relu"))
-    assert (relu.value, relu.note) == (None, "not counted: torch has no formula for it")
+    assert relu == (None, "not counted: torch has no formula for it")
 
 
 COUNTED = {
@@ -110,7 +110,7 @@ COUNTED = {
 @pytest.mark.parametrize("what", COUNTED)
 def test_flops_are_those_counted_by_hand(what):
     function, name, expected = COUNTED[what]
-    assert flops(call_of(function, name)).value == expected
+    assert flops(call_of(function, name))[0] == expected
 
 
 def test_a_custom_operator_has_bytes_and_its_own_formula():
@@ -120,13 +120,13 @@ def test_a_custom_operator_has_bytes_and_its_own_formula():
         torch.ops.profiling_cost_test.doubled(X, "fast")
 
     call = call_of(run, "profiling_cost_test::doubled")
-    assert (call.kind, traffic(call).value) == ("operator", 2 * ROW)
-    assert flops(call).value is None
+    assert (call.kind, traffic(call)[0]) == ("operator", 2 * ROW)
+    assert flops(call)[0] is None
     operator = torch.ops.profiling_cost_test.doubled
     register_flop_formula(operator)(lambda shape, how, out_shape=None: torch.Size(shape).numel())
     try:
         # The profiler records no strings, and the operator has no fake: the formula is asked without an output.
-        assert flops(call).value == 8 * 16
+        assert flops(call)[0] == 8 * 16
     finally:
         del flop_registry[operator]
 
@@ -137,7 +137,7 @@ def test_a_formula_that_fails_is_no_count():
     operator = torch.ops.aten.cumsum
     register_flop_formula(operator)(lambda *shapes, **named: 1 // 0)
     try:
-        assert flops(call_of(lambda: X.cumsum(0), "aten::cumsum")).note == (
+        assert flops(call_of(lambda: X.cumsum(0), "aten::cumsum"))[1] == (
             "not counted: the formula failed (ZeroDivisionError)"
         )
     finally:

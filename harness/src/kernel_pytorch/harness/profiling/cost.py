@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from kernel_pytorch.harness.machine import (
     TOLERANCE,
@@ -47,17 +47,8 @@ AT_LEAST = "at least: what it kept from its forward, and what it writes in place
 NO_ARGUMENTS = "not known: the profiler recorded no tensor"
 
 
-@dataclass(frozen=True)
-class Count:
-    """A number of bytes or FLOPs.
-
-    Attributes:
-        value: None where it is not known.
-        note: why it is not known, or what it leaves out.
-    """
-
-    value: int | None
-    note: str = ""
+Count = tuple[int | None, str]
+"""A number of bytes or FLOPs, None where it is not known; why it is not, or what it leaves out."""
 
 
 def traffic(call: Call) -> Count:
@@ -66,28 +57,38 @@ def traffic(call: Call) -> Count:
     Outputs are what the call allocated and kept, and what its schema says it writes into. A view moves nothing.
     """
     if call.kind in ("kernel", "host"):
-        return Count(None, "not known: no operator launched it")
+        return None, "not known: no operator launched it"
     if not all(t.strided for t in call.tensors):
-        return Count(None, "not known: an argument is sparse")
+        return None, "not known: an argument is sparse"
     if call.kind == "function":
-        if not call.tensors:
-            return Count(None, NO_ARGUMENTS)
-        return Count(sum(t.bytes for t in _distinct(call.tensors)) + call.allocated, AT_LEAST)
+        return (_bytes(call.tensors) + call.allocated, AT_LEAST) if call.tensors else (None, NO_ARGUMENTS)
     name = call.name.rpartition("::")[2]
     if "empty" in name:
-        return Count(0, "memory is set aside, not written")
+        return 0, "memory is set aside, not written"
     operator = resolve(call.name, call.overload)
     if torch.Tag.inplace_view in operator.tags:
-        return Count(0, "a view: nothing is moved")
-    written = [t for i, t in _by_position(call) if _is_written(operator, i)]
-    output = sum(t.bytes for t in _distinct(written)) + call.allocated
+        return 0, "a view: nothing is moved"
+    declared = operator._schema.arguments
+    uses = [(i, t) for i, argument in enumerate(call.arguments) for t in tree_leaves(argument)
+            if isinstance(t, TensorUse)]  # fmt: skip
+    writes = [i for i, argument in enumerate(declared) if argument.is_write]
+    written = [t for i, t in uses if i in writes]
+    output = _bytes(written) + call.allocated
     if output == 0:
-        if _returns_tensors(operator):
-            return Count(0, "a view: nothing is moved")
+        if any("Tensor" in str(value.type) for value in operator._schema.returns):
+            return 0, "a view: nothing is moved"
         if name in ("_local_scalar_dense", "item"):
-            return Count(sum(t.dtype.itemsize for t in call.tensors))
-    read = [(i, t) for i, t in _by_position(call) if not _is_overwritten(operator, name, i)]
-    return Count(output + _read_bytes(name, read, output) - _untouched(name, call, written))
+            return sum(t.dtype.itemsize for t in call.tensors), ""
+    # An `out=`, or the target of a copy, is written without being read.
+    overwritten = [i for i in writes if declared[i].kwarg_only or (i == 0 and name in WRITES_ONLY)]
+    first = [t for i, t in uses if i == 0 and i not in overwritten]
+    others = [t for i, t in uses if i != 0 and i not in overwritten]
+    if name in READS_SOME:
+        return output + min(sum(t.bytes for t in first), output) + _bytes(others), ""
+    untouched = 0
+    if name in WRITES_SOME and written:
+        untouched = 2 * max(0, written[0].bytes - sum(t.bytes for i, t in uses if i != 0))
+    return output + _bytes([*first, *others]) - untouched, ""
 
 
 def flops(call: Call) -> Count:
@@ -97,24 +98,26 @@ def flops(call: Call) -> Count:
 
     operator = resolve(call.name, call.overload) if call.kind == "operator" else None
     if operator is None:
-        return Count(None, "not counted: no operator")
+        return None, "not counted: no operator"
     formula = flop_registry.get(operator.overloadpacket)
     if formula is None and "_flash_attention_for_cpu" in call.name:
         # The same product of matrices; torch before 2.15 has no formula for the CPU's operator.
         formula = flop_registry.get(getattr(torch.ops.aten, call.name[len("aten::") :].replace("_for_cpu", "")))
     if formula is None:
-        return Count(None, "not counted: torch has no formula for it")
-    positional, named = _split(operator, call.arguments, _shape)
-    try:
-        outputs = _outputs_on_meta(operator, call)
+        return None, "not counted: torch has no formula for it"
+    positional, named = _split(operator, call.arguments, lambda t: torch.Size(t.shape))
+    try:  # what it returns, as tensors without memory
+        meta = functools.partial(torch.empty_strided, device="meta")
+        given, options = _split(operator, call.arguments, lambda t: meta(t.shape, t.strides, dtype=t.dtype))
+        outputs = operator(*given, **{k: v for k, v in options.items() if k not in ("device", "generator")})
     except Exception:  # an argument that the profiler does not record; most formulas read no output
         outputs = None
     try:
         full = int(formula(*positional, **named, out_val=outputs))
     except Exception as error:
-        return Count(None, f"not counted: the formula failed ({type(error).__name__})")
+        return None, f"not counted: the formula failed ({type(error).__name__})"
     share = _causal_share(operator, call)
-    return Count(full) if share == 1 else Count(int(full * share), "without those that the causal mask leaves out")
+    return (full, "") if share == 1 else (int(full * share), "without those that the causal mask leaves out")
 
 
 def principal_dtype(call: Call) -> torch.dtype | None:
@@ -122,51 +125,9 @@ def principal_dtype(call: Call) -> torch.dtype | None:
     return next((t.dtype for t in call.tensors if t.dtype.is_floating_point or t.dtype.is_complex), None)
 
 
-def _by_position(call: Call) -> list[tuple[int, TensorUse]]:
-    """Each tensor with the index of the argument that it is, or is an element of."""
-    found = []
-    for index, argument in enumerate(call.arguments):
-        for value in argument if isinstance(argument, list) else [argument]:
-            if isinstance(value, TensorUse):
-                found.append((index, value))
-    return found
-
-
-def _distinct(tensors: Any) -> list[TensorUse]:
-    """Each tensor once, however often it was given."""
-    return list({t.identity or id(t): t for t in tensors}.values())
-
-
-def _is_written(operator: Any, index: int) -> bool:
-    arguments = operator._schema.arguments
-    return index < len(arguments) and bool(arguments[index].is_write)
-
-
-def _is_overwritten(operator: Any, name: str, index: int) -> bool:
-    """Whether an argument is written without being read: an `out=`, or the target of a copy."""
-    if not _is_written(operator, index):
-        return False
-    return operator._schema.arguments[index].kwarg_only or (index == 0 and name in WRITES_ONLY)
-
-
-def _returns_tensors(operator: Any) -> bool:
-    return any("Tensor" in str(value.type) for value in operator._schema.returns)
-
-
-def _read_bytes(name: str, read: list[tuple[int, TensorUse]], output: int) -> int:
-    if name in READS_SOME:
-        first = [t for i, t in read if i == 0]
-        others = [t for i, t in read if i != 0]
-        return min(sum(t.bytes for t in first), output) + sum(t.bytes for t in _distinct(others))
-    return sum(t.bytes for t in _distinct(t for _, t in read))
-
-
-def _untouched(name: str, call: Call, written: list[TensorUse]) -> int:
-    """Bytes counted as read and written of a tensor that is written only in places."""
-    if name not in WRITES_SOME or not written:
-        return 0
-    others = sum(t.bytes for i, t in _by_position(call) if i != 0)
-    return 2 * max(0, written[0].bytes - others)
+def _bytes(tensors: Iterable[TensorUse]) -> int:
+    """Bytes of these tensors, each counted once, however often it was given."""
+    return sum({t.identity or id(t): t.bytes for t in tensors}.values())
 
 
 def _causal_share(operator: Any, call: Call) -> Fraction:
@@ -185,24 +146,12 @@ def _causal_share(operator: Any, call: Call) -> Fraction:
     return Fraction(seen, max(rows * columns, 1))
 
 
-def _shape(value: Any) -> Any:
-    if isinstance(value, TensorUse):
-        return torch.Size(value.shape)
-    return [_shape(item) for item in value] if isinstance(value, list) else value
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, TensorUse):
-        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device="meta")
-    return [_on_meta(item) for item in value] if isinstance(value, list) else value
-
-
 def _split(operator: Any, arguments: tuple[Any, ...], convert: Any) -> tuple[list[Any], dict[str, Any]]:
     """Recorded arguments as the operator is called: by position, and by name where the schema demands it."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for declared, value in zip(operator._schema.arguments, arguments, strict=False):
-        converted = convert(value)
+        converted = tree_map_only(TensorUse, convert, value)
         if value is None and declared.has_default_value():
             converted = declared.default_value
         if declared.kwarg_only:
@@ -210,13 +159,6 @@ def _split(operator: Any, arguments: tuple[Any, ...], convert: Any) -> tuple[lis
         else:
             positional.append(converted)
     return positional, named
-
-
-def _outputs_on_meta(operator: Any, call: Call) -> Any:
-    """What the operator returns, as tensors without memory."""
-    positional, named = _split(operator, call.arguments, _on_meta)
-    named = {name: value for name, value in named.items() if name not in ("device", "generator")}
-    return operator(*positional, **named)
 
 
 TOO_FAST = (
@@ -293,10 +235,10 @@ def _row(group: list[Call], total: float, ceilings: Ceilings) -> OperatorUse:
     first = group[0]
     seconds = sum(call.seconds for call in group)
     per_call = statistics.median(call.seconds for call in group)
-    moved, arithmetic = traffic(first), flops(first)
+    (moved, bytes_note), (arithmetic, flops_note) = traffic(first), flops(first)
     placed = Attainment()
     if per_call > 0.0:
-        placed = place(moved.value, arithmetic.value, per_call, principal_dtype(first), ceilings)
+        placed = place(moved, arithmetic, per_call, principal_dtype(first), ceilings)
     return OperatorUse(
         name=f"{first.name}.{first.overload}" if first.overload else first.name,
         kind=first.kind,
@@ -305,10 +247,10 @@ def _row(group: list[Call], total: float, ceilings: Ceilings) -> OperatorUse:
         seconds=seconds,
         seconds_per_call=per_call,
         share=seconds / total,
-        bytes=moved.value,
-        bytes_note=moved.note,
-        flops=arithmetic.value,
-        flops_note=arithmetic.note,
+        bytes=moved,
+        bytes_note=bytes_note,
+        flops=arithmetic,
+        flops_note=flops_note,
         attained=placed,
         kernels=_kernels(group),
     )

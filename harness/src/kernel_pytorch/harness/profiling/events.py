@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 Kind = Literal["operator", "function", "kernel", "host"]
 
@@ -78,7 +79,7 @@ class Call:
     @property
     def tensors(self) -> tuple[TensorUse, ...]:
         """The tensors among its arguments, those in lists too."""
-        return tuple(_tensors(self.arguments))
+        return tuple(t for t in tree_leaves(self.arguments) if isinstance(t, TensorUse))
 
 
 @dataclass(frozen=True)
@@ -272,11 +273,3 @@ def _argument(value: Any) -> Any:
     strided = value.layout == torch.strided
     strides = tuple(value.strides) if strided else (1,) * len(value.sizes)
     return TensorUse(tuple(value.sizes), strides, value.dtype, value.impl_ptr or 0, strided)
-
-
-def _tensors(value: Any) -> Iterator[TensorUse]:
-    if isinstance(value, TensorUse):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
