@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -94,79 +94,47 @@ def benchmark(
     Returns:
         The results; after Ctrl-C those so far, marked as not complete.
     """
-    known = _Known(technique, machine, device, plan, previous)
+    known = {} if previous is None else by_job(previous)
+    costs = () if previous is None else previous.costs
+    earlier = () if previous is None else runs_of(previous)
+    identities = identify(technique, machine.environment, compiling=not plan.quick)
+    order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
+    runs = (*earlier, run_on(machine, now()))
+    this_run = {"run": len(earlier)}
 
-    def measured(job: Job, plan: Plan) -> list[Measurement]:
-        found = _measure(job, known.machine, device, plan, worker)
-        if again is None or all(m.status != "rejected" for m in found):
-            return found
-        known.raise_ceilings(again())
-        return _measure(job, known.machine, device, plan, worker)
+    def results(*, complete: bool) -> Results:
+        return Results(
+            technique=technique.name,
+            created=now(),
+            quick=plan.quick,
+            complete=complete,
+            machine=machine,
+            identities=identities,
+            runs=runs,
+            measurements=tuple(m for key in order for m in known.get(key, ())),
+            costs=costs,
+        )
 
     try:
         # Jobs without any record go first.
-        for job in sorted(plan.jobs(technique, device), key=lambda job: job.key in known.measured):
+        for job in sorted(plan.jobs(technique, device), key=lambda job: job.key in known):
             on_job(job.label)
-            held = known.implementations(job)
+            held = {m.implementation for m in known.get(job.key, ())}
             if not {i.name for i in chosen(job, plan.wanted)} <= held:
-                known.add(job, measured(job, plan.with_levels(held)))
-            on_progress(known.results(complete=False))
+                wider = plan.with_levels(held)
+                found = _measure(job, machine, device, wider, worker)
+                if again is not None and any(m.status == "rejected" for m in found):
+                    ceilings = higher(machine.ceilings, again())
+                    machine = machine.model_copy(update={"ceilings": ceilings})
+                    found = _measure(job, machine, device, wider, worker)
+                known[job.key] = [m.model_copy(update=this_run) for m in found]
+            on_progress(results(complete=False))
         if plan.whole_cost:
-            known.add_costs(_costs(technique, device, plan, worker, on_job))
+            new = [c.model_copy(update=this_run) for c in _costs(technique, device, plan, worker, on_job)]
+            costs = _renewed(technique, costs, new)
     except KeyboardInterrupt:
-        return known.results(complete=False)
-    return known.results(complete=True)
-
-
-class _Known:
-    """Results of a technique: those of earlier runs, and what this run adds.
-
-    Attributes:
-        technique: the technique.
-        machine: with the highest ceilings that were measured so far.
-        measured: the measurements of each job.
-    """
-
-    def __init__(
-        self, technique: Technique, machine: Machine, device: torch.device, plan: Plan, previous: Results | None
-    ) -> None:
-        earlier = () if previous is None else runs_of(previous)
-        self.technique, self.machine, self._quick = technique, machine, plan.quick
-        self.measured = {} if previous is None else by_job(previous)
-        self._identities = identify(technique, machine.environment, compiling=not plan.quick)
-        self._runs, self._number = (*earlier, run_on(machine, now())), len(earlier)
-        self._costs = () if previous is None else previous.costs
-        self._order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
-
-    def implementations(self, job: Job) -> set[str]:
-        """Names of the implementations that a job has records of."""
-        return {m.implementation for m in self.measured.get(job.key, [])}
-
-    def add(self, job: Job, found: list[Measurement]) -> None:
-        """Replace all records of a job, whose implementations took turns."""
-        self.measured[job.key] = [m.model_copy(update={"run": self._number}) for m in found]
-
-    def raise_ceilings(self, again: Ceilings) -> None:
-        """Take the higher of two measurements of the machine."""
-        self.machine = self.machine.model_copy(update={"ceilings": higher(self.machine.ceilings, again)})
-
-    def add_costs(self, found: tuple[WholeCost, ...]) -> None:
-        """Renew the whole costs of calls."""
-        self._costs = _renewed(self.technique, self._costs, found, self._number)
-
-    def results(self, *, complete: bool) -> Results:
-        """Return the record of all results so far."""
-        return Results(
-            technique=self.technique.name,
-            created=now(),
-            quick=self._quick,
-            complete=complete,
-            machine=self.machine,
-            identities=self._identities,
-            runs=self._runs,
-            measurements=tuple(m for key in self._order if key in self.measured for m in self.measured[key]),
-            costs=self._costs,
-        )
+        return results(complete=False)
+    return results(complete=True)
 
 
 def why_not_resumed(previous: Results, technique: Technique, machine: Machine, plan: Plan) -> str | None:
@@ -204,16 +172,12 @@ def runs_of(results: Results) -> tuple[Run, ...]:
     return results.runs or (run_on(results.machine, results.created),)
 
 
-def _renewed(
-    technique: Technique, before: tuple[WholeCost, ...], after: tuple[WholeCost, ...], number: int
-) -> tuple[WholeCost, ...]:
-    """New records, of the run of this number, and old ones of implementations that have none, as they are declared."""
-    new = {(record.operation, record.implementation) for record in after}
-    every: list[WholeCost] = [r for r in before if (r.operation, r.implementation) not in new]
-    every += [record.model_copy(update={"run": number}) for record in after]
+def _renewed(technique: Technique, before: Iterable[WholeCost], after: Iterable[WholeCost]) -> tuple[WholeCost, ...]:
+    """New records, and old ones of implementations that have no new one, in the order of the declaration."""
+    every = {(record.operation, record.implementation): record for record in (*before, *after)}
     names = [(o.name, i.name) for o in technique.operations for i in o.implementations]
     places = {name: place for place, name in enumerate(names)}
-    return tuple(sorted(every, key=lambda r: places.get((r.operation, r.implementation), len(places))))
+    return tuple(every[name] for name in sorted(every, key=lambda name: places.get(name, len(places))))
 
 
 def _measure(job: Job, machine: Machine, device: torch.device, plan: Plan, worker: Worker | None) -> list[Measurement]:
