@@ -42,6 +42,10 @@ class Part(BaseModel):
             return data
         return {name: value for name, value in data.items() if name not in cls.former}
 
+    def to_json(self) -> str:
+        """All of it."""
+        return self.model_dump_json(indent=1)
+
 
 class Record(Part):
     """What a file holds.
@@ -74,7 +78,7 @@ class Record(Part):
 
     def save(self, path: Path) -> None:
         """Write the file in one step: a crash half-way leaves the previous file whole."""
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+        write_atomically(path, self.to_json() + "\n")
 
 
 def check_once(rows: Iterable[Hashable]) -> None:

@@ -263,21 +263,8 @@ def origin(techniques: Sequence[Technique], device: torch.device, *, tiny: bool)
 WAYS = ("forward", "with gradients", "and backward")
 
 
-@dataclass(frozen=True)
-class HostCost:
-    """Host time of one function.
-
-    Attributes:
-        function: its name.
-        level: its default level here.
-        ours: seconds of a call without gradients, and where there are any, with a graph for them and with the backward.
-        native: the same of level "native".
-    """
-
-    function: str
-    level: str
-    ours: tuple[float, ...]
-    native: tuple[float, ...]
+HostCost = tuple[str, str, tuple[float, ...], tuple[float, ...]]
+"""A function, its default level here, and seconds of a call by `WAYS` of that level, and of level "native"."""
 
 
 def host_costs(techniques: Iterable[Technique], device: torch.device) -> Iterable[HostCost]:
@@ -300,10 +287,10 @@ def host_costs(techniques: Iterable[Technique], device: torch.device) -> Iterabl
                 for way, call in _ways(technique, operation, case, implementation, device).items()
             }
             found = host_seconds(calls, device)
-            of_each = (
+            own, other = (
                 tuple(found[f"{who} {way}"] for way in WAYS if f"{who} {way}" in found) for who in ("ours", "native")
             )
-            yield HostCost(operation.name, level, *of_each)
+            yield operation.name, level, own, other
 
 
 def _ways(
@@ -331,12 +318,8 @@ def host_table(costs: Iterable[HostCost], device: torch.device) -> Table:
     shown.add_column("level", no_wrap=True)
     for way in WAYS:
         shown.add_column(way, justify="right", no_wrap=True)
-    for cost in costs:
-        pairs = zip(cost.ours, cost.native, strict=True)
-        cells = [f"{_digits(own * 1e6)} ({own / other:.2f}x)" for own, other in pairs]
-        shown.add_row(cost.function, cost.level, *cells, *["-"] * (len(WAYS) - len(cells)))
+    for function, level, ours, native in costs:
+        pairs = zip([1e6 * seconds for seconds in ours], ours, native, strict=True)
+        cells = [f"{us:{'.0f' if us >= 1000.0 else '.3g'}} ({own / other:.2f}x)" for us, own, other in pairs]
+        shown.add_row(function, level, *cells, *["-"] * (len(WAYS) - len(cells)))
     return shown
-
-
-def _digits(number: float) -> str:
-    return f"{number:.3g}" if number < 1000.0 else f"{number:.0f}"

@@ -82,19 +82,6 @@ class Call:
         return tuple(t for t in tree_leaves(self.arguments) if isinstance(t, TensorUse))
 
 
-@dataclass(frozen=True)
-class Recording:
-    """One profile.
-
-    Attributes:
-        calls: in the order in which they began.
-        busy_seconds: how long the GPU had work, overlapping kernels counted once; None on a CPU.
-    """
-
-    calls: tuple[Call, ...]
-    busy_seconds: float | None
-
-
 def tensor_label(dtype: torch.dtype, shape: Sequence[int]) -> str:
     """Dtype and shape, as tables print them: "float32 64x128"."""
     return f"{str(dtype).removeprefix('torch.')} {'x'.join(map(str, shape)) or 'scalar'}"
@@ -123,8 +110,10 @@ def profiler(device: torch.device) -> torch.profiler.profile:
     )
 
 
-def read(finished: torch.profiler.profile, device: torch.device) -> Recording:
-    """The calls of a finished profile that `profiler` made.
+def read(finished: torch.profiler.profile, device: torch.device) -> tuple[tuple[Call, ...], float | None]:
+    """The calls of a finished profile that `profiler` made, in the order in which they began.
+
+    Also returns how long the GPU had work, in seconds, overlapping kernels counted once; None on a CPU.
 
     Args:
         finished: after its `with` block.
@@ -171,7 +160,7 @@ class _Reader:
             self._add(event, kind, max(rest, 0), kernels, self._held(list(_subtree(event))) if kernels else 0)
             stack += children
 
-    def recording(self) -> Recording:
+    def recording(self) -> tuple[tuple[Call, ...], float | None]:
         """Everything found, with the kernels whose launch was not recorded."""
         for events in self._launched.values():
             for event in events:
@@ -180,7 +169,7 @@ class _Reader:
                 self._calls.append((event.start_ns(), call))
         self._launched = {}
         calls = tuple(call for _, call in sorted(self._calls, key=lambda item: item[0]))
-        return Recording(calls, self._busy() if self._device.type == "cuda" else None)
+        return calls, self._busy() if self._device.type == "cuda" else None
 
     def _add(self, event: Any, kind: Kind, host_nanoseconds: int, kernels: list[Any], allocated: int) -> None:
         pairs = tuple((k.name(), k.duration_ns() * 1e-9) for k in kernels)

@@ -19,7 +19,7 @@ from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.memory import allocations
 from kernel_pytorch.harness.profiling.cost import local_machine, operator_uses
-from kernel_pytorch.harness.profiling.events import STEP, Recording, profiler, read, tensor_label
+from kernel_pytorch.harness.profiling.events import STEP, Call, profiler, read, tensor_label
 from kernel_pytorch.harness.profiling.records import PeakMemory, Profile
 
 STEPS = 5
@@ -80,7 +80,7 @@ def profile_module(
         on_stage("timing without the profiler")
         interval = _time(step, clear, device, max(steps, FEWEST_ROUNDS))
         on_stage("profiling")
-        recording, wall = _record(step, clear, device, steps, trace)
+        calls, busy, wall = _record(step, clear, device, steps, trace)
         on_stage("recording memory")
         memory, device_peak = _memory(step, clear, device, snapshot)
     return Profile(
@@ -93,8 +93,8 @@ def profile_module(
         steps=steps,
         step=interval,
         profiled_seconds=wall,
-        busy_seconds=recording.busy_seconds,
-        operators=operator_uses(recording.calls, machine.ceilings),
+        busy_seconds=busy,
+        operators=operator_uses(calls, machine.ceilings),
         memory=memory,
         device_peak=device_peak,
     )
@@ -187,8 +187,8 @@ def _time(step: Callable[[], None], clear: Callable[[], None], device: torch.dev
 
 def _record(
     step: Callable[[], None], clear: Callable[[], None], device: torch.device, steps: int, trace: Path | str | None
-) -> tuple[Recording, float]:
-    """The calls of all steps, and the wall clock around them."""
+) -> tuple[tuple[Call, ...], float | None, float]:
+    """The calls of all steps, how long the GPU had work, and the wall clock around the steps."""
     _wait(device)
     running = profiler(device)
     with running:
@@ -201,7 +201,7 @@ def _record(
         wall = time.perf_counter() - begin
     if trace is not None:
         running.export_chrome_trace(str(trace))
-    return read(running, device), wall
+    return *read(running, device), wall
 
 
 def _memory(

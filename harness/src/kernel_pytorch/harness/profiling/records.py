@@ -142,10 +142,6 @@ class Profile(Record):
     memory: PeakMemory
     device_peak: int | None
 
-    def to_json(self) -> str:
-        """The whole record."""
-        return self.model_dump_json(indent=1)
-
     def table(self, top: int = 20) -> PrintableGroup:
         """The rows that took longest; both `print` and rich show it."""
         return table(self, top)

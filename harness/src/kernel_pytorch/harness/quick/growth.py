@@ -15,7 +15,8 @@ from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.profiling.records import PrintableTable
 from kernel_pytorch.harness.quick.comparison import name_of, time_together
 from kernel_pytorch.harness.quick.inputs import Arguments
-from kernel_pytorch.harness.quick.records import Shown, printable
+from kernel_pytorch.harness.quick.records import printable
+from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.report import seconds
 from kernel_pytorch.harness.timing import ROUNDS
 
@@ -25,7 +26,7 @@ FEWEST_SIZES = 5
 REMOVED = ("candidates", "fits", "model", "slope", "span", "told_apart")
 
 
-class Growth(Shown):
+class Growth(Part):
     """A power of the size, fitted to times: seconds = factor * size ** exponent.
 
     Attributes:
@@ -52,7 +53,7 @@ class Growth(Shown):
         return super().__getattr__(name)  # type: ignore[misc]
 
 
-class Point(Shown):
+class Point(Part):
     """The time of one size."""
 
     size: int
@@ -60,7 +61,7 @@ class Point(Shown):
     method: str
 
 
-class Scaling(Shown):
+class Scaling(Part):
     """Times at several sizes and their growth.
 
     Attributes:

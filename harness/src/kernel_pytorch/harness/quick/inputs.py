@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from kernel_pytorch.harness.errors import said
-from kernel_pytorch.harness.oracle import ErrorCheck, Run, in_float64, judge, run
+from kernel_pytorch.harness.oracle import ErrorCheck, Run, failed, in_float64, judge, run
 from kernel_pytorch.harness.profiling.events import distinct_bytes, tensor_label
 
 ALIGNMENT = 512
@@ -159,25 +159,16 @@ IN_FLOAT64 = (
 AS_TESTING = "the tolerances of torch.testing.assert_close around the reference, because {reason}"
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """The results of the reference for one set of inputs.
+Expectation = tuple[Run, Run | None, str]
+"""Results of the reference for one set of inputs: in their dtype; in float64, or None and the reason."""
 
-    Attributes:
-        reference: in the dtype of the inputs.
-        truth: in float64, or None.
-        reason: why there is no truth.
-    """
 
-    reference: Run
-    truth: Run | None
-    reason: str = ""
-
-    def tolerance(self, factors: Iterable[float]) -> str:
-        """The allowed error in words, for implementations with these factors."""
-        if self.truth is None:
-            return AS_TESTING.format(reason=self.reason)
-        return IN_FLOAT64.format(factors=" or ".join(f"{factor:g}" for factor in sorted(set(factors))))
+def allowed(expected: Expectation, factors: Iterable[float]) -> str:
+    """The allowed error in words, for implementations with these factors."""
+    _, truth, reason = expected
+    if truth is None:
+        return AS_TESTING.format(reason=reason)
+    return IN_FLOAT64.format(factors=" or ".join(f"{factor:g}" for factor in sorted(set(factors))))
 
 
 def expect(reference: Callable[..., Any], arguments: Arguments, leaves: Sequence[Any]) -> Expectation:
@@ -193,10 +184,9 @@ def expect(reference: Callable[..., Any], arguments: Arguments, leaves: Sequence
         exact = copy.deepcopy(reference).double() if isinstance(reference, torch.nn.Module) else reference
         truth = _observe(exact, arguments, in_float64(leaves))
     except Exception as error:
-        reason = f"the reference does not run in float64 ({said(error)})"
-        return Expectation(found, None, reason)
+        return found, None, f"the reference does not run in float64 ({said(error)})"
     reason = _why_no_truth(found.outputs, truth.outputs)
-    return Expectation(found, None if reason else truth, reason)
+    return found, None if reason else truth, reason
 
 
 def check(
@@ -225,12 +215,12 @@ def check(
         else:
             candidate = _observe(function, arguments, leaves)
     except Exception as error:
-        message = f"raised {said(error)}"
-        return [ErrorCheck("call", False, error_over_budget=math.inf, message=message)]
-    if expected.truth is not None:
-        return judge(candidate, expected.reference, expected.truth, factor)
-    found = judge(candidate, expected.reference, expected.reference, factor)
-    ours, theirs = candidate.quantities(), expected.reference.quantities()
+        return [failed("call", f"raised {said(error)}")]
+    reference, truth, _ = expected
+    found = judge(candidate, reference, truth or reference, factor)
+    if truth is not None:
+        return found
+    ours, theirs = candidate.quantities(), reference.quantities()
     return [j if math.isinf(j.error_over_budget) else _close(j, ours[j.quantity], theirs[j.quantity]) for j in found]
 
 

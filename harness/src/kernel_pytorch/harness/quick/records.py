@@ -21,15 +21,7 @@ if TYPE_CHECKING:
     from kernel_pytorch.harness.quick.growth import Scaling
 
 
-class Shown(Part):
-    """A record of a measurement."""
-
-    def to_json(self) -> str:
-        """The whole record."""
-        return self.model_dump_json(indent=1)
-
-
-class Benchmark(Shown):
+class Benchmark(Part):
     """The time of one function.
 
     Attributes:
@@ -79,7 +71,7 @@ class Benchmark(Shown):
         return found
 
 
-class Contender(Shown):
+class Contender(Part):
     """One implementation of a comparison.
 
     Attributes:
@@ -108,7 +100,7 @@ class Contender(Shown):
     share_of_copy: float | None = None
 
 
-class Comparison(Shown):
+class Comparison(Part):
     """Implementations of one function, checked against the reference and timed in turns.
 
     Attributes:
@@ -179,7 +171,7 @@ class Comparison(Shown):
         ]
 
 
-class MemoryProfile(Shown):
+class MemoryProfile(Part):
     """Memory that one call needs beside its arguments, in bytes.
 
     Attributes:
