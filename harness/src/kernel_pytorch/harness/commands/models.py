@@ -21,7 +21,7 @@ from kernel_pytorch.harness.commands.common import (
     warn_if_busy,
 )
 from kernel_pytorch.harness.discovery import discover
-from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.errors import UserError, named
 from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline, tables
 from kernel_pytorch.harness.models.record import FILE, LossRun, Record, Run, load, run_name
@@ -129,14 +129,18 @@ def models_command(
          "--json": json, "--tiny or --real": tiny},
     )  # fmt: skip
     if readme is not None:
-        _write_readme(readme, json)
+        if json is None:
+            raise UserError("--readme: give --json FILE too, whose table is written")
+        write_block(readme, BLOCK, headline(load(json)))
         return
     where = parse_device(device)
     techniques = _techniques(only)
     if host:
         output.print(host_table(host_costs(techniques, where), where))
         return
-    chosen = _models(model, small=small)
+    chosen = SMALL if small else MODELS
+    if model is not None:
+        chosen = (find_model(f"{model.removesuffix(SUFFIX)}{SUFFIX}" if small else model),)
     works = WORKS[:1] if work is None else tuple(find_work(name) for name in work)
     variants = _variants(variant)
     check_writable(json)
@@ -149,9 +153,8 @@ def models_command(
         if _compare_losses(chosen, techniques, where, json, resume=resume):
             raise typer.Exit(1)
         return
-    done: set[str] = set()
-    if resume:
-        done = _loaded(json).done(origin(techniques, where, tiny=chosen[0].is_tiny), [each.name for each in variants])
+    names = [each.name for each in variants]
+    done = _loaded(json).done(origin(techniques, where, tiny=chosen[0].is_tiny), names) if resume else set()
     pending = [(m, w) for m in chosen for w in works if w.applies(m) and run_name(m.name, w.name) not in done]
     if _measure_all(pending, variants, techniques, where, json, rounds=rounds):
         raise typer.Exit(1)
@@ -182,18 +185,12 @@ def _techniques(only: list[str] | None) -> list[Technique]:
     discovery = discover()
     warn_broken(discovery)
     able = {t.name: t for t in discovery.techniques.values() if t.replacements}
-    if unknown := [name for name in only or () if name not in able]:
-        raise UserError(f"--only: given {unknown[0]!r}; allowed are {', '.join(able)}")
-    if discovery.broken and only is None:  # what is measured without one of them is not ours
+    if only is not None:
+        chosen = [named("--only", name, able) for name in only]
+        return [technique for technique in able.values() if technique in chosen]
+    if discovery.broken:  # what is measured without one of them is not ours
         raise UserError("mend or uninstall what is broken, or name what is measured with --only")
-    return [t for name, t in able.items() if only is None or name in only]
-
-
-def _models(name: str | None, *, small: bool) -> tuple[Model, ...]:
-    """All models of a size, or the one of that name. Raises UserError if there is none."""
-    if name is None:
-        return SMALL if small else MODELS
-    return (find_model(f"{name.removesuffix(SUFFIX)}{SUFFIX}" if small else name),)
+    return list(able.values())
 
 
 def _compare_losses(
@@ -210,39 +207,23 @@ def _compare_losses(
         with Steps(spec.name) as steps:
             curves = compare_losses(spec, techniques, device, on_step=steps)
         found = LossRun(**dict(now), **dict(curves))
-        same = found.held <= found.allowed
+        same, (ours, theirs) = found.held <= found.allowed, found.errors or (0.0, 0.0)
+        exact = f", and {ours:.1e} from float32, where stock's are {theirs:.1e} away" if found.errors else ""
         failed |= not same
         output.print(
             f"{spec.title}{', tiny' if spec.is_tiny else ''}, {found.dtype}: losses of {STEPS} steps"
             f" {'are the same' if same else 'DIFFER'}, at most {found.difference:.1e} of the loss away from"
-            f" stock's{_errors(found)}; allowed is {found.allowed:.1e}", **PLAIN,
+            f" stock's{exact}; allowed is {found.allowed:.1e}", **PLAIN,
         )  # fmt: skip
         if json is not None:
             _keep(json, losses={spec.name: found})
     return failed
 
 
-def _errors(found: LossRun) -> str:
-    if found.errors is None:
-        return ""
-    ours, stock = found.errors
-    return f", and {ours:.1e} from float32, where stock's are {stock:.1e} away"
-
-
-def _write_readme(readme: Path, json: Path | None) -> None:
-    if json is None:
-        raise UserError("--readme: give --json FILE too, whose table is written")
-    write_block(readme, BLOCK, headline(load(json)))
-
-
 def _variants(names: list[str] | None) -> tuple[Variant, ...]:
-    if names is None:
-        return (*VARIANTS, LIGER)
     known = {each.name: each for each in (*VARIANTS, LIGER)}
-    for name in names:
-        if name not in known:
-            raise UserError(f"variant: given {name!r}; allowed are {', '.join(known)}")
-    return (STOCK, *(each for name, each in known.items() if name in names and each is not STOCK))
+    chosen = [*known.values()] if names is None else [named("variant", name, known) for name in names]
+    return (STOCK, *(each for each in known.values() if each in chosen and each is not STOCK))
 
 
 def _measure_all(

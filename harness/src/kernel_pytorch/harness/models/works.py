@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.errors import named
 from kernel_pytorch.harness.models.zoo import Model, Shape
 
 ROOM = 1024
@@ -64,10 +64,7 @@ WORKS = (
 
 def find_work(name: str) -> Work:
     """The work of that name. Raises UserError naming those that exist."""
-    found = next((work for work in WORKS if work.name == name), None)
-    if found is None:
-        raise UserError(f"work: given {name!r}; allowed are {', '.join(work.name for work in WORKS)}")
-    return found
+    return named("work", name, {work.name: work for work in WORKS})
 
 
 def prepare(work: Work, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:

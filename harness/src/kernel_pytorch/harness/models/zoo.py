@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.errors import UserError, named
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,4 @@ mean something, and small enough for all of them to take minutes."""
 
 def find_model(name: str) -> Model:
     """The model of that name. Raises UserError naming those that exist."""
-    every = (*MODELS, *SMALL)
-    found = next((model for model in every if model.name == name), None)
-    if found is None:
-        raise UserError(f"model: given {name!r}; allowed are {', '.join(model.name for model in every)}")
-    return found
+    return named("model", name, {model.name: model for model in (*MODELS, *SMALL)})
