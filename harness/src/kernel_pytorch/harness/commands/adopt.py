@@ -22,9 +22,10 @@ from kernel_pytorch.harness.commands.common import (
     ProcessesOption,
     Steps,
     TechniqueArgument,
-    check_operations,
+    check_names,
     check_writable,
     messages,
+    operation_names,
     output,
     warn_broken,
     warn_if_busy,
@@ -65,7 +66,7 @@ def adopt_command(
     where = parse_device(device)
     discovery = discover()
     techniques = discovery.select(technique)
-    operations = check_operations(operation, techniques)
+    operations = check_names("operation", operation, operation_names(techniques))
     warn_broken(discovery)
     known, file = _user_file(techniques, technique)
     if reset:

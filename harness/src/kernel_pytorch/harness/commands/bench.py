@@ -24,11 +24,11 @@ from kernel_pytorch.harness.commands.common import (
     PeersOption,
     Steps,
     TechniqueArgument,
-    check_levels,
-    check_operations,
+    check_names,
     check_writable,
     load_peers,
     messages,
+    operation_names,
     output,
     warn_broken,
     warn_if_busy,
@@ -113,7 +113,8 @@ def bench_command(
     prepare = load_peers(peers)
     discovery = discover()
     techniques = discovery.select(technique)
-    levels, operations = check_levels(level, techniques), check_operations(operation, techniques)
+    levels = check_names("level", level, level_names(o for t in techniques for o in t.operations))
+    operations = check_names("operation", operation, operation_names(techniques))
     warn_broken(discovery)
     if not techniques:
         messages.print("No technique is installed, so there is nothing to measure.")

@@ -18,7 +18,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from kernel_pytorch.harness.api import level_names
 from kernel_pytorch.harness.discovery import Discovery
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.noise import CpuReader
@@ -75,30 +74,18 @@ def load_peers(files: list[Path] | None) -> Callable[[], object] | None:
     return partial(add_peers, files)
 
 
-def check_levels(levels: list[str] | None, techniques: Iterable[Technique]) -> list[str] | None:
-    """The levels, all of which must exist in one of the techniques.
-
-    Raises:
-        UserError: one does not; the message lists those that do.
-    """
-    return _check_names("level", levels, level_names(o for t in techniques for o in t.operations))
-
-
-def check_operations(operations: list[str] | None, techniques: Iterable[Technique]) -> list[str] | None:
-    """The operations, all of which must exist in one of the techniques.
-
-    Raises:
-        UserError: one does not; the message lists those that do.
-    """
-    return _check_names("operation", operations, (o.name for t in techniques for o in t.operations))
-
-
-def _check_names(what: str, given: list[str] | None, known: Iterable[str]) -> list[str] | None:
+def check_names(what: str, given: list[str] | None, known: Iterable[str]) -> list[str] | None:
+    """The names, or None if there are none. Raises UserError for one that is not known, listing those that are."""
     allowed = list(dict.fromkeys(known))
     for name in given or []:
         if name not in allowed:
             raise UserError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
     return given or None
+
+
+def operation_names(techniques: Iterable[Technique]) -> list[str]:
+    """Names of all operations of these techniques."""
+    return [o.name for t in techniques for o in t.operations]
 
 
 class Steps:

@@ -138,7 +138,7 @@ def models_command(
     if host:
         output.print(host_table(host_costs(techniques, where), where))
         return
-    chosen = SMALL if small else MODELS
+    chosen: tuple[Model, ...] = SMALL if small else MODELS
     if model is not None:
         chosen = (find_model(f"{model.removesuffix(SUFFIX)}{SUFFIX}" if small else model),)
     works = WORKS[:1] if work is None else tuple(find_work(name) for name in work)

@@ -65,7 +65,10 @@ def support_command(
     Exit code: 0 if everything is as declared (with --check: recorded); 1 if anything is not; 2 for what does not exist.
     """
     if check:
-        raise typer.Exit(_check([t.name for t in discover().select(technique)], results))
+        found = [line for t in discover().select(technique) for line in problems(t.name, results)]
+        for line in found or ["everything is recorded of the present code"]:
+            output.print(escape(line), **PLAIN)
+        raise typer.Exit(1 if found else 0)
     where = parse_device(device)
     reason = without_compiler(where)
     if reason is not None:
@@ -79,7 +82,8 @@ def support_command(
     check_writable(json)
     if changed and json is None:
         raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
-    known = _records(json) if changed and json is not None else {}
+    recorded = json.glob(f"{FOLDER}/*.json") if changed and json is not None else ()
+    known = {file.stem: load(file) for file in recorded}
     records = _examine(techniques, where, known, timeout, processes)
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
@@ -87,11 +91,6 @@ def support_command(
             output.print(f"written: {escape(str(record.save_in(json)))}", **PLAIN)
     if any(record.wrong() for record in records) or (technique is None and discovery.broken):
         raise typer.Exit(1)
-
-
-def _records(folder: Path) -> dict[str, SupportRecord]:
-    """The records of one device, by technique."""
-    return {file.stem: load(file) for file in folder.glob(f"{FOLDER}/*.json")}
 
 
 def _examine(
@@ -137,11 +136,3 @@ def _show(technique: Technique, record: SupportRecord) -> None:
             output.print(escape(note), **PLAIN)
     for line in record.wrong():
         output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)
-
-
-def _check(techniques: list[str], results: Path) -> int:
-    """Print what is not recorded; the exit code."""
-    found = [line for technique in techniques for line in problems(technique, results)]
-    for line in found or ["everything is recorded of the present code"]:
-        output.print(escape(line), **PLAIN)
-    return 1 if found else 0

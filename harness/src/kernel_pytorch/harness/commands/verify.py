@@ -22,7 +22,7 @@ from kernel_pytorch.harness.commands.common import (
     ProcessesOption,
     Steps,
     TechniqueArgument,
-    check_levels,
+    check_names,
     check_writable,
     load_peers,
     messages,
@@ -69,7 +69,7 @@ def verify_command(
     prepare = load_peers(peers)
     discovery = discover()
     techniques = discovery.select(technique)
-    levels = check_levels(level, techniques)
+    levels = check_names("level", level, level_names(o for t in techniques for o in t.operations))
     warn_broken(discovery)
     if not techniques:
         messages.print("No technique is installed, so there is nothing to verify.")

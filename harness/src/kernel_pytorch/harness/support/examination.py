@@ -20,7 +20,7 @@ from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.support import features
 from kernel_pytorch.harness.support.processes import Processes
-from kernel_pytorch.harness.support.record import Absent, Answer, Outcome, SupportRecord
+from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord
 from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
 from kernel_pytorch.harness.technique import Operation, Technique
 
@@ -139,38 +139,36 @@ OUTDATED = "declared as unsupported, but works: remove it"
 
 def examine(subject: Subject, row: Capability) -> Outcome:
     """Test one implementation, which must be able to run here, for one row."""
-    elsewhere = row.elsewhere(subject.device)
-    if elsewhere is not None:
-        return _outcome(subject, row, "not tested here", elsewhere)
-    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+    elsewhere, error = row.elsewhere(subject.device), ""
+    if elsewhere is None and "torch._dynamo" in sys.modules:  # importing it takes seconds
         torch._dynamo.reset()  # compiled functions of one check must not reach the next
-    error = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each version of torch warns of other things
         try:
-            row.check(subject)
+            if elsewhere is None:
+                row.check(subject)
         except Skipped as reason:
-            return _outcome(subject, row, "not tested here", str(reason))
+            elsewhere = str(reason)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
-    return _judged(subject, row, error)
+    return _judged(subject, row, error, elsewhere)
 
 
-def _judged(subject: Subject, row: Capability, error: str) -> Outcome:
-    """Compare the error, empty if there was none, with the declaration."""
-    declared = declared_no(subject, row.name)
-    if declared is None:
-        return _outcome(subject, row, "wrong", UNDECLARED, error) if error else _outcome(subject, row, "yes")
-    if not error:
-        return _outcome(subject, row, "no", declared) if row.promise else _outcome(subject, row, "wrong", OUTDATED)
-    return _outcome(subject, row, "no", declared, error.splitlines()[0])
-
-
-def _outcome(subject: Subject, row: Capability, answer: Answer, reason: str = "", error: str = "") -> Outcome:
-    return Outcome(
-        operation=subject.operation.name, implementation=subject.implementation.name, capability=row.name,
-        answer=answer, reason=reason, error=error.strip(),
-    )  # fmt: skip
+def _judged(subject: Subject, row: Capability, error: str, elsewhere: str | None = None) -> Outcome:
+    """Compare the error, empty if there was none, with the declaration; `elsewhere` says why nothing was tested."""
+    declared, answer, reason = declared_no(subject, row.name), "yes", ""
+    if elsewhere is not None:
+        answer, reason = "not tested here", elsewhere
+    elif declared is None and error:
+        answer, reason = "wrong", UNDECLARED
+    elif declared is not None and not error and not row.promise:
+        answer, reason = "wrong", OUTDATED
+    elif declared is not None:
+        answer, reason, error = "no", declared, error.partition("\n")[0]
+    names = {"operation": subject.operation.name, "implementation": subject.implementation.name}
+    return Outcome.model_validate(
+        {**names, "capability": row.name, "answer": answer, "reason": reason, "error": error.strip()}
+    )
 
 
 def absence(subject: Subject) -> str | None:

@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import functools
 import importlib
-import importlib.util
+import operator
 import os
 import socket
 import sys
@@ -20,7 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -174,13 +173,6 @@ def _leave() -> None:
 
 def _find(module: str, file: str, name: str) -> Callable[..., Any]:
     """The function of that name: of an installed module, else of the file, which is loaded once."""
-    found: Any = _module(module, file)
-    for part in name.split("."):
-        found = getattr(found, part)
+    installed = importlib.import_module(module) if module.startswith("kernel_pytorch.") else sys.modules.get(file)
+    found: Callable[..., Any] = operator.attrgetter(name)(installed or load_file(Path(file), file))
     return found
-
-
-def _module(module: str, file: str) -> ModuleType:
-    if module.startswith("kernel_pytorch."):
-        return importlib.import_module(module)
-    return sys.modules.get(file) or load_file(Path(file), file)
