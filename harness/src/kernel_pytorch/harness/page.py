@@ -15,6 +15,7 @@ from kernel_pytorch.harness.report import (
     cost_rows,
     fastest,
     groups,
+    markdown_table,
     missing_costs,
     provenance,
     reasons,
@@ -51,7 +52,7 @@ def headline(devices: Sequence[Results]) -> str:
     e = results.machine.environment
     where = f"{e.device_name}, torch {e.torch}{f', triton {e.triton}' if e.triton else ''}, {results.created[:10]}"
     rows = [_headline_row(group) for group in _headline_cases(results)]
-    table = _table(["operation", "case", "best PyTorch", "ours", "speedup"], rows)
+    table = markdown_table(["operation", "case", "best PyTorch", "ours", "speedup"], rows)
     legend = f"The largest case of each operation: {TIMES}, and {_shares(results)}. {SIGNS}"
     if any(row[3].startswith("`native`") for row in rows):
         legend += " Where no kernel of ours was timed, `native` is the default."
@@ -129,7 +130,7 @@ def markdown(results: Results) -> str:
         lines += tables if len(cases) <= UNFOLDED else folded(summary(operation, directions), tables)
     if results.costs:
         labels = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
-        lines += [f"**Whole cost of a call**: {labels}", "", *_table(COST_COLUMNS, cost_rows(results)), ""]
+        lines += [f"**Whole cost of a call**: {labels}", "", *markdown_table(COST_COLUMNS, cost_rows(results)), ""]
         lines += [f"{reason}.  " for reason in missing_costs(results)]
     lines += [f"{_sentence(line)}  " for line in (*conditions(results), *provenance(results), *reasons(results))]
     return "\n".join(lines).rstrip() + "\n"
@@ -185,7 +186,7 @@ def time_table(cases: Sequence[list[Measurement]]) -> list[str]:
             m = by_name.get(name)
             row += [speedup(m.comparisons.get(b or "")) if m is not None else "" for b in baselines]
         rows.append(row)
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def time_cell(measurement: Measurement | None) -> str:
@@ -206,8 +207,3 @@ def _others(peers: bool) -> list[str]:
 
 def _is_own(m: Measurement) -> bool:
     return m.level not in PYTORCH_LEVELS and m.level != "peer"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
-    return [lines[0], "|" + " --- |" * len(header), *lines[1:]]

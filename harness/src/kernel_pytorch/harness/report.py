@@ -242,3 +242,9 @@ def size(count: int) -> str:
 
 def _figure(value: Any, show: Callable[[Any], str]) -> str:
     return NO_FIGURE if value is None else show(value)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " --- ") -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
+    return [lines[0], "|" + f"{rule}|" * len(header), *lines[1:]]

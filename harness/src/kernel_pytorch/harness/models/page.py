@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
@@ -10,12 +11,14 @@ from kernel_pytorch.harness.models.record import Origin, Record, Row, run_name
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
 from kernel_pytorch.harness.models.works import WORKS, Work, find_work
 from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model, find_model
+from kernel_pytorch.harness.report import markdown_table
 
 HEADLINE = ("compiled", "best", "liger", "ours", "ours-gpu-bound", "ours-compiled", "ours-best")
 EVERY = (*MODELS, *SMALL)
 TITLES = {variant.name: variant.title for variant in (*VARIANTS, LIGER)}
 NOTHING = "-"
 KERNELS = 8
+_table = functools.partial(markdown_table, rule="---")
 
 
 def headline(record: Record) -> str:
@@ -160,11 +163,3 @@ def _kernels(record: Record) -> list[str]:
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" if line else "" for line in lines]
-
-
-def _table(heads: list[str], rows: Iterable[list[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(heads)} |",
-        f"|{'---|' * len(heads)}",
-        *(f"| {' | '.join(cells)} |" for cells in rows),
-    ]

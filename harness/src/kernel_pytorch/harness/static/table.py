@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
+from kernel_pytorch.harness.report import markdown_table
 from kernel_pytorch.harness.static.compiled import Compiled, Traffic
 from kernel_pytorch.harness.static.limits import KIB
 from kernel_pytorch.harness.static.record import StaticRecord
@@ -59,10 +60,8 @@ def markdown(record: StaticRecord) -> str:
     legend = [OF_TRITON.format(record.triton)] if record.triton else []
     legend += [OF_CUDA.format(record.nvcc)] if record.nvcc else []
     lines = [" ".join([*legend, LEGEND]), ""]
-    lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for (kernel, arch), compiled in rows(record.compiled).items():
-        lines.append("| " + " | ".join([f"`{kernel}`", arch, str(len(compiled)), *cells(compiled)]) + " |")
-    return "\n".join(lines) + "\n"
+    cases = [[f"`{kernel}`", arch, str(len(c)), *cells(c)] for (kernel, arch), c in rows(record.compiled).items()]
+    return "\n".join([*lines, *markdown_table(header, cases)]) + "\n"
 
 
 def cells(compiled: Sequence[Compiled]) -> list[str]:
