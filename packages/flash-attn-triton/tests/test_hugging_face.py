@@ -255,14 +255,19 @@ def test_flags_stay_flags_under_compile(case, monkeypatch):
         masks.extend(node.kwargs.get("attn_mask") for node in found)
         return graph
 
-    other = copy.deepcopy(model)  # has a configuration of its own, which was not patched
-    for each, has_flags in (model, is_flag), (other, False):
+    other = build(copy.deepcopy(config)).eval()  # has a configuration of its own, which was not patched
+    other.load_state_dict(model.state_dict())
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert all(each.config is not model.config for each in copies)
+    for each, has_flags in (model, is_flag), (other, False), *((each, is_flag) for each in copies):
         torch._dynamo.reset()
         masks.clear()
         torch.testing.assert_close(torch.compile(each, backend=look)(**inputs)[0], expected)
         assert [mask is None for mask in masks] == [has_flags, has_flags]
-    unpatch(model)
-    assert not hasattr(hugging_face.KEPT, hugging_face._mark(model.config))
+    for each in (model, *copies):
+        unpatch(each)
+        assert not hasattr(hugging_face.KEPT, hugging_face._mark(each.config))
+        assert not hasattr(each, hugging_face.ATTRIBUTE)
 
 
 def bert():

@@ -36,6 +36,7 @@ class _Marks:
 
 
 KEPT = _Marks()
+ATTRIBUTE = "_kernel_pytorch_keeps_flags"
 GEMMA2 = "transformers.models.gemma2.modeling_gemma2"
 
 
@@ -110,19 +111,31 @@ def keep_flags(model: torch.nn.Module) -> list[Any]:
     Returns:
         The configurations that say so.
     """
-    configs = _sdpa_configs(model)
-    if configs:
-        _register_flags()
-    for config in configs:
-        setattr(KEPT, _mark(config), True)
-        weakref.finalize(config, KEPT.__dict__.pop, _mark(config), None)
-    return configs
+    found = _sdpa_configs(model)
+    for module in found:
+        setattr(module, ATTRIBUTE, _Kept(module.config))
+    return [module.config for module in found]
 
 
 def drop_flags(model: torch.nn.Module) -> None:
     """Undo `keep_flags`."""
-    for config in _sdpa_configs(model):
-        KEPT.__dict__.pop(_mark(config), None)
+    for module in model.modules():
+        kept = vars(module).pop(ATTRIBUTE, None)
+        if kept is not None:
+            KEPT.__dict__.pop(_mark(kept.config), None)
+
+
+class _Kept:
+    """Marks a configuration for as long as it lives; one in a module marks the configurations of its copies too."""
+
+    def __init__(self, config: Any) -> None:
+        _register_flags()
+        self.config = config
+        setattr(KEPT, _mark(config), True)
+        weakref.finalize(config, KEPT.__dict__.pop, _mark(config), None)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for copies and pickles: a configuration is marked by its id
+        return _Kept, (self.config,)
 
 
 def _mark(config: Any) -> str:
@@ -130,11 +143,11 @@ def _mark(config: Any) -> str:
 
 
 def _sdpa_configs(model: torch.nn.Module) -> list[Any]:
-    """The configurations in a model of transformers that choose PyTorch's attention."""
+    """A module for each configuration in a model of transformers that chooses PyTorch's attention."""
     if "transformers" not in sys.modules:
         return []
-    configs = {id(each): each for module in model.modules() if (each := getattr(module, "config", None)) is not None}
-    return [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
+    found = {id(module.config): module for module in reversed([*model.modules()]) if hasattr(module, "config")}
+    return [m for m in found.values() if getattr(m.config, "_attn_implementation", None) == "sdpa"]
 
 
 def _register_flags() -> None:
