@@ -118,7 +118,7 @@ def declare(
     schema: str,
     *,
     fake: Callable[..., Any],
-    launch: Callable[[], Callable[..., Any]] | None = None,
+    launch: str | Callable[[], Callable[..., Any]] | None = None,
     backward: Callable[..., Any] | None = None,
     gradient: Callable[..., Any] | None = None,
     save: Callable[..., tuple[Tensor | None, ...]] | None = None,
@@ -134,9 +134,9 @@ def declare(
     Args:
         schema: without namespace; names matter, see `gradient`. A result without a name is called y.
         fake: what is allocated: same shapes, dtypes and strides.
-        launch: imports the launcher and returns it: called once, at the first call of all, so that Triton is imported
-            neither with the package nor while Dynamo traces. (A string would hide the kernels from type checkers.) None
-            where a library in C++ has defined the operator already.
+        launch: `module:function`, the launcher, or a function that returns it. It is imported at the first call of all,
+            so that Triton is imported neither with the package nor while Dynamo traces. None where a library in C++ has
+            defined the operator already.
         backward: the operator of the same level that `gradient` is called with, as its first argument.
         gradient: asks by the names of its parameters for what it needs: `d<output>`, inputs, outputs (both are saved),
             scalars, `saved`, and of each tensor that goes in `needs`, a bool, and `dtypes`, None for one that is

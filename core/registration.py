@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -40,14 +41,23 @@ class LazyLauncher:
 
     Attributes:
         imported: returns the launcher.
+
+    Args:
+        launch: `module:function`, or a function that returns the launcher.
     """
 
-    def __init__(self, launch: Callable[[], Callable[..., Any]]) -> None:
-        self.imported = functools.cache(launch)
+    def __init__(self, launch: str | Callable[[], Callable[..., Any]]) -> None:
+        self.imported = functools.cache(functools.partial(_imported, launch) if isinstance(launch, str) else launch)
 
     def __call__(self, *arguments: Any) -> Any:
         """Launch."""
         return self.imported()(*arguments)
+
+
+def _imported(launch: str) -> Callable[..., Any]:
+    module, _, function = launch.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:

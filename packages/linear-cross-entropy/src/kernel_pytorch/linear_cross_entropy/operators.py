@@ -145,13 +145,6 @@ LEVELS = {"native": declared("native", NATIVE), "triton": declared("triton", TRI
 # Targets.
 
 
-def launch_check() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import launchers
-
-    return launchers.check_target
-
-
 def fake_check(target: Tensor, words: int, ignore_index: int) -> Tensor:
     """What it allocates."""
     return target.new_empty(target.shape)
@@ -165,7 +158,7 @@ def sharding_check(placements: Any, target: Any, words: int, ignore_index: int) 
 
 check_target = declare(
     "check_target(Tensor target, SymInt words, SymInt ignore_index) -> Tensor",
-    launch=launch_check,
+    launch=f"{__package__}.kernels.launchers:check_target",
     fake=fake_check,
     keys=ANYWHERE,
     sharding=sharding_check,

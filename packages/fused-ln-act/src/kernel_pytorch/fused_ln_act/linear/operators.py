@@ -17,7 +17,7 @@ is redistributed first, by DTensor, to what costs least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.operator import declare
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS, activate, derivative
+
+KERNELS = f"{__package__}.kernels"
 
 Placed = Iterator[tuple[list[Any], list[Any]]]
 
@@ -56,13 +58,6 @@ def of_layer(dtensor: Any, x: Any) -> list[tuple[Any, Any, Any, Any]]:
 
 
 # A linear layer.
-
-
-def launch_linear() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import forward
-
-    return forward.linear_act
 
 
 def fake_linear(
@@ -122,7 +117,7 @@ def placements_linear(
 linear_act = declare(
     "linear_act(Tensor x, Tensor weight, Tensor? bias, str activation, bool save_preactivation)"
     " -> (Tensor y, Tensor preactivation)",
-    launch=launch_linear,
+    launch=f"{KERNELS}.forward:linear_act",
     fake=fake_linear,
     save=save_linear,
     gradient=gradient_linear,
@@ -132,13 +127,6 @@ linear_act = declare(
 
 
 # Its gradient at the pre-activation.
-
-
-def launch_linear_backward() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import backward
-
-    return backward.linear_act_backward
 
 
 def fake_linear_backward(
@@ -208,7 +196,7 @@ def placements_linear_backward(
 linear_act_backward = declare(
     "linear_act_backward(Tensor dy, Tensor? saved, Tensor x, Tensor weight, Tensor? bias, str activation,"
     " bool need_dz, bool need_dbias) -> (Tensor dz, Tensor dbias)",
-    launch=launch_linear_backward,
+    launch=f"{KERNELS}.backward:linear_act_backward",
     fake=fake_linear_backward,
     formula=formula_linear,
     flops=flops_linear_backward,
@@ -217,13 +205,6 @@ linear_act_backward = declare(
 
 
 # A gated MLP.
-
-
-def launch_gated() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import forward
-
-    return forward.gated_mlp
 
 
 def fake_gated(
@@ -278,7 +259,7 @@ def placements_gated(
 gated_mlp = declare(
     "gated_mlp(Tensor x, Tensor w_gate_up, Tensor w_down, str activation, bool save_preactivation)"
     " -> (Tensor y, Tensor preactivation)",
-    launch=launch_gated,
+    launch=f"{KERNELS}.forward:gated_mlp",
     fake=fake_gated,
     save=save_gated,
     gradient=gradient_gated,
@@ -288,13 +269,6 @@ gated_mlp = declare(
 
 
 # Its gradient at the pre-activation, and h once more.
-
-
-def launch_gated_backward() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import backward
-
-    return backward.gated_mlp_backward
 
 
 def fake_gated_backward(
@@ -338,7 +312,7 @@ def placements_gated_backward(
 gated_mlp_backward = declare(
     "gated_mlp_backward(Tensor dh, Tensor? saved, Tensor x, Tensor w_gate_up, str activation, bool need_h,"
     " bool need_dz) -> (Tensor h, Tensor dz)",
-    launch=launch_gated_backward,
+    launch=f"{KERNELS}.backward:gated_mlp_backward",
     fake=fake_gated_backward,
     formula=formula_gated,
     flops=flops_gated_backward,
