@@ -89,13 +89,6 @@ def attend(
         module: whose parameters these are.
         stock: its own forward, for what has no counterpart here.
         query: as in `MultiheadAttention.forward`; so are the rest.
-        key: see there.
-        value: see there.
-        key_padding_mask: see there.
-        need_weights: see there.
-        attn_mask: see there.
-        average_attn_weights: see there.
-        is_causal: see there.
     """
     nothing_special = module.bias_k is None and not module.add_zero_attn and not query.is_nested
     nothing_special = nothing_special and _fit(module, query, key, attn_mask, key_padding_mask, is_causal)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ._core.call_kinds import can_bypass_dispatcher, is_transformed, needs_grad
-from ._core.gradients import frees_graph, is_batched
+from ._core.gradients import asks, frees_graph, is_batched
 from ._core.operator import NATIVE, TRITON, declare, with_gradient
 from ._core.sharding import Shardings
 from .rules.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
@@ -103,19 +103,10 @@ def scale_formula(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
     return (gradient * factor.reshape(1)).to(like.dtype)
 
 
-def gradient_in_place(
-    overwrite: Callable[..., Tensor],
-    dloss: Tensor,
-    normalizer: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-) -> tuple[Tensor, None]:
+@asks("overwrite dloss normalizer logits target ignore_index label_smoothing z_loss softcap")
+def gradient_in_place(overwrite: Callable[..., Tensor], *given: Any) -> tuple[Tensor, None]:
     """Gradient of the logits, written over them where `overwrite` can."""
-    return overwrite(dloss, normalizer, logits, target, ignore_index, label_smoothing, z_loss, softcap), None
+    return overwrite(*given), None
 
 
 def overwrite(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.fused_ln_act._core.operator import declare
+from kernel_pytorch.fused_ln_act._core.registration import arguments_class
 from kernel_pytorch.fused_ln_act.linear.operators import gradient_of_input, gradient_of_weight
 from kernel_pytorch.fused_ln_act.rules import gated as rules
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
@@ -28,18 +29,17 @@ gated = declare(**GATED, launch=f"{KERNELS}.forward:gated", backward=gated_backw
 # `gated` followed by a linear layer. It has no sharding rule: with DTensors, call the two operators separately.
 
 
-def fake_linear_backward(dh: Tensor, gate: Tensor, up: Tensor, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
+of_gated = arguments_class(gated_backward.operator._schema)
+
+
+def fake_linear_backward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What it allocates."""
-    return (dh.new_empty(dh.shape), *rules.fake_backward(dh, gate, up, *scalars))
+    return (a.dh.new_empty(a.dh.shape), *rules.fake_backward(of_gated(*a)))
 
 
-def formula_linear(
-    dh: Tensor, gate: Tensor, up: Tensor, activation: str, alpha: float, limit: float | None, offset: float,
-    need_dgate: bool, need_dup: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def formula_linear(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients in PyTorch that autograd can follow."""
-    h = gated(gate, up, activation, alpha, limit, offset)
-    return h, *rules.formula(dh, gate, up, activation, alpha, limit, offset, need_dgate, need_dup)
+    return gated(a.gate, a.up, a.activation, a.alpha, a.limit, a.offset), *rules.formula(of_gated(*a))
 
 
 def flops_linear_backward(dh: Any, gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:

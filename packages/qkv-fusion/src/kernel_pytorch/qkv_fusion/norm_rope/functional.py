@@ -157,17 +157,8 @@ def check_projected(
 
     Args:
         x: checked by the caller.
-        weight: as given, as are the following arguments.
-        bias: as given.
-        cos: as given.
-        sin: as given.
-        position_ids: as given.
         columns: size of a head.
-        num_heads: as given.
         num_kv_heads: as given, or from the cache.
-        eps: as given.
-        interleaved: as given.
-        offset: as given.
         kv_heads_name: what messages call num_kv_heads.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kernel_pytorch.qkv_fusion._core.operator import declare
 from kernel_pytorch.qkv_fusion.rules.norm_rope import (
     BACKWARD,
@@ -20,3 +22,11 @@ qk_layer_norm_rope = declare(
     **QK_LAYER_NORM_ROPE, launch=f"{KERNELS}.forward:qk_layer_norm_rope", backward=qk_layer_norm_rope_backward
 )
 norm_rope_cache_ = declare(**NORM_ROPE_CACHE, launch=f"{KERNELS}.cache:norm_rope_cache_")
+
+
+def arguments_of(*given: Any) -> tuple[Any, ...]:
+    """The arguments of an operator, made of those of `levels/reference.py`: rows of the tables are looked up."""
+    q, k, q_weight, k_weight, cos, sin, position_ids, *scalars = given
+    if position_ids is not None:
+        cos, sin = cos[position_ids], sin[position_ids]
+    return q, k, q_weight, k_weight, cos, sin, *scalars
