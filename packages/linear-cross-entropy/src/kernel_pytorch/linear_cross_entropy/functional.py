@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -124,19 +124,8 @@ def cross_entropy(
     return loss
 
 
-def _linear_cross_entropy(
-    level: str | None,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    chunk: int | None,
-) -> Prepared:
+def _linear_cross_entropy(level: str | None, *given: Any) -> Prepared:
+    hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk = given
     check_layer(hidden, weight, bias)
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check_chunk(chunk)
@@ -150,17 +139,8 @@ def _linear_cross_entropy(
     return Prepared(level, given, state=_autocast_dtype, deciding=(hidden, weight, bias))
 
 
-def _cross_entropy(
-    level: str | None,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    inplace: bool,
-) -> Prepared:
+def _cross_entropy(level: str | None, *given: Any) -> Prepared:
+    logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction, inplace = given
     check_tensor("logits", logits)
     check_flag("inplace", inplace)
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)

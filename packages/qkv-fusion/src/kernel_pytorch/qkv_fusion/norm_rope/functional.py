@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import (
@@ -119,18 +121,8 @@ def qk_layer_norm_rope(
     return found
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-) -> None:
+def _check(*given: Any) -> None:
+    q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset = given
     check_heads(q, k)
     check_angles(cos, sin, position_ids, interleaved, q, q.shape[:-2], q.shape[-1])
     check_head_weights(q_weight, k_weight, q, q.shape[-1])
