@@ -353,8 +353,7 @@ def _report(level: str, *arguments: Any) -> None:
 
 def find_ladder(package: str = adoption.PACKAGE) -> Ladder:
     """The levels of the package whose copy of the core this is."""
-    found: Ladder = importlib.import_module(f"{package}.levels").LADDER
-    return found
+    return importlib.import_module(f"{package}.levels").LADDER
 
 
 def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -168,9 +168,8 @@ def declare(
     packet = getattr(getattr(torch.ops, space), name)
     operator = packet.default
     check_schema(operator, f"{space}::{schema}", fake.__module__)
-    fake, formula, flops, sharding = (
-        rule and with_arguments(operator._schema, rule) for rule in (fake, formula, flops, sharding)
-    )
+    fake = with_arguments(operator._schema, fake)
+    formula, flops, sharding = (rule and with_arguments(operator._schema, rule) for rule in (formula, flops, sharding))
 
     call = operator._op  # what OpOverload.__call__ calls, less one frame
     below = below_autograd(call)

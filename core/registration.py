@@ -58,8 +58,7 @@ class LazyLauncher:
 
 def _imported(launch: str) -> Callable[..., Any]:
     module, _, function = launch.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    return getattr(importlib.import_module(module), function)
 
 
 def arguments_class(schema: Any) -> Callable[..., Any]:

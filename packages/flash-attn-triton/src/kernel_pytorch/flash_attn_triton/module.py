@@ -159,5 +159,4 @@ def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) 
         return ~masks[0] if len(masks) == 1 else ~(masks[0] | masks[1])
     lowest = float("-inf")
     numbers = (torch.zeros_like(m, dtype=q.dtype).masked_fill(m, lowest) if m.dtype == torch.bool else m for m in masks)
-    total: Tensor = sum(numbers, torch.zeros((), dtype=q.dtype, device=q.device))
-    return total
+    return sum(numbers, torch.zeros((), dtype=q.dtype, device=q.device))

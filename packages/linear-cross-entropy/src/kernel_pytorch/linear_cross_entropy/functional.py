@@ -76,8 +76,7 @@ def linear_cross_entropy(
     """
     run = LINEAR_CROSS_ENTROPY if _has_unread(target) else LINEAR_CROSS_ENTROPY.uncached
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    loss: Tensor = run(hidden, weight, target, bias, *scalars, reduction, chunk, level)
-    return loss
+    return run(hidden, weight, target, bias, *scalars, reduction, chunk, level)
 
 
 def cross_entropy(
@@ -120,8 +119,7 @@ def cross_entropy(
     """
     run = CROSS_ENTROPY if _has_unread(target) else CROSS_ENTROPY.uncached
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    loss: Tensor = run(logits, target, *scalars, reduction, inplace, level)
-    return loss
+    return run(logits, target, *scalars, reduction, inplace, level)
 
 
 def _linear_cross_entropy(level: str | None, *given: Any) -> Prepared:

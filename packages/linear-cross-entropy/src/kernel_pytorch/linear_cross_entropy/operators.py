@@ -47,8 +47,7 @@ def launcher(name: str, level: str) -> Callable[..., Any]:
     """The launcher of an operator at a level."""
     from .kernels import launchers
 
-    found: Callable[..., Any] = getattr(launchers, name)(level)
-    return found
+    return getattr(launchers, name)(level)
 
 
 def declared(level: str, space: str) -> Operators:

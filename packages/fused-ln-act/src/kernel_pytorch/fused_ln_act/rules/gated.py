@@ -34,8 +34,7 @@ def fake(gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: 
 def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up, or of the tensor that packs them."""
     *inputs, needs = given
-    found: tuple[Tensor, Tensor] = backward(*inputs, *needs)
-    return found
+    return backward(*inputs, *needs)
 
 
 def flops(gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:

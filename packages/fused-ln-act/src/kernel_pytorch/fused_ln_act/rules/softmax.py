@@ -42,8 +42,7 @@ def gradient(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and the mask."""
-    found: tuple[Tensor, Tensor] = backward(dy, *saved, scale, *needs)
-    return found
+    return backward(dy, *saved, scale, *needs)
 
 
 def flops(x: Any, mask: Any, *_: Any, **__: Any) -> int:

@@ -118,11 +118,11 @@ def _plan_linear_backward(
     _check_parameters(hidden, weight, bias)
     _check_of_tokens(dloss, normalizer, target)
     *scalars, need_dhidden, need_dweight, need_dbias = scalars_and_needs
-    needs = need_dhidden, need_dweight, need_dbias and bias is not None
+    options = *scalars, need_dhidden, need_dweight, need_dbias and bias is not None
     if level == "triton":
         from . import backward
 
-        compute = backward.plan(dloss, normalizer, hidden, weight, target, bias, *scalars, *needs)
+        compute = backward.plan(dloss, normalizer, hidden, weight, target, bias, *options)
     else:
         from . import chunked
 
@@ -131,7 +131,7 @@ def _plan_linear_backward(
         ) -> tuple[Tensor, Tensor, Tensor]:
             rows = hidden.reshape(-1, hidden.shape[-1])
             of_rows = dloss.reshape(-1), normalizer.reshape(-1, 2), rows, weight, target.reshape(-1), bias
-            dhidden, dweight, dbias = chunked.backward_linear(*of_rows, *scalars, *needs)
+            dhidden, dweight, dbias = chunked.backward_linear(*of_rows, *options)
             return dhidden.view(hidden.shape) if need_dhidden else dhidden, dweight, dbias
 
     def run(dloss: Tensor, normalizer: Tensor, hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:

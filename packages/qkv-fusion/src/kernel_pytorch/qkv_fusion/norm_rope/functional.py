@@ -71,8 +71,7 @@ def qk_norm_rope(
     """
     check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
-    found: tuple[Tensor, Tensor] = QK_NORM_ROPE(*given, level)
-    return found
+    return QK_NORM_ROPE(*given, level)
 
 
 def qk_layer_norm_rope(
@@ -117,8 +116,7 @@ def qk_layer_norm_rope(
     """
     check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
-    found: tuple[Tensor, Tensor] = QK_LAYER_NORM_ROPE(*given, level)
-    return found
+    return QK_LAYER_NORM_ROPE(*given, level)
 
 
 def _check(*given: Any) -> None:

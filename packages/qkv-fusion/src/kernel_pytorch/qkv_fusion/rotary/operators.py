@@ -14,8 +14,7 @@ KERNELS = f"{__package__}.kernels"
 
 def _itself(*arguments: Any) -> tuple[Tensor, Tensor]:
     """It is linear, so it is its own derivative."""
-    found: tuple[Tensor, Tensor] = rotary_qk(*arguments)
-    return found
+    return rotary_qk(*arguments)
 
 
 rotary_qk = declare(**ROTARY_QK, launch=f"{KERNELS}.rotate:rotary_qk", backward=_itself)

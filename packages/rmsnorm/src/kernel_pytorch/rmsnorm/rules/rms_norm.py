@@ -51,8 +51,7 @@ def fake_backward(a: Any) -> tuple[Tensor, Tensor]:
 def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
     """Gradients of x and the weight; the forward saves x, the weight and one float32 a row."""
     dy, *saved, needs = given
-    found: tuple[Tensor, Tensor] = backward(dy, None, *saved, *needs)
-    return found
+    return backward(dy, None, *saved, *needs)
 
 
 @asks("backward dy dh h weight rstd eps offset needs")

@@ -14,5 +14,4 @@ launch = function("qk_norm_rope")
 
 def qk_norm_rope(*arguments: Any) -> tuple[Tensor, Tensor]:
     """`qk_norm_rope` of `reference.py`; same arguments and result dtypes."""
-    found: tuple[Tensor, Tensor] = launch(*arguments_of(*arguments))
-    return found
+    return launch(*arguments_of(*arguments))
