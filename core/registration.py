@@ -72,7 +72,10 @@ def with_arguments(schema: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
 
     A rule without this parameter is returned as it is. Keywords that are no arguments of the operator are left out.
     """
-    parameters = [*inspect.signature(rule).parameters]
+    try:
+        parameters = [*inspect.signature(rule).parameters]
+    except ValueError:  # a function in C, such as torch.empty_like
+        return rule
     if "a" not in parameters:
         return rule
     first, make, names = parameters.index("a"), arguments_class(schema), {a.name for a in schema.arguments}

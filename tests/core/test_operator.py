@@ -268,3 +268,4 @@ def test_a_rule_may_take_all_arguments_as_one_object():
     assert seen("p", 1, flag=True, out_shape=()) == ("p", 1, 2.0, True, 2.0, True)
     rule = lambda x, scale: x  # noqa: E731
     assert registration.with_arguments(schema, rule) is rule
+    assert registration.with_arguments(schema, torch.empty_like) is torch.empty_like
