@@ -21,6 +21,17 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
+def asks(names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a gradient, or a `save`, that takes `*given` ask for these names."""
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names.split()]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 def autograd_rules(
     schema: Any,
     gradient: Callable[..., Any],

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,13 +18,17 @@ from torch import Tensor
 from . import adoption
 from .call import clear_all
 from .call_kinds import has_transform, is_transformed
+from .compiled import compiled
 from .device import compute_capability
+from .torchscript import scripted
 
 Features = Collection[str]
 """Static properties of a call by which levels differ, such as a window."""
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
+DERIVED = ("torchscript", "compile", "cuda")
+"""Levels that need no module."""
 MINIMUM_CAPABILITY = (8, 0)
 
 HAS_TRITON = find_spec("triton") is not None
@@ -39,6 +43,9 @@ class Compiled(Protocol):
 
     def describe(self, device: torch.device) -> str:
         """Describe the level on that device, for tables."""
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The function of that name."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,8 @@ class Ladder:
 
     Args:
         functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
-            `reference.py`, `native.py` and so on, and each the function of that name.
+            `reference.py`, `native.py` and so on, and each the function of that name. Where "torchscript" and "compile"
+            have no such function they compile the definition, and "cuda" is the function of `cuda`.
         defaults: the first row that covers a call says its default, unless its level lacks a feature of the call;
             where none does it is native, or the reference where native lacks one. Rows go by what they name and never
             by rows or batch: levels round differently, and the result of a row must not depend on how many rows there
@@ -98,6 +106,7 @@ class Ladder:
         cuda: answers queries about level "cuda"; None if no function has it.
         absent: by function, levels that it lacks.
         lacks: by level, the features of calls that it lacks, with the reasons.
+        derived: by derived level and function, what it is made of instead: the level to compile, or a name of `cuda`.
     """
 
     user_file = adoption
@@ -109,23 +118,43 @@ class Ladder:
         cuda: Compiled | None,
         absent: Mapping[str, Collection[str]] | None = None,
         lacks: Mapping[str, Mapping[str, str]] | None = None,
+        derived: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.functions = functions
         self.defaults = tuple(defaults)
         self.cuda = cuda
         self._absent = absent or {}
         self.lacks = lacks or {}
-        self._levels = {
-            (function, level): getattr(importlib.import_module(f"{package}.{level}"), function)
-            for function, package in functions.items()
-            for level in self.levels(function)
-        }
+        self._derived = derived or {}
+        self._levels: dict[tuple[str, str], Callable[..., Any]] = {}
+        for function in functions:
+            for level in self.levels(function):
+                self._levels[function, level] = self._load(function, level)
         self._resolved: dict[Any, Any] = {}
         self.operations: dict[str, Any] = {}
 
     def __reduce__(self) -> Any:
         """What carries functions that use the ladder, as cloudpickle does, finds the one of the package there."""
         return find_ladder, (adoption.PACKAGE,)
+
+    def _load(self, function: str, level: str) -> Callable[..., Any]:
+        """Import or derive the function of a level."""
+        module, written = f"{self.functions[function]}.{level}", None
+        try:
+            written = getattr(importlib.import_module(module), function, None)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+        if written is not None:
+            return cast("Callable[..., Any]", written)
+        if level not in DERIVED:
+            raise ImportError(f"{module}: it has no function {function}")
+        source = self._derived.get(level, {}).get(function)
+        if level == "cuda":
+            assert self.cuda is not None
+            return self.cuda.function(source or function)
+        derive = compiled if level == "compile" else scripted
+        return derive(self._levels[function, source or "reference"])
 
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
@@ -324,8 +353,7 @@ def _report(level: str, *arguments: Any) -> None:
 
 def find_ladder(package: str = adoption.PACKAGE) -> Ladder:
     """The levels of the package whose copy of the core this is."""
-    found: Ladder = importlib.import_module(f"{package}.levels").LADDER
-    return found
+    return importlib.import_module(f"{package}.levels").LADDER
 
 
 def _no_triton(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -194,5 +194,4 @@ def _each_once(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def find_operation(package: str, name: str) -> Operation:
     """The function of that name of the package whose copy of the core this is."""
-    found: Operation = find_ladder(package).operations[name]
-    return found
+    return find_ladder(package).operations[name]

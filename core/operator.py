@@ -22,7 +22,7 @@ from .call_kinds import has_plain_memory, has_transform, needs_grad
 from .direct_calls import check_memory
 from .gradients import autograd_rules
 from .plans import Plan, Planned
-from .registration import LazyLauncher, below_autograd, check_schema, on_one_device
+from .registration import LazyLauncher, below_autograd, check_schema, on_one_device, with_arguments
 from .sharding import shard
 
 TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
@@ -118,7 +118,7 @@ def declare(
     schema: str,
     *,
     fake: Callable[..., Any],
-    launch: Callable[[], Callable[..., Any]] | None = None,
+    launch: str | Callable[[], Callable[..., Any]] | None = None,
     backward: Callable[..., Any] | None = None,
     gradient: Callable[..., Any] | None = None,
     save: Callable[..., tuple[Tensor | None, ...]] | None = None,
@@ -131,12 +131,15 @@ def declare(
 ) -> OperatorCall:
     """Make the operator and return the function that calls it, by position, the shortest way that is right.
 
+    `fake`, `formula`, `flops` and `sharding` take the arguments of the operator, or one object `a` that holds them by
+    name.
+
     Args:
         schema: without namespace; names matter, see `gradient`. A result without a name is called y.
         fake: what is allocated: same shapes, dtypes and strides.
-        launch: imports the launcher and returns it: called once, at the first call of all, so that Triton is imported
-            neither with the package nor while Dynamo traces. (A string would hide the kernels from type checkers.) None
-            where a library in C++ has defined the operator already.
+        launch: `module:function`, the launcher, or a function that returns it. It is imported at the first call of all,
+            so that Triton is imported neither with the package nor while Dynamo traces. None where a library in C++ has
+            defined the operator already.
         backward: the operator of the same level that `gradient` is called with, as its first argument.
         gradient: asks by the names of its parameters for what it needs: `d<output>`, inputs, outputs (both are saved),
             scalars, `saved`, and of each tensor that goes in `needs`, a bool, and `dtypes`, None for one that is
@@ -165,6 +168,8 @@ def declare(
     packet = getattr(getattr(torch.ops, space), name)
     operator = packet.default
     check_schema(operator, f"{space}::{schema}", fake.__module__)
+    fake = with_arguments(operator._schema, fake)
+    formula, flops, sharding = (rule and with_arguments(operator._schema, rule) for rule in (formula, flops, sharding))
 
     call = operator._op  # what OpOverload.__call__ calls, less one frame
     below = below_autograd(call)
@@ -204,7 +209,7 @@ def with_gradient(
             nothing to do the graph holds them past all hooks of saved tensors, so that `gradient` may write over them
             where `frees_graph` says that no later backward reads them.
     """
-    return _differentiable(run.calls, _with_backward(gradient, backward), save, {}, None, held)[1]
+    return _differentiable(run.calls, _with_backward(gradient, backward), save, {}, None, held, run.sharding)[1]
 
 
 def _with_backward(

@@ -153,8 +153,7 @@ def _trials() -> Iterator[None]:
 
 def stock(module: torch.nn.Module) -> Forward:
     """The forward of a module's class, which takes the module first."""
-    forward: Forward = type(module).forward
-    return forward
+    return type(module).forward
 
 
 def tried(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -40,14 +43,49 @@ class LazyLauncher:
 
     Attributes:
         imported: returns the launcher.
+
+    Args:
+        launch: `module:function`, or a function that returns the launcher.
     """
 
-    def __init__(self, launch: Callable[[], Callable[..., Any]]) -> None:
-        self.imported = functools.cache(launch)
+    def __init__(self, launch: str | Callable[[], Callable[..., Any]]) -> None:
+        self.imported = functools.cache(functools.partial(_imported, launch) if isinstance(launch, str) else launch)
 
     def __call__(self, *arguments: Any) -> Any:
         """Launch."""
         return self.imported()(*arguments)
+
+
+def _imported(launch: str) -> Callable[..., Any]:
+    module, _, function = launch.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def arguments_class(schema: Any) -> Callable[..., Any]:
+    """The class of objects that hold the arguments of an operator, in order and by name."""
+    defaults = [a.default_value for a in schema.arguments if a.has_default_value()]
+    return namedtuple("Arguments", [a.name for a in schema.arguments], defaults=defaults)
+
+
+def with_arguments(schema: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule that is called with the arguments of an operator, where its parameter `a` holds all of them.
+
+    A rule without this parameter is returned as it is. Keywords that are no arguments of the operator are left out.
+    """
+    try:
+        parameters = [*inspect.signature(rule).parameters]
+    except ValueError:  # a function in C, such as torch.empty_like
+        return rule
+    if "a" not in parameters:
+        return rule
+    first, make, names = parameters.index("a"), arguments_class(schema), {a.name for a in schema.arguments}
+
+    @functools.wraps(rule)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        own = {name: value for name, value in keywords.items() if name in names}
+        return rule(*arguments[:first], make(*arguments[first:], **own))
+
+    return call
 
 
 def on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ docs/techniques/ still gets one: its README, and every section. A section withou
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -44,12 +45,19 @@ FENCE = "```"
 LEVELS = {
     "reference": ("levels/reference.py", "reference.py"),
     "native": ("levels/native.py", "native.py"),
-    "torchscript": ("levels/torchscript.py",),
+    "torchscript": (),
     "compile": ("levels/compile.py", "compiled.py"),
     "triton": ("levels/triton.py",),
     "cuda": ("levels/cuda.py", "operator.py"),
 }
 """Possible files of each level: in the folder of levels, or as the package of the kernels in CUDA C++ has it."""
+
+DERIVED = {
+    "torchscript": "The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream).",
+    "compile": "The definition under TorchInductor: kernels made for the shapes it sees.",
+    "cuda": "CUDA C++ and its CPU backend: what kernel_pytorch.cuda_ops offers, where it is installed.",
+}
+"""What levels without a file are."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -117,6 +125,17 @@ def file_of(package: str, group: str, level: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def derived(package: str, group: str) -> set[str]:
+    """Levels of a package, or of one of its groups, that have no file."""
+    name = f"kernel_pytorch.{package.replace('-', '_')}"
+    try:
+        table = importlib.import_module(f"{name}.levels").LADDER
+    except (ModuleNotFoundError, AttributeError):
+        return set()
+    place = ".".join(filter(None, (name, group, "levels")))
+    return {level for f, own in table.functions.items() if own == place for level in table.levels(f)} & DERIVED.keys()
+
+
 def definition(package: str, group: str) -> str:
     """The source of the definition."""
     files = [file_of(package, name, "reference") for name in groups(package, group)]
@@ -134,6 +153,8 @@ def ladder(package: str, group: str) -> str:
         for level in LEVELS:
             if file := file_of(package, name, level):
                 lines.append(f"| `{level}` | `{file.name}` | {first_paragraph(file)} |")
+            elif level in derived(package, name):
+                lines.append(f"| `{level}` | | {DERIVED[level]} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -21,6 +21,9 @@ class Compiled:
     def describe(self, device):
         return f"compiled for {device.type}"
 
+    def function(self, name):
+        return lambda: f"cuda_ops.{name}"
+
 
 @pytest.fixture
 def ladder(monkeypatch):
@@ -120,3 +123,29 @@ def test_what_it_says_of_levels(ladder):
     without = Ladder({"both": "made_up"}, [], None, absent={"both": ["cuda"]})
     assert without.unavailable("cuda", CPU, torch.float32) == "the package has none"
     assert without.levels("both") == LEVELS[:-1]
+
+
+def test_levels_without_a_function_of_their_own_are_derived(monkeypatch):
+    """The definition is compiled, or what the table names instead; CUDA C++ has a name for each function."""
+    for level in LEVELS:
+        module = types.ModuleType(f"made_up.{level}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for level in ("reference", "native", "triton"):
+        sys.modules[f"made_up.{level}"].both = lambda x, level=level: (level, x)
+    monkeypatch.setattr(levels, "compiled", lambda function: lambda x: ("compiled", *function(x)))
+    monkeypatch.setattr(levels, "scripted", lambda function: lambda x: ("scripted", *function(x)))
+    monkeypatch.setitem(sys.modules, "made_up", types.ModuleType("made_up"))
+    plain = Ladder({"both": "made_up"}, [], Compiled())
+    assert plain.function("both", "compile")(1) == ("compiled", "reference", 1)
+    assert plain.function("both", "torchscript")(1) == ("scripted", "reference", 1)
+    assert plain.function("both", "cuda")() == "cuda_ops.both"
+    other = Ladder({"both": "made_up"}, [], Compiled(), derived={"compile": {"both": "native"}, "cuda": {"both": "b"}})
+    assert other.function("both", "compile")(1) == ("compiled", "native", 1)
+    assert other.function("both", "cuda")() == "cuda_ops.b"
+
+
+def test_a_level_that_is_not_derived_needs_a_function(monkeypatch):
+    for name in ("made_up", "made_up.reference", "made_up.native"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    with pytest.raises(ImportError, match=r"made_up\.reference: it has no function both"):
+        Ladder({"both": "made_up"}, [], None, absent={"both": ["cuda"]})

@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from kernel_pytorch.rmsnorm._core import operator as core
+from kernel_pytorch.rmsnorm._core import registration
 
 ADDED = {"forward": 0}
 
@@ -257,3 +258,14 @@ def test_a_library_of_another_version_is_refused_by_name():
 def test_tensors_on_several_devices_are_refused():
     with pytest.raises(RuntimeError, match="tensors are on meta and cpu"):
         scaled.operator(numbers().to("meta"), numbers(), 3.0)
+
+
+def test_a_rule_may_take_all_arguments_as_one_object():
+    """By position, by name and by default; keywords of other functions, as PyTorch's FLOP counter has, are left out."""
+    schema = torch._C.parse_schema("f(Tensor x, float scale=2.0, bool flag=False) -> Tensor")
+    seen = registration.with_arguments(schema, lambda placements, a: (placements, a.x, a.scale, a.flag, *a[1:]))
+    assert seen("p", 1, 3.0) == ("p", 1, 3.0, False, 3.0, False)
+    assert seen("p", 1, flag=True, out_shape=()) == ("p", 1, 2.0, True, 2.0, True)
+    rule = lambda x, scale: x  # noqa: E731
+    assert registration.with_arguments(schema, rule) is rule
+    assert registration.with_arguments(schema, torch.empty_like) is torch.empty_like

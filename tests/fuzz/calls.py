@@ -133,9 +133,9 @@ def _compiled(technique: Any, operation: Any, cuda: Any, inputs: tuple[Any, ...]
     """
     target, given = cuda.target, [inputs]
     if operation.function:
-        module, _, name = cuda.level_target().partition(":")
-        compiled = getattr(importlib.import_module(module), name)
-        if compiled.__module__ == module:
+        name = cuda.level_target().partition(":")[2]
+        compiled = technique.ladder().function(name, "cuda")
+        if not compiled.__module__.startswith("kernel_pytorch.cuda_ops"):
             return []
         target, given = f"{compiled.__module__}:{compiled.__name__}", []
         with technique.ladder().replaced(name, "cuda", lambda *own: given.append(own) or compiled(*own)):

@@ -17,14 +17,10 @@ from kernel_pytorch.linear_cross_entropy import (
 )
 from kernel_pytorch.linear_cross_entropy._core.sharding import shard
 from kernel_pytorch.linear_cross_entropy.levels import LADDER
-from kernel_pytorch.linear_cross_entropy.rules.linear_cross_entropy import sharding_with_gradients
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() > 1 else "cpu")
 RUNS = [operators.check_target, *(run for level in operators.LEVELS.values() for run in level)]
-# What is differentiated in another way as well is declared elsewhere.
-RULES = [(run.operator, run.sharding) for run in RUNS if hasattr(run, "sharding")] + [
-    (level.linear_cross_entropy_with_gradients.operator, sharding_with_gradients) for level in operators.LEVELS.values()
-]
+RULES = [(run.operator, run.sharding) for run in RUNS]
 WHY_NO_TRITON = LADDER.unavailable("triton", DEVICE, torch.float32)
 LEVELS = [
     "native",

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ._core.call_kinds import can_bypass_dispatcher, needs_grad
+from ._core.gradients import asks
 from ._core.operator import declare, with_gradient
 from ._linear_cross_entropy.cross_entropy import (
     CROSS_ENTROPY,
@@ -46,22 +47,14 @@ run_cross_entropy_backward_ = declare(
 run_cross_entropy = declare(**CROSS_ENTROPY, backward=run_cross_entropy_backward)
 
 
-def _gradient_in_place(
-    dloss: Tensor,
-    normalizer: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-) -> tuple[Tensor, None]:
+@asks("dloss normalizer logits target ignore_index label_smoothing z_loss softcap")
+def _gradient_in_place(*given: Any) -> tuple[Tensor, None]:
     """Write the gradient over the logits, or into a new tensor if they are traced, shared or differentiated again."""
-    scalars = ignore_index, label_smoothing, z_loss, softcap
+    dloss, normalizer, logits, *others = given
     if not logits.is_contiguous() or not can_bypass_dispatcher(logits) or needs_grad(dloss, logits):
-        return run_cross_entropy_backward(dloss, normalizer, logits, target, *scalars), None
+        return run_cross_entropy_backward(*given), None
     over = logits.detach()
-    run_cross_entropy_backward_(dloss, normalizer, over, target, *scalars)
+    run_cross_entropy_backward_(dloss, normalizer, over, *others)
     return over, None
 
 

@@ -44,5 +44,4 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
     if scale is None:
         check_tensor("flash_attention", "q", q)
         scale = max(q.shape[-1] if q.dim() else 1, 1) ** -0.5
-    y: Tensor = call("flash_attention", run_flash_attention, q, k, v, scale, causal)[0]
-    return y
+    return call("flash_attention", run_flash_attention, q, k, v, scale, causal)[0]

@@ -30,8 +30,7 @@ run_norm_act = declare(**NORM_ACT, backward=run_norm_act_backward)
 def _norm_act(function: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     if function.startswith("add_"):
         check_tensor(function, "residual", arguments[1])  # which the operator can do without
-    found: tuple[Tensor, Tensor, Tensor] = call(function, run_norm_act, *arguments)
-    return found
+    return call(function, run_norm_act, *arguments)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

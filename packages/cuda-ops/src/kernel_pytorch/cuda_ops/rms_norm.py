@@ -24,8 +24,7 @@ run_add_rms_norm = declare(**ADD_RMS_NORM, backward=run_rms_norm_backward)
 
 
 def _rms_norm(function: str, *arguments: Any) -> Tensor:
-    y: Tensor = call(function, run_rms_norm, *arguments)[0]
-    return y
+    return call(function, run_rms_norm, *arguments)[0]
 
 
 def rms_norm(

@@ -19,14 +19,12 @@ from .operators import call
 
 def _itself(*arguments: Any) -> Tensor:
     """It is linear, so it is its own derivative."""
-    y: Tensor = run_rotary_embedding(*arguments)
-    return y
+    return run_rotary_embedding(*arguments)
 
 
 def _itself_qk(*arguments: Any) -> tuple[Tensor, Tensor]:
     """As `_itself`, of queries and keys."""
-    found: tuple[Tensor, Tensor] = run_rotary_qk(*arguments)
-    return found
+    return run_rotary_qk(*arguments)
 
 
 run_rotary_embedding = declare(**ROTARY_EMBEDDING, backward=_itself)
@@ -54,8 +52,7 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
         TypeError: an argument is not of its kind.
     """
-    y: Tensor = call("rotary_embedding", run_rotary_embedding, x, cos, sin, interleaved, inverse)
-    return y
+    return call("rotary_embedding", run_rotary_embedding, x, cos, sin, interleaved, inverse)
 
 
 def rotary_qk(
@@ -91,5 +88,4 @@ def rotary_qk(
         RuntimeError: the arguments do not fit, or the kernel could not be launched; the message names them.
         TypeError: an argument is not of its kind.
     """
-    found: tuple[Tensor, Tensor] = call("rotary_qk", run_rotary_qk, q, k, cos, sin, position_ids, interleaved, inverse)
-    return found
+    return call("rotary_qk", run_rotary_qk, q, k, cos, sin, position_ids, interleaved, inverse)

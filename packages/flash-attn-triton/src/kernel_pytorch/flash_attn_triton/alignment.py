@@ -28,8 +28,7 @@ _library.define("flash_attention_copied(Tensor x) -> Tensor")
 def aligned(x: Tensor, rows: bool = True) -> Tensor:
     """x, or a copy of it where it, or with `rows` one of its rows, does not begin at 16 bytes."""
     if torch.compiler.is_compiling():
-        found: Tensor = torch.ops.kernel_pytorch.flash_attention_aligned(x, rows)
-        return found
+        return torch.ops.kernel_pytorch.flash_attention_aligned(x, rows)
     return _aligned(x, rows)
 
 
@@ -48,8 +47,7 @@ def _aligned(x: Tensor, rows: bool) -> Tensor:
     if has_plain_memory(x) or has_transform():
         return x.clone()
     # TorchInductor takes a clone with the strides of x for x.
-    copy: Tensor = torch.ops.kernel_pytorch.flash_attention_copied(x)
-    return copy
+    return torch.ops.kernel_pytorch.flash_attention_copied(x)
 
 
 def _unchanged(ctx: Any, dy: Tensor) -> Tensor:

@@ -74,8 +74,7 @@ def flash_attention(
     https://arxiv.org/abs/2307.08691.
     """
     options = causal, scale, window, softcap, alibi_slopes, sinks, dropout_p, seed, deterministic
-    y: Tensor = FLASH_ATTENTION(q, k, v, *options, level)
-    return y
+    return FLASH_ATTENTION(q, k, v, *options, level)
 
 
 def flash_attention_with_lse(
@@ -115,8 +114,7 @@ def flash_attention_with_lse(
         TypeError, ValueError, RuntimeError: as `flash_attention`.
     """
     options = causal, scale, window, softcap, alibi_slopes, sinks, dropout_p, seed, deterministic
-    found: tuple[Tensor, Tensor] = FLASH_ATTENTION_WITH_LSE(q, k, v, *options, level)
-    return found
+    return FLASH_ATTENTION_WITH_LSE(q, k, v, *options, level)
 
 
 def flash_attention_masked(
@@ -156,8 +154,7 @@ def flash_attention_masked(
     The gradient of a bias takes memory for `(b, h, Sq, Sk)` in float32, where b and h are its own first dimensions.
     """
     options = causal, scale, window, softcap, sinks, dropout_p, seed, deterministic
-    y: Tensor = FLASH_ATTENTION_MASKED(q, k, v, mask, *options, level)
-    return y
+    return FLASH_ATTENTION_MASKED(q, k, v, mask, *options, level)
 
 
 def flash_attention_varlen(
@@ -207,8 +204,7 @@ def flash_attention_varlen(
     # On a CPU the numbers in cu_seqlens are read, and the next call has others.
     is_read = not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.is_cpu
     run = FLASH_ATTENTION_VARLEN.uncached if is_read else FLASH_ATTENTION_VARLEN
-    y: Tensor = run(q, k, v, *sequences, *options, level)
-    return y
+    return run(q, k, v, *sequences, *options, level)
 
 
 def flash_decode(
@@ -263,5 +259,4 @@ def flash_decode(
     2023, https://arxiv.org/abs/2309.06180.
     """
     options = causal, scale, window, softcap, alibi_slopes, sinks
-    y: Tensor = FLASH_DECODE(q, k_cache, v_cache, cache_seqlens, block_table, *options, level)
-    return y
+    return FLASH_DECODE(q, k_cache, v_cache, cache_seqlens, block_table, *options, level)

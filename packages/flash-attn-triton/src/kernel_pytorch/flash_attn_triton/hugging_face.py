@@ -191,8 +191,7 @@ def _flag_or_mask(given: dict[str, Any]) -> Tensor | None:
         skips = given.get("allow_is_causal_skip", True) or given.get("allow_is_bidirectional_skip", False)
         if skips and given.get("q_length") == keys and (window is None or keys < window):
             return None
-    found: Tensor | None = sdpa_mask(**given)
-    return found
+    return sdpa_mask(**given)
 
 
 def attention(
@@ -254,8 +253,7 @@ def attention(
 def _eager(*arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-    found: tuple[Tensor, Tensor] = eager_attention_forward(*arguments, **keywords)
-    return found
+    return eager_attention_forward(*arguments, **keywords)
 
 
 def _added(attention_mask: Tensor | None, query: Tensor, keys: int, window: tuple[int, int] | None) -> Tensor | None:

@@ -89,13 +89,6 @@ def attend(
         module: whose parameters these are.
         stock: its own forward, for what has no counterpart here.
         query: as in `MultiheadAttention.forward`; so are the rest.
-        key: see there.
-        value: see there.
-        key_padding_mask: see there.
-        need_weights: see there.
-        attn_mask: see there.
-        average_attn_weights: see there.
-        is_causal: see there.
     """
     nothing_special = module.bias_k is None and not module.add_zero_attn and not query.is_nested
     nothing_special = nothing_special and _fit(module, query, key, attn_mask, key_padding_mask, is_causal)
@@ -166,5 +159,4 @@ def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) 
         return ~masks[0] if len(masks) == 1 else ~(masks[0] | masks[1])
     lowest = float("-inf")
     numbers = (torch.zeros_like(m, dtype=q.dtype).masked_fill(m, lowest) if m.dtype == torch.bool else m for m in masks)
-    total: Tensor = sum(numbers, torch.zeros((), dtype=q.dtype, device=q.device))
-    return total
+    return sum(numbers, torch.zeros((), dtype=q.dtype, device=q.device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,21 +50,8 @@ def _attention(level: str | None, q: Tensor, k: Tensor, v: Tensor, causal: bool,
     return prepared._replace(features=features)
 
 
-def _with_lse(
-    level: str | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: Sequence[int | None] | None,
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | int | None,
-    deterministic: bool,
-) -> Prepared:
+def _with_lse(level: str | None, *given: Any) -> Prepared:
+    q, k, v, causal, scale, window, softcap, alibi_slopes, sinks, dropout_p, seed, deterministic = given
     check_qkv(q, k, v)
     alibi_slopes = slopes_of(alibi_slopes, q, q.shape[0], q.shape[1])
     check_sinks(sinks, q, q.shape[1])
@@ -74,21 +61,8 @@ def _with_lse(
     return Prepared(level, (q, k, v, *options), features, state=_state(deterministic), deciding=(q, sinks))
 
 
-def _masked(
-    level: str | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: Sequence[int | None] | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | int | None,
-    deterministic: bool,
-) -> Prepared:
+def _masked(level: str | None, *given: Any) -> Prepared:
+    q, k, v, mask, causal, scale, window, softcap, sinks, dropout_p, seed, deterministic = given
     check_qkv(q, k, v)
     if isinstance(mask, Tensor) and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"mask: dtype is {mask.dtype}; it must be torch.bool or a floating-point dtype")
@@ -102,23 +76,9 @@ def _masked(
     return Prepared(level, (q, k, v, mask, *options), features, state=_state(deterministic), deciding=(q, sinks))
 
 
-def _varlen(
-    level: str | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    scale: float | None,
-    window: Sequence[int | None] | None,
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    deterministic: bool,
-) -> Prepared:
+def _varlen(level: str | None, *given: Any) -> Prepared:
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *others = given
+    causal, scale, window, softcap, alibi_slopes, sinks, deterministic = others
     check_qkv(q, k, v, "(tokens, heads, head size)")
     check_starts("cu_seqlens_q", cu_seqlens_q, q, "q")
     check_starts("cu_seqlens_k", cu_seqlens_k, k, "k")
@@ -137,20 +97,8 @@ def _varlen(
     return Prepared(level, given, features, state=_state(deterministic), deciding=(q, sinks))
 
 
-def _decode(
-    level: str | None,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cache_seqlens: Tensor,
-    block_table: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window: Sequence[int | None] | None,
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> Prepared:
+def _decode(level: str | None, *given: Any) -> Prepared:
+    q, k_cache, v_cache, cache_seqlens, block_table, causal, scale, window, softcap, alibi_slopes, sinks = given
     check_cache(q, k_cache, v_cache, cache_seqlens, block_table)
     if block_table is not None and k_cache.shape[2] == 0:
         raise ValueError(f"k_cache: shape is {tuple(k_cache.shape)}; the page size must be at least 1")

@@ -34,4 +34,7 @@ LADDER = Ladder(
     ],
     cuda_level,
     absent=dict.fromkeys(LINEAR, ("cuda",)),
+    # A user would compile PyTorch's operators, not the definition, which multiplies in float32: no tensor core does
+    # that exactly.
+    derived={"compile": dict.fromkeys(LINEAR, "native")},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -76,8 +76,7 @@ def linear_cross_entropy(
     """
     run = LINEAR_CROSS_ENTROPY if _has_unread(target) else LINEAR_CROSS_ENTROPY.uncached
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    loss: Tensor = run(hidden, weight, target, bias, *scalars, reduction, chunk, level)
-    return loss
+    return run(hidden, weight, target, bias, *scalars, reduction, chunk, level)
 
 
 def cross_entropy(
@@ -120,23 +119,11 @@ def cross_entropy(
     """
     run = CROSS_ENTROPY if _has_unread(target) else CROSS_ENTROPY.uncached
     scalars = ignore_index, label_smoothing, z_loss, softcap
-    loss: Tensor = run(logits, target, *scalars, reduction, inplace, level)
-    return loss
+    return run(logits, target, *scalars, reduction, inplace, level)
 
 
-def _linear_cross_entropy(
-    level: str | None,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    chunk: int | None,
-) -> Prepared:
+def _linear_cross_entropy(level: str | None, *given: Any) -> Prepared:
+    hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction, chunk = given
     check_layer(hidden, weight, bias)
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check_chunk(chunk)
@@ -150,17 +137,8 @@ def _linear_cross_entropy(
     return Prepared(level, given, state=_autocast_dtype, deciding=(hidden, weight, bias))
 
 
-def _cross_entropy(
-    level: str | None,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    reduction: str,
-    inplace: bool,
-) -> Prepared:
+def _cross_entropy(level: str | None, *given: Any) -> Prepared:
+    logits, target, ignore_index, label_smoothing, z_loss, softcap, reduction, inplace = given
     check_tensor("logits", logits)
     check_flag("inplace", inplace)
     check_scalars(ignore_index, label_smoothing, z_loss, softcap, reduction)

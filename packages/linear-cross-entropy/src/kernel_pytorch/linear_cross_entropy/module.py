@@ -25,13 +25,7 @@ class LinearCrossEntropy(torch.nn.Linear):
         bias: whether there is a bias; language models have none.
         device: of the parameters.
         dtype: of the parameters.
-        ignore_index: as in `linear_cross_entropy`; so are the rest.
-        label_smoothing: attributes that may be changed later.
-        z_loss: see there.
-        softcap: see there.
-        reduction: see there.
-        chunk: see there.
-        level: see there.
+        ignore_index: as in `linear_cross_entropy`; so are the rest, attributes that may be changed later.
     """
 
     def __init__(
@@ -113,12 +107,6 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         size_average: None: deprecated in PyTorch, and not supported.
         ignore_index: as in `cross_entropy`; so are the rest.
         reduce: None: deprecated in PyTorch, and not supported.
-        reduction: see there.
-        label_smoothing: see there.
-        z_loss: see there.
-        softcap: see there.
-        inplace: see there.
-        level: see there.
     """
 
     def __init__(

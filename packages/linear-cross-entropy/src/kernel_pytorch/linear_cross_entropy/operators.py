@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ._core.call_kinds import can_bypass_dispatcher, is_transformed, needs_grad
-from ._core.gradients import frees_graph, is_batched
+from ._core.gradients import asks, frees_graph, is_batched
 from ._core.operator import NATIVE, TRITON, declare, with_gradient
 from ._core.sharding import Shardings
 from .rules.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
@@ -47,8 +47,7 @@ def launcher(name: str, level: str) -> Callable[..., Any]:
     """The launcher of an operator at a level."""
     from .kernels import launchers
 
-    found: Callable[..., Any] = getattr(launchers, name)(level)
-    return found
+    return getattr(launchers, name)(level)
 
 
 def declared(level: str, space: str) -> Operators:
@@ -103,19 +102,10 @@ def scale_formula(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
     return (gradient * factor.reshape(1)).to(like.dtype)
 
 
-def gradient_in_place(
-    overwrite: Callable[..., Tensor],
-    dloss: Tensor,
-    normalizer: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-) -> tuple[Tensor, None]:
+@asks("overwrite dloss normalizer logits target ignore_index label_smoothing z_loss softcap")
+def gradient_in_place(overwrite: Callable[..., Tensor], *given: Any) -> tuple[Tensor, None]:
     """Gradient of the logits, written over them where `overwrite` can."""
-    return overwrite(dloss, normalizer, logits, target, ignore_index, label_smoothing, z_loss, softcap), None
+    return overwrite(*given), None
 
 
 def overwrite(
@@ -145,13 +135,6 @@ LEVELS = {"native": declared("native", NATIVE), "triton": declared("triton", TRI
 # Targets.
 
 
-def launch_check() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import launchers
-
-    return launchers.check_target
-
-
 def fake_check(target: Tensor, words: int, ignore_index: int) -> Tensor:
     """What it allocates."""
     return target.new_empty(target.shape)
@@ -165,7 +148,7 @@ def sharding_check(placements: Any, target: Any, words: int, ignore_index: int) 
 
 check_target = declare(
     "check_target(Tensor target, SymInt words, SymInt ignore_index) -> Tensor",
-    launch=launch_check,
+    launch=f"{__package__}.kernels.launchers:check_target",
     fake=fake_check,
     keys=ANYWHERE,
     sharding=sharding_check,

@@ -39,10 +39,6 @@ def check_angles(
     """Raise TypeError or ValueError, naming the argument, unless these are angles for heads of `columns` columns.
 
     Args:
-        cos: as given.
-        sin: as given.
-        position_ids: as given.
-        interleaved: as given.
         x: what is on the device that they must be on.
         tokens: `(..., S)`, the shape in front of the heads.
         columns: of a head.
@@ -167,10 +163,6 @@ def check_cache(
     """Raise TypeError or ValueError, naming the argument, unless these are a cache for the tokens of x.
 
     Args:
-        k_cache: as given.
-        v_cache: as given.
-        cache_seqlens: as given.
-        block_table: as given.
         x: `(B, S, ...)`, on the device that they must be on.
         columns: of a head.
         dtype: of keys and values.

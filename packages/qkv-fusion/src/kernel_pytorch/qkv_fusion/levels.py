@@ -49,4 +49,5 @@ LADDER = Ladder(
         "qk_layer_norm_rope": ("torchscript", "cuda"),
         "qkv_projection": ("triton", "cuda"),
     },
+    derived={"cuda": {"rotary_embedding": "rotary_qk"}},
 )

@@ -58,8 +58,7 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    found: Tensor = RMS_NORM(x, weight, eps, offset, casting, level)
-    return found
+    return RMS_NORM(x, weight, eps, offset, casting, level)
 
 
 def add_rms_norm(
@@ -93,8 +92,7 @@ def add_rms_norm(
     Source: as `rms_norm`; the residual add in front of it as in Touvron et al., "LLaMA", 2023,
     https://arxiv.org/abs/2302.13971.
     """
-    found: tuple[Tensor, Tensor] = ADD_RMS_NORM(x, residual, weight, eps, offset, casting, level)
-    return found
+    return ADD_RMS_NORM(x, residual, weight, eps, offset, casting, level)
 
 
 def head_rms_norm(
@@ -126,8 +124,7 @@ def head_rms_norm(
     Source: Henry et al., "Query-Key Normalization for Transformers", 2020, https://arxiv.org/abs/2010.04245, with the
     root mean square in the place of the L2 norm as in Qwen3, https://arxiv.org/abs/2505.09388.
     """
-    found: Tensor = HEAD_RMS_NORM(x, weight, eps, offset, casting, level)
-    return found
+    return HEAD_RMS_NORM(x, weight, eps, offset, casting, level)
 
 
 def _check(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> None:

@@ -101,8 +101,7 @@ def _forward(module: torch.nn.Module, formula: Formula) -> patching.Forward:
             or patching.is_autocast(x)
         ):
             return stock(self, *args, **kwargs)
-        y: Tensor = RMS_NORM(x, self.weight, getattr(self, eps), offset, casting, None)
-        return y
+        return RMS_NORM(x, self.weight, getattr(self, eps), offset, casting, None)
 
     return forward
 

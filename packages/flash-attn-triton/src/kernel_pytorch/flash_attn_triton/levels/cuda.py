@@ -13,5 +13,4 @@ _flash_attention = function("flash_attention")
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, *features: Any) -> Tensor:
     """`flash_attention` of `reference.py`, causal or full; same arguments and result dtype."""
-    y: Tensor = _flash_attention(q, k, v, scale, causal)
-    return y
+    return _flash_attention(q, k, v, scale, causal)

@@ -19,24 +19,17 @@ def keeps_rest(q: Tensor, *others: Tensor | None) -> bool:
     return needs_grad(q, *others)
 
 
-@calls(operators.flash_attention, first_two)
-def flash_attention_with_lse(
+def _arguments_of(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: tuple[int, int] | None, softcap: float | None,
     alibi_slopes: Tensor | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """`flash_attention_with_lse` of `reference.py`."""
+    """The arguments of the operator, made of those of `reference.py`."""
     options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
     return q, k, v, None, alibi_slopes, sinks, seed, *options
 
 
-@calls(operators.flash_attention, first)
-def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: tuple[int, int] | None, softcap: float | None,
-    alibi_slopes: Tensor | None, sinks: Tensor | None, dropout_p: float, seed: Tensor | None, deterministic: bool,
-) -> tuple[Any, ...]:  # fmt: skip
-    """`flash_attention` of `reference.py`."""
-    options = scale, *limits(causal, window), softcap or 0.0, dropout_p, *NOT_PACKED, keeps_rest(q, k, v, sinks)
-    return q, k, v, None, alibi_slopes, sinks, seed, *options
+flash_attention = calls(operators.flash_attention, first)(_arguments_of)
+flash_attention_with_lse = calls(operators.flash_attention, first_two)(_arguments_of)
 
 
 @calls(operators.flash_attention, first)

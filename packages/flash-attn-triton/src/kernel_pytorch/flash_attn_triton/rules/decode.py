@@ -11,12 +11,9 @@ from .._core.operator import Rules
 from .._core.sharding import Shardings
 
 
-def fake(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None,
-    alibi_slopes: Tensor | None, sinks: Tensor | None, scale: float, left: int, right: int, softcap: float,
-) -> Tensor:  # fmt: skip
+def fake(a: Any) -> Tensor:
     """What it allocates."""
-    return q.new_empty(q.shape)
+    return a.q.new_empty(a.q.shape)
 
 
 def flops(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any, *others: Any, **names: Any) -> int:
@@ -25,25 +22,22 @@ def flops(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: A
     return int(4 * torch.Size(q).numel() * keys)
 
 
-def sharding(
-    placements: Any, q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any, alibi_slopes: Any,
-    sinks: Any, scale: float, left: int, right: int, softcap: float,
-) -> Shardings:  # fmt: skip
+def sharding(placements: Any, a: Any) -> Shardings:
     """Sequences and heads are independent. Pages belong to no sequence: with a block table only heads split them."""
     whole = placements.Replicate()
-    optional = (block_table, alibi_slopes, sinks)
+    optional = (a.block_table, a.alibi_slopes, a.sinks)
     yield [whole], [whole] * 4 + [None if tensor is None else whole for tensor in optional]
     for dimension in (0, 1):
         own = placements.Shard(dimension)
-        cache = whole if dimension == 0 and block_table is not None else own
+        cache = whole if dimension == 0 and a.block_table is not None else own
         of_sequence = placements.Shard(0) if dimension == 0 else whole
         of_head = placements.Shard(0) if dimension == 1 else whole
         of_slopes = None
-        if alibi_slopes is not None:  # (H,) or (B, H)
-            place = dimension - 2 + alibi_slopes.ndim
+        if a.alibi_slopes is not None:  # (H,) or (B, H)
+            place = dimension - 2 + a.alibi_slopes.ndim
             of_slopes = placements.Shard(place) if place >= 0 else whole
-        table = None if block_table is None else of_sequence
-        yield [own], [own, cache, cache, of_sequence, table, of_slopes, None if sinks is None else of_head]
+        table = None if a.block_table is None else of_sequence
+        yield [own], [own, cache, cache, of_sequence, table, of_slopes, None if a.sinks is None else of_head]
 
 
 FLASH_DECODE: Rules = {

@@ -23,20 +23,16 @@ def empty_like(x: Tensor, packed: bool, device: torch.device | None = None) -> T
     return torch.empty((tokens, heads, depth), dtype=x.dtype, device=device or x.device).transpose(0, 1).unsqueeze(0)
 
 
-def fake(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alibi_slopes: Tensor | None, sinks: Tensor | None,
-    seed: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, keep_rest: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def fake(a: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What it allocates: the output, lse, and what a backward needs, empty if not kept.
 
     That is the maximum of the scores and the sum of exponentials relative to it, and of 16 bits the rest that rounding
     took off the output.
     """
-    packed = cu_seqlens_q is not None
-    rest = empty_like(q, packed) if keep_rest and q.dtype != torch.float32 else q.new_empty((0,))
-    normalizer = q.new_empty((*q.shape[:-1], 2) if keep_rest else (0,), dtype=torch.float32)
-    return empty_like(q, packed), q.new_empty(q.shape[:-1], dtype=torch.float32), normalizer, rest
+    packed = a.cu_seqlens_q is not None
+    rest = empty_like(a.q, packed) if a.keep_rest and a.q.dtype != torch.float32 else a.q.new_empty((0,))
+    normalizer = a.q.new_empty((*a.q.shape[:-1], 2) if a.keep_rest else (0,), dtype=torch.float32)
+    return empty_like(a.q, packed), a.q.new_empty(a.q.shape[:-1], dtype=torch.float32), normalizer, rest
 
 
 def save(
@@ -64,21 +60,15 @@ def gradient(
     return dq, dk, dv, dbias, None, dsinks, None, None, None
 
 
-def fake_backward(
-    do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-    alibi_slopes: Tensor | None, sinks: Tensor | None, seed: Tensor | None, o: Tensor, normalizer: Tensor,
-    rest: Tensor | None, scale: float, left: int, right: int, softcap: float, dropout_p: float,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
-    need_dq: bool, need_dk: bool, need_dv: bool, need_dbias: bool, need_dsinks: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def fake_backward(a: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    packed, nothing = cu_seqlens_q is not None, (0,)
-    dbias = q.new_empty(nothing) if bias is None or not need_dbias else bias.new_empty(bias.shape)
-    dsinks = q.new_empty(nothing) if sinks is None or not need_dsinks else sinks.new_empty(sinks.shape)
+    packed, nothing = a.cu_seqlens_q is not None, (0,)
+    dbias = a.q.new_empty(nothing) if a.bias is None or not a.need_dbias else a.bias.new_empty(a.bias.shape)
+    dsinks = a.q.new_empty(nothing) if a.sinks is None or not a.need_dsinks else a.sinks.new_empty(a.sinks.shape)
     return (
-        empty_like(q, packed) if need_dq else q.new_empty(nothing),
-        empty_like(k, packed) if need_dk else q.new_empty(nothing),
-        empty_like(v, packed) if need_dv else q.new_empty(nothing),
+        empty_like(a.q, packed) if a.need_dq else a.q.new_empty(nothing),
+        empty_like(a.k, packed) if a.need_dk else a.q.new_empty(nothing),
+        empty_like(a.v, packed) if a.need_dv else a.q.new_empty(nothing),
         dbias,
         dsinks,
     )
@@ -115,36 +105,33 @@ def _placed(placements: Any, bias: Any, alibi_slopes: Any, sinks: Any, dropout_p
         )
 
 
-def sharding(
-    placements: Any, q: Any, k: Any, v: Any, bias: Any, alibi_slopes: Any, sinks: Any, seed: Any,
-    scale: float, left: int, right: int, softcap: float, dropout_p: float, cu_seqlens_q: Any, cu_seqlens_k: Any,
-    max_seqlen_q: int, max_seqlen_k: int, keep_rest: bool,
-) -> Shardings:  # fmt: skip
+def sharding(placements: Any, a: Any) -> Shardings:
     """Where o, lse, what is saved and what goes in may lie."""
-    packed = cu_seqlens_q is not None
-    for own, of_bias, of_slopes, of_sinks, _, _ in _placed(placements, bias, alibi_slopes, sinks, dropout_p, packed):
-        inputs = _present((bias, of_bias), (alibi_slopes, of_slopes), (sinks, of_sinks), (seed, placements.Replicate()))
+    packed = a.cu_seqlens_q is not None
+    for own, of_bias, of_slopes, of_sinks, _, _ in _placed(
+        placements, a.bias, a.alibi_slopes, a.sinks, a.dropout_p, packed
+    ):
+        inputs = _present(
+            (a.bias, of_bias), (a.alibi_slopes, of_slopes), (a.sinks, of_sinks), (a.seed, placements.Replicate())
+        )
         whole = placements.Replicate()
-        has_rest = keep_rest and q.tensor_meta.dtype != torch.float32
-        results = [own, own, own if keep_rest else whole, own if has_rest else whole]
+        has_rest = a.keep_rest and a.q.tensor_meta.dtype != torch.float32
+        results = [own, own, own if a.keep_rest else whole, own if has_rest else whole]
         yield results, [own, own, own, *inputs, *[placements.Replicate() if packed else None] * 2]
 
 
-def sharding_backward(
-    placements: Any, do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, alibi_slopes: Any, sinks: Any, seed: Any,
-    o: Any, normalizer: Any, rest: Any, scale: float, left: int, right: int, softcap: float, dropout_p: float,
-    cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, *needs: bool,
-) -> Shardings:  # fmt: skip
+def sharding_backward(placements: Any, a: Any) -> Shardings:
     """Where the gradients and what goes in may lie."""
-    packed, whole = cu_seqlens_q is not None, placements.Replicate()
+    needs = a[21:]
+    packed, whole = a.cu_seqlens_q is not None, placements.Replicate()
     for own, of_bias, of_slopes, of_sinks, dbias, dsinks in _placed(
-        placements, bias, alibi_slopes, sinks, dropout_p, packed
+        placements, a.bias, a.alibi_slopes, a.sinks, a.dropout_p, packed
     ):
-        inputs = _present((bias, of_bias), (alibi_slopes, of_slopes), (sinks, of_sinks), (seed, whole))
-        results = [own, own, own, dbias if bias is not None else whole, dsinks if sinks is not None else whole]
+        inputs = _present((a.bias, of_bias), (a.alibi_slopes, of_slopes), (a.sinks, of_sinks), (a.seed, whole))
+        results = [own, own, own, dbias if a.bias is not None else whole, dsinks if a.sinks is not None else whole]
         outputs = [result if needed else whole for result, needed in zip(results, needs, strict=True)]
-        tensors = [own, None if dlse is None else own, own, own, own, *inputs, own, own]
-        tensors.append(None if rest is None else own)
+        tensors = [own, None if a.dlse is None else own, own, own, own, *inputs, own, own]
+        tensors.append(None if a.rest is None else own)
         yield outputs, [*tensors, *[whole if packed else None] * 2]
 
 

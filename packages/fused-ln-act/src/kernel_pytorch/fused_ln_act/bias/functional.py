@@ -35,8 +35,7 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, *, level: str | No
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053; the activations are named in
     `activations.py`.
     """
-    found: Tensor = BIAS_ACT(x, bias, activation, level)
-    return found
+    return BIAS_ACT(x, bias, activation, level)
 
 
 def bias_dropout_add(
@@ -75,8 +74,7 @@ def bias_dropout_add(
 
     Source: as `bias_act`.
     """
-    found: Tensor = BIAS_DROPOUT_ADD(x, bias, residual, p, seed, level)
-    return found
+    return BIAS_DROPOUT_ADD(x, bias, residual, p, seed, level)
 
 
 def _check_act(x: Tensor, bias: Tensor | None, activation: str) -> None:

@@ -50,8 +50,7 @@ def swiglu(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
     """
-    found: Tensor = SWIGLU(gate, up, alpha, limit, offset, level)
-    return found
+    return SWIGLU(gate, up, alpha, limit, offset, level)
 
 
 def geglu(
@@ -78,8 +77,7 @@ def geglu(
 
     Source: as `swiglu`.
     """
-    found: Tensor = GEGLU(gate, up, approximate, limit, level)
-    return found
+    return GEGLU(gate, up, approximate, limit, level)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None, level: str | None = None) -> Tensor:
@@ -93,8 +91,7 @@ def reglu(gate: Tensor, up: Tensor | None = None, *, limit: float | None = None,
 
     Source: as `swiglu`.
     """
-    found: Tensor = REGLU(gate, up, limit, level)
-    return found
+    return REGLU(gate, up, limit, level)
 
 
 def check_swish(alpha: float, limit: float | None, offset: float) -> None:

@@ -6,7 +6,7 @@ layer, `(..., I)` each; `gated_linear` saves only gate and up, and the backward'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,59 +14,32 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.fused_ln_act._core.operator import declare
+from kernel_pytorch.fused_ln_act._core.registration import arguments_class
 from kernel_pytorch.fused_ln_act.linear.operators import gradient_of_input, gradient_of_weight
 from kernel_pytorch.fused_ln_act.rules import gated as rules
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
 from kernel_pytorch.fused_ln_act.rules.gated import GATED, GATED_BACKWARD
 
+KERNELS = f"{__package__}.kernels"
 
-def launch() -> Callable[..., Any]:
-    """The launcher of the forward."""
-    from .kernels import forward
-
-    return forward.gated
-
-
-def launch_backward() -> Callable[..., Any]:
-    """The launcher of the gradient."""
-    from .kernels import backward
-
-    return backward.gated_backward
-
-
-gated_backward = declare(**GATED_BACKWARD, launch=launch_backward)
-gated = declare(**GATED, launch=launch, backward=gated_backward)
+gated_backward = declare(**GATED_BACKWARD, launch=f"{KERNELS}.backward:gated_backward")
+gated = declare(**GATED, launch=f"{KERNELS}.forward:gated", backward=gated_backward)
 
 
 # `gated` followed by a linear layer. It has no sharding rule: with DTensors, call the two operators separately.
 
 
-def launch_linear() -> Callable[..., Any]:
-    """The launcher of the forward."""
-    from .kernels import forward
-
-    return forward.gated_linear
+of_gated = arguments_class(gated_backward.operator._schema)
 
 
-def launch_linear_backward() -> Callable[..., Any]:
-    """The launcher of the gradients at gate and up."""
-    from .kernels import backward
-
-    return backward.gated_linear_backward
-
-
-def fake_linear_backward(dh: Tensor, gate: Tensor, up: Tensor, *scalars: Any) -> tuple[Tensor, Tensor, Tensor]:
+def fake_linear_backward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What it allocates."""
-    return (dh.new_empty(dh.shape), *rules.fake_backward(dh, gate, up, *scalars))
+    return (a.dh.new_empty(a.dh.shape), *rules.fake_backward(of_gated(*a)))
 
 
-def formula_linear(
-    dh: Tensor, gate: Tensor, up: Tensor, activation: str, alpha: float, limit: float | None, offset: float,
-    need_dgate: bool, need_dup: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def formula_linear(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients in PyTorch that autograd can follow."""
-    h = gated(gate, up, activation, alpha, limit, offset)
-    return h, *rules.formula(dh, gate, up, activation, alpha, limit, offset, need_dgate, need_dup)
+    return gated(a.gate, a.up, a.activation, a.alpha, a.limit, a.offset), *rules.formula(of_gated(*a))
 
 
 def flops_linear_backward(dh: Any, gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:
@@ -77,7 +50,7 @@ def flops_linear_backward(dh: Any, gate: Any, up: Any, activation: str, *_: Any,
 gated_linear_backward = declare(
     "gated_linear_backward(Tensor dh, Tensor gate, Tensor up, str activation, float alpha, float? limit,"
     " float offset, bool need_dgate, bool need_dup) -> (Tensor h, Tensor dgate, Tensor dup)",
-    launch=launch_linear_backward,
+    launch=f"{KERNELS}.backward:gated_linear_backward",
     fake=fake_linear_backward,
     formula=formula_linear,
     flops=flops_linear_backward,
@@ -114,7 +87,7 @@ def flops_linear(gate: Any, up: Any, weight: Any, activation: str, *_: Any, **__
 gated_linear = declare(
     "gated_linear(Tensor gate, Tensor up, Tensor weight, str activation, float alpha, float? limit, float offset)"
     " -> Tensor",
-    launch=launch_linear,
+    launch=f"{KERNELS}.forward:gated_linear",
     fake=fake_linear,
     gradient=gradient_linear,
     flops=flops_linear,

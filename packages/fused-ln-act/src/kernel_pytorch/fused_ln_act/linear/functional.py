@@ -52,8 +52,7 @@ def linear_act(
 
     Source: the activations are named in `activations.py`.
     """
-    found: Tensor = LINEAR_ACT(x, weight, bias, activation, save_preactivation, level)
-    return found
+    return LINEAR_ACT(x, weight, bias, activation, save_preactivation, level)
 
 
 def gated_mlp(
@@ -89,8 +88,7 @@ def gated_mlp(
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202.
     """
-    found: Tensor = GATED_MLP(x, w_gate_up, w_down, activation, recompute, level)
-    return found
+    return GATED_MLP(x, w_gate_up, w_down, activation, recompute, level)
 
 
 def _linear_act(

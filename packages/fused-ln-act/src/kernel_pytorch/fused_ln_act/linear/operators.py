@@ -17,16 +17,17 @@ is redistributed first, by DTensor, to what costs least.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.operator import declare
+from kernel_pytorch.fused_ln_act._core.sharding import Shardings, row_placements
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS, activate, derivative
 
-Placed = Iterator[tuple[list[Any], list[Any]]]
+KERNELS = f"{__package__}.kernels"
 
 # Their derivative follows from the result, which is there anyway, or is one.
 FROM_RESULT = ("relu", "tanh", "sigmoid")
@@ -43,34 +44,19 @@ def gradient_of_weight(dz: Tensor, x: Tensor) -> Tensor:
     return dz.reshape(-1, dz.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
-def of_rows(dtensor: Any, x: Any) -> list[tuple[Any, Any]]:
-    """Placements of x, and of a sum over its rows, with replicated weights."""
-    replicate, partial = dtensor.Replicate(), dtensor.Partial()
-    return [(replicate, replicate), *((dtensor.Shard(d), partial) for d in range(x.ndim - 1))]
-
-
 def of_layer(dtensor: Any, x: Any) -> list[tuple[Any, Any, Any, Any]]:
     """Placements of x, y, the parameters and the gradient of the bias that belong together."""
-    found = [(rows, rows, dtensor.Replicate(), of_sum) for rows, of_sum in of_rows(dtensor, x)]
+    found = [(rows, rows, dtensor.Replicate(), of_sum) for rows, of_sum in row_placements(dtensor, x.ndim)]
     return [*found, (dtensor.Replicate(), dtensor.Shard(x.ndim - 1), dtensor.Shard(0), dtensor.Shard(0))]
 
 
 # A linear layer.
 
 
-def launch_linear() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import forward
-
-    return forward.linear_act
-
-
-def fake_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save_preactivation: bool
-) -> tuple[Tensor, Tensor]:
+def fake_linear(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not saved is empty."""
-    shape = (*x.shape[:-1], weight.shape[0])
-    return x.new_empty(shape), x.new_empty(shape if save_preactivation else (0,))
+    shape = (*a.x.shape[:-1], a.weight.shape[0])
+    return a.x.new_empty(shape), a.x.new_empty(shape if a.save_preactivation else (0,))
 
 
 def save_linear(y: Tensor, preactivation: Tensor, activation: str, save_preactivation: bool) -> tuple[Tensor | None]:
@@ -110,19 +96,17 @@ def flops_linear(x: Any, weight: Any, bias: Any, activation: str, *_: Any, **__:
     return rows * columns * (2 * depth + each)
 
 
-def placements_linear(
-    dtensor: Any, x: Any, weight: Any, bias: Any, activation: str, save_preactivation: bool
-) -> Placed:
+def placements_linear(dtensor: Any, a: Any) -> Shardings:
     """Where y, the pre-activation and what goes in may lie; what is not saved is empty, and the same everywhere."""
-    for of_x, of_y, of_weight, _ in of_layer(dtensor, x):
-        outputs = [of_y, of_y if save_preactivation else dtensor.Replicate()]
-        yield outputs, [of_x, of_weight, None if bias is None else of_weight]
+    for of_x, of_y, of_weight, _ in of_layer(dtensor, a.x):
+        outputs = [of_y, of_y if a.save_preactivation else dtensor.Replicate()]
+        yield outputs, [of_x, of_weight, None if a.bias is None else of_weight]
 
 
 linear_act = declare(
     "linear_act(Tensor x, Tensor weight, Tensor? bias, str activation, bool save_preactivation)"
     " -> (Tensor y, Tensor preactivation)",
-    launch=launch_linear,
+    launch=f"{KERNELS}.forward:linear_act",
     fake=fake_linear,
     save=save_linear,
     gradient=gradient_linear,
@@ -134,73 +118,36 @@ linear_act = declare(
 # Its gradient at the pre-activation.
 
 
-def launch_linear_backward() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import backward
-
-    return backward.linear_act_backward
-
-
-def fake_linear_backward(
-    dy: Tensor,
-    saved: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    need_dz: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor]:
+def fake_linear_backward(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not needed is empty, and so is dz of "identity", which is dy."""
-    dz = dy.new_empty(dy.shape if need_dz and activation != "identity" else (0,))
-    return dz, dy.new_empty((0,)) if bias is None else bias.new_empty((weight.shape[0] if need_dbias else 0,))
+    dz = a.dy.new_empty(a.dy.shape if a.need_dz and a.activation != "identity" else (0,))
+    return dz, a.dy.new_empty((0,)) if a.bias is None else a.bias.new_empty((a.weight.shape[0] if a.need_dbias else 0,))
 
 
-def formula_linear(
-    dy: Tensor,
-    saved: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    need_dz: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor]:
+def formula_linear(a: Any) -> tuple[Tensor, Tensor]:
     """The gradients of `kernels/backward.py` in PyTorch that autograd can follow."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    z = x.to(wide) @ weight.to(wide).t()
-    z = z if bias is None else z + bias.to(wide)
-    dz = dy.to(wide) * derivative(z, activation)
-    found = dz.to(dy.dtype) if need_dz and activation != "identity" else dy.new_empty(0)
-    if bias is None or not need_dbias:
-        return found, (dy if bias is None else bias).new_empty(0)
-    return found, dz.sum_to_size(bias.shape).to(bias.dtype)
+    wide = torch.promote_types(a.x.dtype, torch.float32)
+    z = a.x.to(wide) @ a.weight.to(wide).t()
+    z = z if a.bias is None else z + a.bias.to(wide)
+    dz = a.dy.to(wide) * derivative(z, a.activation)
+    found = dz.to(a.dy.dtype) if a.need_dz and a.activation != "identity" else a.dy.new_empty(0)
+    if a.bias is None or not a.need_dbias:
+        return found, (a.dy if a.bias is None else a.bias).new_empty(0)
+    return found, dz.sum_to_size(a.bias.shape).to(a.bias.dtype)
 
 
-def flops_linear_backward(
-    dy: Any, saved: Any, x: Any, weight: Any, bias: Any, activation: str, *_: Any, **__: Any
-) -> int:
+def flops_linear_backward(a: Any) -> int:
     """The derivative, and the product once more where nothing was saved; the other products count themselves."""
-    depth = 0 if saved is not None or activation == "identity" else weight[1]
-    return torch.Size(dy).numel() * (2 * depth + FLOPS[activation][1] + 1 + (bias is not None))
+    depth = 0 if a.saved is not None or a.activation == "identity" else a.weight[1]
+    return torch.Size(a.dy).numel() * (2 * depth + FLOPS[a.activation][1] + 1 + (a.bias is not None))
 
 
-def placements_linear_backward(
-    dtensor: Any,
-    dy: Any,
-    saved: Any,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    activation: str,
-    need_dz: bool,
-    need_dbias: bool,
-) -> Placed:
+def placements_linear_backward(dtensor: Any, a: Any) -> Shardings:
     """Where dz, dbias and what goes in may lie."""
     nothing = dtensor.Replicate()
-    has_dz, has_dbias = need_dz and activation != "identity", need_dbias and bias is not None
-    for of_x, of_y, of_weight, of_dbias in of_layer(dtensor, x):
-        inputs = (dy, of_y), (saved, of_y), (x, of_x), (weight, of_weight), (bias, of_weight)
+    has_dz, has_dbias = a.need_dz and a.activation != "identity", a.need_dbias and a.bias is not None
+    for of_x, of_y, of_weight, of_dbias in of_layer(dtensor, a.x):
+        inputs = (a.dy, of_y), (a.saved, of_y), (a.x, of_x), (a.weight, of_weight), (a.bias, of_weight)
         outputs = [of_y if has_dz else nothing, of_dbias if has_dbias else nothing]
         yield outputs, [None if tensor is None else place for tensor, place in inputs]
 
@@ -208,7 +155,7 @@ def placements_linear_backward(
 linear_act_backward = declare(
     "linear_act_backward(Tensor dy, Tensor? saved, Tensor x, Tensor weight, Tensor? bias, str activation,"
     " bool need_dz, bool need_dbias) -> (Tensor dz, Tensor dbias)",
-    launch=launch_linear_backward,
+    launch=f"{KERNELS}.backward:linear_act_backward",
     fake=fake_linear_backward,
     formula=formula_linear,
     flops=flops_linear_backward,
@@ -219,19 +166,10 @@ linear_act_backward = declare(
 # A gated MLP.
 
 
-def launch_gated() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import forward
-
-    return forward.gated_mlp
-
-
-def fake_gated(
-    x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, save_preactivation: bool
-) -> tuple[Tensor, Tensor]:
+def fake_gated(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not saved is empty."""
-    saved = (*x.shape[:-1], w_gate_up.shape[0]) if save_preactivation else (0,)
-    return x.new_empty((*x.shape[:-1], w_down.shape[0])), x.new_empty(saved)
+    saved = (*a.x.shape[:-1], a.w_gate_up.shape[0]) if a.save_preactivation else (0,)
+    return a.x.new_empty((*a.x.shape[:-1], a.w_down.shape[0])), a.x.new_empty(saved)
 
 
 def save_gated(preactivation: Tensor, save_preactivation: bool) -> tuple[Tensor | None]:
@@ -266,19 +204,17 @@ def flops_gated(x: Any, w_gate_up: Any, w_down: Any, activation: str, *_: Any, *
     return rows * (2 * depth * packed + between + 2 * hidden * outputs)
 
 
-def placements_gated(
-    dtensor: Any, x: Any, w_gate_up: Any, w_down: Any, activation: str, save_preactivation: bool
-) -> Placed:
+def placements_gated(dtensor: Any, a: Any) -> Shardings:
     """Where y, the pre-activation and what goes in may lie."""
     whole = dtensor.Replicate()
-    for rows, _ in of_rows(dtensor, x):
-        yield [rows, rows if save_preactivation else whole], [rows, whole, whole]
+    for rows, _ in row_placements(dtensor, a.x.ndim):
+        yield [rows, rows if a.save_preactivation else whole], [rows, whole, whole]
 
 
 gated_mlp = declare(
     "gated_mlp(Tensor x, Tensor w_gate_up, Tensor w_down, str activation, bool save_preactivation)"
     " -> (Tensor y, Tensor preactivation)",
-    launch=launch_gated,
+    launch=f"{KERNELS}.forward:gated_mlp",
     fake=fake_gated,
     save=save_gated,
     gradient=gradient_gated,
@@ -290,32 +226,21 @@ gated_mlp = declare(
 # Its gradient at the pre-activation, and h once more.
 
 
-def launch_gated_backward() -> Callable[..., Any]:
-    """The launcher."""
-    from .kernels import backward
-
-    return backward.gated_mlp_backward
-
-
-def fake_gated_backward(
-    dh: Tensor, saved: Tensor | None, x: Tensor, w_gate_up: Tensor, activation: str, need_h: bool, need_dz: bool
-) -> tuple[Tensor, Tensor]:
+def fake_gated_backward(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not needed is empty."""
-    dz = (*dh.shape[:-1], w_gate_up.shape[0]) if need_dz else (0,)
-    return dh.new_empty(dh.shape if need_h else (0,)), dh.new_empty(dz)
+    dz = (*a.dh.shape[:-1], a.w_gate_up.shape[0]) if a.need_dz else (0,)
+    return a.dh.new_empty(a.dh.shape if a.need_h else (0,)), a.dh.new_empty(dz)
 
 
-def formula_gated(
-    dh: Tensor, saved: Tensor | None, x: Tensor, w_gate_up: Tensor, activation: str, need_h: bool, need_dz: bool
-) -> tuple[Tensor, Tensor]:
+def formula_gated(a: Any) -> tuple[Tensor, Tensor]:
     """The gradients of `kernels/backward.py` in PyTorch that autograd can follow."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    gate, up = (x.to(wide) @ w_gate_up.to(wide).t()).chunk(2, -1)
-    activated, incoming = activate(gate, activation), dh.to(wide)
-    dz = torch.cat([incoming * up * derivative(gate, activation), incoming * activated], -1)
+    wide = torch.promote_types(a.x.dtype, torch.float32)
+    gate, up = (a.x.to(wide) @ a.w_gate_up.to(wide).t()).chunk(2, -1)
+    activated, incoming = activate(gate, a.activation), a.dh.to(wide)
+    dz = torch.cat([incoming * up * derivative(gate, a.activation), incoming * activated], -1)
     return (
-        (activated * up).to(dh.dtype) if need_h else dh.new_empty(0),
-        dz.to(dh.dtype) if need_dz else dh.new_empty(0),
+        (activated * up).to(a.dh.dtype) if a.need_h else a.dh.new_empty(0),
+        dz.to(a.dh.dtype) if a.need_dz else a.dh.new_empty(0),
     )
 
 
@@ -325,20 +250,18 @@ def flops_gated_backward(dh: Any, saved: Any, x: Any, w_gate_up: Any, activation
     return torch.Size(dh).numel() * (4 * depth + sum(FLOPS[activation]) + 4)
 
 
-def placements_gated_backward(
-    dtensor: Any, dh: Any, saved: Any, x: Any, w_gate_up: Any, activation: str, need_h: bool, need_dz: bool
-) -> Placed:
+def placements_gated_backward(dtensor: Any, a: Any) -> Shardings:
     """Where h, dz and what goes in may lie."""
     whole = dtensor.Replicate()
-    for rows, _ in of_rows(dtensor, x):
-        outputs = [rows if need_h else whole, rows if need_dz else whole]
-        yield outputs, [rows, None if saved is None else rows, rows, whole]
+    for rows, _ in row_placements(dtensor, a.x.ndim):
+        outputs = [rows if a.need_h else whole, rows if a.need_dz else whole]
+        yield outputs, [rows, None if a.saved is None else rows, rows, whole]
 
 
 gated_mlp_backward = declare(
     "gated_mlp_backward(Tensor dh, Tensor? saved, Tensor x, Tensor w_gate_up, str activation, bool need_h,"
     " bool need_dz) -> (Tensor h, Tensor dz)",
-    launch=launch_gated_backward,
+    launch=f"{KERNELS}.backward:gated_mlp_backward",
     fake=fake_gated_backward,
     formula=formula_gated,
     flops=flops_gated_backward,

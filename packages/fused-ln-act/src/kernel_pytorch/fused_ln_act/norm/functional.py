@@ -45,8 +45,7 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450.
     """
-    found: Tensor = LAYER_NORM(x, weight, bias, eps, level)
-    return found
+    return LAYER_NORM(x, weight, bias, eps, level)
 
 
 def add_layer_norm(
@@ -90,8 +89,7 @@ def add_layer_norm(
     Source: as `layer_norm`; dropout and the residual add in front of it as in Vaswani et al., "Attention Is All You
     Need", 2017, section 5.4, https://arxiv.org/abs/1706.03762.
     """
-    found: tuple[Tensor, Tensor] = ADD_LAYER_NORM(x, residual, weight, bias, eps, dropout_p, seed, level)
-    return found
+    return ADD_LAYER_NORM(x, residual, weight, bias, eps, dropout_p, seed, level)
 
 
 def layer_norm_act(
@@ -127,8 +125,7 @@ def layer_norm_act(
 
     Source: as `layer_norm`; the activations are named in `activations.py`.
     """
-    found: Tensor = LAYER_NORM_ACT(x, weight, bias, eps, activation, dropout_p, seed, level)
-    return found
+    return LAYER_NORM_ACT(x, weight, bias, eps, activation, dropout_p, seed, level)
 
 
 def add_layer_norm_act(
@@ -161,10 +158,7 @@ def add_layer_norm_act(
 
     Source: as `add_layer_norm` and `layer_norm_act`.
     """
-    found: tuple[Tensor, Tensor] = ADD_LAYER_NORM_ACT(
-        x, residual, weight, bias, eps, activation, dropout_p, seed, level
-    )
-    return found
+    return ADD_LAYER_NORM_ACT(x, residual, weight, bias, eps, activation, dropout_p, seed, level)
 
 
 def rms_norm_act(
@@ -193,8 +187,7 @@ def rms_norm_act(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
     """
-    found: Tensor = RMS_NORM_ACT(x, weight, eps, activation, dropout_p, seed, level)
-    return found
+    return RMS_NORM_ACT(x, weight, eps, activation, dropout_p, seed, level)
 
 
 def add_rms_norm_act(
@@ -226,8 +219,7 @@ def add_rms_norm_act(
 
     Source: as `rms_norm_act` and `add_layer_norm`.
     """
-    found: tuple[Tensor, Tensor] = ADD_RMS_NORM_ACT(x, residual, weight, eps, activation, dropout_p, seed, level)
-    return found
+    return ADD_RMS_NORM_ACT(x, residual, weight, eps, activation, dropout_p, seed, level)
 
 
 def _check(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *residual: Tensor) -> None:

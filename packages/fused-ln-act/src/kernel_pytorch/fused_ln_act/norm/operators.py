@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from kernel_pytorch.fused_ln_act._core.operator import declare
 from kernel_pytorch.fused_ln_act.rules.norm import NORM_ACT, NORM_ACT_BACKWARD
 
+KERNELS = f"{__package__}.kernels"
 
-def launch() -> Callable[..., Any]:
-    """The launcher of the forward."""
-    from .kernels import forward
-
-    return forward.norm_act
-
-
-def launch_backward() -> Callable[..., Any]:
-    """The launcher of the gradient."""
-    from .kernels import backward
-
-    return backward.norm_act_backward
-
-
-norm_act_backward = declare(**NORM_ACT_BACKWARD, launch=launch_backward)
-norm_act = declare(**NORM_ACT, launch=launch, backward=norm_act_backward)
+norm_act_backward = declare(**NORM_ACT_BACKWARD, launch=f"{KERNELS}.backward:norm_act_backward")
+norm_act = declare(**NORM_ACT, launch=f"{KERNELS}.forward:norm_act", backward=norm_act_backward)

@@ -81,26 +81,22 @@ BIAS_ACT: Rules = {
 }
 
 
-def fake_backward(
-    dy: Tensor, x: Tensor | None, bias: Tensor | None, activation: str, need_dx: bool, need_dbias: bool
-) -> tuple[Tensor, Tensor]:
+def fake_backward(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    like = dy if x is None else x
-    dx = like.new_empty(dy.shape if need_dx else (0,))
-    return dx, like.new_empty((0,)) if bias is None else bias.new_empty(bias.shape if need_dbias else (0,))
+    like = a.dy if a.x is None else a.x
+    dx = like.new_empty(a.dy.shape if a.need_dx else (0,))
+    return dx, like.new_empty((0,)) if a.bias is None else a.bias.new_empty(a.bias.shape if a.need_dbias else (0,))
 
 
-def formula(
-    dy: Tensor, x: Tensor | None, bias: Tensor | None, activation: str, need_dx: bool, need_dbias: bool
-) -> tuple[Tensor, Tensor]:
+def formula(a: Any) -> tuple[Tensor, Tensor]:
     """The gradients in PyTorch that autograd can follow."""
-    like = dy if x is None else x
-    dz = dy.to(torch.promote_types(dy.dtype, torch.float32))
-    if activation != "identity":
-        assert x is not None
-        z = x.to(dz.dtype)
-        dz = dz * derivative(z if bias is None else z + bias.to(dz.dtype), activation)
-    return _gradients(dy, dz, bias, like, like.dtype, need_dx, need_dbias)
+    like = a.dy if a.x is None else a.x
+    dz = a.dy.to(torch.promote_types(a.dy.dtype, torch.float32))
+    if a.activation != "identity":
+        assert a.x is not None
+        z = a.x.to(dz.dtype)
+        dz = dz * derivative(z if a.bias is None else z + a.bias.to(dz.dtype), a.activation)
+    return _gradients(a.dy, dz, a.bias, like, like.dtype, a.need_dx, a.need_dbias)
 
 
 def _gradients(
@@ -120,14 +116,12 @@ def flops_backward(dy: Any, x: Any, bias: Any, activation: str, *_: Any, **__: A
     return torch.Size(dy).numel() * ((0 if x is None else FLOPS[activation][1] + 1) + (bias is not None))
 
 
-def sharding_backward(
-    placements: Any, dy: Any, x: Any, bias: Any, activation: str, need_dx: bool, need_dbias: bool
-) -> Shardings:
+def sharding_backward(placements: Any, a: Any) -> Shardings:
     """Where dx, dbias and what goes in may lie."""
     nothing = placements.Replicate()
-    for rows, of_bias, share in placed_together(placements, dy):
-        outputs = [rows if need_dx else nothing, share if need_dbias and bias is not None else nothing]
-        yield outputs, [rows, None if x is None else rows, None if bias is None else of_bias]
+    for rows, of_bias, share in placed_together(placements, a.dy):
+        outputs = [rows if a.need_dx else nothing, share if a.need_dbias and a.bias is not None else nothing]
+        yield outputs, [rows, None if a.x is None else rows, None if a.bias is None else of_bias]
 
 
 BIAS_ACT_BACKWARD: Rules = {
@@ -187,23 +181,19 @@ BIAS_DROPOUT_ADD: Rules = {
 }
 
 
-def fake_add_backward(
-    dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
-) -> tuple[Tensor, Tensor]:
+def fake_add_backward(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    dx = dy.new_empty(dy.shape if need_dx else (0,), dtype=getattr(torch, x_dtype))
-    return dx, dy.new_empty((0,)) if bias is None else bias.new_empty(bias.shape if need_dbias else (0,))
+    dx = a.dy.new_empty(a.dy.shape if a.need_dx else (0,), dtype=getattr(torch, a.x_dtype))
+    return dx, a.dy.new_empty((0,)) if a.bias is None else a.bias.new_empty(a.bias.shape if a.need_dbias else (0,))
 
 
-def formula_add(
-    dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
-) -> tuple[Tensor, Tensor]:
+def formula_add(a: Any) -> tuple[Tensor, Tensor]:
     """The gradients in PyTorch that autograd can follow."""
-    dz = dy.to(torch.promote_types(dy.dtype, torch.float32))
-    if p > 0.0:
-        assert seed is not None
-        dz = dropout(dz, seed, p)
-    return _gradients(dy, dz, bias, dy, getattr(torch, x_dtype), need_dx, need_dbias)
+    dz = a.dy.to(torch.promote_types(a.dy.dtype, torch.float32))
+    if a.p > 0.0:
+        assert a.seed is not None
+        dz = dropout(dz, a.seed, a.p)
+    return _gradients(a.dy, dz, a.bias, a.dy, getattr(torch, a.x_dtype), a.need_dx, a.need_dbias)
 
 
 def flops_add_backward(dy: Any, bias: Any, seed: Any, p: float, *_: Any, **__: Any) -> int:
@@ -211,14 +201,12 @@ def flops_add_backward(dy: Any, bias: Any, seed: Any, p: float, *_: Any, **__: A
     return torch.Size(dy).numel() * ((bias is not None) + (p > 0.0))
 
 
-def sharding_add_backward(
-    placements: Any, dy: Any, bias: Any, seed: Any, p: float, x_dtype: str, need_dx: bool, need_dbias: bool
-) -> Shardings:
+def sharding_add_backward(placements: Any, a: Any) -> Shardings:
     """Where dx, dbias and what goes in may lie."""
     nothing = placements.Replicate()
-    for rows, of_bias, share in placed_together(placements, dy, p):
-        outputs = [rows if need_dx else nothing, share if need_dbias and bias is not None else nothing]
-        yield outputs, [rows, None if bias is None else of_bias, None if seed is None else nothing]
+    for rows, of_bias, share in placed_together(placements, a.dy, a.p):
+        outputs = [rows if a.need_dx else nothing, share if a.need_dbias and a.bias is not None else nothing]
+        yield outputs, [rows, None if a.bias is None else of_bias, None if a.seed is None else nothing]
 
 
 BIAS_DROPOUT_ADD_BACKWARD: Rules = {

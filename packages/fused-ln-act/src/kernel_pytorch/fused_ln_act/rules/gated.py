@@ -11,12 +11,13 @@ which would separate gate and up. Nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._core.gradients import asks
 from .._core.operator import Rules
 from .._core.sharding import Shardings
 from .activations import FLOPS, activate, derivative
@@ -29,20 +30,11 @@ def fake(gate: Tensor, up: Tensor | None, activation: str, alpha: float, limit: 
     return gate.new_empty(gate.shape, dtype=torch.promote_types(gate.dtype, up.dtype))
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    offset: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor]:
+@asks("backward dy gate up activation alpha limit offset needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up, or of the tensor that packs them."""
-    found: tuple[Tensor, Tensor] = backward(dy, gate, up, activation, alpha, limit, offset, *needs)
-    return found
+    *inputs, needs = given
+    return backward(*inputs, *needs)
 
 
 def flops(gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:
@@ -68,54 +60,34 @@ GATED: Rules = {
 # The gradient.
 
 
-def fake_backward(
-    dy: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    offset: float,
-    need_dgate: bool,
-    need_dup: bool,
-) -> tuple[Tensor, Tensor]:
+def fake_backward(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    dgate = gate.new_empty(gate.shape if need_dgate else (0,))
-    return dgate, gate.new_empty((0,)) if up is None else up.new_empty(up.shape if need_dup else (0,))
+    dgate = a.gate.new_empty(a.gate.shape if a.need_dgate else (0,))
+    return dgate, a.gate.new_empty((0,)) if a.up is None else a.up.new_empty(a.up.shape if a.need_dup else (0,))
 
 
-def formula(
-    dy: Tensor,
-    gate: Tensor,
-    up: Tensor | None,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    offset: float,
-    need_dgate: bool,
-    need_dup: bool,
-) -> tuple[Tensor, Tensor]:
+def formula(a: Any) -> tuple[Tensor, Tensor]:
     """The gradients in PyTorch that autograd can follow."""
-    given_gate, given_up = gate.chunk(2, -1) if up is None else (gate, up)
+    given_gate, given_up = a.gate.chunk(2, -1) if a.up is None else (a.gate, a.up)
     wide = torch.promote_types(torch.promote_types(given_gate.dtype, given_up.dtype), torch.float32)
-    z, factor, dy = given_gate.to(wide), given_up.to(wide), dy.to(wide)
-    if limit is not None:
-        z, factor = z.clamp(max=limit), factor.clamp(-limit, limit)
-    if activation == "silu":
-        s = torch.sigmoid(alpha * z)
-        value, slope = z * s, s + alpha * z * s * (1.0 - s)
+    z, factor, dy = given_gate.to(wide), given_up.to(wide), a.dy.to(wide)
+    if a.limit is not None:
+        z, factor = z.clamp(max=a.limit), factor.clamp(-a.limit, a.limit)
+    if a.activation == "silu":
+        s = torch.sigmoid(a.alpha * z)
+        value, slope = z * s, s + a.alpha * z * s * (1.0 - s)
     else:
-        value, slope = activate(z, activation), derivative(z, activation)
-    dgate, dup = dy * (factor + offset) * slope, dy * value
-    if limit is not None:
-        dgate = dgate.masked_fill(given_gate > limit, 0.0)
-        dup = dup.masked_fill(given_up.abs() > limit, 0.0)
-    if up is None:
-        packed = torch.cat([dgate, dup], -1).to(gate.dtype) if need_dgate else gate.new_empty((0,))
-        return packed, gate.new_empty((0,))
+        value, slope = activate(z, a.activation), derivative(z, a.activation)
+    dgate, dup = dy * (factor + a.offset) * slope, dy * value
+    if a.limit is not None:
+        dgate = dgate.masked_fill(given_gate > a.limit, 0.0)
+        dup = dup.masked_fill(given_up.abs() > a.limit, 0.0)
+    if a.up is None:
+        packed = torch.cat([dgate, dup], -1).to(a.gate.dtype) if a.need_dgate else a.gate.new_empty((0,))
+        return packed, a.gate.new_empty((0,))
     return (
-        dgate.to(gate.dtype) if need_dgate else gate.new_empty((0,)),
-        dup.to(up.dtype) if need_dup else up.new_empty((0,)),
+        dgate.to(a.gate.dtype) if a.need_dgate else a.gate.new_empty((0,)),
+        dup.to(a.up.dtype) if a.need_dup else a.up.new_empty((0,)),
     )
 
 

@@ -15,13 +15,14 @@ dimension, a pending sum) to the cheapest of these placements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._core.direct_calls import DTYPE_NAMES
+from .._core.gradients import asks
 from .._core.operator import Rules
 from .._core.philox import dropout
 from .._core.sharding import Shardings
@@ -31,23 +32,15 @@ from .activations import FLOPS, derivative
 FLOPS_OF_NORM = {"layer": (7, 13), "rms": (4, 10)}
 
 
-def fake(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    eps: float,
-    dropout_p: float,
-    norm: str,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+def fake(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What it allocates; without a residual h is empty, since it would be x."""
-    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    dtype = a.x.dtype if a.residual is None else torch.promote_types(a.x.dtype, a.residual.dtype)
     return (
-        x.new_empty(x.shape, dtype=dtype),
-        x.new_empty((0,) if residual is None else x.shape, dtype=dtype),
-        x.new_empty((2 if norm == "layer" else 1, *x.shape[:-1]), dtype=torch.promote_types(dtype, torch.float32)),
+        a.x.new_empty(a.x.shape, dtype=dtype),
+        a.x.new_empty((0,) if a.residual is None else a.x.shape, dtype=dtype),
+        a.x.new_empty(
+            (2 if a.norm == "layer" else 1, *a.x.shape[:-1]), dtype=torch.promote_types(dtype, torch.float32)
+        ),
     )
 
 
@@ -56,23 +49,10 @@ def save(x: Tensor, residual: Tensor | None, h: Tensor) -> tuple[Tensor]:
     return (x if residual is None else h,)
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dy: Tensor | None,
-    dh: Tensor | None,
-    saved: tuple[Tensor],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    statistics: Tensor,
-    eps: float,
-    dropout_p: float,
-    norm: str,
-    activation: str,
-    needs: Sequence[bool],
-    dtypes: Sequence[torch.dtype | None],
-) -> tuple[Tensor | None, ...]:
+@asks("backward dy dh saved weight bias seed statistics eps dropout_p norm activation needs dtypes")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of x, the residual, weight and bias; None for the seed."""
+    dy, dh, saved, *others, dropout_p, norm, activation, needs, dtypes = given
     x_dtype, residual_dtype = dtypes[:2]
     need_x, need_residual, need_dweight, need_dbias, _ = needs
     if dy is None:
@@ -83,31 +63,26 @@ def gradient(
     # Without dropout the gradients of x and of the residual are the same, but for their dtypes.
     one = residual_dtype is None or (dropout_p == 0.0 and residual_dtype == x_dtype)
     dx, dresidual, dweight, dbias = backward(
-        dy, dh, *saved, weight, bias, seed, statistics, eps, dropout_p, norm, activation,
+        dy, dh, *saved, *others, dropout_p, norm, activation,
         DTYPE_NAMES[x_dtype], "" if residual_dtype is None else DTYPE_NAMES[residual_dtype],
         need_x or (one and need_residual), need_residual and not one, need_dweight, need_dbias,
     )  # fmt: skip
     return dx, dx if one else dresidual, dweight if need_dweight else None, dbias if need_dbias else None, None
 
 
-def flops(
-    x: Any, residual: Any, weight: Any, bias: Any, seed: Any, eps: float, dropout_p: float, norm: str,
-    activation: str, **_: Any,
-) -> int:  # fmt: skip
+def flops(a: Any) -> int:
     """Operations of the forward; shapes in the place of tensors."""
-    each = FLOPS_OF_NORM[norm][0] + FLOPS[activation][0]
-    each += (residual is not None) + (bias is not None) + (dropout_p > 0.0)
-    return each * torch.Size(x).numel()
+    each = FLOPS_OF_NORM[a.norm][0] + FLOPS[a.activation][0]
+    each += (a.residual is not None) + (a.bias is not None) + (a.dropout_p > 0.0)
+    return each * torch.Size(a.x).numel()
 
 
-def sharding(
-    placements: Any, x: Any, residual: Any, weight: Any, bias: Any, seed: Any, eps: float, dropout_p: float, *_: str
-) -> Shardings:
+def sharding(placements: Any, a: Any) -> Shardings:
     """Where y, h, the statistics and what goes in may lie."""
     whole = placements.Replicate()
-    for rows, statistics, _share in placed_together(placements, x, dropout_p):
-        inputs = (x, rows), (residual, rows), (weight, whole), (bias, whole), (seed, whole)
-        outputs = [rows, whole if residual is None else rows, statistics]
+    for rows, statistics, _share in placed_together(placements, a.x, a.dropout_p):
+        inputs = (a.x, rows), (a.residual, rows), (a.weight, whole), (a.bias, whole), (a.seed, whole)
+        outputs = [rows, whole if a.residual is None else rows, statistics]
         yield outputs, [None if tensor is None else place for tensor, place in inputs]
 
 
@@ -126,113 +101,72 @@ NORM_ACT: Rules = {
 # The gradient.
 
 
-def fake_backward(
-    dy: Tensor,
-    dh: Tensor | None,
-    h: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    statistics: Tensor,
-    eps: float,
-    dropout_p: float,
-    norm: str,
-    activation: str,
-    x_dtype: str,
-    residual_dtype: str,
-    need_dx: bool,
-    need_dresidual: bool,
-    need_dweight: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fake_backward(a: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
     nothing: tuple[int, ...] = (0,)
-    of_x, of_residual = getattr(torch, x_dtype), getattr(torch, residual_dtype or x_dtype)
+    of_x, of_residual = getattr(torch, a.x_dtype), getattr(torch, a.residual_dtype or a.x_dtype)
     return (
-        h.new_empty(h.shape if need_dx else nothing, dtype=of_x),
-        h.new_empty(h.shape if need_dresidual and residual_dtype else nothing, dtype=of_residual),
-        h.new_empty(nothing) if weight is None else weight.new_empty(weight.shape if need_dweight else nothing),
-        h.new_empty(nothing) if bias is None else bias.new_empty(bias.shape if need_dbias else nothing),
+        a.h.new_empty(a.h.shape if a.need_dx else nothing, dtype=of_x),
+        a.h.new_empty(a.h.shape if a.need_dresidual and a.residual_dtype else nothing, dtype=of_residual),
+        a.h.new_empty(nothing)
+        if a.weight is None
+        else a.weight.new_empty(a.weight.shape if a.need_dweight else nothing),
+        a.h.new_empty(nothing) if a.bias is None else a.bias.new_empty(a.bias.shape if a.need_dbias else nothing),
     )
 
 
-def formula(
-    dy: Tensor,
-    dh: Tensor | None,
-    h: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    statistics: Tensor,
-    eps: float,
-    dropout_p: float,
-    norm: str,
-    activation: str,
-    x_dtype: str,
-    residual_dtype: str,
-    *needs: bool,
-) -> tuple[Tensor, ...]:
+def formula(a: Any) -> tuple[Tensor, ...]:
     """The gradients in PyTorch that autograd can follow; statistics are made again."""
-    wide = torch.promote_types(h.dtype, torch.float32)
-    x_hat, dz = h.to(wide), dy.to(wide)
-    if norm == "layer":
+    wide = torch.promote_types(a.h.dtype, torch.float32)
+    x_hat, dz = a.h.to(wide), a.dy.to(wide)
+    if a.norm == "layer":
         x_hat = x_hat - x_hat.mean(-1, keepdim=True)
-    rstd = torch.rsqrt(x_hat.square().mean(-1, keepdim=True) + eps)
+    rstd = torch.rsqrt(x_hat.square().mean(-1, keepdim=True) + a.eps)
     x_hat = x_hat * rstd
-    z = x_hat if weight is None else x_hat * weight.to(wide)
-    z = z if bias is None else z + bias.to(wide)
-    drops = dropout_p > 0.0 and seed is not None
-    if drops and not residual_dtype:
-        dz = dropout(dz, seed, dropout_p)  # type: ignore[arg-type]
-    if activation != "identity":
-        dz = dz * derivative(z, activation)
-    g = dz if weight is None else dz * weight.to(wide)
+    z = x_hat if a.weight is None else x_hat * a.weight.to(wide)
+    z = z if a.bias is None else z + a.bias.to(wide)
+    drops = a.dropout_p > 0.0 and a.seed is not None
+    if drops and not a.residual_dtype:
+        dz = dropout(dz, a.seed, a.dropout_p)
+    if a.activation != "identity":
+        dz = dz * derivative(z, a.activation)
+    g = dz if a.weight is None else dz * a.weight.to(wide)
     dh_all = g - x_hat * (g * x_hat).mean(-1, keepdim=True)
-    if norm == "layer":
+    if a.norm == "layer":
         dh_all = dh_all - g.mean(-1, keepdim=True)
     dh_all = dh_all * rstd
-    if dh is not None:
-        dh_all = dh_all + dh.to(wide)
-    dx = dropout(dh_all, seed, dropout_p) if drops and residual_dtype else dh_all.clone()  # type: ignore[arg-type]
+    if a.dh is not None:
+        dh_all = dh_all + a.dh.to(wide)
+    dx = dropout(dh_all, a.seed, a.dropout_p) if drops and a.residual_dtype else dh_all.clone()
     found = (
-        dx.to(getattr(torch, x_dtype)),
-        dh_all.to(getattr(torch, residual_dtype)) if residual_dtype else None,
-        None if weight is None else (dz * x_hat).sum_to_size(weight.shape).to(weight.dtype),
-        None if bias is None else dz.sum_to_size(bias.shape).to(bias.dtype),
+        dx.to(getattr(torch, a.x_dtype)),
+        dh_all.to(getattr(torch, a.residual_dtype)) if a.residual_dtype else None,
+        None if a.weight is None else (dz * x_hat).sum_to_size(a.weight.shape).to(a.weight.dtype),
+        None if a.bias is None else dz.sum_to_size(a.bias.shape).to(a.bias.dtype),
     )
-    nothing = fake_backward(
-        dy, dh, h, weight, bias, seed, statistics, eps, dropout_p, norm, activation, x_dtype, residual_dtype,
-        *[False] * 4,
-    )  # fmt: skip
-    return tuple(empty if t is None or not need else t for t, need, empty in zip(found, needs, nothing, strict=True))
+    nothing = fake_backward(a._replace(need_dx=False, need_dresidual=False, need_dweight=False, need_dbias=False))
+    return tuple(empty if t is None or not need else t for t, need, empty in zip(found, a[-4:], nothing, strict=True))
 
 
-def flops_backward(
-    dy: Any, dh: Any, h: Any, weight: Any, bias: Any, seed: Any, statistics: Any, eps: float, dropout_p: float,
-    norm: str, activation: str, *_: Any, **__: Any,
-) -> int:  # fmt: skip
+def flops_backward(a: Any) -> int:
     """Operations of the backward; shapes in the place of tensors."""
-    each = FLOPS_OF_NORM[norm][1] + FLOPS[activation][1]
-    each += (dh is not None) + (bias is not None) + (dropout_p > 0.0)
-    return each * torch.Size(h).numel()
+    each = FLOPS_OF_NORM[a.norm][1] + FLOPS[a.activation][1]
+    each += (a.dh is not None) + (a.bias is not None) + (a.dropout_p > 0.0)
+    return each * torch.Size(a.h).numel()
 
 
-def sharding_backward(
-    placements: Any, dy: Any, dh: Any, h: Any, weight: Any, bias: Any, seed: Any, statistics: Any, eps: float,
-    dropout_p: float, norm: str, activation: str, x_dtype: str, residual_dtype: str, need_dx: bool,
-    need_dresidual: bool, need_dweight: bool, need_dbias: bool,
-) -> Shardings:  # fmt: skip
+def sharding_backward(placements: Any, a: Any) -> Shardings:
     """Where the gradients and what goes in may lie."""
     whole = placements.Replicate()
     needs = (
-        need_dx, need_dresidual and residual_dtype != "", need_dweight and weight is not None,
-        need_dbias and bias is not None,
+        a.need_dx, a.need_dresidual and a.residual_dtype != "", a.need_dweight and a.weight is not None,
+        a.need_dbias and a.bias is not None,
     )  # fmt: skip
-    for rows, of_rows, share in placed_together(placements, h, dropout_p):
+    for rows, of_rows, share in placed_together(placements, a.h, a.dropout_p):
         # What is not needed comes back empty, and is the same everywhere.
         outputs = [place if need else whole for place, need in zip((rows, rows, share, share), needs, strict=True)]
-        parameters = (weight, whole), (bias, whole), (seed, whole)
-        inputs = (dy, rows), (dh, rows), (h, rows), *parameters, (statistics, of_rows)
+        parameters = (a.weight, whole), (a.bias, whole), (a.seed, whole)
+        inputs = (a.dy, rows), (a.dh, rows), (a.h, rows), *parameters, (a.statistics, of_rows)
         yield outputs, [None if tensor is None else place for tensor, place in inputs]
 
 

@@ -42,8 +42,7 @@ def gradient(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and the mask."""
-    found: tuple[Tensor, Tensor] = backward(dy, *saved, scale, *needs)
-    return found
+    return backward(dy, *saved, scale, *needs)
 
 
 def flops(x: Any, mask: Any, *_: Any, **__: Any) -> int:
@@ -70,34 +69,28 @@ SOFTMAX: Rules = {
 # The gradient.
 
 
-def fake_backward(
-    dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
-) -> tuple[Tensor, Tensor]:
+def fake_backward(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    dx = y.new_empty(y.shape if need_dx else (0,))
-    return dx, y.new_empty((0,)) if mask is None else mask.new_empty(mask.shape if need_dmask else (0,))
+    dx = a.y.new_empty(a.y.shape if a.need_dx else (0,))
+    return dx, a.y.new_empty((0,)) if a.mask is None else a.mask.new_empty(a.mask.shape if a.need_dmask else (0,))
 
 
-def formula(
-    dy: Tensor, y: Tensor, mask: Tensor | None, scale: float, need_dx: bool, need_dmask: bool
-) -> tuple[Tensor, Tensor]:
+def formula(a: Any) -> tuple[Tensor, Tensor]:
     """The gradients in PyTorch that autograd can follow."""
-    wide = torch.promote_types(y.dtype, torch.float32)
-    p, dy = y.to(wide), dy.to(wide)
+    wide = torch.promote_types(a.y.dtype, torch.float32)
+    p, dy = a.y.to(wide), a.dy.to(wide)
     dz = p * (dy - (dy * p).sum(-1, keepdim=True))
-    dx = (scale * dz).to(y.dtype) if need_dx else y.new_empty((0,))
-    if mask is None or not need_dmask:
-        return dx, (y if mask is None else mask).new_empty((0,))
-    return dx, dz.sum_to_size(mask.shape).to(mask.dtype)
+    dx = (a.scale * dz).to(a.y.dtype) if a.need_dx else a.y.new_empty((0,))
+    if a.mask is None or not a.need_dmask:
+        return dx, (a.y if a.mask is None else a.mask).new_empty((0,))
+    return dx, dz.sum_to_size(a.mask.shape).to(a.mask.dtype)
 
 
-def sharding_backward(
-    placements: Any, dy: Any, y: Any, mask: Any, scale: float, need_dx: bool, need_dmask: bool
-) -> Shardings:
+def sharding_backward(placements: Any, a: Any) -> Shardings:
     """Where dx, dmask and what goes in may lie."""
     nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
-    for rows, of_mask, share in placed_together(placements, y, mask):
-        outputs = [rows if need_dx else nothing, share if need_dmask and mask is not None else nothing]
+    for rows, of_mask, share in placed_together(placements, a.y, a.mask):
+        outputs = [rows if a.need_dx else nothing, share if a.need_dmask and a.mask is not None else nothing]
         yield outputs, [rows, rows, of_mask]
 
 

@@ -48,8 +48,7 @@ def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None, *, level:
     plain = mask is None and isinstance(scale, (int, float)) and scale == 1.0
     if level is None and plain and isinstance(x, Tensor) and x.is_cpu:
         level = "native"  # one operation of PyTorch's own: there is nothing to fuse
-    found: Tensor = SOFTMAX(x, scale, mask, level)
-    return found
+    return SOFTMAX(x, scale, mask, level)
 
 
 def _check(x: Tensor, scale: float, mask: Tensor | None) -> None:

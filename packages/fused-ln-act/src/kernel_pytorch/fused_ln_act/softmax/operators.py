@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from kernel_pytorch.fused_ln_act._core.operator import declare
 from kernel_pytorch.fused_ln_act.rules.softmax import SOFTMAX, SOFTMAX_BACKWARD
 
+KERNELS = f"{__package__}.kernels"
 
-def launch() -> Callable[..., Any]:
-    """The launcher of the forward."""
-    from .kernels import forward
-
-    return forward.softmax
-
-
-def launch_backward() -> Callable[..., Any]:
-    """The launcher of the gradient."""
-    from .kernels import backward
-
-    return backward.softmax_backward
-
-
-softmax_backward = declare(**SOFTMAX_BACKWARD, launch=launch_backward)
-softmax = declare(**SOFTMAX, launch=launch, backward=softmax_backward)
+softmax_backward = declare(**SOFTMAX_BACKWARD, launch=f"{KERNELS}.backward:softmax_backward")
+softmax = declare(**SOFTMAX, launch=f"{KERNELS}.forward:softmax", backward=softmax_backward)

@@ -177,14 +177,8 @@ def by_tokens(
     Args:
         compute: computes a chunk.
         half: as in `backward`; so is the rest.
-        scale: see there.
-        hidden: see there.
-        weight: see there.
         divisor: what the sum of losses is divided by, `()`; None for one.
         step: tokens in a chunk.
-        need_dhidden: see there.
-        need_dweight: see there.
-        need_dbias: see there.
 
     Returns:
         The loss, `()`, and gradients: contiguous, in `dtype_of_gradient` of what they belong to, that of the bias wide;

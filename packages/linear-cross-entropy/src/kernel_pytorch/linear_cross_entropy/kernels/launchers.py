@@ -76,18 +76,14 @@ def _plan_linear(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    chunk: int,
+    *scalars: Any,
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     _check(hidden, target)
     _check_parameters(hidden, weight, bias)
     if level == "triton" and target.numel() > 0:
         from . import forward
 
-        return forward.plan(hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap)
+        return forward.plan(hidden, weight, target, bias, *scalars[:4])
     from . import chunked
 
     def run(
@@ -116,24 +112,17 @@ def _plan_linear_backward(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    chunk: int,
-    need_dhidden: bool,
-    need_dweight: bool,
-    need_dbias: bool,
+    *scalars_and_needs: Any,
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     _check(hidden, target)
     _check_parameters(hidden, weight, bias)
     _check_of_tokens(dloss, normalizer, target)
-    scalars = ignore_index, label_smoothing, z_loss, softcap, chunk
-    needs = need_dhidden, need_dweight, need_dbias and bias is not None
+    *scalars, need_dhidden, need_dweight, need_dbias = scalars_and_needs
+    options = *scalars, need_dhidden, need_dweight, need_dbias and bias is not None
     if level == "triton":
         from . import backward
 
-        compute = backward.plan(dloss, normalizer, hidden, weight, target, bias, *scalars, *needs)
+        compute = backward.plan(dloss, normalizer, hidden, weight, target, bias, *options)
     else:
         from . import chunked
 
@@ -142,7 +131,7 @@ def _plan_linear_backward(
         ) -> tuple[Tensor, Tensor, Tensor]:
             rows = hidden.reshape(-1, hidden.shape[-1])
             of_rows = dloss.reshape(-1), normalizer.reshape(-1, 2), rows, weight, target.reshape(-1), bias
-            dhidden, dweight, dbias = chunked.backward_linear(*of_rows, *scalars, *needs)
+            dhidden, dweight, dbias = chunked.backward_linear(*of_rows, *options)
             return dhidden.view(hidden.shape) if need_dhidden else dhidden, dweight, dbias
 
     def run(dloss: Tensor, normalizer: Tensor, hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,16 +232,13 @@ def _plan_logits(
     level: str,
     logits: Tensor,
     target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
+    *scalars: Any,
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     _check(logits, target)
     if level == "triton" and target.numel() > 0:
         from . import logits as of_logits
 
-        return of_logits.plan(logits, target, ignore_index, label_smoothing, z_loss, softcap)
+        return of_logits.plan(logits, target, *scalars)
     from . import chunked
 
     def run(logits: Tensor, target: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:

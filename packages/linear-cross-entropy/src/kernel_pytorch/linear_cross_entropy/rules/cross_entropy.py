@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.gradients import asks
 from .._core.operator import Rules, per_element
 from .._core.sharding import Shardings, row_placements
 
@@ -44,19 +45,10 @@ def fake(rows: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return rows.new_empty(tokens, dtype=wide), rows.new_empty((*tokens, 2), dtype=wide)
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dloss: Tensor,
-    normalizer: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-) -> tuple[Tensor, None]:
+@asks("backward dloss normalizer logits target ignore_index label_smoothing z_loss softcap")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, None]:
     """Gradient of the logits."""
-    return backward(dloss, normalizer, logits, target, ignore_index, label_smoothing, z_loss, softcap), None
+    return backward(*given), None
 
 
 def sharding(placements: Any, logits: Any, *arguments: Any) -> Shardings:

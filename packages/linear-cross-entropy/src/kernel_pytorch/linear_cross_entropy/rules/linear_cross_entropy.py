@@ -12,39 +12,25 @@ they are computed by plain PyTorch that autograd can follow, and that holds all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._core.call_kinds import needs_grad
+from .._core.gradients import asks
 from .._core.operator import Rules
 from .._core.sharding import Shardings, row_placements
 from .cross_entropy import BACKWARD, FORWARD, LOSSES, SCALARS, fake, gradient_of_logits, wide_dtype
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dloss: Tensor,
-    normalizer: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    chunk: int,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, None, Tensor]:
+@asks("backward dloss normalizer hidden weight target bias ignore_index label_smoothing z_loss softcap chunk needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor, None, Tensor]:
     """Gradients of hidden, weight and bias."""
+    *inputs, needs = given
     need_dhidden, need_dweight, _, need_dbias = needs
-    dhidden, dweight, dbias = backward(
-        dloss, normalizer, hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, chunk,
-        need_dhidden, need_dweight, need_dbias,
-    )  # fmt: skip
+    dhidden, dweight, dbias = backward(*inputs, need_dhidden, need_dweight, need_dbias)
     return dhidden, dweight, None, dbias
 
 
@@ -78,16 +64,13 @@ LINEAR_CROSS_ENTROPY: Rules = {
 # The gradients.
 
 
-def fake_backward(
-    dloss: Tensor, normalizer: Tensor, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def fake_backward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    need_dhidden, need_dweight, need_dbias = rest[-3:]
-    like_bias = weight if bias is None else bias
+    like_bias = a.weight if a.bias is None else a.bias
     return (
-        hidden.new_empty(hidden.shape if need_dhidden else (0,)),
-        weight.new_empty(weight.shape if need_dweight else (0,)),
-        like_bias.new_empty(weight.shape[:1] if need_dbias and bias is not None else (0,)),
+        a.hidden.new_empty(a.hidden.shape if a.need_dhidden else (0,)),
+        a.weight.new_empty(a.weight.shape if a.need_dweight else (0,)),
+        like_bias.new_empty(a.weight.shape[:1] if a.need_dbias and a.bias is not None else (0,)),
     )
 
 
@@ -116,19 +99,16 @@ def flops_backward(dloss: Any, normalizer: Any, hidden: Any, weight: Any, *rest:
     return _logits(hidden, weight) * (2 * weight[1] * (1 + need_dhidden + need_dweight) + BACKWARD)
 
 
-def sharding_backward(
-    placements: Any, dloss: Any, normalizer: Any, hidden: Any, weight: Any, target: Any, bias: Any, *rest: Any
-) -> Shardings:
+def sharding_backward(placements: Any, a: Any) -> Shardings:
     """Where what goes in and the gradients may lie."""
-    need_dhidden, need_dweight, need_dbias = rest[-3:]
     replicate = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
-    for tokens, total in row_placements(placements, hidden.ndim):
+    for tokens, total in row_placements(placements, a.hidden.ndim):
         outputs = [
-            tokens if need_dhidden else replicate,
-            total if need_dweight else replicate,
-            total if need_dbias and bias is not None else replicate,
+            tokens if a.need_dhidden else replicate,
+            total if a.need_dweight else replicate,
+            total if a.need_dbias and a.bias is not None else replicate,
         ]
-        yield outputs, [tokens, tokens, tokens, replicate, tokens, None if bias is None else replicate]
+        yield outputs, [tokens, tokens, tokens, replicate, tokens, None if a.bias is None else replicate]
 
 
 LINEAR_CROSS_ENTROPY_BACKWARD: Rules = {
@@ -145,17 +125,14 @@ LINEAR_CROSS_ENTROPY_BACKWARD: Rules = {
 # Loss and gradients together.
 
 
-def fake_with_gradients(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fake_with_gradients(a: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    need_dhidden, need_dweight, need_dbias = rest[-3:]
-    wide, kept = wide_dtype(hidden.dtype), dtype_of_gradient(hidden.dtype)
+    wide, kept = wide_dtype(a.hidden.dtype), dtype_of_gradient(a.hidden.dtype)
     return (
-        hidden.new_empty((), dtype=wide),
-        hidden.new_empty(hidden.shape if need_dhidden else (0,), dtype=kept),
-        weight.new_empty(weight.shape if need_dweight else (0,), dtype=kept),
-        weight.new_empty(weight.shape[:1] if need_dbias and bias is not None else (0,), dtype=wide),
+        a.hidden.new_empty((), dtype=wide),
+        a.hidden.new_empty(a.hidden.shape if a.need_dhidden else (0,), dtype=kept),
+        a.weight.new_empty(a.weight.shape if a.need_dweight else (0,), dtype=kept),
+        a.weight.new_empty(a.weight.shape[:1] if a.need_dbias and a.bias is not None else (0,), dtype=wide),
     )
 
 
@@ -164,28 +141,16 @@ def dtype_of_gradient(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-def gradient_with_gradients(
-    scale: Callable[..., Tensor],
-    dloss: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    divisor: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float,
-    dhidden: Tensor,
-    dweight: Tensor,
-    dbias: Tensor,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@asks(
+    "scale dloss hidden weight target bias divisor ignore_index label_smoothing z_loss softcap dhidden "
+    "dweight dbias needs"
+)
+def gradient_with_gradients(scale: Callable[..., Tensor], *given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of hidden, weight and bias: from the forward, or from a formula if they are differentiated again."""
+    dloss, hidden, weight, target, bias, divisor, *scalars, dhidden, dweight, dbias, needs = given
     need_dhidden, need_dweight, _, need_dbias, _ = needs
     if needs_grad(dloss, hidden, weight, bias):
         of_tokens = (dloss if divisor is None else dloss / divisor).expand(target.shape)
-        scalars = ignore_index, label_smoothing, z_loss, softcap
         followed = formula(
             of_tokens, dloss, hidden, weight, target, bias, *scalars, need_dhidden, need_dweight, need_dbias
         )
@@ -205,20 +170,17 @@ def flops_with_gradients(hidden: Any, weight: Any, *rest: Any, **__: Any) -> int
     return _logits(hidden, weight) * (2 * weight[1] * (1 + need_dhidden + need_dweight) + FORWARD + BACKWARD)
 
 
-def sharding_with_gradients(
-    placements: Any, hidden: Any, weight: Any, target: Any, bias: Any, divisor: Any, *rest: Any
-) -> Shardings:
+def sharding_with_gradients(placements: Any, a: Any) -> Shardings:
     """Where what goes in, the loss and the gradients may lie."""
     replicate = placements.Replicate()
-    need_dhidden, need_dweight, need_dbias = rest[-3:]
-    for tokens, total in row_placements(placements, hidden.ndim):
+    for tokens, total in row_placements(placements, a.hidden.ndim):
         outputs = [
             total,
-            tokens if need_dhidden else replicate,
-            total if need_dweight else replicate,
-            total if need_dbias and bias is not None else replicate,
+            tokens if a.need_dhidden else replicate,
+            total if a.need_dweight else replicate,
+            total if a.need_dbias and a.bias is not None else replicate,
         ]
-        absent = [None if tensor is None else replicate for tensor in (bias, divisor)]
+        absent = [None if tensor is None else replicate for tensor in (a.bias, a.divisor)]
         yield outputs, [tokens, replicate, tokens, *absent]
 
 

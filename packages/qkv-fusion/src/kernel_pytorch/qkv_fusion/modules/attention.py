@@ -173,8 +173,7 @@ class FusedSelfAttention(torch.nn.Module):
             if cache is not None:
                 cache.filled = before  # so that the call may be repeated
             raise
-        out: Tensor = self.get_submodule(self.output)(y.transpose(1, 2).flatten(-2))
-        return out
+        return self.get_submodule(self.output)(y.transpose(1, 2).flatten(-2))
 
     def _turned(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, normalised if they are to be, and rotated."""

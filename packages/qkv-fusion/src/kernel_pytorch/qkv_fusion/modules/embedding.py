@@ -60,14 +60,12 @@ class TokenPositionEmbedding(torch.nn.Module):
         y = self.tokens(token_ids) + self._positions(position_ids)
         if self.segments is not None:
             y = y + (self.segments.weight[0] if segment_ids is None else self.segments(segment_ids))
-        result: Tensor = y if self.norm is None else self.norm(y)
-        return result
+        return y if self.norm is None else self.norm(y)
 
     def _positions(self, position_ids: Tensor) -> Tensor:
         """`(..., S, C)`: learned, or sines of the first half of the columns and cosines of the second."""
         if self.positions is not None:
-            learned: Tensor = self.positions(position_ids)
-            return learned
+            return self.positions(position_ids)
         weight = self.tokens.weight
         half = (weight.shape[1] + 1) // 2
         steps = torch.arange(half, device=weight.device, dtype=torch.float32) * (-math.log(10000.0) / half)

@@ -101,8 +101,7 @@ class LinearGroup(torch.nn.Module):
         # may use `unsafe_split_with_sizes`, which has no rule for vmap.
         if torch.compiler.is_compiling() or has_transform():
             return [product.narrow(-1, self.starts[i], size) for i, size in enumerate(self.sizes)]
-        outputs: Sequence[Tensor] = torch.unsafe_split_with_sizes(product, self.sizes, -1)
-        return outputs
+        return torch.unsafe_split_with_sizes(product, self.sizes, -1)
 
     def shared(self, x: Tensor) -> Sequence[Tensor]:
         """`outputs`, through the forward that a library put around this module's, as accelerate does.
@@ -117,8 +116,7 @@ class LinearGroup(torch.nn.Module):
                 f"{', '.join(self.names)}: their joint weight was offloaded to the meta device, and cannot be found "
                 "again under its name; unfuse(model) before it is offloaded"
             )
-        outputs: Sequence[Tensor] = self(x)
-        return outputs
+        return self(x)
 
     def alone(self, index: int, x: Tensor) -> Tensor:
         """The output of one layer, from its rows of the weight."""

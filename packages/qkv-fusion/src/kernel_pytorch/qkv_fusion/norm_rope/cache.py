@@ -86,8 +86,7 @@ def qkv_norm_rope_cache_(
             cos, sin = cos[position_ids], sin[position_ids]
         q, k, v = project(x, weight, bias, num_heads, k_cache.shape[1], columns)
         cache = k_cache, v_cache, cache_seqlens, block_table
-        q_out: Tensor = norm_rope_cache_(q, k, v, q_weight, k_weight, cos, sin, *cache, eps, interleaved, offset)
-        return q_out
+        return norm_rope_cache_(q, k, v, q_weight, k_weight, cos, sin, *cache, eps, interleaved, offset)
     run = LADDER.resolve("qkv_norm_rope", level, *tensors)
     q, k, v = run(*tensors, position_ids, num_heads, k_cache.shape[1], eps, interleaved, offset)
     write(k, v, k_cache, v_cache, cache_seqlens, block_table)

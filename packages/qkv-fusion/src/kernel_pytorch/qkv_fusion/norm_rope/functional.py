@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.arguments import (
@@ -69,8 +71,7 @@ def qk_norm_rope(
     """
     check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
-    found: tuple[Tensor, Tensor] = QK_NORM_ROPE(*given, level)
-    return found
+    return QK_NORM_ROPE(*given, level)
 
 
 def qk_layer_norm_rope(
@@ -115,22 +116,11 @@ def qk_layer_norm_rope(
     """
     check_position_values(position_ids, cos)
     given = q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset
-    found: tuple[Tensor, Tensor] = QK_LAYER_NORM_ROPE(*given, level)
-    return found
+    return QK_LAYER_NORM_ROPE(*given, level)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-) -> None:
+def _check(*given: Any) -> None:
+    q, k, q_weight, k_weight, cos, sin, position_ids, eps, interleaved, offset = given
     check_heads(q, k)
     check_angles(cos, sin, position_ids, interleaved, q, q.shape[:-2], q.shape[-1])
     check_head_weights(q_weight, k_weight, q, q.shape[-1])
@@ -157,17 +147,8 @@ def check_projected(
 
     Args:
         x: checked by the caller.
-        weight: as given, as are the following arguments.
-        bias: as given.
-        cos: as given.
-        sin: as given.
-        position_ids: as given.
         columns: size of a head.
-        num_heads: as given.
         num_kv_heads: as given, or from the cache.
-        eps: as given.
-        interleaved: as given.
-        offset: as given.
         kv_heads_name: what messages call num_kv_heads.
 
     Raises:

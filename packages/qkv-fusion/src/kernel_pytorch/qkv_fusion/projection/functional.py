@@ -48,8 +48,7 @@ def qkv_projection(
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     given = x, weight, bias, num_heads, num_kv_heads, head_dim
-    found: tuple[Tensor, Tensor, Tensor] = QKV_PROJECTION(*given, level)
-    return found
+    return QKV_PROJECTION(*given, level)
 
 
 def qkv_norm_rope(
@@ -97,8 +96,7 @@ def qkv_norm_rope(
     check_position_values(position_ids, cos)
     given = x, weight, bias, q_weight, k_weight, cos, sin, position_ids
     heads = num_heads, num_kv_heads, eps, interleaved, offset
-    found: tuple[Tensor, Tensor, Tensor] = QKV_NORM_ROPE(*given, *heads, level)
-    return found
+    return QKV_NORM_ROPE(*given, *heads, level)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -56,8 +56,7 @@ def rotary_embedding(
     Source: Su et al., "RoFormer", 2021, https://arxiv.org/abs/2104.09864.
     """
     check_position_values(position_ids, cos)
-    found: tuple[Tensor, Tensor] = ROTARY_EMBEDDING(q, k, cos, sin, position_ids, interleaved, inverse, level)
-    return found
+    return ROTARY_EMBEDDING(q, k, cos, sin, position_ids, interleaved, inverse, level)
 
 
 def _check(

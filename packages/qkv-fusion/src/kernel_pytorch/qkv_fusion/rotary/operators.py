@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -10,26 +9,13 @@ from torch import Tensor
 from kernel_pytorch.qkv_fusion._core.operator import declare
 from kernel_pytorch.qkv_fusion.rules.rotary import ROTARY_QK, ROTARY_QK_IN_PLACE
 
-
-def launch() -> Callable[..., Any]:
-    """The launcher of the rotation."""
-    from .kernels import rotate
-
-    return rotate.rotary_qk
-
-
-def launch_in_place() -> Callable[..., Any]:
-    """The launcher of the rotation that writes where it read."""
-    from .kernels import rotate
-
-    return rotate.rotary_qk_
+KERNELS = f"{__package__}.kernels"
 
 
 def _itself(*arguments: Any) -> tuple[Tensor, Tensor]:
     """It is linear, so it is its own derivative."""
-    found: tuple[Tensor, Tensor] = rotary_qk(*arguments)
-    return found
+    return rotary_qk(*arguments)
 
 
-rotary_qk = declare(**ROTARY_QK, launch=launch, backward=_itself)
-rotary_qk_ = declare(**ROTARY_QK_IN_PLACE, launch=launch_in_place)
+rotary_qk = declare(**ROTARY_QK, launch=f"{KERNELS}.rotate:rotary_qk", backward=_itself)
+rotary_qk_ = declare(**ROTARY_QK_IN_PLACE, launch=f"{KERNELS}.rotate:rotary_qk_")

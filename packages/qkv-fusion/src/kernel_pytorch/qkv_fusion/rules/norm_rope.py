@@ -7,12 +7,13 @@ part of their gradients.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._core.gradients import asks
 from .._core.operator import Rules
 from .._core.sharding import Shardings
 from .rotary import token_placements
@@ -76,56 +77,26 @@ def formula_of_one(
     return dx.to(x.dtype), (g * x_hat).sum_to_size(weight.shape).to(weight.dtype)
 
 
-def formula(
-    dq_out: Tensor | None,
-    dk_out: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_rstd: Tensor,
-    k_rstd: Tensor,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-    *needs: bool,
-    centred: bool = False,
-) -> Four:
+def formula(a: Any, *, centred: bool = False) -> Four:
     """The backward operator in PyTorch that autograd can follow; `centred` for LayerNorm."""
-    found = [q.new_empty((0,)) for _ in needs]
-    for i, (dy, x, weight) in enumerate(((dq_out, q, q_weight), (dk_out, k, k_weight))):
+    needs = a[13:]
+    found = [a.q.new_empty((0,)) for _ in needs]
+    for i, (dy, x, weight) in enumerate(((a.dq_out, a.q, a.q_weight), (a.dk_out, a.k, a.k_weight))):
         if dy is not None and (needs[i] or needs[2 + i]):
-            both = formula_of_one(dy, x, weight, cos, sin, eps, interleaved, offset, centred)
+            both = formula_of_one(dy, x, weight, a.cos, a.sin, a.eps, a.interleaved, a.offset, centred)
             found[i::2] = [g if needed else x.new_empty((0,)) for g, needed in zip(both, needs[i::2], strict=True)]
     return tuple(found)  # type: ignore[return-value]
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dq_out: Tensor | None,
-    dk_out: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_rstd: Tensor,
-    k_rstd: Tensor,
-    eps: float,
-    interleaved: bool,
-    offset: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@asks("backward dq_out dk_out q k q_weight k_weight cos sin q_rstd k_rstd eps interleaved offset needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of q, k and the weights; the inputs and one float32 per head are saved for them."""
-    used = (dq_out is not None, dk_out is not None) * 2
+    *inputs, needs = given
+    used = (inputs[0] is not None, inputs[1] is not None) * 2
     needed = [need and side for need, side in zip(needs[:4], used, strict=True)]
     if not any(needed):
         return (None,) * 6
-    tensors = (dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, q_rstd, k_rstd)
-    found = backward(*tensors, eps, interleaved, offset, *needed)
+    found = backward(*inputs, *needed)
     return *(g if need else None for g, need in zip(found, needed, strict=True)), None, None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._core.gradients import asks
 from .._core.operator import Rules, per_element
 from .._core.sharding import Shardings
 
@@ -55,42 +56,24 @@ def sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Shar
         yield [heads], [heads, tables, tables]
 
 
-def fake_qk(
-    q: Tensor | None,
-    k: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None,
-    interleaved: bool,
-    transposed: bool,
-) -> tuple[Tensor, Tensor]:
+def fake_qk(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; of what is absent comes back an empty tensor."""
-    q_out, k_out = (cos.new_empty((0,)) if x is None else x.new_empty(x.shape) for x in (q, k))
+    q_out, k_out = (a.cos.new_empty((0,)) if x is None else x.new_empty(x.shape) for x in (a.q, a.k))
     return q_out, k_out
 
 
-def fake_in_place(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, interleaved: bool, transposed: bool
-) -> None:
+def fake_in_place(a: Any) -> None:
     """It allocates nothing."""
 
 
-def gradient_qk(
-    itself: Callable[..., Any],
-    dq_out: Tensor | None,
-    dk_out: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    position_ids: Tensor | None,
-    interleaved: bool,
-    transposed: bool,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@asks("itself dq_out dk_out cos sin position_ids interleaved transposed needs")
+def gradient_qk(itself: Callable[..., Any], *given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of q and k; only the tables and positions are saved for them."""
+    dq_out, dk_out, *constants, transposed, needs = given
     dq, dk = (dy if need else None for dy, need in zip((dq_out, dk_out), needs, strict=False))
     if dq is None and dk is None:
         return (None,) * 5
-    found = itself(dq, dk, cos, sin, position_ids, interleaved, not transposed)
+    found = itself(dq, dk, *constants, not transposed)
     return *(None if dy is None else dx for dy, dx in zip((dq, dk), found, strict=True)), None, None, None
 
 

@@ -24,7 +24,4 @@ def add_rms_norm(
     return x, residual, weight, eps, offset, casting
 
 
-@calls(operators.rms_norm, first)
-def head_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, casting: str) -> tuple[Any, ...]:
-    """`head_rms_norm` of `reference.py`."""
-    return x, weight, eps, offset, casting
+head_rms_norm = rms_norm

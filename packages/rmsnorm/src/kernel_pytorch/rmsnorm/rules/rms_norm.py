@@ -6,12 +6,13 @@ rank holds its rows' part of the gradient of the weight, and nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._core.gradients import asks
 from .._core.operator import Rules, per_element
 from .._core.sharding import Shardings, row_placements
 
@@ -32,89 +33,51 @@ def fake(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: s
     return y, x.new_empty(x.shape[:-1], dtype=compute_dtype(x.dtype, y.dtype))
 
 
-def fake_add(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def fake_add(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What it allocates."""
-    h = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
-    y, rstd = fake(h, weight, eps, offset, casting)
+    h = a.x.new_empty(a.x.shape, dtype=torch.promote_types(a.x.dtype, a.residual.dtype))
+    y, rstd = fake(h, a.weight, a.eps, a.offset, a.casting)
     return y, h, rstd
 
 
-def fake_backward(
-    dy: Tensor,
-    dh: Tensor | None,
-    h: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    eps: float,
-    offset: float,
-    need_dx: bool,
-    need_dweight: bool,
-) -> tuple[Tensor, Tensor]:
+def fake_backward(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; what is not needed comes back empty."""
-    dx = h.new_empty(h.shape if need_dx else (0,))
-    like = h if weight is None else weight
-    return dx, like.new_empty(like.shape if need_dweight and weight is not None else (0,))
+    dx = a.h.new_empty(a.h.shape if a.need_dx else (0,))
+    like = a.h if a.weight is None else a.weight
+    return dx, like.new_empty(like.shape if a.need_dweight and a.weight is not None else (0,))
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    eps: float,
-    offset: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor]:
+@asks("backward dy x weight rstd eps offset needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
     """Gradients of x and the weight; the forward saves x, the weight and one float32 a row."""
-    found: tuple[Tensor, Tensor] = backward(dy, None, x, weight, rstd, eps, offset, *needs)
-    return found
+    dy, *saved, needs = given
+    return backward(dy, None, *saved, *needs)
 
 
-def gradient_add(
-    backward: Callable[..., Any],
-    dy: Tensor | None,
-    dh: Tensor | None,
-    h: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    eps: float,
-    offset: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+@asks("backward dy dh h weight rstd eps offset needs")
+def gradient_add(backward: Callable[..., Any], *given: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, the residual and the weight; the forward saves h, the weight and one float32 a row."""
+    dy, dh, *saved, needs = given
     if dy is None:
         return dh, dh, None
-    dx, dweight = backward(dy, dh, h, weight, rstd, eps, offset, needs[0] or needs[1], needs[2])
+    dx, dweight = backward(dy, dh, *saved, needs[0] or needs[1], needs[2])
     return dx, dx, dweight
 
 
-def formula(
-    dy: Tensor,
-    dh: Tensor | None,
-    h: Tensor,
-    weight: Tensor | None,
-    rstd: Tensor,
-    eps: float,
-    offset: float,
-    need_dx: bool,
-    need_dweight: bool,
-) -> tuple[Tensor, Tensor]:
+def formula(a: Any) -> tuple[Tensor, Tensor]:
     """The gradients in PyTorch that autograd can follow: rstd is computed again for that."""
-    wide = compute_dtype(h.dtype, dy.dtype)
-    x, dy, nothing = h.to(wide), dy.to(wide), h.new_empty((0,))
-    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    wide = compute_dtype(a.h.dtype, a.dy.dtype)
+    x, dy, nothing = a.h.to(wide), a.dy.to(wide), a.h.new_empty((0,))
+    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + a.eps)
     x_hat = x * rstd
-    g = dy if weight is None else dy * (offset + weight.to(wide))
+    g = dy if a.weight is None else dy * (a.offset + a.weight.to(wide))
     dx = rstd * (g - x_hat * (g * x_hat).mean(-1, keepdim=True))
-    if dh is not None:
-        dx = dx + dh.to(wide)
+    if a.dh is not None:
+        dx = dx + a.dh.to(wide)
     dweight = nothing.clone()
-    if weight is not None and need_dweight:
-        dweight = (dy * x_hat).sum_to_size(weight.shape).to(weight.dtype)
-    return dx.to(h.dtype) if need_dx else nothing, dweight
+    if a.weight is not None and a.need_dweight:
+        dweight = (dy * x_hat).sum_to_size(a.weight.shape).to(a.weight.dtype)
+    return dx.to(a.h.dtype) if a.need_dx else nothing, dweight
 
 
 def placed_together(placements: Any, h: Any, weight: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -137,15 +100,12 @@ def sharding_add(placements: Any, x: Any, residual: Any, weight: Any, *scalars: 
         yield [rows] * 3, [rows, rows, of_weight]
 
 
-def sharding_backward(
-    placements: Any, dy: Any, dh: Any, h: Any, weight: Any, rstd: Any, eps: float, offset: float, *needs: bool
-) -> Shardings:
+def sharding_backward(placements: Any, a: Any) -> Shardings:
     """Where dx, dweight and what goes in may lie."""
     nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
-    need_dx, need_dweight = needs
-    for rows, of_weight, share in placed_together(placements, h, weight):
-        outputs = [rows if need_dx else nothing, share if need_dweight and weight is not None else nothing]
-        yield outputs, [rows, None if dh is None else rows, rows, of_weight, rows]
+    for rows, of_weight, share in placed_together(placements, a.h, a.weight):
+        outputs = [rows if a.need_dx else nothing, share if a.need_dweight and a.weight is not None else nothing]
+        yield outputs, [rows, None if a.dh is None else rows, rows, of_weight, rows]
 
 
 RMS_NORM: Rules = {

@@ -17,45 +17,23 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 @calls(operators.norm_act, first_two)
-def add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Any, ...]:
+def add_layer_norm(x: Tensor, residual: Tensor, *others: Any) -> tuple[Any, ...]:
     """`add_layer_norm` of `reference.py`."""
+    weight, bias, eps, dropout_p, seed = others
     return x, residual, weight, bias, seed, eps, dropout_p, "layer", "identity"
 
 
 @calls(operators.norm_act, first)
-def layer_norm_act(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Any, ...]:
+def layer_norm_act(x: Tensor, *others: Any) -> tuple[Any, ...]:
     """`layer_norm_act` of `reference.py`."""
+    weight, bias, eps, activation, dropout_p, seed = others
     return x, None, weight, bias, seed, eps, dropout_p, "layer", activation
 
 
 @calls(operators.norm_act, first_two)
-def add_layer_norm_act(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Any, ...]:
+def add_layer_norm_act(x: Tensor, residual: Tensor, *others: Any) -> tuple[Any, ...]:
     """`add_layer_norm_act` of `reference.py`."""
+    weight, bias, eps, activation, dropout_p, seed = others
     return x, residual, weight, bias, seed, eps, dropout_p, "layer", activation
 
 
@@ -68,14 +46,7 @@ def rms_norm_act(
 
 
 @calls(operators.norm_act, first_two)
-def add_rms_norm_act(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    activation: str,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Any, ...]:
+def add_rms_norm_act(x: Tensor, residual: Tensor, *others: Any) -> tuple[Any, ...]:
     """`add_rms_norm_act` of `reference.py`."""
+    weight, eps, activation, dropout_p, seed = others
     return x, residual, weight, None, seed, eps, dropout_p, "rms", activation

@@ -1,8 +1,0 @@
-"""The definition under TorchInductor: kernels made for the shapes it sees."""
-
-from kernel_pytorch.fused_ln_act._core.compiled import compiled
-
-from . import reference
-
-bias_act = compiled(reference.bias_act)
-bias_dropout_add = compiled(reference.bias_dropout_add)

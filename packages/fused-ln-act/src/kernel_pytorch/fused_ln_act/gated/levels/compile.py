@@ -1,9 +1,0 @@
-"""The definition under TorchInductor: kernels made for the shapes it sees."""
-
-from kernel_pytorch.fused_ln_act._core.compiled import compiled
-
-from . import reference
-
-swiglu = compiled(reference.swiglu)
-geglu = compiled(reference.geglu)
-reglu = compiled(reference.reglu)

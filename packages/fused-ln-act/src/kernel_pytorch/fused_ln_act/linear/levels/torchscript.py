@@ -1,8 +1,0 @@
-"""The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream)."""
-
-from kernel_pytorch.fused_ln_act._core.torchscript import scripted
-
-from . import reference
-
-linear_act = scripted(reference.linear_act)
-gated_mlp = scripted(reference.gated_mlp)

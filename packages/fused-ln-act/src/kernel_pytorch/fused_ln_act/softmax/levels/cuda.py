@@ -1,5 +1,0 @@
-"""CUDA C++ and its CPU backend: what kernel_pytorch.cuda_ops offers, where it is installed."""
-
-from kernel_pytorch.fused_ln_act._core.cuda_level import function
-
-softmax = function("softmax")
