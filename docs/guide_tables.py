@@ -4,6 +4,7 @@ ceilings          what a copy and a product reach on each device that was measur
 tuned             how the Triton kernel of RMSNorm is launched, and what it compiles to
 triton-and-cuda   the same function at both levels: time, registers, lines
 against-hugging-face, optimize      training steps of whole models, from results/<device>/examples
+packing                             sentences per second of padded and packed batches, from the same
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ DEVICE = ROOT / "results" / "nvidia-h200"
 STEPS = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "examples"
 RMS_NORM = ROOT / "packages" / "rmsnorm" / "src" / "kernel_pytorch" / "rmsnorm" / "kernels" / "forward.py"
 LEVELS = ("native", "compile", "triton", "cuda")
+BASES = ("compile, padded to 128", "compile, sorted")
 
 
 def fill(markdown: str) -> str:
@@ -65,6 +67,19 @@ def optimized() -> str:
     head = ["training step", "stock", "compiled", "`optimize`", "`optimize`, compiled", "x of stock compiled",
             "x of `patch` compiled", "saved in eager", "lower bound, forward alone", "took, analysis took"]  # fmt: skip
     return _measured_on(found, table_of(head, rows))
+
+
+def packing() -> str:
+    """Sentences per second of MiniLM, padded, sorted, and after `optimize(..., apply="all")`."""
+    (file,) = ROOT.glob("results/*/examples/packing.json")
+    record = json.loads(file.read_text(encoding="utf-8"))
+    rows = [
+        [name, threads, f"{row['texts per second']:.0f}", *(row["speedup"].get(base, "") for base in BASES)]
+        for threads, found in record.items()
+        for name, row in found["rows"].items()
+    ]
+    head = ["batches of 32", "threads", "texts/s", *(f"x of {base}" for base in BASES)]
+    return _measured_on(next(iter(record.values())), table_of(head, rows))
 
 
 def _measured_on(found: dict[str, str], table: str) -> str:
@@ -176,4 +191,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "served": served,
     "against-hugging-face": against_hugging_face,
     "optimize": optimized,
+    "packing": packing,
 }

@@ -21,6 +21,9 @@ class Renamed(nn.Linear):
 Renamed.__name__ = "<b>[red]Renamed"
 number = 3
 
+def sized(size):
+    return nn.Linear(size, size), torch.ones(1, size)
+
 class Named(nn.Module):
     def forward(self, x, scale=1.0):
         return {"y": x * scale}
@@ -123,6 +126,7 @@ def test_inputs_may_be_a_list_or_one_tensor_and_have_names(profile):
         ),
         ("factories:nope", "module 'factories' has no attribute 'nope'"),
         ("factories:number", "factories:number is of type int; it must be a function without arguments"),
+        ("factories:sized", "factories:sized takes arguments (missing a required argument: 'size'); it must be a "),
         ("factories:alone", "factories:alone returned Linear; it must return (module, inputs) or "),
         ("factories:four", "factories:four returned 4 values; it must return (module, inputs) or "),
         ("factories:no_module", "returned builtin_function_or_method as module; it must return "),

@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from kernel_pytorch.compile_recipes.commands.doctor import doctor_command
+from kernel_pytorch.harness.cli import Commands
 
 FILE = """
 import torch
@@ -49,9 +50,10 @@ def nothing():
 def doctor(tmp_path, monkeypatch):
     (tmp_path / "model_of_mine.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    app = typer.Typer()
-    app.command()(doctor_command)
-    return lambda *arguments: CliRunner().invoke(app, [*arguments, "--device", "cpu"])
+    app = typer.Typer(cls=Commands)  # as `kernel-pytorch`, which answers errors
+    app.command("doctor")(doctor_command)
+    app.callback()(lambda: None)
+    return lambda *arguments: CliRunner().invoke(app, ["doctor", *arguments, "--device", "cpu"])
 
 
 @pytest.mark.parametrize("target", ["model_of_mine:make", "model_of_mine.py:make"])

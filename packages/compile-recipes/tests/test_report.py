@@ -193,6 +193,10 @@ def test_what_cannot_be_analyzed_is_refused():
         assistant.analyze_component("model")
     with pytest.raises(TypeError, match="before it is compiled"):
         assistant.analyze_component(torch.compile(nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match="kwargs: given list; it must map names to inputs"):
+        CompilerOptimizationAssistant().analyze_component(torch.nn.Linear(2, 2), kwargs=[torch.ones(2)])
+    with pytest.raises(TypeError, match="kwargs: given Tensor"):
+        assistant.optimize(torch.nn.Linear(2, 2), kwargs=torch.ones(2))
     with pytest.raises(ValueError, match="at most 4"):
         assistant.analyze_component(nn.Linear(2, 2), torch.ones(2), shapes=[(torch.ones(2),)] * 5)
     with pytest.raises(ValueError, match="gpu is 'b9'"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -60,6 +62,11 @@ def make(target: str) -> Made:
             raise UserError(f"module {name!r} has no attribute {attribute!r}") from None
     if not callable(found):
         raise UserError(f"{target} is of type {type(found).__name__}; it must be a function without arguments")
+    try:
+        with contextlib.suppress(ValueError):  # a builtin has no signature
+            inspect.signature(found).bind()
+    except TypeError as error:
+        raise UserError(f"{target} takes arguments ({error}); it must be a function without arguments") from error
     try:
         made = found()
     except Exception as error:

@@ -76,10 +76,10 @@ class CompilerOptimizationAssistant:
             with the user's line.
 
         Raises:
-            TypeError: `module` is no module, or is compiled or scripted already.
+            TypeError: `module` is no module, or compiled or scripted already, or `kwargs` is no mapping.
             ValueError: there are more than 4 shapes, or the GPU is not known.
         """
-        check_module(module)
+        check_module(module, kwargs)
         calls = _calls(inputs, kwargs, shapes)
         stage = on_stage or (lambda name: None)
         return _analyzed(module, calls, loss, gpu_of(gpu), count_launches, memory_limit, stage)

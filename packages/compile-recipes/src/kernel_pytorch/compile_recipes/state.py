@@ -90,9 +90,11 @@ def innermost_line(error: BaseException) -> str:
     return found
 
 
-def check_module(module: Any) -> None:
-    """Raise TypeError unless this is a module that is neither compiled nor scripted."""
+def check_module(module: Any, kwargs: Any = None) -> None:
+    """Raise TypeError unless this is a module, neither compiled nor scripted, and `kwargs` is a mapping or None."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: given {type(module).__name__}; it must be a torch.nn.Module")
     if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule":
         raise TypeError(f"module: given {type(module).__name__}; give the model before it is compiled or scripted")
+    if not isinstance(kwargs, Mapping | None):
+        raise TypeError(f"kwargs: given {type(kwargs).__name__}; it must map names to inputs of the call")

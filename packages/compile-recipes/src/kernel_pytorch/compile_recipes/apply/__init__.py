@@ -104,10 +104,10 @@ def optimize(
         What was applied, with its verdict, and what was not, with the reason.
 
     Raises:
-        TypeError: `module` is no module, or is compiled or scripted already.
+        TypeError: `module` is no module, or compiled or scripted already, or `kwargs` is no mapping.
         ValueError: `apply` names no change, or there are fewer than 8 rounds.
     """
-    check_module(module)
+    check_module(module, kwargs)
     check_rounds(rounds)
     wanted = _wanted(apply)
     stage = on_stage or (lambda name: None)

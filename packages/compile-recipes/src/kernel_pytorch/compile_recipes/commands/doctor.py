@@ -8,7 +8,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -19,7 +19,8 @@ from kernel_pytorch.compile_recipes.records import Report
 from kernel_pytorch.compile_recipes.report import details, summary
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, Steps, check_writable, messages
-from kernel_pytorch.harness.profiling.factory import FactoryError, Made, make, moved
+from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.profiling.factory import Made, make, moved
 
 
 def doctor_command(
@@ -53,7 +54,7 @@ def doctor_command(
     where = parse_device(device)
     for file in out or []:
         if file.suffix not in (".json", ".html"):
-            _stop(f"--out {file}: it must end in .json or .html")
+            raise UserError(f"--out {file}: it must end in .json or .html")
         check_writable(file.parent if file.suffix == ".html" else file)
     try:
         budget = None if check is None else read_budget(check)
@@ -65,8 +66,8 @@ def doctor_command(
             report = CompilerOptimizationAssistant().analyze_component(
                 made.module, *made.inputs, kwargs=made.kwargs, gpu=gpu, count_launches=launches, on_stage=steps
             )
-    except (FactoryError, ValueError, TypeError, RuntimeError) as error:  # as NotImplementedError, of `meta`
-        _stop(str(error))
+    except (ValueError, TypeError, RuntimeError) as error:  # as NotImplementedError, of `meta`
+        raise UserError(str(error)) from error
     except KeyboardInterrupt:
         messages.print("stopped; the model is as it was", **PLAIN)
         raise typer.Exit(130) from None
@@ -91,7 +92,7 @@ def made_of(target: str) -> Made:
     """What a factory makes; the factory is named by a module or by a file.
 
     Raises:
-        FactoryError: the file cannot be imported, or as `kernel_pytorch.harness.profiling.factory.make` says.
+        UserError: the file cannot be imported, or as `kernel_pytorch.harness.profiling.factory.make` says.
     """
     file, colon, attribute = target.rpartition(":")
     if not (colon and file.endswith(".py")):
@@ -100,14 +101,14 @@ def made_of(target: str) -> Made:
     name = f"doctor_target_{path.stem}".replace("-", "_")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise FactoryError(f"there is no file {file}")
+        raise UserError(f"there is no file {file}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the file does when it is imported
-        raise FactoryError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
     return make(f"{name}:{attribute}")
@@ -118,8 +119,3 @@ def _silent() -> Iterator[None]:
     """What the model prints is no part of the report."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
-
-
-def _stop(message: str) -> NoReturn:
-    messages.print(f"kernel-pytorch: {escape(message)}", **PLAIN)
-    raise typer.Exit(2) from None
