@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernel_pytorch.harness import adoption, timing
 from kernel_pytorch.harness.adoption import Verdict, Verified, judged
 from kernel_pytorch.harness.benchmark import benchmark
+from kernel_pytorch.harness.clock import statistics
 from kernel_pytorch.harness.commands import adopt
 from kernel_pytorch.harness.discovery import GROUP, discover
 from kernel_pytorch.harness.results import CaseRecord, Comparison, Interval, Measurement
@@ -223,7 +224,7 @@ def measured(technique, level, ratios, **changes):
         Measurement(
             operation=operation.name, case=CaseRecord.of(case), direction="forward", implementation=level, level=level,
             comparisons={"native": Comparison(
-                speedup=Interval(low=low, median=(low + high) / 2, high=high), verdict="UNSURE")},
+                speedup=Interval(low=low, median=(low + high) / 2, high=high), verdict=statistics.Verdict.UNSURE)},
             **{"status": "measured", **changes},
         )
         for case, (low, high) in zip(cases, ratios, strict=True)

@@ -35,7 +35,7 @@ def interval(median):
 
 
 def comparison(ratio, verdict="FASTER"):
-    return Comparison(speedup=interval(ratio), verdict=Verdict(verdict))
+    return Comparison(speedup=interval(ratio), verdict=Verdict[verdict])
 
 
 def measurement(implementation, status="measured", case="prefill", **fields):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_pytorch.harness import records as records_module
-from kernel_pytorch.harness.clock import compare_paired
+from kernel_pytorch.harness.clock import Verdict, compare_paired
 from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.records import RecordError, write_atomically
 from kernel_pytorch.harness.results import (
@@ -86,7 +86,7 @@ def test_a_case_is_recorded_as_json_can_hold_it():
 
 def test_a_comparison_keeps_its_verdict():
     record = measurement().comparisons["reference"]
-    assert record.verdict == "SLOWER"
+    assert record.verdict is Verdict.SLOWER
     assert record.speedup.median == pytest.approx(0.5)
 
 

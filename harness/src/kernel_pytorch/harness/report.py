@@ -35,7 +35,7 @@ def speedup(comparison: Comparison | None) -> str:
     """A ratio with its verdict; "=" where the interval lies within the band of equivalence, "?" where none can say."""
     if comparison is None:
         return ""
-    mark = {"FASTER": "", "SLOWER": "", "SAME": " =", "UNSURE": " ?"}[comparison.verdict]
+    mark = {"FASTER": "", "SLOWER": "", "SAME": " =", "UNSURE": " ?"}[comparison.verdict.name]
     ratio = comparison.speedup.median
     return f"{ratio:.2f}x{mark}" if ratio < 10 else f"{ratio:.1f}x{mark}" if ratio < 100 else f"{ratio:,.0f}x{mark}"
 

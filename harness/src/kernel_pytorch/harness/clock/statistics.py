@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
 import numpy as np
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer
 
 from kernel_pytorch.harness.records import Amount
 
@@ -35,13 +36,21 @@ class Interval:
     high: Amount
 
 
-class Verdict(str, enum.Enum):
+class Verdict(enum.Enum):
     """Result of the comparison of a candidate with its baseline."""
 
-    FASTER = "FASTER"
-    SLOWER = "SLOWER"
-    SAME = "SAME"
-    UNSURE = "UNSURE"
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "no difference"
+    UNSURE = "unsure"
+
+
+_Named = Annotated[
+    Verdict,
+    BeforeValidator(lambda found: Verdict[found] if isinstance(found, str) and found in Verdict.__members__ else found),
+    PlainSerializer(lambda verdict: verdict.name),
+]
+"""A verdict that records write by its name."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Comparison:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     speedup: Interval
-    verdict: Verdict
+    verdict: _Named
 
 
 def median_interval(
