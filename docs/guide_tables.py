@@ -74,7 +74,7 @@ def packing() -> str:
     (file,) = ROOT.glob("results/*/examples/packing.json")
     record = json.loads(file.read_text(encoding="utf-8"))
     rows = [
-        [name, threads, f"{row['texts per second']:.0f}", *(row["speedup"].get(base, "") for base in BASES)]
+        [name, threads.split()[0], f"{row['texts per second']:.0f}", *(row["speedup"].get(base, "") for base in BASES)]
         for threads, found in record.items()
         for name, row in found["rows"].items()
     ]
