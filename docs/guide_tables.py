@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from technique_pages import packages  # beside this file
 
@@ -71,8 +72,9 @@ def optimized() -> str:
 
 def packing() -> str:
     """Sentences per second of MiniLM, padded, sorted, and after `optimize(..., apply="all")`."""
-    (file,) = ROOT.glob("results/*/examples/packing.json")
-    record = json.loads(file.read_text(encoding="utf-8"))
+    record: dict[str, Any] = {}
+    for file in sorted(ROOT.glob("results/*/examples/packing.json")):
+        record |= json.loads(file.read_text(encoding="utf-8"))
     rows = [
         [name, threads.split()[0], f"{row['texts per second']:.0f}", *(row["speedup"].get(base, "") for base in BASES)]
         for threads, found in record.items()
