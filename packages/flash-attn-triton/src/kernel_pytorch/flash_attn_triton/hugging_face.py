@@ -111,7 +111,7 @@ def keep_flags(model: torch.nn.Module) -> list[Any]:
     Returns:
         The configurations that say so.
     """
-    found = _sdpa_configs(model)
+    found = _sdpa_models(model)
     for module in found:
         setattr(module, ATTRIBUTE, _Kept(module.config))
     return [module.config for module in found]
@@ -142,7 +142,7 @@ def _mark(config: Any) -> str:
     return f"configuration_{id(config)}"
 
 
-def _sdpa_configs(model: torch.nn.Module) -> list[Any]:
+def _sdpa_models(model: torch.nn.Module) -> list[Any]:
     """A module for each configuration in a model of transformers that chooses PyTorch's attention."""
     if "transformers" not in sys.modules:
         return []
