@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib.util
+import inspect
 import os
 from typing import Any
 
@@ -19,12 +22,43 @@ def interpret_without_gpu() -> bool:
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    if is_interpreting() and importlib.util.find_spec("triton"):
+        speed_up_interpreter()
     return is_interpreting()
 
 
 def is_interpreting() -> bool:
     """Whether Triton kernels run in the interpreter, which shows their results but not their speed."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def speed_up_interpreter() -> None:
+    """Leave out work of the interpreter that changes no result: kernels are interpreted about twice as fast.
+
+    For each addition, subtraction and multiplication of integers Triton 3.6 to 3.9 computes whether it overflowed, and
+    drops the answer unless `debug` is set, which the interpreter cannot do. And each call of one `@triton.jit` function
+    by another replaces the functions of `triton.language` once more.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    if getattr(patch, "is_fast", False):
+        return
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+    def patch_once(function: Any) -> Any:
+        languages = [value for value in function.__globals__.values() if inspect.ismodule(value)]
+        languages = [language for language in languages if language in (tl, tl.core)]
+        members = [member for language in languages for member in (language.load, language.tensor.__add__)]
+        if members and not any(map(tl.core.is_builtin, members)):
+            return interpreter._LangPatchScope()  # the caller has replaced them, and puts them back
+        return patch(function)
+
+    patch_once.is_fast = True  # type: ignore[attr-defined]
+    interpreter._patch_lang = patch_once
 
 
 def complete_interpreter() -> None:
