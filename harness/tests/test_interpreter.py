@@ -36,7 +36,8 @@ def test_functions_called_by_kernels_compute_the_same_and_triton_is_put_back():
     for _ in range(2):
         _kernel[(1,)](x, y, 2**31 - 1, BLOCK=8)
         assert y.tolist() == [144.0, -2.0]  # integers wrap around, as on a GPU
-        assert builtin(tl.load) and builtin(tl.tensor.__add__)
+        assert builtin(tl.load)
+        assert builtin(tl.tensor.__add__)
 
 
 def test_a_function_called_by_a_kernel_replaces_nothing_again(monkeypatch):
