@@ -49,10 +49,12 @@ def speed_up_interpreter() -> None:
     if not builder.options.debug:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
+    @functools.cache
+    def languages(function: Any) -> list[Any]:
+        return [v for v in function.__globals__.values() if inspect.ismodule(v) and v in (tl, tl.core)]
+
     def patch_once(function: Any) -> Any:
-        languages = [value for value in function.__globals__.values() if inspect.ismodule(value)]
-        languages = [language for language in languages if language in (tl, tl.core)]
-        members = [member for language in languages for member in (language.load, language.tensor.__add__)]
+        members = [member for tl in languages(function) for member in (tl.load, tl.tensor.__add__)]
         if members and not any(map(tl.core.is_builtin, members)):
             return interpreter._LangPatchScope()  # the caller has replaced them, and puts them back
         return patch(function)
