@@ -70,7 +70,7 @@ except Exception as error:
 """
 
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
-PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable"]
+PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable", "--durations=10", "--durations-min=10"]
 
 # What the examples need beside the packages; ONNX Runtime, OpenVINO and peft are in their tables where they install.
 EXAMPLES = ["scikit-learn", "networkx", "tokenizers", "safetensors", "accelerate", "peft"]

@@ -54,7 +54,7 @@ def torch_choice(session: nox.Session) -> tuple[str, list[str]]:
 
 def packages_named(arguments: list[str]) -> list[Path]:
     """The packages that the arguments of `kernel-pytorch bench` name; none where they mean all."""
-    flags = ("--quick", "--full", "--peers", "--resume", "--whole-cost")
+    flags = ("--quick", "--full", "--peers", "--resume", "--overheads")
     positional = [a for before, a in zip(["", *arguments], arguments, strict=False) if free_standing(before, flags)]
     return [package for package in PACKAGES if package.name in positional]
 

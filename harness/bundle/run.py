@@ -57,8 +57,8 @@ def main() -> int:
             command = [*program, "bench", *chosen, "--json", str(out), *full, *more]
             return until_it_ends(subprocess.Popen(command, cwd=folder, env=environment))
         jobs = {
-            "verify": [*program, "verify", *chosen, "--json", str(out), "--processes", share("verify"), *more],
-            "support": [*program, "support", *chosen, "--json", str(out), "--processes", share("support")],
+            "verify": [*program, "verify", *chosen, "--json", str(out), "--jobs", share("verify"), *more],
+            "support": [*program, "support", *chosen, "--json", str(out), "--jobs", share("support")],
             "tests": tests(BUNDLE.joinpath("tests", *chosen), Path(folder), out),
         }
         return side_by_side(jobs, Path(folder), environment, out)

@@ -135,7 +135,7 @@ def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
     assert again.measurements == whole.measurements
 
 
-def test_whole_costs_outlast_a_run_that_does_not_ask_for_them(toy, machine):
+def test_overheads_outlast_a_run_that_does_not_ask_for_them(toy, machine):
     whole = benchmark(toy.technique, machine, CPU, QUICK)
     costs = (no_cost(toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], "made up"),)
     before = whole.model_copy(update={"costs": costs})
@@ -167,7 +167,7 @@ def test_what_nobody_knows_yet_is_measured_before_what_lacks_a_level(toy, machin
 def test_only_the_operations_that_are_asked_for_are_measured(toy, machine):
     other = dataclasses.replace(toy.gate, name="other")
     both = dataclasses.replace(toy.technique, operations=[toy.gate, other])
-    found = benchmark(both, machine, CPU, Plan(("native",), True, operations=("other",), whole_cost=True))
+    found = benchmark(both, machine, CPU, Plan(("native",), True, operations=("other",), overheads=True))
     assert {m.operation for m in found.measurements} == {"other"}
     assert {cost.operation for cost in found.costs} == {"other"}
     whole = benchmark(both, machine, CPU, Plan(("native",), True, operations=("gate",)), previous=found)

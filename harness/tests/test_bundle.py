@@ -80,7 +80,7 @@ def test_verify_asks_what_works_with_what_and_runs_the_tests_too(bundle, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'tests="1"' in (tmp_path / "out" / "tests.xml").read_text()
     asked = {job: json.loads((tmp_path / "out" / f"{job}.json").read_text())["arguments"] for job in JOBS}
-    where = ["--json", str(tmp_path / "out"), "--processes", asked["verify"][4]]
+    where = ["--json", str(tmp_path / "out"), "--jobs", asked["verify"][4]]
     assert asked == {"verify": ["verify", *where, "--level", "native"], "support": ["support", *where]}
     assert int(asked["verify"][4]) >= 1
     assert "1 passed" in done.stdout

@@ -16,8 +16,8 @@ import torch
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.cli import COMMANDS
 from kernel_pytorch.harness.commands import bench as bench_module
+from kernel_pytorch.harness.commands import calibrate as calibrate_module
 from kernel_pytorch.harness.commands import common
-from kernel_pytorch.harness.commands import machine as machine_module
 from kernel_pytorch.harness.commands import verify as verify_module
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.results import VerificationReport, load
@@ -25,12 +25,12 @@ from kernel_pytorch.harness.technique import Exemption
 
 OPTIONS = {
     "list": ("--device",),
-    "verify": ("--level", "--device", "--exhaustive", "--processes"),
+    "verify": ("--level", "--device", "--exhaustive", "--jobs"),
     "bench": (
         *("--quick", "--full", "--level", "--operation", "--direction", "--device"),
         *("--json", "--out", "--machine", "--resume", "--timeout"),
     ),
-    "machine": ("--device", "--quick", "--slug", "--json"),
+    "calibrate": ("--device", "--quick", "--slug", "--json"),
 }
 FOREIGN = '''
 import typer
@@ -48,7 +48,7 @@ def toy_alone(site, toy, monkeypatch, machine):
     """The toy technique, the only one installed, on a machine that takes no time to measure."""
     site.install_toy()
     monkeypatch.setattr(timing, "sets_needed", lambda *arguments, **options: 3)
-    for module in (bench_module, machine_module):
+    for module in (bench_module, calibrate_module):
         monkeypatch.setattr(module, "measure_machine", lambda device, quick=False, on_step=None: machine)
     monkeypatch.setattr(bench_module, "describe_environment", lambda device: machine.environment)
     return site
@@ -95,7 +95,7 @@ def test_an_unknown_level_is_one_line(toy_alone, command_line, command):
     assert printed.err == "kernel-pytorch: no level 'nope[/red]'; there are: reference, native, compile, cuda\n"
 
 
-@pytest.mark.parametrize("command", ["list", "verify", "bench", "machine"])
+@pytest.mark.parametrize("command", ["list", "verify", "bench", "calibrate"])
 @pytest.mark.parametrize("device", ["tpu", "cuda:99"])
 def test_an_unknown_device_is_one_line(toy_alone, command_line, command, device):
     printed = command_line(command, "--device", device)
@@ -141,7 +141,7 @@ def test_list_where_nothing_is_installed_says_what_to_install(site, command_line
 
 
 def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
-    printed = command_line("verify", "--device", "cpu", "--processes", "2")
+    printed = command_line("verify", "--device", "cpu", "--jobs", "2")
     assert printed.code == 0, printed.out
     assert "22 of 22" in printed.out
     assert "gate cuda, 22 could not run: the toy has no kernel" in printed.out
@@ -180,19 +180,19 @@ def test_a_cell_names_a_few_reasons_and_counts_the_others():
 
 
 def test_the_slug_is_alone_on_its_line(command_line):
-    printed = command_line("machine", "--device", "cpu", "--slug")
+    printed = command_line("calibrate", "--device", "cpu", "--slug")
     assert printed == (0, describe_environment("cpu").slug + "\n", "")
 
 
 def test_the_self_test_that_was_removed_names_its_replacement(toy_alone, command_line):
-    printed = command_line("machine", "--device", "cpu", "--self-test")
+    printed = command_line("calibrate", "--device", "cpu", "--self-test")
     assert printed.code == 2
-    assert "compare_implementations times one function under two names" in " ".join(printed.err.split())
+    assert "compare_implementations` takes one function twice" in " ".join(printed.err.split())
 
 
 def test_the_machine_is_printed_and_written(toy_alone, machine, command_line, tmp_path):
     path = tmp_path / "new" / "machine.json"
-    printed = command_line("machine", "--device", "cpu", "--json", str(path))
+    printed = command_line("calibrate", "--device", "cpu", "--json", str(path))
     assert printed.code == 0
     assert "Made-up CPU" in printed.out
     assert type(machine).model_validate_json(path.read_text()) == machine
@@ -395,3 +395,10 @@ def test_foreign_commands_appear_and_broken_ones_are_left_out(toy_alone, command
     )
     assert lines[1] == "command lost is broken and left out: ModuleNotFoundError: No module named 'no_such'"
     assert lines[2].startswith("command number is broken and left out: ")
+
+
+def test_old_names_work_and_are_named(toy_alone, command_line):
+    printed = command_line("machine", "--device", "cpu", "--slug")
+    assert printed.out == command_line("calibrate", "--device", "cpu", "--slug").out
+    assert "machine is now called calibrate" in printed.err
+    assert "--processes is now called --jobs" in command_line("verify", "--processes=1", "--help").err

@@ -1,6 +1,6 @@
 """Call every operator and public function of this workspace with malformed arguments, in processes of their own.
 
-    python tests/fuzz/fuzz.py [--count N] [--seed N] [--only TEXT] [--processes N] [--instead FILE]
+    python tests/fuzz/fuzz.py [--count N] [--seed N] [--only TEXT] [--jobs N] [--instead FILE]
     python tests/fuzz/fuzz.py --replay 'CALL'
 
 A call may return, or raise an ordinary exception. It may not end the process, hang, return memory that nothing was
@@ -141,7 +141,7 @@ def search(options: argparse.Namespace) -> int:
         targets = sorted({call["target"] for call in corpus})
         print(f"seed {options.seed}: {options.count} calls of {len(targets)} functions and operators", flush=True)
         starts = range(0, options.count, TOGETHER)
-        with ThreadPoolExecutor(options.processes) as pool:
+        with ThreadPoolExecutor(options.jobs) as pool:
             found = [f for part in pool.map(lambda first: _watch(options, first), starts) for f in part]
     sys.path.insert(0, str(Path(__file__).parent))
     import calls
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="how many calls")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="of the random calls")
     parser.add_argument("--only", default="", help="a part of the name of what is called")
-    parser.add_argument("--processes", type=int, default=2, help="how many at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--instead", help="a Python file of other operators, with a function `examples(recorder)`")
     parser.add_argument("--replay", help="one call, as it was printed")
     for option in ("--serve", "--record"):

@@ -31,7 +31,7 @@ class Plan:
         levels: names of the implementations, or None for all. The reference and native always run: they are baselines.
         quick: fewer rounds, only the first cases of each operation.
         directions: passes to time, or None for those of each operation.
-        whole_cost: measure host time, memory, compilation and launches too, on the first case of each operation.
+        overheads: measure host time, memory, compilation and launches too, on the first case of each operation.
         operations: names of the operations to measure, or None for all.
         cases: of a quick run, how many cases of each operation.
     """
@@ -39,7 +39,7 @@ class Plan:
     levels: tuple[str, ...] | None = None
     quick: bool = False
     directions: tuple[Direction, ...] | None = None
-    whole_cost: bool = False
+    overheads: bool = False
     operations: tuple[str, ...] | None = None
     cases: int = QUICK_CASES
 
@@ -129,7 +129,7 @@ def benchmark(
                     found = _measure(job, machine, device, wider, worker)
                 known[job.key] = [m.model_copy(update=this_run) for m in found]
             on_progress(results(complete=False))
-        if plan.whole_cost:
+        if plan.overheads:
             new = [c.model_copy(update=this_run) for c in _costs(technique, device, plan, worker, on_job)]
             costs = _renewed(technique, costs, new)
     except KeyboardInterrupt:
@@ -208,7 +208,7 @@ def _run_in_child(
 def _costs(
     technique: Technique, device: torch.device, plan: Plan, worker: Worker | None, on_job: Callable[[str], None]
 ) -> tuple[WholeCost, ...]:
-    """The whole cost of every implementation on the first case of its operation."""
+    """The overheads of every implementation on the first case of its operation."""
     found = []
     for operation in technique.operations:
         if plan.operations is not None and operation.name not in plan.operations:
@@ -217,7 +217,7 @@ def _costs(
         for i in operation.implementations:
             if plan.wanted is not None and i.name not in plan.wanted:
                 continue
-            on_job(f"whole cost of {operation.name} {i.name}")
+            on_job(f"overheads of {operation.name} {i.name}")
             if worker is None:
                 cost = call_cost(technique, operation, i, case, device)
             else:

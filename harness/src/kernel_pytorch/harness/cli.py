@@ -23,11 +23,11 @@ from typer.core import TyperGroup
 
 from kernel_pytorch.harness.commands.adopt import adopt_command
 from kernel_pytorch.harness.commands.bench import bench_command
+from kernel_pytorch.harness.commands.calibrate import calibrate_command
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
 from kernel_pytorch.harness.commands.compare import compare_command
 from kernel_pytorch.harness.commands.learn import learn_command
 from kernel_pytorch.harness.commands.list import list_command
-from kernel_pytorch.harness.commands.machine import machine_command
 from kernel_pytorch.harness.commands.models import models_command
 from kernel_pytorch.harness.commands.new import new_command
 from kernel_pytorch.harness.commands.profile import profile_command
@@ -40,6 +40,7 @@ from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.scratch import command_scratch
 
 COMMAND_GROUP = "kernel_pytorch.commands"
+RENAMED = {"machine": "calibrate", "--whole-cost": "--overheads", "--processes": "--jobs"}  # until the next release
 
 
 def reflowed(text: str) -> str:
@@ -49,6 +50,15 @@ def reflowed(text: str) -> str:
 
 class Commands(TyperGroup):
     """The commands; an error that the user can mend ends each with one line and exit code 2."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take old names for new ones, and print a line about each."""
+        for place, argument in enumerate(args):
+            name, equals, value = argument.partition("=")
+            if name in RENAMED and (name.startswith("-") or place == 0):
+                args[place] = RENAMED[name] + equals + value
+                messages.print(f"[yellow]{name} is now called {RENAMED[name]}[/yellow]", highlight=False)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -76,7 +86,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "compare": compare_command,
     "report": report_command,
     "profile": profile_command,
-    "machine": machine_command,
+    "calibrate": calibrate_command,
     "static": static_command,
     "support": support_command,
     "models": models_command,

@@ -212,7 +212,7 @@ def cost_rows(results: Results) -> list[list[str]]:
 def cost_table(results: Results) -> Group:
     """`cost_rows` for the terminal: times, then memory and launches."""
     cases = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
-    found: list[RenderableType] = [Text(f"\nwhole cost of a call: {cases}", style="bold italic")]
+    found: list[RenderableType] = [Text(f"\noverheads of a call: {cases}", style="bold italic")]
     for chosen in ((0, 1, 2, 3, 4, 8, 9), (0, 1, 5, 6, 7, 10)):
         table = Table(box=None, padding=(0, 2, 0, 0))
         for place in chosen:

@@ -18,8 +18,8 @@ from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
+    JobsOption,
     OperationOption,
-    ProcessesOption,
     Steps,
     TechniqueArgument,
     check_names,
@@ -51,7 +51,7 @@ def adopt_command(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
     ] = CASE_TIMEOUT,
-    processes: ProcessesOption = 1,
+    jobs: JobsOption = 1,
 ) -> None:
     """Verify and time the kernels on this machine, and make those that win the defaults of this user on it.
 
@@ -88,7 +88,7 @@ def adopt_command(
         machine = measure_machine(where, quick=True, on_step=step)
     wrong = False
     for each in (t for t in techniques if wanted[t.name]):
-        verdicts = _measured(each, where, wanted[each.name], machine, timeout, processes)
+        verdicts = _measured(each, where, wanted[each.name], machine, timeout, jobs)
         table = Table(*COLUMNS, title=escape(f"{each.name}: {each.title}"), title_justify="left")
         for v in verdicts:
             good = f"[green]adopted[/green]: at least {v.speedup:.2f} times as fast as native"
@@ -117,9 +117,9 @@ def _user_file(techniques: list[Technique], name: str | None) -> tuple[Any, Path
 
 
 def _measured(
-    technique: Technique, device: torch.device, wanted: Wanted, machine: Machine, timeout: float, processes: int
+    technique: Technique, device: torch.device, wanted: Wanted, machine: Machine, timeout: float, jobs: int
 ) -> list[Verdict]:
-    with Workers(processes, timeout) as workers, Steps(f"verify {technique.name}") as done:
+    with Workers(jobs, timeout) as workers, Steps(f"verify {technique.name}") as done:
 
         def on_trial(verification: Verification) -> None:
             done(f"{verification.operation} {verification.implementation}")

@@ -58,9 +58,9 @@ DirectionOption = Annotated[
     list[Direction] | None,
     typer.Option("--direction", help="Only this pass. May be given several times; forward and backward if omitted."),
 ]
-WholeCostOption = Annotated[
+OverheadsOption = Annotated[
     bool,
-    typer.Option("--whole-cost", help="Also measure host time, memory, compilation and launches, which takes longer."),
+    typer.Option("--overheads", help="Also measure host time, memory, compilation and launches, which takes longer."),
 ]
 JsonOption = Annotated[
     Path | None,
@@ -72,7 +72,7 @@ OutOption = Annotated[
 ]
 MachineOption = Annotated[
     Path | None,
-    typer.Option("--machine", help="Use this record of `kernel-pytorch machine --json` instead of measuring."),
+    typer.Option("--machine", help="Use this record of `kernel-pytorch calibrate --json` instead of measuring."),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run instead of beginning anew.")]
 TimeoutOption = Annotated[
@@ -89,7 +89,7 @@ def bench_command(
     device: DeviceOption = None,
     direction: DirectionOption = None,
     peers: PeersOption = None,
-    whole_cost: WholeCostOption = False,
+    overheads: OverheadsOption = False,
     json: JsonOption = None,
     out: OutOption = None,
     machine: MachineOption = None,
@@ -123,7 +123,7 @@ def bench_command(
         if given:
             raise UserError(f"{first} and {second}: give one of them")
     shared = Plan(
-        None, not full, tuple(direction or ()) or None, whole_cost, None, QUICK_CASES if quick else SHORT_CASES
+        None, not full, tuple(direction or ()) or None, overheads, None, QUICK_CASES if quick else SHORT_CASES
     )
     plans = {t.name: _plan_for(t, shared, levels, operations, first=quick) for t in techniques}
     if out is None and full and levels is operations is direction is None:

@@ -60,9 +60,9 @@ PeersOption = Annotated[
     ),
 ]
 
-ProcessesOption = Annotated[
+JobsOption = Annotated[
     int,
-    typer.Option("--processes", min=1, help="How many to run beside each other; most of their time is compilation."),
+    typer.Option("--jobs", min=1, help="How many to run beside each other; most of their time is compilation."),
 ]
 
 

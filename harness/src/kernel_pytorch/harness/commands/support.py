@@ -17,7 +17,7 @@ from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
-    ProcessesOption,
+    JobsOption,
     TechniqueArgument,
     check_writable,
     messages,
@@ -55,7 +55,7 @@ def support_command(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds after which a check counts as hanging.")
     ] = TIMEOUT,
-    processes: ProcessesOption = 1,
+    jobs: JobsOption = 1,
 ) -> None:
     """Test which PyTorch features each level supports: fullgraph, export, checkpointing, sharding, determinism.
 
@@ -84,7 +84,7 @@ def support_command(
         raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
     recorded = json.glob(f"{FOLDER}/*.json") if changed and json is not None else ()
     known = {file.stem: load(file) for file in recorded}
-    records = _examine(techniques, where, known, timeout, processes)
+    records = _examine(techniques, where, known, timeout, jobs)
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:

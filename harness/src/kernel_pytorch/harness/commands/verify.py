@@ -17,9 +17,9 @@ from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     PLAIN,
     DeviceOption,
+    JobsOption,
     LevelOption,
     PeersOption,
-    ProcessesOption,
     Steps,
     TechniqueArgument,
     check_names,
@@ -56,7 +56,7 @@ def verify_command(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
     ] = CASE_TIMEOUT,
-    processes: ProcessesOption = 1,
+    jobs: JobsOption = 1,
 ) -> None:
     """Check every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
 
@@ -77,7 +77,7 @@ def verify_command(
     check_writable(json)
     every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
     total = sum(len(task.implementations) for task in every)
-    with Workers(processes, timeout, prepare) as workers, Steps("verify", total) as done:
+    with Workers(jobs, timeout, prepare) as workers, Steps("verify", total) as done:
         wrong = 0
 
         def on_trial(verification: Verification) -> None:

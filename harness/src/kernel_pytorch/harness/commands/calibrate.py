@@ -1,4 +1,4 @@
-"""`kernel-pytorch machine`: the environment and the measured limits of this machine."""
+"""`kernel-pytorch calibrate`: the environment and the measured limits of this machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.machine import Machine, measure_machine
 
-NO_SELF_TEST = (
-    "machine --self-test was removed; kernel_pytorch.harness.compare_implementations times one function under two names"
-)
+NO_SELF_TEST = "--self-test was removed; `kernel_pytorch.harness.compare_implementations` takes one function twice"
 
 
-def machine_command(
+def calibrate_command(
     device: DeviceOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds.")] = False,
     self_test: Annotated[bool, typer.Option("--self-test", hidden=True)] = False,
