@@ -1,5 +1,12 @@
 """The call path of all functions and operators: what a call needs is found out once for its kind, and cached.
 
+    rms_norm(x)  ->  Operation  ->  level's MappedCall  ->  OperatorCall  ->  Planned      ->  Launch
+    functional.py    operation.py   levels/triton.py        operator.py       kernels/*.py     launcher.py
+
+The first call of a kind checks its arguments, chooses the level and plans the launch; the second makes what is faster
+for all that follow (the guards below, an autograd function of the kind); from the third on a call goes from `Operation`
+straight to the launch, or to the autograd function around it.
+
 Calls are of one kind if every tensor has the same class, dispatch keys, dtype, device, shape, strides and
 `requires_grad`, and its memory starts at a multiple of 16 bytes, or at none, in both; if every other argument has the
 same type and value; and if gradients are recorded in both or in neither. Autocast, inference mode and transforms of
@@ -119,7 +126,10 @@ class _Entry(NamedTuple):
 
 
 class CachedCall:
-    """A function of positional arguments that finds out twice how calls of a kind are computed, and then knows it."""
+    """A function of positional arguments that caches, by kind of call, how calls are computed.
+
+    It asks `bind` twice for a kind: what takes long to make is made only for a kind that comes again.
+    """
 
     def __init__(self) -> None:
         self._entries: tuple[_Entry, ...] = ()

@@ -35,7 +35,7 @@ HAS_TRITON = find_spec("triton") is not None
 HAS_NUMPY = find_spec("numpy") is not None
 
 
-class Compiled(Protocol):
+class CudaLevel(Protocol):
     """What a ladder asks about level "cuda"; the module `cuda_level` is one."""
 
     def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -115,7 +115,7 @@ class Ladder:
         self,
         functions: Mapping[str, str],
         defaults: Sequence[Default],
-        cuda: Compiled | None,
+        cuda: CudaLevel | None,
         absent: Mapping[str, Collection[str]] | None = None,
         lacks: Mapping[str, Mapping[str, str]] | None = None,
         derived: Mapping[str, Mapping[str, str]] | None = None,

@@ -3,8 +3,8 @@
     rms_norm = declare("rms_norm(Tensor x, float eps) -> (Tensor y, Tensor rstd)", launch=..., fake=..., gradient=...)
 
 Each level is a separate operator with the same schema: Triton's is `kernel_pytorch::<name>`, that of CUDA C++ is
-`kernel_pytorch_cuda::<name>`, which the compiled library defines. Private names of PyTorch are used here and in
-`call_kinds.py`, `gradients.py` and `registration.py`.
+`kernel_pytorch_cuda::<name>`, which the compiled library defines. Where a module of core uses private names of PyTorch,
+they stand at its top.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Rules(TypedDict, total=False):
 
 
 class Calls(NamedTuple):
-    """An operator, its launcher (of one that a library defines: itself), and what calls it below autograd."""
+    """An operator, its launcher, and what calls it below autograd: also the launcher of a library's operator."""
 
     operator: Any
-    kernel: Callable[..., Any]
+    launcher: Callable[..., Any]
     below: Callable[..., Any]
 
 
@@ -62,30 +62,30 @@ class OperatorCall(CachedCall):
     user asked for.
 
     Attributes:
-        calls: the operator.
+        calls: the operator, its launcher, and what calls it below autograd.
         operator: as the dispatcher knows it.
         sharding: see `declare`.
 
     Args:
-        calls: the operator.
-        graph: computes a call with plain tensors that is to be differentiated.
+        calls: the operator, its launcher, and what calls it below autograd.
+        plain_graph: computes a call with plain tensors that is to be differentiated, around the launcher.
         transformed: computes a call under a transform of torch.func, or says why it cannot.
-        lasting: makes, of what launches and the arguments of a call, what does as `graph` for all of the kind; None if
-            there is nothing faster.
+        lasting: makes, of what launches and the arguments of a call, what does as `plain_graph` for all of the kind;
+            None if there is nothing faster.
         sharding: see `declare`.
     """
 
     def __init__(
         self,
         calls: Calls,
-        graph: Callable[..., Any],
+        plain_graph: Callable[..., Any],
         transformed: Callable[..., Any],
         lasting: Callable[..., Callable[..., Any]] | None = None,
         sharding: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
         self.calls, self.operator, self.sharding = calls, calls.operator, sharding
-        self._graph, self._transformed, self._lasting = graph, transformed, lasting
+        self._plain_graph, self._transformed, self._lasting = plain_graph, transformed, lasting
         self.__name__ = self.__qualname__ = calls.operator._schema.name.partition("::")[2]
 
     def uncached(self, *arguments: Any) -> Any:
@@ -102,13 +102,13 @@ class OperatorCall(CachedCall):
             again: whether such a call came before.
             result: what users see of the operator's results; None for all.
         """
-        kernel = self.calls.kernel
-        launcher = kernel.imported() if isinstance(kernel, LazyLauncher) else kernel
+        launcher = self.calls.launcher
+        launcher = launcher.imported() if isinstance(launcher, LazyLauncher) else launcher
         state = launcher.state if isinstance(launcher, Planned) else None
         value = None if state is None else state(*arguments)
         run, alone = launcher.plan_for(*arguments) if isinstance(launcher, Planned) else Plan(launcher)
         if needs_grad(*arguments):
-            run = self._lasting(run, arguments) if again and self._lasting is not None else self._graph
+            run = self._lasting(run, arguments) if again and self._lasting is not None else self._plain_graph
         elif result is not None and alone is not None:
             run, result = alone, None
         return Bound(run, result=result, observed=self.operator, state=state, value=value)
@@ -173,17 +173,17 @@ def declare(
 
     call = operator._op  # what OpOverload.__call__ calls, less one frame
     below = below_autograd(call)
-    kernel = below
+    launcher = below
     if launch is not None:
-        kernel = LazyLauncher(launch)
+        launcher = LazyLauncher(launch)
         for key in keys:
-            library.impl(name, kernel, key)
+            library.impl(name, launcher, key)
     torch.library.register_fake(f"{space}::{name}", on_one_device(name, fake), lib=library)
 
-    calls = Calls(operator, kernel, below)
+    calls = Calls(operator, launcher, below)
     gradient = _with_backward(gradient, backward)
-    graph, run = _differentiable(calls, gradient, save, follows or {}, formula, sharding=sharding)
-    library.impl(name, _autograd_kernel(operator, below, graph), "Autograd")
+    dispatched_graph, run = _differentiable(calls, gradient, save, follows or {}, formula, sharding=sharding)
+    library.impl(name, _autograd_kernel(operator, below, dispatched_graph), "Autograd")
     if flops is not None:
         after_import("torch.utils.flop_counter", lambda counter: counter.register_flop_formula(packet)(flops))
     if sharding is not None:
@@ -228,7 +228,7 @@ def _differentiable(
     sharding: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], OperatorCall]:
     """What computes a call that is to be differentiated, and the function that users call."""
-    operator, kernel, below = calls
+    operator, launcher, below = calls
     name = operator._schema.name.partition("::")[2]
     if gradient is None:
         transformed = formula if formula is not None else _refused(operator)
@@ -242,7 +242,7 @@ def _differentiable(
     rules = autograd_rules(operator._schema, gradient, save, follows, ())
     plain_rules = autograd_rules(operator._schema, gradient, save, follows, held) if held else rules
     # For plain tensors a graph is built around the launcher itself, for all others around the operator.
-    plain, dispatched = _function(name, kernel, plain_rules), _function(name, below, rules)
+    plain, dispatched = _function(name, launcher, plain_rules), _function(name, below, rules)
     return _apply(dispatched), OperatorCall(calls, _apply(plain), dispatched.apply, lasting, sharding)
 
 

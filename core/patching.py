@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes as _without_modes  # a private name of PyTorch
 
-from .records import why_not_measured
+from .measured import why_not_measured
 from .stock import BELOW, HOOKS, OWNER, has_foreign_forward, holder_of, owner_of
 
 Forward = Callable[..., Any]
@@ -122,7 +122,7 @@ def unpatch(model: torch.nn.Module, package: str) -> None:
         if owner_of(module) == package:
             del holder_of(module).forward
         elif owner_of(module, BELOW) == package:
-            module.__dict__[BELOW] = MethodType(stock(module), module)
+            module.__dict__[BELOW] = MethodType(forward_of_class(module), module)
         elif _is_below(package, module.__dict__.get("forward")):
             kept.append(path or "the model")
     if kept:
@@ -151,7 +151,7 @@ def _trials() -> Iterator[None]:
         yield
 
 
-def stock(module: torch.nn.Module) -> Forward:
+def forward_of_class(module: torch.nn.Module) -> Forward:
     """The forward of a module's class, which takes the module first."""
     return type(module).forward
 
@@ -190,7 +190,7 @@ def stand_in(module: torch.nn.Module, children: Mapping[str, Any], **attributes:
         probe.__dict__[name] = type(getattr(module, name))()
     probe.__dict__.pop("forward", None)
     probe.__dict__.update(attributes)
-    probe.__dict__[CALLED] = MethodType(stock(module), probe)
+    probe.__dict__[CALLED] = MethodType(forward_of_class(module), probe)
     return probe
 
 

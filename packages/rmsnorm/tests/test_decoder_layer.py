@@ -216,6 +216,13 @@ def test_what_computes_something_else_is_left_alone(mutant, fused):
     assert not fused
 
 
+@pytest.mark.parametrize("gpu_bound", [False, True])
+def test_a_layer_is_replaced_where_its_norm_is(gpu_bound):
+    """PyTorch has a kernel for its own RMSNorm; the sum without the norm would only take time."""
+    report = patch(Layer(norm=torch.nn.RMSNorm), gpu_bound=gpu_bound)
+    assert ("" in report.replaced) is ("post_attention_layernorm" in report.replaced) is gpu_bound
+
+
 def test_a_norm_that_is_not_known_is_left_alone():
     layer = Layer()
     layer.post_attention_layernorm = torch.nn.LayerNorm(16)

@@ -122,11 +122,11 @@ def benchmark(
             held = {m.implementation for m in known.get(job.key, ())}
             if not {i.name for i in chosen(job, plan.wanted)} <= held:
                 wider = plan.with_levels(held)
-                found = _measure(job, machine, device, wider, worker)
+                found = _run_job(job, machine, device, wider, worker)
                 if again is not None and any(m.status == "rejected" for m in found):
                     ceilings = higher(machine.ceilings, again())
                     machine = machine.model_copy(update={"ceilings": ceilings})
-                    found = _measure(job, machine, device, wider, worker)
+                    found = _run_job(job, machine, device, wider, worker)
                 known[job.key] = [m.model_copy(update=this_run) for m in found]
             on_progress(results(complete=False))
         if plan.overheads:
@@ -180,7 +180,7 @@ def _renewed(technique: Technique, before: Iterable[WholeCost], after: Iterable[
     return tuple(every[name] for name in sorted(every, key=lambda name: places.get(name, len(places))))
 
 
-def _measure(job: Job, machine: Machine, device: torch.device, plan: Plan, worker: Worker | None) -> list[Measurement]:
+def _run_job(job: Job, machine: Machine, device: torch.device, plan: Plan, worker: Worker | None) -> list[Measurement]:
     """Run a job; while it crashes, run it again without the implementation that was running."""
     if worker is None:
         return run_job(job, machine, device, plan.wanted, rounds=plan.rounds)

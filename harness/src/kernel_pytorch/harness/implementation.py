@@ -76,7 +76,7 @@ class Implementation:
         """
         return imported(self.target)
 
-    def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
+    def bound_to(self, arguments: Sequence[Any]) -> Callable[[], Any]:
         """Bind the function to these arguments by `functools.partial` alone: this call is timed."""
         return partial(self.load(), *arguments)
 
@@ -103,7 +103,7 @@ class PublicLevel(Implementation):
 
         return call
 
-    def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
+    def bound_to(self, arguments: Sequence[Any]) -> Callable[[], Any]:
         """Bind the public function to these arguments by `functools.partial` alone."""
         function, count, names = self._parts()
         named = dict(zip(names, arguments[count:], strict=True))

@@ -94,7 +94,7 @@ def judge_launches(
     """
     backward = operation.differentiable
     own = leaves(arguments, backward)
-    call, wanted = implementation.call(own), wanting(own)
+    call, wanted = implementation.bound_to(own), wanting(own)
     outputs = as_tuple(call())  # compiles and launches what is launched only once
     if backward:
         torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)

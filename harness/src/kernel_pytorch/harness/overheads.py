@@ -62,7 +62,7 @@ def call_cost(
         }
         missing |= {name: reason for name, reason in why.items() if name not in figures}
     arguments = operation.arguments(case, torch.Generator(device).manual_seed(0))
-    call = implementation.call(arguments)
+    call = implementation.bound_to(arguments)
     if operation.differentiable:
         figures |= asdict(profile_memory(implementation.load(), *arguments))
     else:
@@ -119,7 +119,7 @@ def host_time(
         `torch.compile(fullgraph=True)`, if it can be traced; "graph", the replay of a CUDA graph, if one can hold it.
     """
     arguments = operation.arguments(case, torch.Generator(device).manual_seed(0))
-    function, call = implementation.load(), implementation.call(arguments)
+    function, call = implementation.load(), implementation.bound_to(arguments)
     calls = {"eager": call}
     torch._dynamo.reset()
     with torch.no_grad():

@@ -91,7 +91,7 @@ class Measurement(Part):
         share_of_matmul: over that of the same matrix products by PyTorch, in the same rounds; where the cost names
             none, and in older files, of the fastest matrix product of the machine.
         same_size: whether shares are of the same rounds.
-        comparisons: by baseline, every PyTorch level that was measured in the same rounds.
+        comparisons: by baseline, every PyTorch level and other library timed in the same rounds by the same method.
         relative_error: ||output - truth|| / ||truth||, worst output; the truth is the reference in float64.
         error_over_budget: the worst element's error divided by what it is allowed.
         marked: indices of the samples that were taken while the clock moved.

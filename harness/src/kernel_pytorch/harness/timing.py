@@ -105,7 +105,7 @@ def _check_and_time(
     announce: Callable[[str], None],
 ) -> dict[str, Measurement]:
     found = {i.name: crashed(job, i, excluded[i.name]) for i in implementations if i.name in excluded}
-    refusals, before, peaks = _check(job, device, [i for i in implementations if i.name not in found], announce)
+    refusals, errors_before, peaks = _check(job, device, [i for i in implementations if i.name not in found], announce)
     found |= refusals
     runnable = [i for i in implementations if i.name not in found]
     announce("timing")
@@ -118,7 +118,7 @@ def _check_and_time(
         announce(largest)  # the next attempt leaves it out
         why = str(error).partition(".")[0]
         raise RuntimeError(f"{TOO_LARGE}: a call takes {peaks[largest] / 2**30:.1f} GiB, {why}") from error
-    checked = _check_again(job, runnable, measured, device, before)
+    checked = _check_again(job, runnable, measured, device, errors_before)
     trusted = {
         name: timing
         for name, timing in measured.timings.items()
@@ -144,7 +144,7 @@ def _check(
         i.level is Level.COMPILE for i in implementations
     ):  # otherwise Dynamo need not be imported, which takes seconds
         torch._dynamo.reset()  # every job has a new shape; past eight torch.compile would give up
-    before = expect(job.operation, Trial(job.case, RANDOM), device)
+    expected = expect(job.operation, Trial(job.case, RANDOM), device)
     found, errors, peaks = {}, {}, {}
     for implementation in implementations:
         announce(implementation.name)
@@ -156,7 +156,7 @@ def _check(
             continue
         is_compiled = implementation.level is Level.COMPILE
         with watch_compiler() if is_compiled else contextlib.nullcontext(lambda: "") as not_compiled:
-            error_checks = examine(implementation, before, backward=job.direction is not Direction.FORWARD)
+            error_checks = examine(implementation, expected, backward=job.direction is not Direction.FORWARD)
         errors[implementation.name] = max(j.error_over_budget for j in error_checks)
         peaks[implementation.name] = _peak_bytes(device)
         tolerated = implementation.level in BASELINES and math.isfinite(errors[implementation.name])
@@ -196,7 +196,7 @@ def _time(job: Job, implementations: list[Implementation], device: torch.device,
     sets = sets_needed(per_set, device, memory_limit_bytes=limit)
     with on_clock_stream(device):
         workload = Workload.of(job, sets, torch.Generator(device).manual_seed(0))
-        calls = {i.name: workload.call(i) for i in implementations}
+        calls = {i.name: workload.timed_call(i) for i in implementations}
         beside = yardsticks(cost, job.case, sets, per_set, device)
     subjects = [*(Subject(name, call, sets, per_set) for name, call in calls.items()), *beside]
     with watching(reader_for(device)) as readings:
@@ -210,7 +210,7 @@ def _check_again(
     implementations: list[Implementation],
     measured: _Measured,
     device: torch.device,
-    before: Mapping[str, float],
+    errors_before: Mapping[str, float],
 ) -> dict[str, tuple[tuple[ErrorCheck, ...], str]]:
     """Judge again after timing, on fresh inputs and on the timed ones with new contents; return problems too."""
     after = expect(job.operation, Trial(job.case, RANDOM), device, seed=1)
@@ -226,7 +226,7 @@ def _check_again(
 
     for i in implementations:
         fresh = examine(i, after, backward=job.direction is not Direction.FORWARD)
-        allowed = DRIFT * max(1.0, before[i.name]) if i.level in BASELINES else 1.0
+        allowed = DRIFT * max(1.0, errors_before[i.name]) if i.level in BASELINES else 1.0
         problem = _problem(fresh, allowed)
         if problem:
             problem = f"after timing, on fresh inputs: {problem}"

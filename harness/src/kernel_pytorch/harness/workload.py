@@ -102,9 +102,9 @@ class Workload:
             outputs = as_tuple(operation.reference.load()(*own[0]))
         return cls(job, own, [tuple(random_like(outputs, generator)) for _ in range(sets)])
 
-    def call(self, implementation: Implementation) -> Callable[[int], tuple[Tensor, ...]]:
+    def timed_call(self, implementation: Implementation) -> Callable[[int], tuple[Tensor, ...]]:
         """Return a call on a set: outputs of the forward, or the gradients of every argument that has one."""
-        calls, incoming = [implementation.call(each) for each in self.arguments], self.incoming
+        calls, incoming = [implementation.bound_to(each) for each in self.arguments], self.incoming
         if self.job.direction is Direction.FORWARD:
 
             def forward(index: int) -> tuple[Tensor, ...]:

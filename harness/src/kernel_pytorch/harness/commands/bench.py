@@ -99,12 +99,12 @@ def bench_command(
     """Time every level on shapes of published models, implementations interleaved, inputs cold, outputs checked.
 
     Without options it is a short run: one case of each operation, fewer rounds, the cheapest technique first. Its
-    tables are printed; it is written only where --json or --out says. --quick measures two cases of the first operation
-    of each technique. --full measures every case and writes
-    results/<device>/<technique>.json with plots beside it; a part of it (--level, --operation, --direction) is written
-    only where --json or --out says. A short run never replaces a full one. What was measured is kept after every case
-    of a run that is written: Ctrl-C loses nothing, --resume continues. A case that crashes is isolated from the others.
-    PyTorch's own levels and other libraries are timed although they miss the error budget, and shown with their error.
+    tables are printed; it is written only where --json or --out says. --quick measures only the first operation of each
+    technique, in two cases. --full measures every case and writes results/<device>/<technique>.json with plots beside
+    it; a part of it (--level, --operation, --direction) is written only where --json or --out says. A short run never
+    replaces a full one. What was measured is kept after every case of a run that is written: Ctrl-C loses nothing,
+    --resume continues. A case that crashes is isolated from the others. PyTorch's own levels and other libraries are
+    timed although they miss the error budget, and shown with their error.
 
     Exit code: 0; 1 if a level of ours is wrong, or anything crashed or was faster than this machine can be; 2 for a
     name or an option that does not exist or cannot be obeyed; 130 after Ctrl-C.
@@ -145,7 +145,7 @@ def bench_command(
         for each in sorted(techniques, key=lambda t: _cost(t, where, plans[t.name])):
             plan, target = plans[each.name], targets[each.name]
             previous = _previous(each, ceilings, plan, target) if resume else None
-            results = _measure(
+            results = _measure_all(
                 each, plan, target, device=where, machine=ceilings, worker=worker, previous=previous, again=again
             )
             ceilings = results.machine  # a machine that turns out to be faster is that to all that follow
@@ -204,7 +204,9 @@ def _fails(m: Measurement) -> bool:
     return m.status in ("rejected", "crashed") and m.level != Level.PEER.value
 
 
-def _measure(technique: Technique, plan: Plan, target: Path | None, *, device: torch.device, **given: Any) -> Results:
+def _measure_all(
+    technique: Technique, plan: Plan, target: Path | None, *, device: torch.device, **given: Any
+) -> Results:
     """Measure a technique as `api.bench` does; print each table as it is found, and keep it."""
     shown: set[JobKey] = set()
     on_job = Steps(technique.name, len(plan.jobs(technique, device)) + (not plan.quick))

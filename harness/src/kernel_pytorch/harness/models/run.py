@@ -301,11 +301,11 @@ def _ways(
     def of(direction: Direction) -> Workload:
         return Workload.of(Job(technique, operation, case, direction), 1, torch.Generator(device).manual_seed(0))
 
-    without = of(Direction.FORWARD).call(implementation)
+    without = of(Direction.FORWARD).timed_call(implementation)
     if not operation.differentiable:
         return {WAYS[0]: lambda: without(0)}
     both = of(Direction.BOTH)
-    with_backward, with_graph = both.call(implementation), implementation.call(both.arguments[0])
+    with_backward, with_graph = both.timed_call(implementation), implementation.bound_to(both.arguments[0])
     return dict(zip(WAYS, (lambda: without(0), with_graph, lambda: with_backward(0)), strict=True))
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._core.operator import declare
-from ._fused_ln_act.bias import BIAS_ACT, BIAS_ACT_BACKWARD
+from ._fused_ln_act.bias import BIAS_ACT_BACKWARD_RULES, BIAS_ACT_RULES
 from .operators import call
 
-run_bias_act_backward = declare(**BIAS_ACT_BACKWARD)
-run_bias_act = declare(**BIAS_ACT, backward=run_bias_act_backward)
+run_bias_act_backward = declare(**BIAS_ACT_BACKWARD_RULES)
+run_bias_act = declare(**BIAS_ACT_RULES, backward=run_bias_act_backward)
 
 
 def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._core.operator import declare
-from ._fused_ln_act.bias import BIAS_DROPOUT_ADD, BIAS_DROPOUT_ADD_BACKWARD
+from ._fused_ln_act.bias import BIAS_DROPOUT_ADD_BACKWARD_RULES, BIAS_DROPOUT_ADD_RULES
 from .operators import call
 
-run_bias_dropout_add_backward = declare(**BIAS_DROPOUT_ADD_BACKWARD)
-run_bias_dropout_add = declare(**BIAS_DROPOUT_ADD, backward=run_bias_dropout_add_backward)
+run_bias_dropout_add_backward = declare(**BIAS_DROPOUT_ADD_BACKWARD_RULES)
+run_bias_dropout_add = declare(**BIAS_DROPOUT_ADD_RULES, backward=run_bias_dropout_add_backward)
 
 
 def bias_dropout_add(

@@ -19,8 +19,8 @@ from ._core.call_kinds import can_bypass_dispatcher, needs_grad
 from ._core.gradients import asks
 from ._core.operator import declare, with_gradient
 from ._linear_cross_entropy.cross_entropy import (
-    CROSS_ENTROPY,
-    CROSS_ENTROPY_BACKWARD,
+    CROSS_ENTROPY_BACKWARD_RULES,
+    CROSS_ENTROPY_RULES,
     SCALARS,
     counted,
     flops_backward,
@@ -37,14 +37,14 @@ def _refuse(*arguments: Any) -> None:
     raise RuntimeError("cross_entropy_backward_ has no gradient: it overwrites what it is computed of")
 
 
-run_cross_entropy_backward = declare(**CROSS_ENTROPY_BACKWARD)
+run_cross_entropy_backward = declare(**CROSS_ENTROPY_BACKWARD_RULES)
 run_cross_entropy_backward_ = declare(
     f"cross_entropy_backward_(Tensor dloss, Tensor normalizer, Tensor(a!) logits, Tensor target, {SCALARS}) -> ()",
     fake=_fake_over,
     formula=_refuse,
     flops=flops_backward,
 )
-run_cross_entropy = declare(**CROSS_ENTROPY, backward=run_cross_entropy_backward)
+run_cross_entropy = declare(**CROSS_ENTROPY_RULES, backward=run_cross_entropy_backward)
 
 
 @asks("dloss normalizer logits target ignore_index label_smoothing z_loss softcap")

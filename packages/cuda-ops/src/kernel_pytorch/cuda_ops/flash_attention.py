@@ -11,11 +11,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._core.operator import declare
-from ._flash_attn_triton.cuda import FLASH_ATTENTION
+from ._flash_attn_triton.cuda import FLASH_ATTENTION_RULES
 from .arguments import check_tensor
 from .operators import call
 
-run_flash_attention = declare(**FLASH_ATTENTION)
+run_flash_attention = declare(**FLASH_ATTENTION_RULES)
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = False) -> Tensor:

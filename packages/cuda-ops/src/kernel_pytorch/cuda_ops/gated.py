@@ -11,11 +11,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._core.operator import declare
-from ._fused_ln_act.gated import GATED, GATED_BACKWARD
+from ._fused_ln_act.gated import GATED_BACKWARD_RULES, GATED_RULES
 from .operators import call
 
-run_gated_backward = declare(**GATED_BACKWARD)
-run_gated = declare(**GATED, backward=run_gated_backward)
+run_gated_backward = declare(**GATED_BACKWARD_RULES)
+run_gated = declare(**GATED_RULES, backward=run_gated_backward)
 
 
 def swiglu(

@@ -19,12 +19,12 @@ from typing import Any
 from torch import Tensor
 
 from ._core.operator import declare
-from ._fused_ln_act.norm import NORM_ACT, NORM_ACT_BACKWARD
+from ._fused_ln_act.norm import NORM_ACT_BACKWARD_RULES, NORM_ACT_RULES
 from .arguments import check_tensor
 from .operators import call
 
-run_norm_act_backward = declare(**NORM_ACT_BACKWARD)
-run_norm_act = declare(**NORM_ACT, backward=run_norm_act_backward)
+run_norm_act_backward = declare(**NORM_ACT_BACKWARD_RULES)
+run_norm_act = declare(**NORM_ACT_RULES, backward=run_norm_act_backward)
 
 
 def _norm_act(function: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

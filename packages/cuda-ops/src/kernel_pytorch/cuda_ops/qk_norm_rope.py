@@ -11,11 +11,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._core.operator import declare
-from ._qkv_fusion.norm_rope import BACKWARD, QK_NORM_ROPE
+from ._qkv_fusion.norm_rope import BACKWARD_RULES, QK_NORM_ROPE_RULES
 from .operators import call
 
-run_qk_norm_rope_backward = declare(**BACKWARD)
-run_qk_norm_rope = declare(**QK_NORM_ROPE, backward=run_qk_norm_rope_backward)
+run_qk_norm_rope_backward = declare(**BACKWARD_RULES)
+run_qk_norm_rope = declare(**QK_NORM_ROPE_RULES, backward=run_qk_norm_rope_backward)
 
 
 def qk_norm_rope(

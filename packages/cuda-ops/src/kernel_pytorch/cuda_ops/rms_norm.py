@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from ._core.operator import declare
-from ._rmsnorm.rms_norm import ADD_RMS_NORM, BACKWARD, RMS_NORM
+from ._rmsnorm.rms_norm import ADD_RMS_NORM_RULES, BACKWARD_RULES, RMS_NORM_RULES
 from .arguments import check_tensor
 from .operators import call
 
-run_rms_norm_backward = declare(**BACKWARD)
-run_rms_norm = declare(**RMS_NORM, backward=run_rms_norm_backward)
-run_add_rms_norm = declare(**ADD_RMS_NORM, backward=run_rms_norm_backward)
+run_rms_norm_backward = declare(**BACKWARD_RULES)
+run_rms_norm = declare(**RMS_NORM_RULES, backward=run_rms_norm_backward)
+run_add_rms_norm = declare(**ADD_RMS_NORM_RULES, backward=run_rms_norm_backward)
 
 
 def _rms_norm(function: str, *arguments: Any) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ._core.operator import declare
-from ._qkv_fusion.rotary import ROTARY_EMBEDDING, ROTARY_QK
+from ._qkv_fusion.rotary import ROTARY_EMBEDDING_RULES, ROTARY_QK_RULES
 from .operators import call
 
 
@@ -27,8 +27,8 @@ def _itself_qk(*arguments: Any) -> tuple[Tensor, Tensor]:
     return run_rotary_qk(*arguments)
 
 
-run_rotary_embedding = declare(**ROTARY_EMBEDDING, backward=_itself)
-run_rotary_qk = declare(**ROTARY_QK, backward=_itself_qk)
+run_rotary_embedding = declare(**ROTARY_EMBEDDING_RULES, backward=_itself)
+run_rotary_qk = declare(**ROTARY_QK_RULES, backward=_itself_qk)
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False) -> Tensor:

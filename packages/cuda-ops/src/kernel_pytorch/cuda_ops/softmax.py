@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ._core.call_kinds import needs_grad
 from ._core.operator import declare
-from ._fused_ln_act.softmax import SOFTMAX, SOFTMAX_BACKWARD
+from ._fused_ln_act.softmax import SOFTMAX_BACKWARD_RULES, SOFTMAX_RULES
 from .operators import call
 
 HALVES = (torch.float16, torch.bfloat16)
 
-run_softmax_backward = declare(**SOFTMAX_BACKWARD)
-run_softmax = declare(**SOFTMAX, backward=run_softmax_backward)
+run_softmax_backward = declare(**SOFTMAX_BACKWARD_RULES)
+run_softmax = declare(**SOFTMAX_RULES, backward=run_softmax_backward)
 
 
 def softmax(x: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ._core.operator import declare
-from .rules.decode import FLASH_DECODE
-from .rules.triton import BACKWARD, FLASH_ATTENTION
+from .rules.decode import FLASH_DECODE_RULES
+from .rules.triton import BACKWARD_RULES, FLASH_ATTENTION_RULES
 
 KERNELS = f"{__package__}.kernels"
 
-flash_attention_backward = declare(**BACKWARD, launch=f"{KERNELS}.backward:flash_attention_backward")
+flash_attention_backward = declare(**BACKWARD_RULES, launch=f"{KERNELS}.backward:flash_attention_backward")
 flash_attention = declare(
-    **FLASH_ATTENTION, launch=f"{KERNELS}.forward:flash_attention", backward=flash_attention_backward
+    **FLASH_ATTENTION_RULES, launch=f"{KERNELS}.forward:flash_attention", backward=flash_attention_backward
 )
-flash_decode = declare(**FLASH_DECODE, launch=f"{KERNELS}.decode:flash_decode")
+flash_decode = declare(**FLASH_DECODE_RULES, launch=f"{KERNELS}.decode:flash_decode")

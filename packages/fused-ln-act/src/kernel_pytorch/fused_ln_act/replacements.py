@@ -99,7 +99,7 @@ ACTIVATION = {"swiglu": "silu", "geglu": "gelu", "geglu, approximate 'tanh'": "g
 
 
 def _gated_forward(module: torch.nn.Module, names: Sequence[str], found: str) -> patching.Forward:
-    stock, (gate, up, down), (product, keywords) = patching.stock(module), names, PRODUCTS[found]
+    stock, (gate, up, down), (product, keywords) = patching.forward_of_class(module), names, PRODUCTS[found]
     name, activation = product.__name__, ACTIVATION[found]
     is_as_found = _activation_check(module)
 
@@ -176,7 +176,7 @@ def _after_block(module: torch.nn.Module) -> Found | str | None:
 
 
 def _after_block_forward(module: torch.nn.Module) -> patching.Forward:
-    stock = patching.stock(module)
+    stock = patching.forward_of_class(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         norm, dropout = self.LayerNorm, self.dropout
@@ -233,7 +233,7 @@ def _activation(module: torch.nn.Module) -> Found | str | None:
 
 
 def _activation_forward(module: torch.nn.Module, name: str) -> patching.Forward:
-    stock = patching.stock(module)
+    stock = patching.forward_of_class(module)
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or patching.is_compiled_inference() or patching.is_autocast(args[0]):

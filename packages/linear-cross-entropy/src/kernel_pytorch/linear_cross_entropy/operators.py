@@ -16,11 +16,11 @@ from ._core.call_kinds import can_bypass_dispatcher, is_transformed, needs_grad
 from ._core.gradients import asks, frees_graph, is_batched
 from ._core.operator import NATIVE, TRITON, declare, with_gradient
 from ._core.sharding import Shardings
-from .rules.cross_entropy import CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD
+from .rules.cross_entropy import CROSS_ENTROPY_BACKWARD_RULES, CROSS_ENTROPY_RULES
 from .rules.linear_cross_entropy import (
-    LINEAR_CROSS_ENTROPY,
-    LINEAR_CROSS_ENTROPY_BACKWARD,
-    LINEAR_CROSS_ENTROPY_WITH_GRADIENTS,
+    LINEAR_CROSS_ENTROPY_BACKWARD_RULES,
+    LINEAR_CROSS_ENTROPY_RULES,
+    LINEAR_CROSS_ENTROPY_WITH_GRADIENTS_RULES,
     gradient_with_gradients,
 )
 
@@ -56,13 +56,13 @@ def declared(level: str, space: str) -> Operators:
     def of(name: str) -> Any:
         return {"launch": functools.partial(launcher, name, level), "keys": ANYWHERE, "space": space}
 
-    backward = declare(**CROSS_ENTROPY_BACKWARD, **of("cross_entropy_backward"))
-    logits = declare(**CROSS_ENTROPY, **of("cross_entropy"), backward=backward)
-    linear_backward = declare(**LINEAR_CROSS_ENTROPY_BACKWARD, **of("linear_cross_entropy_backward"))
-    linear = declare(**LINEAR_CROSS_ENTROPY, **of("linear_cross_entropy"), backward=linear_backward)
+    backward = declare(**CROSS_ENTROPY_BACKWARD_RULES, **of("cross_entropy_backward"))
+    logits = declare(**CROSS_ENTROPY_RULES, **of("cross_entropy"), backward=backward)
+    linear_backward = declare(**LINEAR_CROSS_ENTROPY_BACKWARD_RULES, **of("linear_cross_entropy_backward"))
+    linear = declare(**LINEAR_CROSS_ENTROPY_RULES, **of("linear_cross_entropy"), backward=linear_backward)
     scale = declare(SCALE, **of("scale_gradient"), fake=fake_scale, formula=scale_formula)
     together = declare(
-        **LINEAR_CROSS_ENTROPY_WITH_GRADIENTS,
+        **LINEAR_CROSS_ENTROPY_WITH_GRADIENTS_RULES,
         **of("linear_cross_entropy_with_gradients"),
         backward=functools.partial(scaled, scale),
     )

@@ -95,7 +95,7 @@ def _look_alike(module: torch.nn.Module) -> str | None:
 
 
 def _causal(module: torch.nn.Module) -> patching.Forward:
-    stock, output = patching.stock(module), _output_of(module)
+    stock, output = patching.forward_of_class(module), _output_of(module)
 
     @functools.wraps(stock)  # by its signature transformers tells what `generate` passes, which columns `Trainer` keeps
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ def _causal(module: torch.nn.Module) -> patching.Forward:
 
 
 def _masked(module: torch.nn.Module) -> patching.Forward:
-    stock, output = patching.stock(module), _output_of(module)
+    stock, output = patching.forward_of_class(module), _output_of(module)
 
     @functools.wraps(stock)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -28,7 +28,7 @@ def why_not_shared(path: str, module: torch.nn.Module, names: Sequence[str]) -> 
     """
     if any(part in "".join(path.lower().split(".")[-2:]) for part in CROSS):
         return "cross-attention: its queries are of another tensor than keys and values"
-    forward = patching.stock(module)
+    forward = patching.forward_of_class(module)
     if has_foreign_forward(module):
         return "its forward was replaced before"
     if "_forward_unimplemented" in getattr(forward, "__name__", ""):

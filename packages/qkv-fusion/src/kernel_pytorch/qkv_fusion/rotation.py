@@ -20,7 +20,7 @@ ROTATION = "apply_rotary_pos_emb"
 
 def find_rotation(module: torch.nn.Module) -> Found | str | None:
     """An attention whose rotation this package computes, why it is left alone, or None: it is something else."""
-    stock = patching.stock(module)
+    stock = patching.forward_of_class(module)
     inner = inspect.unwrap(stock)
     names = inner.__code__.co_names if isinstance(inner, FunctionType) else ()
     if ROTATION not in names:

@@ -27,12 +27,12 @@ class Formula(NamedTuple):
     """What a norm computes.
 
     Attributes:
-        eps: the attribute in which its module keeps what is added to the mean square.
+        eps_name: the attribute in which its module keeps what is added to the mean square.
         offset: see `rms_norm`.
         casting: see `rms_norm`.
     """
 
-    eps: str
+    eps_name: str
     offset: float
     casting: Casting
 
@@ -50,7 +50,7 @@ class _Stub(torch.nn.Module):
         return self.function(args[0] if args else kwargs["hidden_states"])
 
 
-def defaults_of(module: torch.nn.Module) -> dict[str, Any] | None:
+def proven_keywords(module: torch.nn.Module) -> dict[str, Any] | None:
     """The keywords of a layer that computes the formula above and passes them all to its attention; None for others.
 
     This runs the layer with stub children, in training and in evaluation, with and without keywords. It refuses layers
@@ -61,7 +61,7 @@ def defaults_of(module: torch.nn.Module) -> dict[str, Any] | None:
     own = any(isinstance(value, float) for value in vars(module).values())  # a factor, which may be 1 today
     if own or module._parameters or module._buffers or not type(module).__module__.startswith("transformers."):
         return None
-    _, first, *others = inspect.signature(inspect.unwrap(patching.stock(module))).parameters.values()
+    _, first, *others = inspect.signature(inspect.unwrap(patching.forward_of_class(module))).parameters.values()
     named = [each for each in others if each.kind is not each.VAR_KEYWORD]
     if first.name != HIDDEN or any(each.default is each.empty for each in named):
         return None
@@ -70,12 +70,13 @@ def defaults_of(module: torch.nn.Module) -> dict[str, Any] | None:
     right = all(
         _hands_on(module, given, defaults | given, training) for given in ({}, marked) for training in (True, False)
     )
-    return defaults if right and not _computes(module, {}, False, feed=lambda x: (x.cos(), None)) else None
+    # A feed-forward may return more than a tensor (a mixture of experts): such a layer is left alone.
+    return defaults if right and not _calls_if_right(module, {}, False, feed=lambda x: (x.cos(), None)) else None
 
 
 def _hands_on(module: torch.nn.Module, given: dict[str, Any], expected: dict[str, Any], training: bool) -> bool:
     """Whether the layer computes the formula, and calls attention with these keywords and all else with a tensor."""
-    calls = _computes(module, given, training)
+    calls = _calls_if_right(module, given, training)
     if calls is None:
         return False
     args, kwargs = calls.pop(ATTENTION)
@@ -85,7 +86,7 @@ def _hands_on(module: torch.nn.Module, given: dict[str, Any], expected: dict[str
     return right and all(len(args) == 1 and not kwargs for args, kwargs in calls.values())
 
 
-def _computes(
+def _calls_if_right(
     module: torch.nn.Module, given: dict[str, Any], training: bool, feed: Callable[[Tensor], Any] = torch.cos
 ) -> dict[str, Any] | None:
     """How the layer called its children, each once; None if it computes something else, or fails."""
@@ -95,7 +96,7 @@ def _computes(
     }  # fmt: skip
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     try:
-        found = patching.stock(module)(patching.stand_in(module, children, training=training), x, **given)
+        found = patching.forward_of_class(module)(patching.stand_in(module, children, training=training), x, **given)
     except Exception:  # it takes other arguments, or looks at what they are
         return None
     h = x + (2.0 * x + 1.0).sin()
@@ -108,7 +109,7 @@ def _computes(
 
 def with_sum(
     module: torch.nn.Module, defaults: dict[str, Any], formula: Formula, package: str,
-    is_of_its_class: Callable[[Tensor], bool],
+    is_left_to_class: Callable[[Tensor], bool],
 ) -> Found:  # fmt: skip
     """Let `add_rms_norm` compute the sum and the second norm of a layer.
 
@@ -117,13 +118,13 @@ def with_sum(
         defaults: its keywords, all of which its attention takes.
         formula: of its second norm.
         package: the one that patched the norm too; if other code has replaced its forward since, that forward runs.
-        is_of_its_class: whether the layer's own operators are the default for such a tensor.
+        is_left_to_class: whether the layer's own operators are the default for such a tensor.
     """
-    stock, kind = patching.stock(module), type(module._modules[SECOND])
+    stock, kind = patching.forward_of_class(module), type(module._modules[SECOND])
 
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         # TorchInductor fuses the sum with the norm, whichever computes that.
-        if args or torch.compiler.is_compiling() or is_of_its_class(hidden_states) or kwargs.keys() - defaults:
+        if args or torch.compiler.is_compiling() or is_left_to_class(hidden_states) or kwargs.keys() - defaults:
             return stock(self, hidden_states, *args, **kwargs)
         first, attention, norm, feed = map(self._modules.__getitem__, (FIRST, ATTENTION, SECOND, FEED))
         other = type(norm) is not kind or has_hooks(norm) or owner_of(norm) != package
@@ -132,11 +133,11 @@ def with_sum(
         x = attention(hidden_states=first(hidden_states), **{**defaults, **kwargs})[0]
         weight = norm.weight
         if x.dtype == hidden_states.dtype == weight.dtype and x.shape == hidden_states.shape:
-            eps, offset, casting = formula
-            y, h = add_rms_norm(x, hidden_states, weight, eps=getattr(norm, eps), offset=offset, casting=casting)
+            eps_name, offset, casting = formula
+            y, h = add_rms_norm(x, hidden_states, weight, eps=getattr(norm, eps_name), offset=offset, casting=casting)
         else:
             h = hidden_states + x
             y = norm(h)
         return h + feed(y)
 
-    return Found(forward, "add_rms_norm of its second norm")
+    return Found(forward, "add_rms_norm of its second norm", gpu_bound=kind is torch.nn.RMSNorm)  # as its norm

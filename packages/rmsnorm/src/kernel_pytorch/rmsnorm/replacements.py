@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found, Patched
-from .decoder_layer import FIRST, SECOND, Formula, defaults_of, with_sum
+from .decoder_layer import FIRST, SECOND, Formula, proven_keywords, with_sum
 from .functional import CASTINGS, RMS_NORM, Casting, rms_norm
 from .levels import LADDER
 from .module import RMSNorm
@@ -19,7 +19,7 @@ PACKAGE = "rmsnorm"
 EPS = ("variance_epsilon", "eps", "epsilon")
 """Attributes in which modules keep what is added to the mean square."""
 ALIKE = 0.99
-"""Share of the elements of a result in 16 bits that must be the very same: another place of rounding changes more."""
+"""Share of the 16-bit results that must be equal bit for bit: fewer are where the formula rounds elsewhere."""
 
 
 def patch(model: torch.nn.Module, *, gpu_bound: bool = False) -> Patched:
@@ -55,10 +55,10 @@ def _find_layer(module: torch.nn.Module) -> Found | str | None:
     formula = _known(norm) if norm is not None and module._modules.get(FIRST) is not None else None
     if not isinstance(formula, Formula):
         return None
-    defaults = defaults_of(module)
+    defaults = proven_keywords(module)
     if defaults is None:
         return "its residual sum and its second norm stay apart: it computes something else than layers like Llama's"
-    return with_sum(module, defaults, formula, PACKAGE, _is_of_its_class)
+    return with_sum(module, defaults, formula, PACKAGE, _is_left_to_class)
 
 
 def _find(module: torch.nn.Module) -> Found | str | None:
@@ -89,25 +89,25 @@ def _known(module: torch.nn.Module) -> Formula | str | None:
 
 
 def _forward(module: torch.nn.Module, formula: Formula) -> patching.Forward:
-    stock, (eps, offset, casting) = patching.stock(module), formula
+    stock, (eps_name, offset, casting) = patching.forward_of_class(module), formula
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         if (
             x is None
             or patching.is_compiled_inference()
-            or _is_of_its_class(x)
+            or _is_left_to_class(x)
             or x.dtype != self.weight.dtype  # rounded as the class does it
             or patching.is_autocast(x)
         ):
             return stock(self, *args, **kwargs)
-        return RMS_NORM(x, self.weight, getattr(self, eps), offset, casting, None)
+        return RMS_NORM(x, self.weight, getattr(self, eps_name), offset, casting, None)
 
     return forward
 
 
-def _is_of_its_class(x: Tensor) -> bool:
-    """Whether the operators that the class has are the best that PyTorch offers: a CPU has no kernel for a norm."""
+def _is_left_to_class(x: Tensor) -> bool:
+    """Whether the class's own forward computes this: on a CPU, where the default is PyTorch's operators."""
     return x.is_cpu and not torch.compiler.is_compiling() and LADDER.is_native("rms_norm", x)
 
 

@@ -80,7 +80,7 @@ def sharding(placements: Any, q: Any, k: Any, v: Any, *scalars: Any) -> Sharding
         yield [shard, shard], [shard] * 3
 
 
-FLASH_ATTENTION: Rules = {
+FLASH_ATTENTION_RULES: Rules = {
     "schema": "flash_attention(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor o, Tensor lse)",
     "fake": fake,
     "gradient": gradient,

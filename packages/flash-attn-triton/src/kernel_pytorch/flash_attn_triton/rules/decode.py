@@ -40,7 +40,7 @@ def sharding(placements: Any, a: Any) -> Shardings:
         yield [own], [own, cache, cache, of_sequence, table, of_slopes, None if a.sinks is None else of_head]
 
 
-FLASH_DECODE: Rules = {
+FLASH_DECODE_RULES: Rules = {
     "schema": "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table,"
     " Tensor? alibi_slopes, Tensor? sinks, float scale, SymInt left, SymInt right, float softcap) -> Tensor o",
     "fake": fake,

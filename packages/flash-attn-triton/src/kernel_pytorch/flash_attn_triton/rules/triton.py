@@ -139,7 +139,7 @@ def _present(*pairs: tuple[Any, Any]) -> list[Any]:
     return [None if tensor is None else placement for tensor, placement in pairs]
 
 
-FLASH_ATTENTION: Rules = {
+FLASH_ATTENTION_RULES: Rules = {
     "schema": "flash_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks,"
     " Tensor? seed, float scale, SymInt left, SymInt right, float softcap, float dropout_p, Tensor? cu_seqlens_q,"
     " Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, bool keep_rest)"
@@ -150,7 +150,7 @@ FLASH_ATTENTION: Rules = {
     "flops": flops,
     "sharding": sharding,
 }
-BACKWARD: Rules = {
+BACKWARD_RULES: Rules = {
     "schema": "flash_attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias,"
     " Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, Tensor o, Tensor normalizer, Tensor? rest, float scale,"
     " SymInt left, SymInt right, float softcap, float dropout_p, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,"

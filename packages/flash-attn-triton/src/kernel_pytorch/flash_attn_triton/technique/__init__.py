@@ -42,7 +42,7 @@ class GluonForward(PublicLevel):
 
         return call
 
-    def call(self, arguments: Sequence[Any]) -> Callable[[], Any]:
+    def bound_to(self, arguments: Sequence[Any]) -> Callable[[], Any]:
         """A call with what chooses the kernel around it."""
         return functools.partial(self.load(), *arguments)
 

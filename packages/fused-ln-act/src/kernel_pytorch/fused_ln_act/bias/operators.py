@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from kernel_pytorch.fused_ln_act._core.operator import declare
 from kernel_pytorch.fused_ln_act.rules.bias import (
-    BIAS_ACT,
-    BIAS_ACT_BACKWARD,
-    BIAS_DROPOUT_ADD,
-    BIAS_DROPOUT_ADD_BACKWARD,
+    BIAS_ACT_BACKWARD_RULES,
+    BIAS_ACT_RULES,
+    BIAS_DROPOUT_ADD_BACKWARD_RULES,
+    BIAS_DROPOUT_ADD_RULES,
 )
 
 KERNELS = f"{__package__}.kernels"
 
-bias_act_backward = declare(**BIAS_ACT_BACKWARD, launch=f"{KERNELS}.backward:bias_act_backward")
-bias_act = declare(**BIAS_ACT, launch=f"{KERNELS}.forward:bias_act", backward=bias_act_backward)
-bias_dropout_add_backward = declare(**BIAS_DROPOUT_ADD_BACKWARD, launch=f"{KERNELS}.backward:bias_dropout_add_backward")
+bias_act_backward = declare(**BIAS_ACT_BACKWARD_RULES, launch=f"{KERNELS}.backward:bias_act_backward")
+bias_act = declare(**BIAS_ACT_RULES, launch=f"{KERNELS}.forward:bias_act", backward=bias_act_backward)
+bias_dropout_add_backward = declare(
+    **BIAS_DROPOUT_ADD_BACKWARD_RULES, launch=f"{KERNELS}.backward:bias_dropout_add_backward"
+)
 bias_dropout_add = declare(
-    **BIAS_DROPOUT_ADD, launch=f"{KERNELS}.forward:bias_dropout_add", backward=bias_dropout_add_backward
+    **BIAS_DROPOUT_ADD_RULES, launch=f"{KERNELS}.forward:bias_dropout_add", backward=bias_dropout_add_backward
 )

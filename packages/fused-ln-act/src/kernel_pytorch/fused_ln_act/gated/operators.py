@@ -18,12 +18,12 @@ from kernel_pytorch.fused_ln_act._core.registration import arguments_class
 from kernel_pytorch.fused_ln_act.linear.operators import gradient_of_input, gradient_of_weight
 from kernel_pytorch.fused_ln_act.rules import gated as rules
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
-from kernel_pytorch.fused_ln_act.rules.gated import GATED, GATED_BACKWARD
+from kernel_pytorch.fused_ln_act.rules.gated import GATED_BACKWARD_RULES, GATED_RULES
 
 KERNELS = f"{__package__}.kernels"
 
-gated_backward = declare(**GATED_BACKWARD, launch=f"{KERNELS}.backward:gated_backward")
-gated = declare(**GATED, launch=f"{KERNELS}.forward:gated", backward=gated_backward)
+gated_backward = declare(**GATED_BACKWARD_RULES, launch=f"{KERNELS}.backward:gated_backward")
+gated = declare(**GATED_RULES, launch=f"{KERNELS}.forward:gated", backward=gated_backward)
 
 
 # `gated` followed by a linear layer. It has no sharding rule: with DTensors, call the two operators separately.

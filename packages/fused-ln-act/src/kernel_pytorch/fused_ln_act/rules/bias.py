@@ -71,7 +71,7 @@ def sharding(placements: Any, x: Any, bias: Any, activation: str) -> Shardings:
         yield [rows], [rows, None if bias is None else of_bias]
 
 
-BIAS_ACT: Rules = {
+BIAS_ACT_RULES: Rules = {
     "schema": "bias_act(Tensor x, Tensor? bias, str activation) -> Tensor",
     "fake": fake,
     "save": save,
@@ -124,7 +124,7 @@ def sharding_backward(placements: Any, a: Any) -> Shardings:
         yield outputs, [rows, None if a.x is None else rows, None if a.bias is None else of_bias]
 
 
-BIAS_ACT_BACKWARD: Rules = {
+BIAS_ACT_BACKWARD_RULES: Rules = {
     "schema": "bias_act_backward(Tensor dy, Tensor? x, Tensor? bias, str activation, bool need_dx, bool need_dbias)"
     " -> (Tensor dx, Tensor dbias)",
     "fake": fake_backward,
@@ -172,7 +172,7 @@ def sharding_add(placements: Any, x: Any, bias: Any, residual: Any, seed: Any, p
         yield [rows], [rows, None if bias is None else of_bias, rows, of_seed]
 
 
-BIAS_DROPOUT_ADD: Rules = {
+BIAS_DROPOUT_ADD_RULES: Rules = {
     "schema": "bias_dropout_add(Tensor x, Tensor? bias, Tensor residual, Tensor? seed, float p) -> Tensor",
     "fake": fake_add,
     "gradient": gradient_add,
@@ -209,7 +209,7 @@ def sharding_add_backward(placements: Any, a: Any) -> Shardings:
         yield outputs, [rows, None if a.bias is None else of_bias, None if a.seed is None else nothing]
 
 
-BIAS_DROPOUT_ADD_BACKWARD: Rules = {
+BIAS_DROPOUT_ADD_BACKWARD_RULES: Rules = {
     "schema": "bias_dropout_add_backward(Tensor dy, Tensor? bias, Tensor? seed, float p, str x_dtype, bool need_dx,"
     " bool need_dbias) -> (Tensor dx, Tensor dbias)",
     "fake": fake_add_backward,

@@ -48,7 +48,7 @@ def sharding(placements: Any, gate: Any, up: Any, *scalars: Any) -> Shardings:
         yield [place], [place, None if up is None else place]
 
 
-GATED: Rules = {
+GATED_RULES: Rules = {
     "schema": "gated(Tensor gate, Tensor? up, str activation, float alpha, float? limit, float offset) -> Tensor",
     "fake": fake,
     "gradient": gradient,
@@ -104,7 +104,7 @@ def sharding_backward(placements: Any, dy: Any, gate: Any, up: Any, *scalars: An
         yield [place if need else nothing for need in needed], [place, place, None if up is None else place]
 
 
-GATED_BACKWARD: Rules = {
+GATED_BACKWARD_RULES: Rules = {
     "schema": "gated_backward(Tensor dy, Tensor gate, Tensor? up, str activation, float alpha, float? limit,"
     " float offset, bool need_dgate, bool need_dup) -> (Tensor dgate, Tensor dup)",
     "fake": fake_backward,

@@ -86,7 +86,7 @@ def sharding(placements: Any, a: Any) -> Shardings:
         yield outputs, [None if tensor is None else place for tensor, place in inputs]
 
 
-NORM_ACT: Rules = {
+NORM_ACT_RULES: Rules = {
     "schema": "norm_act(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor? seed, float eps,"
     " float dropout_p, str norm, str activation) -> (Tensor y, Tensor h, Tensor statistics)",
     "fake": fake,
@@ -170,7 +170,7 @@ def sharding_backward(placements: Any, a: Any) -> Shardings:
         yield outputs, [None if tensor is None else place for tensor, place in inputs]
 
 
-NORM_ACT_BACKWARD: Rules = {
+NORM_ACT_BACKWARD_RULES: Rules = {
     "schema": "norm_act_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor? bias, Tensor? seed,"
     " Tensor statistics, float eps, float dropout_p, str norm, str activation, str x_dtype, str residual_dtype,"
     " bool need_dx, bool need_dresidual, bool need_dweight, bool need_dbias)"

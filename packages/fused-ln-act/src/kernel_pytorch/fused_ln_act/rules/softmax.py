@@ -56,7 +56,7 @@ def sharding(placements: Any, x: Any, mask: Any, scale: float) -> Shardings:
         yield [rows], [rows, of_mask]
 
 
-SOFTMAX: Rules = {
+SOFTMAX_RULES: Rules = {
     "schema": "softmax(Tensor x, Tensor? mask, float scale) -> Tensor",
     "fake": fake,
     "save": save,
@@ -94,7 +94,7 @@ def sharding_backward(placements: Any, a: Any) -> Shardings:
         yield outputs, [rows, rows, of_mask]
 
 
-SOFTMAX_BACKWARD: Rules = {
+SOFTMAX_BACKWARD_RULES: Rules = {
     "schema": "softmax_backward(Tensor dy, Tensor y, Tensor? mask, float scale, bool need_dx, bool need_dmask)"
     " -> (Tensor dx, Tensor dmask)",
     "fake": fake_backward,

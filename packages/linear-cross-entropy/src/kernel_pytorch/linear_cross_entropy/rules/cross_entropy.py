@@ -57,7 +57,7 @@ def sharding(placements: Any, logits: Any, *arguments: Any) -> Shardings:
         yield [tokens] * 2, [tokens] * 2
 
 
-CROSS_ENTROPY: Rules = {
+CROSS_ENTROPY_RULES: Rules = {
     "schema": f"cross_entropy(Tensor logits, Tensor target, {SCALARS}) -> {LOSSES}",
     "fake": fake,
     "gradient": gradient,
@@ -113,7 +113,7 @@ def sharding_backward(placements: Any, dloss: Any, normalizer: Any, logits: Any,
         yield [tokens], [tokens] * 4
 
 
-CROSS_ENTROPY_BACKWARD: Rules = {
+CROSS_ENTROPY_BACKWARD_RULES: Rules = {
     "schema": f"cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target, {SCALARS})"
     " -> Tensor",
     "fake": fake_backward,

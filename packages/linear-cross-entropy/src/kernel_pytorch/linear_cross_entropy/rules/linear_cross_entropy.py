@@ -51,7 +51,7 @@ def sharding(placements: Any, hidden: Any, weight: Any, target: Any, bias: Any, 
         yield [tokens] * 2, [tokens, replicate, tokens, None if bias is None else replicate]
 
 
-LINEAR_CROSS_ENTROPY: Rules = {
+LINEAR_CROSS_ENTROPY_RULES: Rules = {
     "schema": f"linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, {SCALARS},"
     f" SymInt chunk) -> {LOSSES}",
     "fake": fake,
@@ -111,7 +111,7 @@ def sharding_backward(placements: Any, a: Any) -> Shardings:
         yield outputs, [tokens, tokens, tokens, replicate, tokens, None if a.bias is None else replicate]
 
 
-LINEAR_CROSS_ENTROPY_BACKWARD: Rules = {
+LINEAR_CROSS_ENTROPY_BACKWARD_RULES: Rules = {
     "schema": "linear_cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor hidden, Tensor weight,"
     f" Tensor target, Tensor? bias, {SCALARS}, SymInt chunk, bool need_dhidden, bool need_dweight, bool need_dbias)"
     " -> (Tensor dhidden, Tensor dweight, Tensor dbias)",
@@ -184,7 +184,7 @@ def sharding_with_gradients(placements: Any, a: Any) -> Shardings:
         yield outputs, [tokens, replicate, tokens, *absent]
 
 
-LINEAR_CROSS_ENTROPY_WITH_GRADIENTS: Rules = {
+LINEAR_CROSS_ENTROPY_WITH_GRADIENTS_RULES: Rules = {
     "schema": "linear_cross_entropy_with_gradients(Tensor hidden, Tensor weight, Tensor target, Tensor? bias,"
     f" Tensor? divisor, {SCALARS}, bool need_dhidden, bool need_dweight, bool need_dbias)"
     " -> (Tensor loss, Tensor dhidden, Tensor dweight, Tensor dbias)",

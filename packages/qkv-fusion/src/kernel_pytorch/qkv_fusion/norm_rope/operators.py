@@ -6,22 +6,22 @@ from typing import Any
 
 from kernel_pytorch.qkv_fusion._core.operator import declare
 from kernel_pytorch.qkv_fusion.rules.norm_rope import (
-    BACKWARD,
-    LAYER_BACKWARD,
-    NORM_ROPE_CACHE,
-    QK_LAYER_NORM_ROPE,
-    QK_NORM_ROPE,
+    BACKWARD_RULES,
+    LAYER_BACKWARD_RULES,
+    NORM_ROPE_CACHE_RULES,
+    QK_LAYER_NORM_ROPE_RULES,
+    QK_NORM_ROPE_RULES,
 )
 
 KERNELS = f"{__package__}.kernels"
 
-qk_norm_rope_backward = declare(**BACKWARD, launch=f"{KERNELS}.backward:qk_norm_rope_backward")
-qk_norm_rope = declare(**QK_NORM_ROPE, launch=f"{KERNELS}.forward:qk_norm_rope", backward=qk_norm_rope_backward)
-qk_layer_norm_rope_backward = declare(**LAYER_BACKWARD, launch=f"{KERNELS}.backward:qk_layer_norm_rope_backward")
+qk_norm_rope_backward = declare(**BACKWARD_RULES, launch=f"{KERNELS}.backward:qk_norm_rope_backward")
+qk_norm_rope = declare(**QK_NORM_ROPE_RULES, launch=f"{KERNELS}.forward:qk_norm_rope", backward=qk_norm_rope_backward)
+qk_layer_norm_rope_backward = declare(**LAYER_BACKWARD_RULES, launch=f"{KERNELS}.backward:qk_layer_norm_rope_backward")
 qk_layer_norm_rope = declare(
-    **QK_LAYER_NORM_ROPE, launch=f"{KERNELS}.forward:qk_layer_norm_rope", backward=qk_layer_norm_rope_backward
+    **QK_LAYER_NORM_ROPE_RULES, launch=f"{KERNELS}.forward:qk_layer_norm_rope", backward=qk_layer_norm_rope_backward
 )
-norm_rope_cache_ = declare(**NORM_ROPE_CACHE, launch=f"{KERNELS}.cache:norm_rope_cache_")
+norm_rope_cache_ = declare(**NORM_ROPE_CACHE_RULES, launch=f"{KERNELS}.cache:norm_rope_cache_")
 
 
 def arguments_of(*given: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.operator import declare
-from kernel_pytorch.qkv_fusion.rules.rotary import ROTARY_QK, ROTARY_QK_IN_PLACE
+from kernel_pytorch.qkv_fusion.rules.rotary import ROTARY_QK_IN_PLACE_RULES, ROTARY_QK_RULES
 
 KERNELS = f"{__package__}.kernels"
 
@@ -17,5 +17,5 @@ def _itself(*arguments: Any) -> tuple[Tensor, Tensor]:
     return rotary_qk(*arguments)
 
 
-rotary_qk = declare(**ROTARY_QK, launch=f"{KERNELS}.rotate:rotary_qk", backward=_itself)
-rotary_qk_ = declare(**ROTARY_QK_IN_PLACE, launch=f"{KERNELS}.rotate:rotary_qk_")
+rotary_qk = declare(**ROTARY_QK_RULES, launch=f"{KERNELS}.rotate:rotary_qk", backward=_itself)
+rotary_qk_ = declare(**ROTARY_QK_IN_PLACE_RULES, launch=f"{KERNELS}.rotate:rotary_qk_")

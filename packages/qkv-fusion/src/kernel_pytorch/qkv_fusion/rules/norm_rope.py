@@ -132,7 +132,7 @@ def sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest: 
         yield outputs, [*incoming, heads, heads, whole, whole, tables, tables, heads, heads]
 
 
-QK_NORM_ROPE: Rules = {
+QK_NORM_ROPE_RULES: Rules = {
     "schema": "qk_norm_rope(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, float eps,"
     " bool interleaved, float offset) -> (Tensor q_out, Tensor k_out, Tensor q_rstd, Tensor k_rstd)",
     "fake": fake,
@@ -141,7 +141,7 @@ QK_NORM_ROPE: Rules = {
     "flops": flops(7, 0),
     "sharding": sharding,
 }
-BACKWARD: Rules = {
+BACKWARD_RULES: Rules = {
     "schema": "qk_norm_rope_backward(Tensor? dq_out, Tensor? dk_out, Tensor q, Tensor k, Tensor q_weight,"
     " Tensor k_weight, Tensor cos, Tensor sin, Tensor q_rstd, Tensor k_rstd, float eps, bool interleaved, float offset,"
     " bool need_dq, bool need_dk, bool need_dq_weight, bool need_dk_weight)"
@@ -151,16 +151,16 @@ BACKWARD: Rules = {
     "flops": flops(14, 2),
     "sharding": sharding_backward,
 }
-QK_LAYER_NORM_ROPE: Rules = {
-    **QK_NORM_ROPE,
-    "schema": QK_NORM_ROPE["schema"].replace("qk_norm_rope(", "qk_layer_norm_rope("),
+QK_LAYER_NORM_ROPE_RULES: Rules = {
+    **QK_NORM_ROPE_RULES,
+    "schema": QK_NORM_ROPE_RULES["schema"].replace("qk_norm_rope(", "qk_layer_norm_rope("),
 }
-LAYER_BACKWARD: Rules = {
-    **BACKWARD,
-    "schema": BACKWARD["schema"].replace("qk_norm_rope_backward(", "qk_layer_norm_rope_backward("),
+LAYER_BACKWARD_RULES: Rules = {
+    **BACKWARD_RULES,
+    "schema": BACKWARD_RULES["schema"].replace("qk_norm_rope_backward(", "qk_layer_norm_rope_backward("),
     "formula": functools.partial(formula, centred=True),
 }
-NORM_ROPE_CACHE: Rules = {
+NORM_ROPE_CACHE_RULES: Rules = {
     "schema": "norm_rope_cache_(Tensor q, Tensor k, Tensor v, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
     " Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, Tensor? block_table, float eps, bool interleaved,"
     " float offset) -> Tensor q_out",

@@ -95,14 +95,14 @@ def sharding_qk(placements: Any, q: Any, k: Any, cos: Any, sin: Any, position_id
         yield outputs, [*given, tables, tables, None if ids is None else rows]
 
 
-ROTARY_EMBEDDING: Rules = {
+ROTARY_EMBEDDING_RULES: Rules = {
     "schema": "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False) -> Tensor",
     "fake": fake,
     "gradient": gradient,
     "flops": per_element(3),
     "sharding": sharding,
 }
-ROTARY_QK: Rules = {
+ROTARY_QK_RULES: Rules = {
     "schema": "rotary_qk(Tensor? q, Tensor? k, Tensor cos, Tensor sin, Tensor? position_ids, bool interleaved,"
     " bool transposed) -> (Tensor q_out, Tensor k_out)",
     "fake": fake_qk,
@@ -111,7 +111,7 @@ ROTARY_QK: Rules = {
     "flops": flops_qk,
     "sharding": sharding_qk,
 }
-ROTARY_QK_IN_PLACE: Rules = {
+ROTARY_QK_IN_PLACE_RULES: Rules = {
     "schema": "rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? position_ids, bool interleaved,"
     " bool transposed) -> ()",
     "fake": fake_in_place,

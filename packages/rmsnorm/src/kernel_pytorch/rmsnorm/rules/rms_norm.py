@@ -49,14 +49,14 @@ def fake_backward(a: Any) -> tuple[Tensor, Tensor]:
 
 @asks("backward dy x weight rstd eps offset needs")
 def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
-    """Gradients of x and the weight; the forward saves x, the weight and one float32 a row."""
+    """Gradients of x and the weight; the forward saves x, the weight and the rstd of each row."""
     dy, *saved, needs = given
     return backward(dy, None, *saved, *needs)
 
 
 @asks("backward dy dh h weight rstd eps offset needs")
 def gradient_add(backward: Callable[..., Any], *given: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, the residual and the weight; the forward saves h, the weight and one float32 a row."""
+    """Gradients of x, the residual and the weight; the forward saves h, the weight and the rstd of each row."""
     dy, dh, *saved, needs = given
     if dy is None:
         return dh, dh, None
@@ -108,14 +108,14 @@ def sharding_backward(placements: Any, a: Any) -> Shardings:
         yield outputs, [rows, None if a.dh is None else rows, rows, of_weight, rows]
 
 
-RMS_NORM: Rules = {
+RMS_NORM_RULES: Rules = {
     "schema": "rms_norm(Tensor x, Tensor? weight, float eps, float offset, str casting) -> (Tensor y, Tensor rstd)",
     "fake": fake,
     "gradient": gradient,
     "flops": per_element(4),
     "sharding": sharding,
 }
-ADD_RMS_NORM: Rules = {
+ADD_RMS_NORM_RULES: Rules = {
     "schema": "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, str casting)"
     " -> (Tensor y, Tensor h, Tensor rstd)",
     "fake": fake_add,
@@ -124,7 +124,7 @@ ADD_RMS_NORM: Rules = {
     "flops": per_element(5),
     "sharding": sharding_add,
 }
-BACKWARD: Rules = {
+BACKWARD_RULES: Rules = {
     "schema": "rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor rstd, float eps, float offset,"
     " bool need_dx, bool need_dweight) -> (Tensor dx, Tensor dweight)",
     "fake": fake_backward,
