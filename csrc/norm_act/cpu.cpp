@@ -144,7 +144,7 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
   using Compute = ComputeFor<T>;
   const int64_t columns = b.norm.columns;
   const Parameter<Compute> weights(b.weight, columns, 1), biases(b.bias, columns, 0);
-  // Without an activation several rows are processed together, which saves accesses to the partial sums.
+  // Without activation and dropout (whose mask is for one row) rows are grouped, which saves accesses to partial sums.
   constexpr int kTogether = A == Activation::kIdentity ? 4 : 1;
   const Buffer<Compute> scratch(kTogether * columns);
   DropoutRow<Compute> dropout(b.norm.dropout, columns);
