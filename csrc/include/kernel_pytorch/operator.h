@@ -297,8 +297,8 @@ class __attribute__((visibility("hidden"))) OnDeviceOf {
 // Number of the kernel file that this thread has selected with `choose_rung`; 0, the default, lets the launcher choose.
 int64_t rung();
 
-// Raises an error with operator and shape unless CUDA's error code is success. Also clears CUDA's last error, so that
-// later calls do not report it again.
+// Raises an error with operator and shape unless CUDA's error code is success. The launcher has cleared CUDA's last
+// error, so that later calls do not report it again.
 void check_launch(int error, const char* name, const Tensor& x);
 
 // Calls `launch(stream)` on the device of x; `launch` returns CUDA's error code. It is a generic lambda, so that a

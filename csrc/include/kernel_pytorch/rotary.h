@@ -52,8 +52,8 @@ KP_HOST_DEVICE constexpr Partner partner_of(int64_t column, int64_t pairs, bool 
 }
 
 // Columns of a head for one thread, as two vectors of `width`: both halves of `width` pairs, or two neighbouring
-// vectors if interleaved or passed through. Heads consist of whole slots: pairs is a multiple of width, columns of 2 *
-// width.
+// vectors if interleaved or passed through. Heads consist of whole slots: width divides pairs, and 2 * width divides
+// columns.
 struct Slot {
   int first;
   int second;

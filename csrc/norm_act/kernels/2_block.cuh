@@ -31,8 +31,8 @@ struct Statistics {
   float rstd;
 };
 
-// Whether x_hat is zero for any x, as for one column without its mean. rstd is then set to zero, so that every gradient
-// is exactly zero; otherwise rounding errors would be multiplied by 1 / sqrt(eps).
+// Whether x_hat is zero for any x: a single column minus its mean. rstd is then set to zero, so that every gradient is
+// exactly zero; otherwise rounding errors would be multiplied by 1 / sqrt(eps).
 __device__ __forceinline__ bool is_nothing(bool centred, int columns) { return centred && columns == 1; }
 
 __device__ __forceinline__ Statistics statistics_of(float2 moments, float mean, bool centred, int columns, float eps) {

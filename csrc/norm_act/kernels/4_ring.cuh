@@ -14,7 +14,7 @@ template <int kVectors, int kWords>
 constexpr int kForwardSlots = (kVectors == 4 ? 12 : 24) / kWords;
 
 template <int kVectors>
-constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // with 512 threads per multiprocessor
+constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // blocks of 512 threads per multiprocessor
 
 // Reads h for one vector: x, or the sum with the residual, which is stored and kept in the slot.
 template <bool kResidual, bool kPlain, typename T, typename Slot, int N>
@@ -29,7 +29,7 @@ __device__ __forceinline__ void read_h(const ForwardPointers<T>& p, const Dropou
   }
 }
 
-// x, residual, h and y must all have type T: narrower tensors than float32 are not supported.
+// x, residual, h and y must all have type T: mixed dtypes are not supported.
 template <typename T, int kVectors, bool kResidual, Kind kKind>
 __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>) forward_ring(const ForwardPointers<T> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -270,7 +270,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p
   }
 }
 
-// Number of resident threads per multiprocessor: more than one block if registers suffice, with one vector per thread.
+// Resident threads per multiprocessor: two blocks if registers suffice (with one vector per thread), else one.
 template <int kVectors>
 constexpr int kResident = kVectors == 1 ? 1024 : 512;
 

@@ -66,7 +66,7 @@ __device__ __forceinline__ float exponentials(const Scores& scores, float (&z)[k
   return sum;
 }
 
-// z / sum, correctly rounded: corrects the product with the reciprocal by its remainder.
+// z / sum, rounded once: the product with the reciprocal is corrected by its remainder.
 __device__ __forceinline__ float divided(float z, float sum, float share) {
   const float y = z * share;
   return fmaf(fmaf(-y, sum, z), share, y);

@@ -82,8 +82,8 @@ constexpr int kRowsAhead = kSlots > 2 * kVectors ? 1 : 0;
 // Bytes of shared memory of a block's ring.
 constexpr int ring_bytes(int slots, int words, int threads) { return slots * words * threads * 16; }
 
-// `kSlots` slots for rows of `kVectors` vectors per thread: a slot is refilled as soon as it is free. `copy(slot, row,
-// v)` starts the copy of vector v of a row.
+// `kSlots` slots for rows of `kVectors` vectors per thread: a slot is refilled as soon as it is free.
+// `copy(slot, row, v)` starts the copy of vector v of a row.
 template <int kVectors, int kSlots, int kWords, int kThreads = 0>
 class RowRing {
   static_assert(kSlots >= kVectors);

@@ -74,7 +74,7 @@ class RowSums {
     return sum;
   }
 
-  uint32_t own_;    // address where this lane writes its sum
+  uint32_t own_;    // addresses where this lane writes its sum, and reads one
   uint32_t found_;
   uint32_t turn_ = 0;
 };

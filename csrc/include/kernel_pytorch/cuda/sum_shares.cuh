@@ -49,9 +49,9 @@ struct Shares {
   Output sum;           // `(rows, columns)`; null data if there are no partial sums
 };
 
-// Each block has x threads for x times `N` columns, and y threads, a power of two: thread (x, y) adds partial sums y, y
-// + blockDim.y, ... of its columns; then the block reduces them over y. Row r of a parameter is the sum of partial sums
-// r, r + rows, ...; the grid has the rows of the first parameter, then those of the second.
+// Each block has x threads for x times `N` columns, and y threads, a power of two: thread (x, y) adds partial sums y,
+// y + blockDim.y, ... of its columns; then the block reduces them over y. Row r of a parameter is the sum of partial
+// sums r, r + rows, ...; the grid has the rows of the first parameter, then those of the second.
 template <int N>
 __global__ void __launch_bounds__(kSumThreads)
     sum_shares(const Shares first, const Shares second, int64_t parts, int columns, int rows) {
