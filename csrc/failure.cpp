@@ -1,4 +1,4 @@
-// What is raised where memory is missing, and where a call of PyTorch fails.
+// Errors that report failed allocations and failed calls of PyTorch.
 #include <dlfcn.h>
 
 #include "kernel_pytorch/cpu/buffer.h"
@@ -8,7 +8,7 @@ namespace kernel_pytorch {
 
 namespace {
 
-// The message of this thread's last failed call; empty before PyTorch 2.13, which writes it to its log instead.
+// Message of this thread's last failed call; empty before PyTorch 2.13, which writes it to its log instead.
 std::string message_of_torch() {
   using Function = const char* (*)();
   static const Function function = [] {

@@ -15,7 +15,7 @@ Isa supported() {
       __builtin_cpu_supports("avx512vl")) {
     return Isa::kAvx512;
   }
-  // Every processor with AVX2 also converts float16, though not every compiler can ask.
+  // Every processor with AVX2 also converts float16, but not every compiler supports the query for that.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
 #endif
   return Isa::kBase;

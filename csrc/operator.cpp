@@ -8,7 +8,7 @@ namespace kernel_pytorch {
 
 namespace {
 
-// torch exports the current stream from its CUDA library, which a torch for the CPU does not have.
+// torch exports the current stream from its CUDA library, which a CPU build of torch does not have.
 void* current_stream(int32_t device) {
   using Function = int (*)(int32_t, void**);
   static const Function function = [] {

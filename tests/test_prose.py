@@ -108,7 +108,9 @@ VAGUE = re.compile(
 
 
 def said(path: Path) -> list[str]:
-    """The lines of the comments and docstrings of a file."""
+    """The lines of the comments and docstrings of a file of Python, C++ or CUDA."""
+    if path.suffix != ".py":
+        return re.findall(r"//[ \t]*(.*)", path.read_text("utf-8"))
     found = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
         if token.type == tokenize.COMMENT:
@@ -122,6 +124,9 @@ def test_comments_and_docstrings_name_the_actor():
     folders = "core", "harness/src", "packages/*/src", "docs", "examples", "tools", "template"
     files = [file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py") if "tests" not in file.parts]
     assert len(files) > 400
+    kernels = [file for file in ROOT.glob("csrc/**/*") if file.suffix in (".h", ".cuh", ".cpp", ".cu")]
+    assert len(kernels) > 100
+    files += kernels
     assert not [f"{f.relative_to(ROOT)}: {line}" for f in sorted(files) for line in said(f) if VAGUE.search(line)]
 
 

@@ -1,11 +1,11 @@
-// Bias and activation, forward and backward: what the operator hands to whoever computes it.
+// Bias and activation, forward and backward: parameters that operators pass to the CPU and CUDA backends.
 //
 //     y = activation(x + bias)        dx = dy * activation'(x + bias)        dbias = sum over rows of dx, not rounded
 //
-// Fused so first by Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
+// First fused by Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
 //
-// All tensors are contiguous; x, y, dy and dx have one dtype. The bias is `(columns,)`, of any dtype, float64 where the
-// others are and nowhere else. The shares are float32, or float64 with the others.
+// All tensors are contiguous; x, y, dy and dx have one dtype. The bias is `(columns,)`, of any dtype, but float64
+// exactly if the others are. Partial sums are float32, or float64 with the others.
 #pragma once
 
 #include "kernel_pytorch/activation.h"
@@ -27,11 +27,11 @@ struct Forward {
 
 struct Backward {
   Input dy;
-  Input x;     // not there for the identity
+  Input x;     // missing for the identity
   Input bias;  // optional
   Output dx;   // optional
   Output dbias;   // optional
-  Output shares;  // with dbias: `(parts, columns)`
+  Output shares;  // with dbias: partial sums `(parts, columns)`
   int64_t rows;
   int64_t columns;
   int64_t parts;
@@ -40,13 +40,13 @@ struct Backward {
 
 constexpr int64_t kTileColumns = 4096;
 
-// The twin: tiles `begin` to `end` of a forward, of kTileColumns; parts `begin` to `end` of a backward; columns `begin` to
-// `end` of the sum of the shares.
+// CPU backend: tiles `begin` to `end` of a forward, of kTileColumns; parts `begin` to `end` of a backward; columns
+// `begin` to `end` of the sum of the partial sums.
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+// CUDA backend: returns 0 or CUDA's error code. `rung` is a file number in kernels/, 0 for the best for shape and GPU.
 int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 

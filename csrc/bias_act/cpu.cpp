@@ -1,4 +1,4 @@
-// The CPU twin of bias and activation.
+// CPU backend of bias and activation.
 
 #include "bias_act.h"
 #include "kernel_pytorch/cpu/activations.h"
@@ -34,10 +34,10 @@ void forward_tiles(const Forward& f, int64_t begin, int64_t end) {
   }
 }
 
-// Columns whose sums stay in the nearest cache while rows go by.
+// Number of columns whose sums stay in the L1 cache while rows are added.
 constexpr int64_t kSummed = 4096;
 
-// Gradients of a piece of a row; `sums` grow by them, if it is wanted. What is not there or not wanted is null.
+// Gradients of a piece of a row, which are also added to `sums`. Pointers to missing or unneeded tensors are null.
 template <Activation A, bool kBiased, typename T, typename Compute>
 void backward_piece(const T* dy, const T* x, const Compute* bias, T* dx, Compute* sums, int64_t columns) {
   for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
@@ -53,8 +53,8 @@ void backward_piece(const T* dy, const T* x, const Compute* bias, T* dx, Compute
   });
 }
 
-// The same of `rows` rows. They are added before the share grows: shorter chains round less. A row's memory is walked
-// through piece by piece, not a vector of every row in turn: so many places at once are more than a processor foresees.
+// Same for `rows` rows. They are added before the partial sum is updated, since shorter chains round less. Each row is
+// processed piece by piece, since a vector of every row in turn would be more streams than a processor prefetches.
 template <Activation A, bool kBiased, typename T, typename Compute>
 void backward_rows(const T* dy, const T* x, const Compute* bias, T* dx, Compute* share, int64_t rows, int64_t columns) {
   Compute sums[kSummed];

@@ -1,7 +1,7 @@
-// Bias and activation on CUDA: which kernel is launched.
+// Bias and activation on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh       one thread an element
-//     kernels/2_vectorized.cuh  16 bytes an access, several of them on their way; backward too
+//     kernels/1_naive.cuh       one thread per element
+//     kernels/2_vectorized.cuh  16-byte accesses, several loads in flight; backward too
 
 #include "bias_act.h"
 #include "kernel_pytorch/cuda/launch.cuh"
@@ -14,7 +14,7 @@ namespace bias_act {
 
 namespace {
 
-// Whether a vector of `length` elements is aligned wherever it begins.
+// Whether every vector of `length` elements is aligned.
 bool aligned(int64_t rows, int64_t columns, int64_t length, std::initializer_list<const void*> addresses) {
   for (const void* address : addresses) {
     if (reinterpret_cast<uint64_t>(address) % 16 != 0) return false;
@@ -24,7 +24,7 @@ bool aligned(int64_t rows, int64_t columns, int64_t length, std::initializer_lis
 
 Bias bias_of(const Input& bias) { return {bias.data, bias.dtype == DType::kFloat32}; }
 
-// `launch(activation, type, N)` with what they are at compile time.
+// Calls `launch(activation, type, N)` with compile-time arguments.
 template <typename Launch>
 cudaError_t with_choices(DType dtype, Activation activation, bool vectors, const Launch& launch) {
   return with_type(dtype, [&](auto type) {
@@ -90,7 +90,7 @@ int launch_backward(const Backward& b, void* stream) {
   if (!b.dx && !b.dbias) return cudaSuccess;
   if (b.columns >= (int64_t{1} << 31)) return cudaErrorInvalidValue;
   const int64_t length = 16 / size_of(b.dy.dtype);
-  const bool vectors = b.columns % length == 0 &&  // of one row too: vectors are read whole
+  const bool vectors = b.columns % length == 0 &&  // for one row too: vectors are always loaded whole
                        aligned(b.rows, b.columns, length,
                                {b.dy.data, b.x.data, b.bias.data, static_cast<const void*>(b.dx.data), b.shares.data});
   const auto on = static_cast<cudaStream_t>(stream);

@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{bias_act, bias_act_backward}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{bias_act, bias_act_backward}: schemas, checks, allocation, threads.
 
 #include "bias_act.h"
 #include "kernel_pytorch/operator.h"
@@ -9,7 +9,7 @@ namespace bias_act {
 
 namespace {
 
-// A bias in a dtype that the kernels take beside x of dtype `type`.
+// Converts a bias to a dtype that the kernels support for x of dtype `type`.
 OptionalTensor bias_beside(const OptionalTensor& bias, DType type, bool cuda) {
   if (!bias.has_value()) return bias;
   const DType given = dtype_of("bias", *bias), compute = compute_type({type});
@@ -17,8 +17,8 @@ OptionalTensor bias_beside(const OptionalTensor& bias, DType type, bool cuda) {
   return as_contiguous(in_type(*bias, compute));
 }
 
-// Shares of the rows, whose sums for dbias are added in the end: on the CPU some 64 rows each; on CUDA one for every 256
-// rows, but as many as fill a large card.
+// Number of partial sums of dbias: on the CPU each covers about 64 rows; on CUDA 16 rows, or more if there would be
+// more partial sums than a large GPU needs.
 int64_t parts_of(const Tensor& x, Rows rows) {
   if (!x.is_cuda()) return larger(1, ceil_divide(rows.rows, 64));
   return smaller(larger(1, ceil_divide(rows.rows, 16)), 512);
@@ -32,7 +32,7 @@ Tensor bias_act(const Tensor& x_given, const OptionalTensor& bias_given, std::st
   const Tensor x = as_contiguous(x_given);
   const DType type = dtype_of("x", x);
   const OptionalTensor bias = bias_beside(bias_given, type, x.is_cuda());
-  // Without a bias nothing tells columns apart: all rows are one.
+  // Without a bias the function is elementwise, so the tensor is treated as one row.
   if (!bias.has_value() && rows.rows > 0) rows = {1, x.numel()};
   const Tensor y = empty(x, sizes(x), type);
   Forward forward{};

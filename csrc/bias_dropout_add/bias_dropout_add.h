@@ -1,14 +1,14 @@
-// Bias, dropout and residual, forward and backward: what the operator hands to whoever computes it.
+// Bias, dropout and residual, forward and backward: parameters that operators pass to the CPU and CUDA backends.
 //
 //     y = residual + dropout(x + bias)
 //
 //     dx = dropout(dy)        dbias = sum over rows of dx, not rounded        dresidual = dy
 //
-// Fused so first by Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
+// First fused by Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
 //
-// All tensors are contiguous. y and dy have one dtype, that of x and of the residual promoted. On CUDA x, dx, the residual
-// and the bias `(columns,)` may each have their own; in the twin x, dx and the residual have that of y, and the bias is
-// float64 where y is and nowhere else. The shares are float32, or float64 with y.
+// All tensors are contiguous. y and dy have one dtype, to which x and the residual promote. On CUDA x, dx, the residual
+// and the bias `(columns,)` may each have another dtype. On the CPU x, dx and the residual have that of y, and the bias
+// is float64 exactly if y is. Partial sums are float32, or float64 with y.
 #pragma once
 
 #include "kernel_pytorch/cpu/isa.h"
@@ -32,7 +32,7 @@ struct Backward {
   Input dy;
   Output dx;      // optional
   Output dbias;   // optional
-  Output shares;  // with dbias: `(parts, columns)`
+  Output shares;  // with dbias: partial sums `(parts, columns)`
   Dropout dropout;
   int64_t rows;
   int64_t columns;
@@ -41,13 +41,13 @@ struct Backward {
 
 constexpr int64_t kTileColumns = 4096;
 
-// The twin: tiles `begin` to `end` of a forward, of kTileColumns; parts `begin` to `end` of a backward; columns `begin` to
-// `end` of the sum of the shares.
+// CPU backend: tiles `begin` to `end` of a forward, of kTileColumns; parts `begin` to `end` of a backward; columns
+// `begin` to `end` of the sum of the partial sums.
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+// CUDA backend: returns 0 or CUDA's error code. `rung` is a file number in kernels/, 0 for the best for shape and GPU.
 int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 

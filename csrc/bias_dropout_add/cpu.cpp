@@ -1,4 +1,4 @@
-// The CPU twin of bias, dropout and residual. x, dx, the residual and y have one type T.
+// CPU backend of bias, dropout and residual. x, dx, the residual and y have the element type T.
 
 #include "bias_dropout_add.h"
 #include "kernel_pytorch/cpu/dropout.h"

@@ -1,7 +1,7 @@
-// Bias, dropout and residual on CUDA: which kernel is launched.
+// Bias, dropout and residual on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh       one thread an element
-//     kernels/2_vectorized.cuh  16 bytes an access; backward too
+//     kernels/1_naive.cuh       one thread per element
+//     kernels/2_vectorized.cuh  16-byte accesses; backward too
 
 #include <type_traits>
 
@@ -16,7 +16,7 @@ namespace bias_dropout_add {
 
 namespace {
 
-// Whether a vector of 16 bytes of `type` is aligned wherever it begins.
+// Whether every 16-byte vector of elements of `type` is aligned.
 bool aligned(int64_t columns, DType type, std::initializer_list<Input> tensors) {
   if (columns % (16 / size_of(type)) != 0) return false;
   for (const Input& tensor : tensors) {
@@ -25,7 +25,7 @@ bool aligned(int64_t columns, DType type, std::initializer_list<Input> tensors) 
   return true;
 }
 
-// `launch(type, N)` with what they are at compile time.
+// Calls `launch(type, N)` with compile-time arguments.
 template <typename Launch>
 cudaError_t with_choices(DType dtype, bool vectors, const Launch& launch) {
   return with_type(dtype, [&](auto type) {

@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{bias_dropout_add, bias_dropout_add_backward}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{bias_dropout_add, bias_dropout_add_backward}: schemas, checks, allocation, threads.
 
 #include "kernel_pytorch/operator.h"
 
@@ -42,8 +42,8 @@ Tensor bias_dropout_add(const Tensor& x_given, const OptionalTensor& bias_given,
   return y;
 }
 
-// Shares of the rows, whose sums for dbias are added in the end: on the CPU 16 rows each; on CUDA one for every 16 rows, but
-// no more than fill a large card.
+// Number of partial sums of dbias: each covers 16 rows, on CUDA more if there would be more partial sums than a large
+// GPU needs.
 int64_t parts_of(const Tensor& dy, Rows rows) {
   const int64_t parts = larger(1, ceil_divide(rows.rows, 16));
   return dy.is_cuda() ? smaller(parts, 512) : parts;
@@ -68,7 +68,7 @@ std::tuple<Tensor, Tensor> bias_dropout_add_backward(const Tensor& dy_given, con
   backward.rows = rows.rows;
   backward.columns = rows.columns;
   backward.parts = parts_of(dy, rows);
-  // The kernels write gradients in the dtypes that are wanted; the twin in those that it computes for.
+  // CUDA kernels write gradients in the requested dtypes; those of the CPU backend may have to be converted.
   const Tensor dx = empty(dy, need_dx ? sizes(dy) : std::vector<int64_t>{0}, dy.is_cuda() ? x_type : type);
   const Tensor dbias = empty(dy, {need_dbias ? rows.columns : 0}, compute_type({bias_type}) == compute ? bias_type : compute);
   const Tensor shares = empty(dy, {need_dbias ? backward.parts * rows.columns : 0}, compute);

@@ -1,4 +1,4 @@
-// The CPU twin of cross entropy.
+// CPU backend of cross entropy.
 
 #include "cross_entropy.h"
 #include "kernel_pytorch/cpu/math.h"
@@ -9,10 +9,10 @@ namespace cross_entropy {
 
 namespace {
 
-// A row is reduced a block at a time: its maximum, then its sum, while it is in the first-level cache.
+// Number of columns that are reduced at a time: maximum and sum of a block are computed while it is in the L1 cache.
 constexpr int64_t kBlock = 4096;
 
-// Capped logits, and how fast they change with the logits; as they are, and one, where there is no cap.
+// Capped logits and their derivative with respect to the logits; the logits themselves, and one, without a cap.
 template <typename Compute>
 struct Capped {
   Vector<Compute> z;
@@ -26,7 +26,7 @@ KP_INLINE Capped<Compute> cap(Vector<Compute> logits, Compute softcap) {
   return {squashed.value * softcap, squashed.slope};
 }
 
-// The lanes that belong to a row, and zero beyond it.
+// Sets the lanes beyond the end of a row to zero.
 template <typename V>
 KP_INLINE V keep_lanes(V values, Whole) {
   return values;
@@ -46,14 +46,14 @@ Compute largest_lane(Vector<Compute> values) {
   return found;
 }
 
-// A number of the row to sum the others relative to: of large logits their differences would be lost in the sum.
+// An element of the row that is subtracted from the others before summing: large logits would lose their differences.
 template <bool kCapped, typename T, typename Compute>
 Compute pivot_of(const T* logits, Compute softcap) {
   const Compute first = cap<kCapped>(load(logits, Part{1}), softcap).z[0];
   return __builtin_isfinite(first) ? first : Compute{0};
 }
 
-// The maximum of `count` capped logits; a NaN among them is left to the sum.
+// The maximum of `count` capped logits, ignoring NaN, which the sum propagates.
 template <bool kCapped, typename T, typename Compute>
 Compute block_maximum(const T* logits, int64_t count, Compute softcap) {
   Vector<Compute> found = broadcast(static_cast<Compute>(-__builtin_inf()));
@@ -67,7 +67,7 @@ Compute block_maximum(const T* logits, int64_t count, Compute softcap) {
     const Compute value = load(logits + column, Part{1})[0];
     most = value > most ? value : most;
   }
-  // A cap keeps the order, so it need not be taken of each.
+  // The cap is monotonic, so it is applied only to the maximum.
   return cap<kCapped>(broadcast(most), softcap).z[0];
 }
 
@@ -79,7 +79,7 @@ void forward_row(const Forward& f, int64_t row) {
   const bool smoothed = f.options.label_smoothing > 0.0;
   Compute most = static_cast<Compute>(-__builtin_inf());
   const Compute pivot = pivot_of<kCapped>(logits, softcap);
-  double sum = 0.0, total = 0.0;  // total: of the logits less the pivot
+  double sum = 0.0, total = 0.0;  // total: sum of logits - pivot
   for (int64_t first = 0; first < f.columns; first += kBlock) {
     const T* block = logits + first;
     const int64_t count = smaller(f.columns - first, kBlock);
@@ -88,7 +88,7 @@ void forward_row(const Forward& f, int64_t row) {
       sum *= __builtin_exp(static_cast<double>(most) - static_cast<double>(maximum));
       most = maximum;
     }
-    // Of a block of -inf before any other, exp_of_negative(-inf - -inf) would be NaN.
+    // If every logit so far is -inf, exp_of_negative(-inf - -inf) would be NaN.
     const Vector<Compute> shift = broadcast(most > static_cast<Compute>(-__builtin_inf()) ? most : Compute{0});
     sum += sum_row<Compute>(count, [&](int64_t column, auto lanes) {
       const Vector<Compute> z = cap<kCapped>(load(block + column, lanes), softcap).z - shift;

@@ -1,8 +1,8 @@
-// Cross entropy on CUDA: which kernel is launched.
+// Cross entropy on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh       one thread a row, three walks
-//     kernels/2_block.cuh       one block a row, one walk; any length and alignment
-//     kernels/3_vectorized.cuh  16 bytes an access
+//     kernels/1_naive.cuh       one thread per row, three passes
+//     kernels/2_block.cuh       one block per row, one pass; any length and alignment
+//     kernels/3_vectorized.cuh  16-byte accesses
 
 #include <type_traits>
 
@@ -66,7 +66,7 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   p.softcap = static_cast<float>(b.options.softcap);
   const auto rows = static_cast<unsigned>(b.rows);
   if (is_aligned<T>(b.logits.data, b.columns) && is_aligned<T>(b.dlogits.data, b.columns)) {
-    // Four vectors a thread, so that few rows of many words fill the card too.
+    // Four vectors per thread, so that a few rows with large vocabularies also fill the GPU.
     const int64_t vectors = b.columns / kVectorLength<T>;
     const auto shares = static_cast<unsigned>(smaller(larger(1, vectors / (4 * kVectorThreads)), 64));
     backward_vectorized<T, kCapped><<<dim3(rows, shares), kVectorThreads, 0, stream>>>(p);
@@ -76,7 +76,7 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   return launched();
 }
 
-// `run(Type<T>, std::bool_constant<capped>)`.
+// Calls `run(Type<T>, std::bool_constant<capped>)`.
 template <typename Run>
 cudaError_t with_types(DType logits, double softcap, const Run& run) {
   return with_type(logits, [&](auto type) {

@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{cross_entropy, cross_entropy_backward, cross_entropy_backward_}: schemas, checks,
+// Operators kernel_pytorch_cuda::{cross_entropy, cross_entropy_backward, cross_entropy_backward_}: schemas, checks,
 // allocation, threads.
 
 #include "cross_entropy.h"
@@ -9,7 +9,7 @@ namespace cross_entropy {
 
 namespace {
 
-// Targets as the kernels take them; 32-bit ones are few beside the logits.
+// Converts targets to contiguous int64; int32 targets are small compared with the logits.
 Tensor targets_of(const char* name, const Tensor& target, const Tensor& logits) {
   check_beside("target", target, logits);
   const ScalarType type = target.scalar_type();
@@ -29,7 +29,7 @@ Options options_of(const char* name, int64_t ignore_index, double label_smoothin
   return {ignore_index, label_smoothing, z_loss, softcap};
 }
 
-// most and log_sum of each row, side by side.
+// Shape of the normalizer: most and log_sum of each row.
 std::vector<int64_t> normalizer_sizes(const Tensor& target) {
   std::vector<int64_t> found = sizes(target);
   found.push_back(2);
@@ -64,7 +64,7 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tenso
   return {loss, normalizer};
 }
 
-// The gradient of logits into a contiguous tensor, which may be the logits themselves.
+// Writes the gradient of logits to a contiguous tensor, which may be the logits themselves.
 void write_gradient(const char* name, const Tensor& dloss_given, const Tensor& normalizer_given, const Tensor& logits,
                     const Tensor& target_given, const Options& options, const Tensor& dlogits) {
   const Rows rows = rows_of("logits", logits);

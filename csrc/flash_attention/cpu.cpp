@@ -1,5 +1,5 @@
-// The CPU twin of flash attention: blocks of queries and keys in float32 (float64 for float64), products by multiplying a
-// number with a vector.
+// CPU backend of flash attention: blocks of queries and keys in float32 (float64 for float64); products multiply
+// scalars with vectors.
 
 #include "flash_attention.h"
 #include "kernel_pytorch/cpu/math.h"
@@ -10,8 +10,8 @@ namespace flash_attention {
 
 namespace {
 
-constexpr int64_t kKeys = 64;  // of a block
-constexpr int64_t kRun = 64;   // products that are added before what came of them is: rounding does not grow with depth
+constexpr int64_t kKeys = 64;  // per block
+constexpr int64_t kRun = 64;   // products per partial sum, so that rounding errors do not grow with depth
 
 template <typename Compute>
 constexpr int64_t padded(int64_t size) {
@@ -42,7 +42,7 @@ KP_INLINE void multiply_tile(const Compute* a, int64_t a_stride, const Compute* 
   }
 }
 
-// The same for columns that are whole vectors, two at a time where there are two.
+// Same for columns that are whole vectors, two at a time while there are two.
 template <int kRows, typename Compute>
 void multiply_rows(const Compute* a, int64_t a_stride, const Compute* b, int64_t b_stride, Compute* c, int64_t c_stride,
                    int64_t depth, int64_t width) {
@@ -65,7 +65,7 @@ void multiply(const Compute* a, int64_t a_stride, const Compute* b, int64_t b_st
   }
 }
 
-// What a task works in, one allocation.
+// Buffers of one task, in one allocation.
 template <typename Compute>
 class Scratch {
  public:
@@ -87,7 +87,7 @@ class Scratch {
   const Buffer<Compute> data_;
 };
 
-// Rows `begin` to `end` of a `(rows, depth)` tensor, widened, times `factor`, zeros up to whole vectors.
+// Copies `rows` rows of `depth` elements, converted and multiplied by `factor`, with zeros up to whole vectors.
 template <typename T, typename Compute>
 void widen_rows(const T* source, int64_t rows, int64_t depth, int64_t stride, Compute factor, Compute* target) {
   for (int64_t row = 0; row < rows; ++row) {
@@ -97,7 +97,7 @@ void widen_rows(const T* source, int64_t rows, int64_t depth, int64_t stride, Co
   }
 }
 
-// The same of keys, transposed; keys that are not there are zero.
+// Same for keys, transposed; missing keys are zero.
 template <typename T, typename Compute>
 void transpose_keys(const T* source, int64_t keys, int64_t depth, Compute* rows, int64_t stride, Compute* target) {
   widen_rows(source, keys, depth, stride, Compute{1}, rows);
@@ -107,7 +107,7 @@ void transpose_keys(const T* source, int64_t keys, int64_t depth, Compute* rows,
   }
 }
 
-// One row of scores becomes probabilities relative to the maximum so far; sum and output so far follow it.
+// Replaces a row of scores by probabilities relative to the running maximum; rescales the running sum and output.
 template <typename Compute>
 void absorb_scores(Compute* scores, int64_t visible, Compute* maximum, Compute* sum, Compute* o, int64_t depth) {
   const Compute lowest = static_cast<Compute>(-__builtin_inf());

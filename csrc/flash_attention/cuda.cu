@@ -1,4 +1,4 @@
-// Flash attention on CUDA: which kernel is launched.
+// Flash attention on CUDA: selection and launch of kernels.
 //
 //     kernels/1_shared_memory.cuh  tiles of keys in shared memory; any dtype, any depth up to 256
 //     kernels/2_mma.cuh            both products on tensor cores; 16 bits, depth 64 or 128
@@ -15,7 +15,7 @@ namespace flash_attention {
 
 namespace {
 
-// A launch with as much dynamic shared memory as it needs; above 48 KiB a kernel must be allowed to have it.
+// Launches a kernel with dynamic shared memory; above 48 KiB CUDA requires an opt-in.
 template <typename Kernel, typename Parameters>
 cudaError_t launch(Kernel kernel, dim3 grid, int threads, int shared_bytes, cudaStream_t stream, const Parameters& p) {
   if (shared_bytes > 48 * 1024) {
@@ -73,7 +73,7 @@ cudaError_t run(const Forward& f, int64_t rung, cudaStream_t stream) {
   return launch_shared_memory(p, f.batch * f.heads, stream);
 }
 
-// Attention of `count` batches from batch `first` on.
+// Selects `count` batches from batch `first` on.
 Forward batches_of(const Forward& f, int64_t first, int64_t count) {
   const int64_t rows = first * f.heads * f.queries, keys = first * f.kv_heads * f.keys;
   const int64_t row_bytes = f.depth * size_of(f.q.dtype);
@@ -93,7 +93,7 @@ int launch_forward(const Forward& f, int64_t rung, void* stream) {
   const int64_t batch_heads = f.batch * f.heads;
   if (batch_heads == 0 || f.queries == 0) return cudaSuccess;
   if (f.heads > kMostHeads || f.depth > kMostDepth) return cudaErrorInvalidValue;
-  const int64_t together = kMostHeads / f.heads;  // batches of a launch
+  const int64_t together = kMostHeads / f.heads;  // batches per launch
   cudaError_t error = cudaSuccess;
   for (int64_t batch = 0; batch < f.batch && error == cudaSuccess; batch += together) {
     const Forward part = batches_of(f, batch, smaller(together, f.batch - batch));

@@ -1,4 +1,4 @@
-// The operator kernel_pytorch_cuda::flash_attention: schema, checks, allocation, threads.
+// Operator kernel_pytorch_cuda::flash_attention: schema, checks, allocation, threads.
 
 #include "flash_attention.h"
 #include "kernel_pytorch/operator.h"

@@ -1,4 +1,4 @@
-// The CPU twin of the gated linear units.
+// CPU backend of the gated linear units.
 
 #include "kernel_pytorch/cpu/activations.h"
 #include "kernel_pytorch/cpu/types.h"
@@ -58,8 +58,8 @@ void backward_tiles(const Backward& b, int64_t begin, int64_t end) {
       const Activated<Compute> activated = activate<A, Compute>(z, alpha);
       Vector<Compute> gate_gradient = incoming * (u + offset) * activated.slope;
       Vector<Compute> up_gradient = incoming * activated.value;
-      // As in PyTorch: clamped numbers have no gradient, and neither has NaN then; relu has none below zero, where zero
-      // times an infinite up would be NaN.
+      // As in PyTorch, clamped numbers have zero gradient, and with a limit NaN does too. relu's gradient is set to
+      // zero below zero, where zero times an infinite up would be NaN.
       if constexpr (kLimited) {
         gate_gradient = given_gate <= limits ? gate_gradient : zero;
         up_gradient = absolute<Compute>(given_up) <= limits ? up_gradient : zero;
@@ -71,7 +71,7 @@ void backward_tiles(const Backward& b, int64_t begin, int64_t end) {
   }
 }
 
-// `run(activation, limited, type)` with what they are at compile time.
+// Calls `run(activation, limited, type)` with compile-time arguments.
 template <typename Run>
 void with_choices(DType dtype, const Function& function, const Run& run) {
   with_type(dtype, [&](auto type) {

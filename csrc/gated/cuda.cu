@@ -1,7 +1,7 @@
-// Gated linear units on CUDA: which kernel is launched.
+// Gated linear units on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh       one thread an element
-//     kernels/2_vectorized.cuh  16 bytes an access; backward too
+//     kernels/1_naive.cuh       one thread per element
+//     kernels/2_vectorized.cuh  16-byte accesses; backward too
 
 #include "gated.h"
 #include "kernel_pytorch/cuda/launch.cuh"
@@ -22,7 +22,7 @@ Sizes sizes_of(const Shape& shape, const Function& function) {
           static_cast<float>(function.offset)};
 }
 
-// Whether a vector of `length` elements is aligned wherever it begins.
+// Whether every vector of `length` elements is aligned.
 bool aligned(const Shape& shape, int64_t length, std::initializer_list<const void*> addresses) {
   for (const void* address : addresses) {
     if (reinterpret_cast<uint64_t>(address) % 16 != 0) return false;
@@ -30,12 +30,12 @@ bool aligned(const Shape& shape, int64_t length, std::initializer_list<const voi
   return shape.rows == 1 || (shape.columns % length == 0 && shape.stride % length == 0);
 }
 
-// Blocks of rung 2.
+// Number of blocks of kernel 2.
 int64_t blocks_for(const Shape& shape, int length) {
   return ceil_divide(shape.rows * ceil_divide(shape.columns, length), kThreads);
 }
 
-// `launch(activation, type, N)` with what they are at compile time.
+// Calls `launch(activation, type, N)` with compile-time arguments.
 template <typename Launch>
 cudaError_t with_choices(DType dtype, Activation activation, bool vectors, const Launch& launch) {
   return with_type(dtype, [&](auto type) {

@@ -1,15 +1,15 @@
-// Gated linear units, forward and backward: what the operator hands to whoever computes it.
+// Gated linear units, forward and backward: parameters that operators pass to the CPU and CUDA backends.
 //
 //     y = activation(z) * (u + offset)       z = min(gate, limit), u = clamp(up, -limit, limit)
 //
-//     dgate = dy * (u + offset) * activation'(z), 0 where gate > limit
-//     dup = dy * activation(z), 0 where |up| > limit
+//     dgate = dy * (u + offset) * activation'(z), 0 if gate > limit
+//     dup = dy * activation(z), 0 if |up| > limit
 //
 // activation is z * sigmoid(alpha * z), gelu, gelu_tanh or relu. Shazeer, "GLU Variants Improve Transformer", 2020,
 // https://arxiv.org/abs/2002.05202.
 //
-// All tensors have one dtype. y and dy are contiguous; rows of gate and up, and of their gradients, begin `stride` elements
-// apart: columns, or 2 * columns where one row holds gate and then up.
+// All tensors have one dtype. y and dy are contiguous. Rows of gate and up, and of their gradients, start `stride`
+// elements apart: columns, or 2 * columns if each row holds gate and then up.
 #pragma once
 
 #include "kernel_pytorch/activation.h"
@@ -29,7 +29,7 @@ struct Shape {
 struct Function {
   Activation activation;
   double alpha;
-  double limit;  // infinity for none
+  double limit;  // infinity without a limit
   double offset;
 };
 
@@ -53,11 +53,11 @@ struct Backward {
 
 constexpr int64_t kTileColumns = 4096;
 
-// The twin: tiles `begin` to `end`, of kTileColumns.
+// CPU backend: tiles `begin` to `end`, of kTileColumns.
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+// CUDA backend: returns 0 or CUDA's error code. `rung` is a file number in kernels/, 0 for the best for shape and GPU.
 int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 

@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{gated, gated_backward}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{gated, gated_backward}: schemas, checks, allocation, threads.
 
 #include "gated.h"
 
@@ -21,7 +21,7 @@ Function function_of(const char* name, const std::string& activation, double alp
   fail(name, ": activation: given '", activation, "'; allowed are 'silu', 'gelu', 'gelu_tanh', 'relu'");
 }
 
-// Gate and up as the kernels take them: contiguous, of one dtype; packed where there is no up.
+// Gate and up for the kernels: contiguous, of one dtype; without `up`, gate holds both.
 struct Halves {
   Tensor gate;
   OptionalTensor up;
@@ -47,7 +47,7 @@ Halves halves_of(const char* name, const Tensor& gate, const OptionalTensor& up)
   check_floating("up", *up);
   check(sizes(*up) == size, name, ": up: shape is ", shape(*up), "; it must be that of gate, ", shape(gate));
   type = promote(type, dtype_of("up", *up));
-  // Nothing crosses an element: all rows are one.
+  // The function is elementwise, so the tensors are treated as one row.
   const Shape flat = {rows.rows == 0 ? 0 : 1, gate.numel(), gate.numel()};
   return {in_type(as_contiguous(gate), type), in_type(as_contiguous(*up), type), type, flat, size};
 }

@@ -1,4 +1,4 @@
-// The CPU twin of norm, residual, dropout and activation. x, residual, h and y have one type T.
+// CPU backend of norm, residual, dropout and activation. x, residual, h and y have the element type T.
 
 #include "kernel_pytorch/cpu/activations.h"
 #include "kernel_pytorch/cpu/dropout.h"
@@ -11,7 +11,7 @@ namespace norm_act {
 
 namespace {
 
-// A parameter, widened; where there is none, what changes nothing: fewer kinds of kernels.
+// A parameter in the computation dtype; a missing one is filled with its neutral value, which saves kernel variants.
 template <typename Compute>
 class Parameter {
  public:
@@ -40,7 +40,7 @@ void forward_rows(const Forward& f, int64_t begin, int64_t end) {
     const T* h = x;
     if (dropout) dropout.draw(row, 0, columns);
     if (norm.adds) {
-      // Rounded first: what the next block adds to is what is normalised here.
+      // Round first, so that the values normalized here are those that the next block receives.
       const T* residual = static_cast<const T*>(f.residual.data) + offset;
       T* sum = static_cast<T*>(f.h.data) + offset;
       for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
@@ -75,17 +75,17 @@ void forward_rows(const Forward& f, int64_t begin, int64_t end) {
   }
 }
 
-// What the backward of a row needs beside the row; what is not wanted is null.
+// Data that the backward needs for all rows; outputs that are not needed are null.
 template <typename Compute>
 struct Shared {
   const Compute* weight;
   const Compute* bias;
   Compute* dweight;
   Compute* dbias;
-  Compute* g;  // scratch for rows that are taken together
+  Compute* g;  // scratch for rows that are processed together
 };
 
-// The gradients of `kRows` rows from `first` on, by which the shares grow once.
+// Gradients of `kRows` rows from `first` on, with one update of the partial sums.
 template <Activation A, int kRows, typename T, typename Compute>
 void backward_rows(const Backward& b, const Shared<Compute>& s, const DropoutRow<Compute>& dropout, int64_t first) {
   const int64_t columns = b.norm.columns, start = row_offset(first, columns);
@@ -97,7 +97,7 @@ void backward_rows(const Backward& b, const Shared<Compute>& s, const DropoutRow
     mean[r] = b.norm.layer ? static_cast<const Compute*>(b.mean.data)[first + r] : Compute{0};
     rstd[r] = static_cast<const Compute*>(b.rstd.data)[first + r];
   }
-  double sums[2 * kRows];  // of g, and of g * x_hat
+  double sums[2 * kRows];  // sums of g and of g * x_hat
   sum_row_together<Compute>(columns, sums, [&](int64_t column, auto lanes, auto& terms) {
     const Vector<Compute> weight = load(s.weight + column, lanes);
     Vector<Compute> of_weight = {}, of_bias = {};
@@ -144,7 +144,7 @@ void backward_parts(const Backward& b, int64_t begin, int64_t end) {
   using Compute = ComputeFor<T>;
   const int64_t columns = b.norm.columns;
   const Parameter<Compute> weights(b.weight, columns, 1), biases(b.bias, columns, 0);
-  // Where little is done to an element, the shares are read and written less often; a mask is drawn for one row.
+  // Without activation and dropout (whose mask is for one row) rows are grouped, which saves accesses to partial sums.
   constexpr int kTogether = A == Activation::kIdentity ? 4 : 1;
   const Buffer<Compute> scratch(kTogether * columns);
   DropoutRow<Compute> dropout(b.norm.dropout, columns);

@@ -1,10 +1,10 @@
-// Norm, residual, dropout and activation on CUDA: which kernel is launched.
+// Norm, residual, dropout and activation on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh       one thread a row
-//     kernels/2_block.cuh       one block a row: neighbours read neighbours; any length and alignment; backward too
-//     kernels/3_vectorized.cuh  16 bytes an access, the row stays in registers; backward too, in turns of two vectors where
+//     kernels/1_naive.cuh       one thread per row
+//     kernels/2_block.cuh       one block per row with coalesced accesses; any length and alignment; backward too
+//     kernels/3_vectorized.cuh  16-byte accesses, the row stays in registers; backward too, in turns of two vectors if
 //                               there is an activation (kernels/activated_rows.cuh)
-//     kernels/4_ring.cuh        rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on);
+//     kernels/4_ring.cuh        rows longer than one block holds: a cluster that prefetches the next rows (9.0 on);
 //                               backward too
 
 #include <type_traits>
@@ -23,20 +23,20 @@ namespace norm_act {
 
 namespace {
 
-constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
-constexpr int kLongRow = 8192;          // columns from which on a block of rung 2 has more threads
+constexpr int kForwardResident = 1024;  // threads of clusters per multiprocessor
+constexpr int kLongRow = 8192;          // columns above which blocks of kernel 2 have more threads
 
 template <Kind kKind>
 using KindConstant = std::integral_constant<Kind, kKind>;
 
-// `run(KindConstant<...>)`. `typed`: all tensors have the type of the kernel.
+// Calls `run(KindConstant<...>)`. `typed`: all tensors have the type of the kernel.
 template <typename Run>
 cudaError_t with_kind(bool typed, const Norm& norm, const Run& run) {
   if (!typed) return run(KindConstant<Kind::kAny>{});
   return is_plain(norm) ? run(KindConstant<Kind::kPlain>{}) : run(KindConstant<Kind::kTyped>{});
 }
 
-// The same for kernels that are not compiled for activations alone.
+// Same for kernels that have no variant for Kind::kTyped.
 template <typename Run>
 cudaError_t with_kind_of_ring(bool typed, const Norm& norm, const Run& run) {
   return typed && is_plain(norm) ? run(KindConstant<Kind::kPlain>{}) : run(KindConstant<Kind::kAny>{});
@@ -179,7 +179,7 @@ cudaError_t run_backward(const Backward& b, int64_t rung, cudaStream_t stream) {
     error = with_kind_of_ring(typed, b.norm, [&](auto kind) {
       if (layout.each == 2) return in_clusters(std::integral_constant<int, 2>{}, kind);
       if constexpr (kind == Kind::kPlain) return in_clusters(std::integral_constant<int, 4>{}, kind);
-      return in_blocks();  // parameters of other types leave no registers for that much of a row
+      return in_blocks();  // parameters of other types leave too few registers for that much of a row
     });
   } else {
     error = with_kind(typed, b.norm, [&](auto kind) {

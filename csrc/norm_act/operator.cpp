@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{norm_act, norm_act_backward}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{norm_act, norm_act_backward}: schemas, checks, allocation, threads.
 
 #include "kernel_pytorch/operator.h"
 
@@ -10,7 +10,7 @@ namespace norm_act {
 
 namespace {
 
-// All but `adds`.
+// Sets all fields except `adds`.
 Norm norm_of(const char* name, Rows rows, double eps, double dropout_p, const OptionalTensor& seed, const Tensor& x,
              const std::string& norm, const std::string& activation) {
   check(norm == "layer" || norm == "rms", name, ": norm: given '", norm, "'; allowed are 'layer', 'rms'");
@@ -24,7 +24,7 @@ Norm norm_of(const char* name, Rows rows, double eps, double dropout_p, const Op
   return found;
 }
 
-// Where in the statistics, `(2, ...)` or `(1, ...)`, what is.
+// Locates mean and rstd in the statistics, whose shape is `(2, ...)`, or `(1, ...)` without a mean.
 template <typename Data>
 void place_statistics(Data whole, Rows rows, bool layer, Data* mean, Data* rstd) {
   *rstd = whole;
@@ -86,7 +86,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_act(const Tensor& x_given, const Optiona
   return {y, h, statistics};
 }
 
-// Shares of the rows. On the CPU 16 rows each, so that no sum in float32 is long, in memory that is no more than that of x.
+// Number of partial sums. On the CPU each covers 16 rows: float32 sums stay short, and take no more memory than x.
 int64_t parts_of(const Tensor& h, const Norm& norm) {
   return h.is_cuda() ? shares_on_cuda(norm, size_of(dtype_of("h", h))) : larger(1, ceil_divide(norm.rows, 16));
 }
@@ -159,7 +159,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_act_backward(
   place_statistics(input("statistics", statistics), rows, backward.norm.layer, &backward.mean, &backward.rstd);
   backward.parts = parts_of(h, backward.norm);
 
-  // The kernels write gradients in the dtypes that are wanted; the twin in those that it computes for.
+  // CUDA kernels write gradients in the requested dtypes; those of the CPU backend may have to be converted.
   const auto of_rows = [&](bool need, DType wanted) {
     return empty(h, need ? sizes(h) : std::vector<int64_t>{0}, cuda ? wanted : type);
   };

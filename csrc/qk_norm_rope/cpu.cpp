@@ -1,4 +1,4 @@
-// The CPU twin of RMSNorm per head and rotary position embedding. Everything of q and k has one type T but the weights.
+// CPU backend of RMSNorm per head with rotary position embedding. All tensors except the weights have element type T.
 
 #include "kernel_pytorch/cpu/rotary.h"
 #include "qk_norm_rope.h"
@@ -40,7 +40,7 @@ void forward_tokens(const Forward& f, int64_t begin, int64_t end) {
   }
 }
 
-// The gradients of one head; dx and dweight are null where they are not wanted. `g` holds a head.
+// Gradients of one head; dx and dweight are null if not needed. `g` is scratch for one head.
 template <typename T, typename Compute>
 void backward_head(const T* dy, const T* x, const Compute* scale, Compute rstd, const Angles<Compute>& angles, Compute* g,
                    T* dx, Compute* dweight, int64_t columns) {
@@ -55,7 +55,7 @@ void backward_head(const T* dy, const T* x, const Compute* scale, Compute rstd, 
   const double products = sum_row<Compute>(columns, [&](int64_t column, auto lanes) {
     return load(g + column, lanes) * load(scale + column, lanes) * load(x + column, lanes);
   });
-  // x_hat * mean(g * scale * x_hat) is x * slope, slope one number a head.
+  // x_hat * mean(g * scale * x_hat) is x * slope, with one slope per head.
   const Compute slope = static_cast<Compute>(products / static_cast<double>(columns) * rstd * rstd);
   for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
     const Vector<Compute> scaled = load(g + column, lanes) * load(scale + column, lanes);
@@ -63,7 +63,7 @@ void backward_head(const T* dy, const T* x, const Compute* scale, Compute rstd, 
   });
 }
 
-// `sum` holds a head: the heads of a token meet there before they meet the share, so that no chain of sums is long.
+// `sum` is scratch for one head: it adds the heads of a token first, so that chains of sums stay short.
 template <typename T, typename Compute>
 void backward_token(const BackwardSide& side, const Backward& b, const Angles<Compute>& angles, const Compute* scale,
                     Compute* g, Compute* sum, Compute* share, int64_t token) {
@@ -117,7 +117,7 @@ void add_shares_of_columns(const Backward& b, int side, int64_t begin, int64_t e
   for_vectors<Compute>(end - begin, [&](int64_t column, auto lanes) {
     Vector<Compute> sum = {}, lost = {};
     for (int64_t part = 0; part < b.parts; ++part) {
-      // Kahan: what an addition rounds away is added to the next.
+      // Kahan summation: the rounding error of an addition is corrected in the next one.
       const Vector<Compute> term = load(shares + row_offset(part, b.columns) + column, lanes) - lost;
       const Vector<Compute> next = sum + term;
       lost = (next - sum) - term;

@@ -1,8 +1,8 @@
-// QK-norm and rotary on CUDA: which kernel is launched.
+// QK-norm and rotary position embedding on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh       one thread a head
-//     kernels/2_warp.cuh        one warp a head, backward one block; any length and alignment
-//     kernels/3_vectorized.cuh  16 bytes an access, a head stays in registers: up to 512 columns
+//     kernels/1_naive.cuh       one thread per head
+//     kernels/2_warp.cuh        one warp per head, in the backward one block; any length and alignment
+//     kernels/3_vectorized.cuh  16-byte accesses, a head stays in registers: up to 512 columns
 
 #include <type_traits>
 
@@ -28,14 +28,14 @@ bool is_aligned(const void* address) { return reinterpret_cast<uint64_t>(address
 
 bool is_aligned(HeadStrides strides) { return strides.token % kElements == 0 && strides.head % kElements == 0; }
 
-// Whether a head is made of slots that a warp holds, and its pairs of vectors.
+// Whether a head consists of slots, fits in a warp, and its pairs consist of aligned vectors.
 template <typename C>
 bool is_vectorizable(const Tables<C>& tables, int columns) {
   return columns % kSlot == 0 && columns <= kSlot * kWarp && tables.pairs % kElements == 0 &&
          is_aligned(tables.cos) && is_aligned(tables.sin);
 }
 
-// Threads that hold a head.
+// Number of threads that share a head.
 int lanes_for(int columns) {
   int lanes = 1;
   while (lanes * kSlot < columns) lanes *= 2;
@@ -138,7 +138,7 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   return error == cudaSuccess ? sum(b, stream) : error;
 }
 
-// `run(Type<T>, Type<W>, Type<C>, interleaved)`: weights and tables have the type of q or are float32.
+// Calls `run(Type<T>, Type<W>, Type<C>, interleaved)`: weights and tables have the dtype of q or float32.
 template <typename Run>
 cudaError_t with_types(DType q, DType weight, const Rotation& rotation, const Run& run) {
   const auto with_order = [&](auto t, auto w, auto c) {

@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{qk_norm_rope, qk_norm_rope_backward}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{qk_norm_rope, qk_norm_rope_backward}: schemas, checks, allocation, threads.
 
 #include "kernel_pytorch/heads.h"
 #include "qk_norm_rope.h"
@@ -10,7 +10,7 @@ namespace {
 
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// What q and k have in common.
+// Checks that shape and dtype of k match those of q, except for the number of heads.
 void check_k(const char* name, const Heads& q, const Heads& k) {
   check_beside("k", k.tensor, q.tensor);
   bool fits = k.tensor.dim() == q.tensor.dim() && k.columns == q.columns;
@@ -21,7 +21,7 @@ void check_k(const char* name, const Heads& q, const Heads& k) {
         "; it must be that of q, ", dtype_name(q.tensor));
 }
 
-// The weights in dtypes that the kernels take beside q: on CUDA both in one, that of q or the one that is computed in.
+// Weights in dtypes that the kernels support; on CUDA both in the dtype of q or both in the computation dtype.
 struct Weights {
   Tensor q;
   Tensor k;
@@ -81,8 +81,8 @@ Four forward_operator(const Tensor& q_given, const Tensor& k_given, const Tensor
   return {ys[0], ys[1], rstds[0], rstds[1]};
 }
 
-// Shares of the tokens, whose sums for the weights are added in the end: on the CPU of some 64 heads each; on CUDA one for
-// every block that a large card runs at a time (two on each of 132 multiprocessors), of at least 64 heads.
+// Number of partial sums of the weights' gradients: on the CPU each covers about 64 heads; on CUDA there is one for
+// each block that a large GPU runs at once (two on each of 132 multiprocessors), with at least 64 heads.
 int64_t parts_of(const Heads& q, const Heads& k) {
   const int64_t heads = larger(q.heads, k.heads);
   const int64_t parts = larger(1, smaller(q.tokens, ceil_divide(q.tokens * heads, 64)));
@@ -153,7 +153,7 @@ Four backward_operator(const OptionalTensor& dq_out, const OptionalTensor& dk_ou
   const BackwardTensors tensors[2] = {side_of(dq_out, q, weights.q, q_rstd, need_dq, need_dq_weight),
                                       side_of(dk_out, heads[1], weights.k, k_rstd, need_dk, need_dk_weight)};
   Backward backward{};
-  std::vector<Heads> incoming;  // what is read has to live until the kernels have been started
+  std::vector<Heads> incoming;  // keeps the inputs alive until the kernels are launched
   for (int i = 0; i < 2; ++i) {
     if (!need_inputs[i] && !need_weights[i]) continue;
     incoming.push_back(heads_of("dy", *tensors[i].dy));

@@ -1,15 +1,15 @@
-// RMSNorm of every head of q and k, then the rotary position embedding, forward and backward: what the operator hands to
-// whoever computes it. For q, and for k likewise:
+// RMSNorm of every head of q and k, then rotary position embedding: the parameters that operators pass to the CPU and
+// CUDA backends. For q, and for k in the same way:
 //
-//     n = q * rstd * (offset + weight),  rstd = 1 / sqrt(mean(q^2) + eps)       of each head
+//     n = q * rstd * (offset + weight),  rstd = 1 / sqrt(mean(q^2) + eps)       per head
 //     y1 = n1 * cos - n2 * sin,  y2 = n2 * cos + n1 * sin                       for every pair (n1, n2) of a head
 //
 //     g: dy through the transposed rotation,  q_hat = q * rstd
 //     dq = rstd * (g * (offset + weight) - q_hat * mean(g * (offset + weight) * q_hat)),  dweight = sum of g * q_hat
 //
-// q is `(tokens, heads, columns)`, strided, k the same with heads of its own; both of one dtype. dq and dk are contiguous.
-// The weights are `(columns)`, of any dtype, float64 where the others are and nowhere else, on CUDA both of one; rstd and the
-// shares are float32, or float64 with the others.
+// q and k are `(tokens, heads, columns)`, strided, with one dtype; their numbers of heads may differ. dq and dk are
+// contiguous. The weights are `(columns)`, of any dtype, float64 exactly if q and k are, on CUDA both of one dtype.
+// rstd and partial sums are float32, or float64 with q and k.
 #pragma once
 
 #include "kernel_pytorch/cpu/isa.h"
@@ -18,7 +18,7 @@
 namespace kernel_pytorch {
 namespace qk_norm_rope {
 
-// q, or k.
+// q or k.
 struct ForwardSide {
   Input x;
   Input weight;
@@ -38,7 +38,7 @@ struct Forward {
 };
 
 struct BackwardSide {
-  Input dy;  // without it nothing of this side is wanted
+  Input dy;  // if missing, no gradient of this side is needed
   Input x;
   Input weight;
   Input rstd;
@@ -52,20 +52,20 @@ struct BackwardSide {
 struct Backward {
   BackwardSide sides[2];
   Rotation rotation;
-  Output shares;  // with a dweight: `(2, parts, columns)`
+  Output shares;  // partial sums `(2, parts, columns)`, with a dweight
   int64_t tokens;
   int64_t columns;
   int64_t parts;
   double offset;
 };
 
-// The twin: tokens `begin` to `end` of a forward; parts `begin` to `end` of a backward; columns `begin` to `end` of the
-// sums of the shares.
+// CPU backend: tokens `begin` to `end` of a forward; parts `begin` to `end` of a backward; columns `begin` to `end` of
+// the sums of the partial sums.
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void add_shares(const Backward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for the shape.
+// CUDA backend: returns 0 or CUDA's error code. `rung` is a file number in kernels/, 0 for the best for the shape.
 int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 

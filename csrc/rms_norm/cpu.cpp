@@ -1,4 +1,4 @@
-// The CPU twin of RMSNorm. x, residual and h have one type T; y has that of dy, Y.
+// CPU backend of RMSNorm. x, residual and h have the element type T; y and dy have Y.
 
 #include "kernel_pytorch/cpu/shares.h"
 #include "kernel_pytorch/cpu/types.h"
@@ -9,13 +9,13 @@ namespace rms_norm {
 
 namespace {
 
-// The row of offset + weight that `row` is multiplied by; null for one.
+// Returns offset + weight for a row; null without a weight.
 template <typename Compute>
 const Compute* scale_of(const Widened<Compute>& scales, int64_t row, int64_t weight_rows, int64_t columns) {
   return scales.data() ? scales.data() + row_offset(row % weight_rows, columns) : nullptr;
 }
 
-// What is normalised of a row: x, or the sum, which is rounded and written first: what the next block adds to is that.
+// Returns the row to normalize: x, or the sum with the residual, which is rounded and stored for the next block first.
 template <typename T, typename Compute>
 const T* row_of(const Forward& f, int64_t offset) {
   const T* x = static_cast<const T*>(f.x.data) + offset;
@@ -38,8 +38,8 @@ void normalise_row(const T* h, const Compute* scale, Compute rstd, Y* y, int64_t
 }
 
 // --8<-- [start:forward]
-// Rows are taken together as long as they stay in the nearest cache: a quotient and a root take longer than a row of a
-// head, and those of several rows are made at once.
+// Several rows are processed together as long as they fit into the L1 cache: a division and a square root take longer
+// than a row of a head, so several of them are computed at once.
 constexpr int64_t kTogether = 8;
 constexpr int64_t kTogetherElements = 2048;
 
@@ -73,7 +73,7 @@ void forward_rows(const Forward& f, int64_t begin, int64_t end) {
 }
 // --8<-- [end:forward]
 
-// One row of the gradients; what is not wanted is null. `kScaled`, `kAdded`: whether there are a weight and a dh.
+// Gradients of one row; outputs that are not needed are null. `kScaled`, `kAdded`: whether there are a weight and a dh.
 template <bool kScaled, bool kAdded, typename T, typename Y, typename Compute>
 void backward_row(const Y* dy, const T* dh, const T* h, const Compute* scale, Compute rstd, T* dx, Compute* dweight,
                   int64_t columns) {
@@ -90,7 +90,7 @@ void backward_row(const Y* dy, const T* dh, const T* h, const Compute* scale, Co
   if (dx == nullptr) return for_vectors<Compute>(columns, add_dweight);
   const double products = sum_row<Compute>(
       columns, [&](int64_t column, auto lanes) { return g_at(column, lanes) * load(h + column, lanes); });
-  // x_hat * mean(g * x_hat) is h * slope, slope one number a row.
+  // x_hat * mean(g * x_hat) is h * slope, with one slope per row.
   const Compute slope = static_cast<Compute>(products / static_cast<double>(columns) * rstd * rstd);
   for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
     Vector<Compute> gradient = (g_at(column, lanes) - load(h + column, lanes) * slope) * rstd;

@@ -1,9 +1,9 @@
-// RMSNorm on CUDA: which kernel is launched.
+// RMSNorm on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh       one thread a row
-//     kernels/2_block.cuh       one block a row: neighbours read neighbours; any length and alignment
-//     kernels/3_vectorized.cuh  16 bytes an access, the row stays in registers
-//     kernels/4_ring.cuh        rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on)
+//     kernels/1_naive.cuh       one thread per row
+//     kernels/2_block.cuh       one block per row with coalesced accesses; any length and alignment
+//     kernels/3_vectorized.cuh  16-byte accesses, the row stays in registers
+//     kernels/4_ring.cuh        rows longer than one block holds: a cluster that prefetches the next rows (9.0 on)
 
 #include <type_traits>
 
@@ -21,8 +21,8 @@ namespace rms_norm {
 
 namespace {
 
-constexpr int kForwardResident = 1024;  // threads of clusters on a multiprocessor
-constexpr int kLongRow = 8192;          // columns from which on a block of rung 2 has more threads
+constexpr int kForwardResident = 1024;  // threads of clusters per multiprocessor
+constexpr int kLongRow = 8192;          // columns above which blocks of kernel 2 have more threads
 
 template <typename T, typename W, typename Y>
 cudaError_t run_forward(const Forward& f, int64_t rung, cudaStream_t stream) {
@@ -128,7 +128,7 @@ cudaError_t run_backward(const Backward& b, cudaStream_t stream) {
   return launch_sums({p.shares, b.dweight}, {}, b.parts, b.columns, p.weight_rows, stream);
 }
 
-// `run(Type<T>, Type<W>, Type<Y>)`: the weight has the type of x or is float32, and y has the type of either.
+// Calls `run(Type<T>, Type<W>, Type<Y>)`: the weight has the dtype of x or float32, and y has either of these.
 template <typename Run>
 cudaError_t with_types(DType x, DType weight, DType y, const Run& run) {
   return with_type(x, [&](auto t) {

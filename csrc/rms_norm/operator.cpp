@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{rms_norm, add_rms_norm, rms_norm_backward}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{rms_norm, add_rms_norm, rms_norm_backward}: schemas, checks, allocation, threads.
 
 #include "kernel_pytorch/operator.h"
 #include "rms_norm.h"
@@ -17,7 +17,7 @@ void check_casting(const char* name, const std::string& casting) {
   fail(name, ": casting: given '", casting, "'; allowed are 'llama', 'gemma', 'none'");
 }
 
-// A weight is the end of x's shape: (columns,), or (heads, columns).
+// Checks that the shape of a weight is the end of x's shape: (columns,) or (heads, columns).
 void check_weight(const char* name, const Tensor& weight, const Tensor& x) {
   check_beside("weight", weight, x);
   check_floating("weight", weight);
@@ -30,12 +30,12 @@ Input optional_input(const char* name, const OptionalTensor& tensor) {
   return tensor.has_value() ? input(name, *tensor) : Input{};
 }
 
-// Rows of a weight whose gradient is summed on CUDA: those of the second dimension of a grid.
+// Largest number of weight rows whose gradient is summed on CUDA: the limit of a grid's second dimension.
 constexpr int64_t kMostWeightRows = 65535;
 
-// Shares of the rows, whose sums for dweight are added in the end. On the CPU 16 rows each, so that no sum in float32 is
-// long, in memory that is no more than half of that of x; a share has all rows of the weight. On CUDA a share has one row
-// of the weight.
+// Number of partial sums of dweight. On the CPU each covers 16 rows, so that float32 sums stay short, or more rows if
+// they would take over half the memory of x; each has all rows of the weight. On CUDA each partial sum has one row of
+// the weight.
 int64_t parts_of(const Tensor& h, Rows rows, int64_t weight_rows) {
   if (!h.is_cuda()) return larger(1, smaller(ceil_divide(rows.rows, 16), rows.rows / larger(1, 2 * weight_rows)));
   const int64_t size = size_of(dtype_of("h", h));
@@ -44,7 +44,7 @@ int64_t parts_of(const Tensor& h, Rows rows, int64_t weight_rows) {
   return larger(1, parts / weight_rows) * weight_rows;
 }
 
-// A weight in a dtype that the kernels take beside x of dtype `type`.
+// Converts a weight to a dtype that the kernels support for x of dtype `type`.
 OptionalTensor weight_beside(const OptionalTensor& weight, DType type, bool cuda) {
   if (!weight.has_value() || dtype_of("weight", *weight) == type) return weight;
   const DType compute = compute_type({type});
@@ -81,7 +81,7 @@ Normalized run_forward(const char* name, const Tensor& x_given, const OptionalTe
   DType y_type = type;
   if (weight.has_value() && casting != "gemma") y_type = promote(type, dtype_of("weight", *weight));
   OptionalTensor sum;
-  if (y_type == DType::kFloat64 && type != DType::kFloat64) {  // by a float64 weight: everything in float64, but the sum
+  if (y_type == DType::kFloat64 && type != DType::kFloat64) {  // float64 weight: all in float64 except the sum
     if (residual.has_value()) sum = torch::stable::subtract(x, *residual, -1.0);
     x = in_type(sum.has_value() ? *sum : x, y_type);
     residual = std::nullopt;

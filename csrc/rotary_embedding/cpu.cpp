@@ -1,4 +1,4 @@
-// The CPU backend of the rotary position embedding.
+// CPU backend of the rotary position embedding.
 
 #include "kernel_pytorch/cpu/rotary.h"
 #include "rotary_embedding.h"
@@ -8,7 +8,7 @@ namespace rotary_embedding {
 
 namespace {
 
-// The heads of one token of q or of k; `known` says whether its position is a row of the tables.
+// Rotates the heads of one token of q or k; `known` says whether its position is a row of the tables.
 template <typename T, typename Compute>
 void rotate_token(const Side& side, const Arguments& a, const Angles<Compute>& angles, bool known, int64_t token) {
   const int64_t rotated = 2 * a.rotation.pairs;

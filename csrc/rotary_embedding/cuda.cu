@@ -1,10 +1,10 @@
-// The rotary position embedding on CUDA: which kernel is launched.
+// Rotary position embedding on CUDA: selection and launch of kernels.
 //
-// Programs are numbered through the heads of q and then those of k, so both are one launch.
+// Heads are numbered through those of q, then those of k, so one launch rotates both.
 //
-//     kernels/1_naive.cuh       one thread a head
-//     kernels/2_pairs.cuh       one thread a pair: neighbours read neighbours; any length and alignment
-//     kernels/3_vectorized.cuh  16 bytes an access, two of them a thread and head; cos and sin once for several heads
+//     kernels/1_naive.cuh       one thread per head
+//     kernels/2_pairs.cuh       one thread per pair: coalesced accesses; any length and alignment
+//     kernels/3_vectorized.cuh  16-byte accesses, two per thread and head; cos and sin are read once for several heads
 
 #include <type_traits>
 
@@ -19,7 +19,7 @@ namespace rotary_embedding {
 
 namespace {
 
-// Whether heads are made of slots of two vectors of N elements each: pairs and what passes, and all addresses aligned.
+// Whether heads consist of slots of two vectors of N elements (rotated and passed columns), with aligned addresses.
 template <int N, typename T, typename C>
 bool is_vectorizable(const Pointers<T, C>& p) {
   constexpr int kBytes = N * sizeof(T);
@@ -42,7 +42,7 @@ cudaError_t launch_vectorized(const Pointers<T, C>& p, cudaStream_t stream) {
   return launched();
 }
 
-// Several heads a thread where there are threads enough all the same.
+// Each thread processes several heads if there are enough threads even then.
 template <typename T, typename C, bool kInterleaved, int N>
 cudaError_t run_vectorized(const Pointers<T, C>& p, cudaStream_t stream) {
   constexpr int kHeads = N * sizeof(T) == 16 ? 2 : 4;

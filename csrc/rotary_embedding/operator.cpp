@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{rotary_embedding, rotary_qk}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{rotary_embedding, rotary_qk}: schemas, checks, allocation, threads.
 
 #include "kernel_pytorch/heads.h"
 #include "rotary_embedding.h"
@@ -33,7 +33,7 @@ Tensor rotary_embedding(const Tensor& x_given, const Tensor& cos, const Tensor& 
   return y;
 }
 
-// What q and k have in common.
+// Checks that shape and dtype of k match those of q, except for the number of heads.
 void check_k(const char* name, const Heads& q, const Heads& k) {
   check_beside("k", k.tensor, q.tensor);
   std::vector<int64_t> expected = sizes(q.tensor);
@@ -44,13 +44,13 @@ void check_k(const char* name, const Heads& q, const Heads& k) {
         "; it must be that of q, ", dtype_name(q.tensor));
 }
 
-// Position ids in memory as kernels read them; the tensor has to live until they have been started.
+// Position ids for the kernels, with the tensor that must live until they are launched.
 struct PositionTensor {
   Tensor tensor;
   Positions positions;
 };
 
-// Whether all sequences have the positions of one, side by side, as in an expanded tensor.
+// Whether all sequences share one contiguous vector of positions, as in an expanded tensor.
 bool is_shared(const Tensor& tensor) {
   const int64_t last = tensor.dim() - 1;
   bool shared = tensor.size(last) <= 1 || tensor.stride(last) == 1;
@@ -73,7 +73,7 @@ PositionTensor positions_of(const char* name, const Tensor& given, const Heads& 
   return {tensor, {data_of("position_ids", tensor), larger(1, count), type == ScalarType::Long}};
 }
 
-// cos and sin `(P, R / 2)`, whose rows positions name; `rotation_of` has those that go with the tokens of x.
+// Converts cos and sin `(P, R / 2)` that positions index; `rotation_of` takes tables with rows in the order of tokens.
 RotationTensors rotation_at(const char* operator_name, const Tensor& cos_given, const Tensor& sin_given, const Heads& x,
                             bool interleaved, bool transposed) {
   for (const auto& [name, table] : {std::pair{"cos", &cos_given}, std::pair{"sin", &sin_given}}) {
@@ -87,7 +87,7 @@ RotationTensors rotation_at(const char* operator_name, const Tensor& cos_given, 
         "; it must be that of cos, ", shape(cos_given));
   check(pairs > 0 && 2 * pairs <= x.columns, operator_name, ": cos: shape is ", shape(cos_given), "; its last dimension",
         " is half of what is rotated of a head, from 1 to D/2 = ", x.columns / 2);
-  // In the type that is computed in, unless kernels take them beside x as they are: a conversion reads every row.
+  // Converted to the computation dtype only if the kernels do not support theirs: a conversion reads every row.
   const DType type = dtype_of("x", x.tensor), compute = compute_type({type}), given = dtype_of("cos", cos_given);
   const bool widened = given == type || given == compute || (!x.tensor.is_cuda() && compute_type({given}) == compute);
   const DType wanted = widened && given == dtype_of("sin", sin_given) ? given : compute;
@@ -101,7 +101,7 @@ std::tuple<Tensor, Tensor> rotary_qk(const OptionalTensor& q_given, const Option
                                      bool transposed) {
   const char* const name = "rotary_qk";
   check(q_given.has_value() || k_given.has_value(), name, ": q: given None, and k too; one of them must be a tensor");
-  std::vector<Heads> given;  // what is read has to live until the kernel has been started
+  std::vector<Heads> given;  // keeps the inputs alive until the kernel is launched
   std::vector<Tensor> results;
   Arguments arguments{};
   for (const auto& [argument, tensor] : {std::pair{"q", &q_given}, std::pair{"k", &k_given}}) {

@@ -1,4 +1,4 @@
-// The CPU twin of softmax. x has type T, y type Y; the mask type M, `NoMask` where there is none.
+// CPU backend of softmax. x has element type T, y has Y, the mask has M, which is `NoMask` without a mask.
 
 #include "kernel_pytorch/cpu/math.h"
 #include "kernel_pytorch/cpu/types.h"
@@ -11,7 +11,7 @@ namespace {
 
 struct NoMask {};
 
-// Scores with the mask; `step` is 0 where one element of the mask goes for the whole row.
+// Applies the mask to scores; `step` is 0 if one element of the mask is broadcast along the whole row.
 template <typename Compute, typename M, typename Lanes>
 KP_INLINE Vector<Compute> masked(Vector<Compute> z, [[maybe_unused]] const M* mask, int64_t column,
                                  [[maybe_unused]] int step, Lanes lanes) {
@@ -27,7 +27,7 @@ KP_INLINE Vector<Compute> masked(Vector<Compute> z, [[maybe_unused]] const M* ma
   }
 }
 
-// One row, through `scores`, which may be y itself.
+// Computes one row in the buffer `scores`, which may be y itself.
 template <typename T, typename M, typename Y, typename Compute>
 void forward_row(const T* x, const M* mask, int step, Y* y, Compute* scores, Compute scale, int64_t columns) {
   constexpr Compute kNever = -static_cast<Compute>(__builtin_inf());
@@ -36,7 +36,7 @@ void forward_row(const T* x, const M* mask, int step, Y* y, Compute* scores, Com
     store(scores + column, z, lanes);
     return fill_beyond(z, lanes, kNever);
   });
-  // Where a mask has left nothing every exponential is zero, and not NaN.
+  // In a fully masked row every exponential is zero instead of NaN.
   const Compute base = !std::is_same_v<M, NoMask> && most == kNever ? Compute{0} : most;
   const double sum = sum_row<Compute>(columns, [&](int64_t column, auto lanes) {
     const Vector<Compute> power = exp_of_negative(load(scores + column, lanes) - base);
@@ -111,7 +111,7 @@ void mask_gradient_tiles(const Backward& b, int64_t begin, int64_t end) {
       const T* y = static_cast<const T*>(b.y.data) + offset;
       const Compute dot = static_cast<const Compute*>(b.dots.data)[row];
       for_vectors<Compute>(columns, [&](int64_t column, auto lanes) {
-        // Kahan: what an addition rounds away is added to the next.
+        // Kahan summation: the rounding error of an addition is corrected in the next one.
         const Vector<Compute> dz = load(y + column, lanes) * (load(dy + column, lanes) - dot);
         const Vector<Compute> before = load(sum + column, lanes);
         const Vector<Compute> term = dz - load(lost + column, lanes);

@@ -1,10 +1,10 @@
-// Softmax on CUDA: which kernel is launched.
+// Softmax on CUDA: selection and launch of kernels.
 //
-//     kernels/1_naive.cuh        one thread a row
-//     kernels/2_block.cuh        one block a row, maximum and sum in one pass; any length and alignment; backward too
-//     kernels/3_vectorized.cuh   16 bytes an access, the row stays in registers; short rows one warp each
-//     kernels/4_ring.cuh         rows longer than one block holds, by a cluster that has the next ones on their way (9.0 on)
-//     kernels/mask_gradient.cuh  the gradient of a mask that is added
+//     kernels/1_naive.cuh        one thread per row
+//     kernels/2_block.cuh        one block per row, maximum and sum in one pass; any length and alignment; backward too
+//     kernels/3_vectorized.cuh   16-byte accesses, the row stays in registers; one warp per short row
+//     kernels/4_ring.cuh         rows longer than one block holds: a cluster that prefetches the next rows (9.0 on)
+//     kernels/mask_gradient.cuh  gradient of an additive mask
 
 #include "kernel_pytorch/cuda/launch.cuh"
 #include "kernel_pytorch/cuda/rows.cuh"
@@ -20,18 +20,18 @@ namespace softmax {
 
 namespace {
 
-constexpr int64_t kMostColumns = (int64_t{1} << 31) - 4096;  // a thread's column steps beyond the end once
+constexpr int64_t kMostColumns = (int64_t{1} << 31) - 4096;  // a thread's column exceeds the end at most once
 
-// From measurements on an H200. A score is a float in a register, whatever it came from: 32 of them a thread at most.
+// From measurements on an H200. Scores are floats in registers for every dtype: at most 32 of them per thread.
 template <typename T>
 constexpr Lengths kForwardLengths =
     sizeof(T) == 2 ? Lengths{{32, 512, 2048, 2048}, 4, 512} : Lengths{{32, 512, 2048, 4096}, 4, 512};
 constexpr Lengths kBackwardLengths = {{32, 512, 2048, 2048}, 4, 512};
 template <typename T>
 constexpr int kMostEach = sizeof(T) == 2 ? 4 : 8;
-constexpr int kResident = 1024;  // threads of clusters on a multiprocessor
+constexpr int kResident = 1024;  // threads of clusters per multiprocessor
 
-// Threads of a part of a warp have two vectors each, where there are four: fewer of them meet.
+// Threads of a part of a warp take two vectors each if there are four, so that fewer threads have to reduce.
 template <typename T>
 RowLayout forward_layout(int64_t columns) {
   constexpr Lengths kLengths = kForwardLengths<T>;
@@ -40,7 +40,7 @@ RowLayout forward_layout(int64_t columns) {
   return {2, layout.threads / 2, 2 * layout.rows, 1};
 }
 
-// Blocks of rung 2.
+// Launch configuration of kernel 2.
 struct BlockLayout {
   unsigned blocks;
   dim3 threads;

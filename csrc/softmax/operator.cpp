@@ -1,4 +1,4 @@
-// The operators kernel_pytorch_cuda::{softmax, softmax_backward}: schemas, checks, allocation, threads.
+// Operators kernel_pytorch_cuda::{softmax, softmax_backward}: schemas, checks, allocation, threads.
 
 #include "kernel_pytorch/operator.h"
 #include "softmax.h"
@@ -19,7 +19,7 @@ void check_mask(const char* name, const Tensor& mask, const Tensor& x) {
   check(fits, name, ": mask: shape is ", shape(mask), "; it must broadcast to that of x, ", shape(x));
 }
 
-// How a mask, contiguous, is broadcast to the rows of x.
+// Describes how a contiguous mask is broadcast to the rows of x.
 Broadcast broadcast_of(const Tensor& mask, const Tensor& x) {
   Broadcast b{};
   const int64_t missing = x.dim() - mask.dim();
@@ -34,7 +34,7 @@ Broadcast broadcast_of(const Tensor& mask, const Tensor& x) {
   return b;
 }
 
-// A mask in a dtype that the kernels take beside x of dtype `type`.
+// Converts a mask to a dtype that the kernels support for x of dtype `type`.
 OptionalTensor mask_beside(const OptionalTensor& mask, DType type) {
   if (!mask.has_value()) return mask;
   const DType given = dtype_of("mask", *mask);
@@ -54,7 +54,7 @@ Tensor softmax(const Tensor& x_given, const OptionalTensor& mask_given, double s
     const DType given = dtype_of("mask", *mask_given);
     if (given != DType::kBool) y_type = promote(type, given);
   }
-  if (y_type == DType::kFloat64) type = y_type;  // by a float64 mask
+  if (y_type == DType::kFloat64) type = y_type;  // due to a float64 mask
   const Tensor x = in_type(as_contiguous(x_given), type);
   const OptionalTensor mask = mask_beside(mask_given, type);
   const Tensor y = empty(x, sizes(x), y_type);
@@ -117,10 +117,10 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& dy_given, const Tensor
   backward.scale = scale;
   if (need_dx) backward.dx = output(dx);
   if (need_dmask) backward.broadcast = broadcast_of(*mask, y);
-  // Along a row, where the sum of y is one, dz adds up to nothing: what is broadcast along it changes nothing.
+  // dz sums to zero along a row, since y sums to one: a mask that is broadcast along the row has a zero gradient.
   const bool summed = need_dmask && rows.rows > 0 && backward.broadcast.column_step != 0;
   const Tensor dots = empty(y, {summed ? rows.rows : 0}, compute);
-  // On CUDA in the dtype that is asked for, since a conversion would be one more launch.
+  // On CUDA the kernel writes the dtype of the mask, since a conversion would take another launch.
   const bool direct = y.is_cuda() && need_dmask && dtype_of("mask", *mask) == type;
   const Tensor dmask = empty(y, need_dmask ? sizes(*mask) : std::vector<int64_t>{0}, direct ? type : compute);
   if (summed) {

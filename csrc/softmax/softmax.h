@@ -1,19 +1,19 @@
-// Softmax of scaled and masked scores, forward and backward: what the operator hands to whoever computes it.
+// Softmax of scaled, masked scores, forward and backward: parameters that operators pass to the CPU and CUDA backends.
 //
 //     z = scale * x + mask                        or -inf where a boolean mask is false
-//     y = exp(z - max(z)) / sum(exp(z - max(z)))  zeros where a mask leaves nothing
+//     y = exp(z - max(z)) / sum(exp(z - max(z)))  zeros if the mask excludes the whole row
 //
 //     dz = y * (dy - dot)     dot = sum(dy * y)     dx = scale * dz     dmask = dz, summed over what the mask is broadcast over
 //
-// The y that was stored sums to one only as far as it was rounded, and where one y is nearly one, dy - dot cancels: on CUDA
-// dot is corrected once, to dot + sum((dy - dot) * y), as one step of Newton's does for sum(dy * y) / sum(y).
+// The stored y sums to one only up to rounding, and if one y is near one, dy - dot cancels. On CUDA dot is therefore
+// corrected once, to dot + sum((dy - dot) * y): one Newton step for sum(dy * y) / sum(y).
 //
-// The sum and the maximum in one pass: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018,
+// Sum and maximum in one pass: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018,
 // https://arxiv.org/abs/1805.02867.
 //
-// All tensors are contiguous. The mask is bool, of the dtype of x, or float32 (float64 where x is); y is float32 where the
-// mask is and x is narrower, else as x. dy, y and dx have one dtype; dots are float32, or float64 with them; dmask
-// is as dots, on CUDA also as y.
+// All tensors are contiguous. The mask is bool, of the dtype of x, or float32 (float64 if x is). y is float32 if the
+// mask is and x is narrower, else it has the dtype of x. dy, y and dx have one dtype; dots are float32, or float64 if
+// they are; dmask has the dtype of dots, on CUDA or that of y.
 #pragma once
 
 #include "kernel_pytorch/cpu/isa.h"
@@ -37,8 +37,8 @@ struct Backward {
   Input dy;
   Input y;
   Output dx;    // optional
-  Output dots;  // with dmask: sum(dy * y) of each row
-  Output dmask;  // optional; a row for each of the mask
+  Output dots;  // with dmask: sum(dy * y) per row
+  Output dmask;  // optional; one row for each row of the mask
   int64_t rows;
   int64_t columns;
   double scale;
@@ -47,12 +47,12 @@ struct Backward {
 
 constexpr int64_t kTileColumns = 512;
 
-// The twin: rows `begin` to `end`; of dmask, tiles `begin` to `end` of kTileColumns.
+// CPU backend: rows `begin` to `end`; for dmask, tiles `begin` to `end` of kTileColumns.
 KP_DECLARE_FOR_EACH_ISA(void forward(const Forward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void backward(const Backward&, int64_t begin, int64_t end))
 KP_DECLARE_FOR_EACH_ISA(void mask_gradient(const Backward&, int64_t begin, int64_t end))
 
-// CUDA: 0 or CUDA's error code. `rung` is a number of kernels/, 0 for the best for shape and architecture.
+// CUDA backend: returns 0 or CUDA's error code. `rung` is a file number in kernels/, 0 for the best for shape and GPU.
 int launch_forward(const Forward&, int64_t rung, void* stream);
 int launch_backward(const Backward&, void* stream);
 

@@ -1,4 +1,4 @@
-// Tiles and broadcast masks against the plainest way to count them. Prints what is wrong; exit code 1 then.
+// Tests tiles and broadcast masks against a brute-force count. Prints each error; exits with 1 if there is one.
 
 #include <cstdio>
 #include <initializer_list>

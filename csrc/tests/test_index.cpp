@@ -1,4 +1,4 @@
-// The index arithmetic that kernels and twin share, on the host. Prints what is wrong; exits with the number of faults.
+// Tests the index arithmetic shared by kernels and CPU backends. Prints each error; exits with the number of errors.
 
 #include <cstdio>
 #include <initializer_list>

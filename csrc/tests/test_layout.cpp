@@ -1,4 +1,4 @@
-// How rows are laid over threads, and quotients that 32 bits are enough for.
+// Tests the layouts of rows over threads, and quotients for which 32 bits are enough.
 
 #include "kernel_pytorch/cuda/layout.h"
 
@@ -39,7 +39,7 @@ static void test_layouts() {
   expect(layout_of(most / 2 + 1, kFour).cluster == 0, "four vectors at most", most / 2 + 1, 0);
 }
 
-// A multiprocessor has so many threads at a time; clusters of more blocks reach fewer of 132.
+// Expected number of teams: threads per multiprocessor are limited, and larger clusters use fewer than 132 of them.
 static void test_teams() {
   constexpr Lengths kLengths = {{512, 1024, 1024, 1024}, 4, 256};
   for (const int64_t vectors : {1, 16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}) {

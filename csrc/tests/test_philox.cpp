@@ -1,4 +1,4 @@
-// The random words of the dropout mask against those of its definition in Python. Prints what is wrong; exit code 1 then.
+// Tests the random words of the dropout mask against the Python reference. Prints each error; exits with 1 if any.
 
 #include "kernel_pytorch/philox.h"
 
@@ -22,7 +22,7 @@ struct Answer {
   uint32_t word[kPhiloxWords];
 };
 
-// The first is that of Random123 (kat_vectors, philox4x32 10); all are those of philox.py of fused-ln-act.
+// The first one is from Random123 (kat_vectors, philox4x32 10); all of them are from philox.py of fused-ln-act.
 constexpr Answer kAnswers[] = {
     {0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
     {1, 0, {0xe3e80670, 0xe50a0ebc, 0x95f222c0, 0xb615aa27}},
@@ -31,7 +31,7 @@ constexpr Answer kAnswers[] = {
     {12345678901234567, 1099511627781, {0x8bbdbd2d, 0xc96437c2, 0x922823ab, 0x0d044f6b}},
 };
 
-// Of a tensor (3, 7), seed 42, p = 0.4.
+// Mask of a (3, 7) tensor with seed 42, p = 0.4.
 constexpr const char* kMask[] = {"1100101", "1111111", "0100000"};
 
 }  // namespace

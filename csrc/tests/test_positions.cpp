@@ -1,4 +1,4 @@
-// Which row of the tables a token has: with positions and without, in 32 and 64 bits, inside of the tables and outside.
+// Tests the table row of a token: with and without positions, in 32 and 64 bits, inside and outside of the tables.
 
 #include "rotary_embedding/rotary_embedding.h"
 
@@ -30,7 +30,7 @@ static void test_positions(const std::vector<T>& positions) {
   const auto count = static_cast<int64_t>(positions.size());
   const Positions given = {positions.data(), count, sizeof(T) == 8};
   for (int64_t rows = 0; rows < 7; ++rows) {
-    for (int64_t token = 0; token < 3 * count; ++token) {  // three sequences that share them
+    for (int64_t token = 0; token < 3 * count; ++token) {  // three sequences with the same positions
       const int64_t position = positions[static_cast<size_t>(token % count)];
       expect(table_row(given, rows, token), position >= 0 && position < rows ? position : -1, "positions", token);
     }

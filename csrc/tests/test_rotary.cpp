@@ -1,4 +1,4 @@
-// Which columns are pairs, where heads lie, and what each thread of the CUDA kernels holds.
+// Tests the pairing of columns, the offsets of heads, and the columns of each thread of the CUDA kernels.
 
 #include "kernel_pytorch/rotary.h"
 
@@ -51,7 +51,7 @@ static void test_slots() {
               const Partner partner = partner_of(slot.first + i, pairs, false);
               expect(partner.column == slot.second + i && partner.pair == index * width + i, "slot", index, i);
             }
-            for (int i = 0; interleaved && !slot.passes && i < 2 * width; ++i) {  // both vectors, one after the other
+            for (int i = 0; interleaved && !slot.passes && i < 2 * width; ++i) {  // both vectors, consecutively
               expect(slot.second == slot.first + width, "neighbours", index, i);
               expect(partner_of(slot.first + i, pairs, true).pair == index * width + i / 2, "their pairs", index, i);
             }

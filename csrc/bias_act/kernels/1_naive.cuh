@@ -1,4 +1,4 @@
-// Rung 1: one thread an element.
+// Kernel 1: one thread per element.
 #pragma once
 
 #include "kernel_pytorch/cuda/activations.cuh"

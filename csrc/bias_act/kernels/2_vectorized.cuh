@@ -1,6 +1,6 @@
-// Rung 2: accesses of 16 bytes. Forward, a thread takes several vectors of the tensor as it lies in memory, a block's
-// width apart, whatever the length of a row; backward, several rows of its columns. All of them are on their way before the
-// first is looked at. With N of one it takes rows of any length and alignment.
+// Kernel 2: 16-byte accesses. In the forward a thread processes several vectors of the flattened tensor, a block's
+// width apart, for rows of any length; in the backward several rows of its columns. It starts all loads before it uses
+// the first result. N = 1 supports rows of any length and alignment.
 #pragma once
 
 #include "1_naive.cuh"
@@ -11,7 +11,7 @@ namespace bias_act {
 constexpr int kThreads = 256;
 constexpr int kVectorsEach = 4;
 
-// No vector crosses the end of a row that a bias is added to. The last block, which may not be full, goes element by element.
+// With a bias, no vector crosses the end of a row. The last block, which may be partial, processes single elements.
 template <Activation A, typename T, int N>
 __global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPointers<T> p) {
   constexpr int kStep = kThreads * N, kTile = kStep * kVectorsEach;
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPoin
 
 constexpr int kShareThreads = 32;  // along the columns
 constexpr int kShareRows = 8;
-constexpr int kAtOnce = 2;       // rows of a thread
-// Blocks on a multiprocessor: the slope of gelu in float32 of 16-bit numbers takes registers.
+constexpr int kAtOnce = 2;       // rows per thread
+// Minimum number of blocks per multiprocessor: gelu's derivative in float32 for 16-bit inputs needs more registers.
 template <typename T, bool kHalf>
 constexpr int kShareBlocks = kRounded<T> && !kHalf ? 2 : 3;
 
-// Two rows of dy and x on their way. A row beyond the last of a share is read as that.
+// Two rows of dy and x between load and use. Rows beyond the end of a part are read as its last row.
 template <Activation A, typename T, int N>
 struct RowPair {
   Incoming<T, N> dy[kAtOnce];
@@ -72,9 +72,9 @@ struct RowPair {
   }
 };
 
-// dx of a share of the rows, 32 vectors of columns a block, and of these columns the share of dbias: every thread adds its
-// rows in registers, the next two on their way while two are at work; then the eight of a column meet in shared memory.
-// kHalf: both are rounded to 16 bits.
+// dx for one part of the rows and 32 vectors of columns per block, and the partial sum of dbias for these columns. Each
+// thread adds its rows in registers and prefetches the next two; then the block reduces the eight sums of a column in
+// shared memory. kHalf: dx and dbias are rounded to 16 bits.
 template <Activation A, typename T, int N, bool kHalf>
 __global__ void __launch_bounds__(kShareThreads* kShareRows, kShareBlocks<T, kHalf>) backward_shares(const BackwardPointers<T> p) {
   __shared__ float sums[kShareRows][kShareThreads * N];
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kShareThreads* kShareRows, kShareBlocks<T, kHa
     }
   }
   if (p.shares == nullptr) return;
-  // Neighbours write neighbours: element i of all threads, then the next.
+  // Coalesced writes: element i of all threads, then element i + 1.
 #pragma unroll
   for (int i = 0; i < N; ++i) sums[threadIdx.y][i * kShareThreads + threadIdx.x] = share[i];
   __syncthreads();

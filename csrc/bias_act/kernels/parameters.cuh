@@ -1,4 +1,4 @@
-// What every kernel of bias and activation is given.
+// Parameters of the kernels of bias and activation.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 namespace kernel_pytorch {
 namespace bias_act {
 
-// A bias of the dtype of x or of float32: the branch is the same for all threads, and saves half of the kernels.
+// A bias of the dtype of x or of float32: the branch is uniform over all threads, and halves the number of kernels.
 struct Bias {
-  const void* data;  // null for none
+  const void* data;  // may be null
   bool wide;
 };
 
@@ -28,14 +28,14 @@ struct BackwardPointers {
   const T* dy;
   const T* x;  // null for the identity
   Bias bias;
-  T* dx;          // null where it is not needed
-  float* shares;  // `(parts, columns)`; null where dbias is not needed
+  T* dx;          // null if not needed
+  float* shares;  // partial sums `(parts, columns)`; null if dbias is not needed
   int64_t rows;
   int64_t columns;
   int64_t parts;
 };
 
-// `N` elements of a bias, of which `count` are there; where there is none what leaves every number as it is, zeros too.
+// Loads `N` elements of a bias, of which `count` exist; without a bias they are -0.0, which changes no number.
 template <typename T, int N>
 __device__ __forceinline__ void load_bias(const Bias& bias, int64_t column, int count, float (&values)[N]) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Rung 1: one thread an element, which draws four random words and uses one.
+// Kernel 1: one thread per element, which computes four random words and uses one.
 #pragma once
 
 #include "parameters.cuh"

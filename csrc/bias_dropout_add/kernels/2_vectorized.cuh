@@ -1,7 +1,7 @@
-// Rung 2: accesses of 16 bytes, a random word an element. Forward, a thread takes one vector of the tensor as it lies in
-// memory, whatever the length of a row: random numbers are most of its work, so that many threads help more than what is on
-// the way. Backward, several rows of its columns, the next of them on their way. With N of one it takes rows of any length
-// and alignment.
+// Kernel 2: 16-byte accesses, one random word per element. In the forward a thread processes one vector of the
+// flattened tensor, for rows of any length: random numbers are most of its work, so more threads help more than more
+// loads in flight. In the backward it processes several rows of its columns, and prefetches the next ones. N = 1
+// supports rows of any length and alignment.
 #pragma once
 
 #include "1_naive.cuh"
@@ -32,10 +32,10 @@ __global__ void __launch_bounds__(kThreads) forward_vectorized(const ForwardPoin
 
 constexpr int kShareThreads = 32;  // along the columns
 constexpr int kShareRows = 8;
-constexpr int kAtOnce = 2;    // rows of a thread
-constexpr int kShareBlocks = 3;  // on a multiprocessor
+constexpr int kAtOnce = 2;    // rows per thread
+constexpr int kShareBlocks = 3;  // per multiprocessor
 
-// Two rows of dy on their way. A row beyond the last of a share is read as that.
+// Two rows of dy between load and use. Rows beyond the end of a part are read as its last row.
 template <typename T, int N>
 struct RowPair {
   Incoming<T, N> dy[kAtOnce];
@@ -48,8 +48,8 @@ struct RowPair {
   }
 };
 
-// dx of a share of the rows, 32 vectors of columns a block, and of these columns the share of dbias: every thread adds its
-// rows in registers, the next two on their way while two are at work; then the eight of a column meet in shared memory.
+// dx for one part of the rows and 32 vectors of columns per block, and the partial sum of dbias for these columns. Each
+// thread adds its rows in registers and prefetches the next two; then the block adds the eight sums of a column.
 template <typename T, int N>
 __global__ void __launch_bounds__(kShareThreads* kShareRows, kShareBlocks) backward_shares(const BackwardPointers<T> p) {
   __shared__ float sums[kShareRows][kShareThreads * N];
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kShareThreads* kShareRows, kShareBlocks) backw
     }
   }
   if (p.shares == nullptr) return;
-  // Neighbours write neighbours: element i of all threads, then the next.
+  // Coalesced writes: element i of all threads, then element i + 1.
 #pragma unroll
   for (int i = 0; i < N; ++i) sums[threadIdx.y][i * kShareThreads + threadIdx.x] = share[i];
   __syncthreads();

@@ -1,4 +1,4 @@
-// What every kernel of bias, dropout and residual is given.
+// Parameters of the kernels of bias, dropout and residual.
 #pragma once
 
 #include "kernel_pytorch/cuda/any_type.cuh"
@@ -8,11 +8,11 @@
 namespace kernel_pytorch {
 namespace bias_dropout_add {
 
-// T of y, to which x and residual were promoted.
+// T: element type of y, to which x and the residual promote.
 template <typename T>
 struct ForwardPointers {
   Input x;
-  Input bias;  // no data for none
+  Input bias;  // optional
   Input residual;
   T* y;
   DeviceDropout dropout;
@@ -23,15 +23,15 @@ struct ForwardPointers {
 template <typename T>
 struct BackwardPointers {
   const T* dy;
-  Output dx;      // no data where it is not needed
-  float* shares;  // `(parts, columns)`; null where dbias is not needed
+  Output dx;      // null data if not needed
+  float* shares;  // partial sums `(parts, columns)`; null if dbias is not needed
   DeviceDropout dropout;
   int64_t rows;
   int64_t columns;
   int64_t parts;
 };
 
-// `N` elements of the bias; zeros where there is none.
+// Loads `N` elements of the bias; zeros without a bias.
 template <int N>
 __device__ __forceinline__ void load_bias(const Input& bias, int64_t column, float (&values)[N]) {
 #pragma unroll

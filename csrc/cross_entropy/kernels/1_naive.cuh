@@ -1,4 +1,4 @@
-// Rung 1: one thread a row, three walks: maximum, sum, and mean where it is wanted.
+// Kernel 1: one thread per row, three passes: maximum, sum, and mean if it is needed.
 #pragma once
 
 #include "parameters.cuh"
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kNaiveThreads) forward_naive(const ForwardPoin
   float sum = 0.0f, lost = 0.0f, total = 0.0f;
   for (int64_t column = 0; column < p.columns; ++column) {
     const float z = cap<kCapped>(widen(logits[column]), p.softcap);
-    // Kahan: what an addition rounds away is added to the next. One by one, thousands of terms would lose digits.
+    // Kahan summation: without it, thousands of sequential additions would lose digits.
     const float term = expf(z - shift) - lost;
     const float next = sum + term;
     lost = (next - sum) - term;

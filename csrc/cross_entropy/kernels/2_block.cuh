@@ -1,5 +1,5 @@
-// Rung 2: one block a row and one walk: each thread keeps a maximum and a sum that follows it, and they meet in the end.
-// Rows of any length and alignment.
+// Kernel 2: one block per row and one pass: each thread keeps a running maximum and sum, and the block reduces them at
+// the end. Supports rows of any length and alignment.
 #pragma once
 
 #include "kernel_pytorch/cuda/online_softmax.cuh"

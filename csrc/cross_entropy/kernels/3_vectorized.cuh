@@ -1,4 +1,4 @@
-// Rung 3: accesses of 16 bytes, and the running maximum changes once for all numbers of a vector.
+// Kernel 3: 16-byte accesses, with one update of the running maximum per vector.
 #pragma once
 
 #include "kernel_pytorch/cuda/online_softmax.cuh"
@@ -9,7 +9,7 @@ namespace cross_entropy {
 
 constexpr int kVectorThreads = 512;
 
-// Vectors a thread has on their way at a time.
+// Number of a thread's loads in flight.
 constexpr int kUnrolled = 4;
 
 template <typename T, bool kCapped>
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const Forwa
   for (int64_t first = threadIdx.x * N; first < p.columns; first += kUnrolled * kVectorThreads * N) {
     Packed<T, N> raw[kUnrolled];
 #pragma unroll
-    for (int u = 0; u < kUnrolled; ++u) {  // all on their way before the first is looked at
+    for (int u = 0; u < kUnrolled; ++u) {  // start all loads before the first is used
       const int64_t column = first + u * kVectorThreads * N;
       if (column < p.columns) load_packed(logits + column, raw[u]);
     }
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kVectorThreads) forward_vectorized(const Forwa
   if (threadIdx.x == 0) write_loss<kCapped>(p, row, softmax, total);
 }
 
-// 16 bytes that this thread may overwrite: not through the read-only cache, for which memory must stay as it is.
+// Loads 16 bytes that this thread may overwrite, bypassing the read-only cache, which requires constant memory.
 template <typename T, int N>
 __device__ __forceinline__ void load_own_vector(const T* source, float (&values)[N]) {
   static_assert(N * sizeof(T) == sizeof(uint4));
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_own_vector(const T* source, float (&values)
   for (int i = 0; i < N; ++i) values[i] = widen(elements[i]);
 }
 
-// A row is shared by the blocks of gridDim.y: nothing of it has to meet.
+// The blocks of gridDim.y share a row, without communication.
 template <typename T, bool kCapped>
 __global__ void __launch_bounds__(kVectorThreads) backward_vectorized(const BackwardPointers<T> p) {
   constexpr int N = kVectorLength<T>;

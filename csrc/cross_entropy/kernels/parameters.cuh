@@ -1,4 +1,4 @@
-// What every kernel of cross entropy is given, and what they share.
+// Parameters of the cross entropy kernels, and functions that they share.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ForwardPointers {
   int64_t ignore_index;
   float label_smoothing;
   float z_loss;
-  float softcap;  // 0 for none
+  float softcap;  // 0 without a cap
 };
 
 template <typename T>
@@ -50,14 +50,14 @@ __device__ __forceinline__ bool has_loss(const Pointers& p, int64_t target) {
   return target != p.ignore_index && target >= 0 && target < p.columns;
 }
 
-// A number of a row to sum the others relative to: of large logits their differences would be lost in the sum.
+// An element of the row that is subtracted from the others before summing: large logits would lose their differences.
 template <bool kCapped, typename T>
 __device__ __forceinline__ float pivot_of(const T* logits, float softcap) {
   const float first = cap<kCapped>(widen(logits[0]), softcap);
   return fabsf(first) < INFINITY ? first : 0.0f;
 }
 
-// The loss of a row, whose capped logits less `pivot_of` it add up to `total`.
+// Computes and stores the loss of a row; `total` is the sum of its capped logits minus `pivot_of` the row.
 template <bool kCapped, typename T>
 __device__ __forceinline__ void write_loss(const ForwardPointers<T>& p, int64_t row, OnlineSum softmax, float total) {
   const float log_sum = logf(softmax.sum), lse = softmax.most + log_sum;
@@ -78,16 +78,16 @@ __device__ __forceinline__ void write_loss(const ForwardPointers<T>& p, int64_t 
   p.loss[row] = loss;
 }
 
-// What the gradient of a row is made of, the same for all its logits.
+// Values of a row's gradient that all of its logits share.
 struct RowGradient {
   float dloss;
   float most;
   float log_sum;
-  float factor;  // of the softmax
-  float shared;  // taken off every logit
-  float own;     // taken off the target's too
+  float factor;  // multiplies the softmax
+  float shared;  // subtracted for every logit
+  float own;     // also subtracted for the target
   int64_t target;
-  bool nothing;  // no loss, no gradient, whatever the logits are
+  bool nothing;  // no loss and no gradient, for any logits
 };
 
 template <typename T>
@@ -104,7 +104,7 @@ __device__ __forceinline__ RowGradient row_gradient(const BackwardPointers<T>& p
   return g;
 }
 
-// kHalf: what becomes of it is rounded to 16 bits.
+// kHalf: the result is rounded to 16 bits.
 template <bool kCapped, bool kHalf>
 __device__ __forceinline__ float gradient_of(const RowGradient& g, float logit, float softcap, int64_t column) {
   if (g.nothing) return 0.0f;

@@ -1,6 +1,6 @@
-// Rung 1: keys and values come through shared memory, a tile of 32 at a time, and serve sixteen queries there. A warp
-// has four queries. For the scores its lanes are keys, for the output they are columns. Any depth up to 256, any dtype;
-// everything in float32.
+// Kernel 1: tiles of 32 keys and values in shared memory, shared by sixteen queries. Each warp has four queries: for
+// scores its lanes are keys, for the output they are columns. Any depth up to 256, any dtype; all arithmetic is in
+// float32.
 #pragma once
 
 #include "../flash_attention.h"
@@ -16,12 +16,12 @@ constexpr int kQueriesOfWarp = 4;
 constexpr int kBlockQueries = kWarps * kQueriesOfWarp;
 constexpr int kTileKeys = kWarp;
 
-// Floats of shared memory: queries, keys (a column more, so that 32 keys are in 32 banks), values.
+// Shared memory in floats: queries, keys (padded by a column, so that 32 keys are in 32 banks), values.
 KP_HOST_DEVICE constexpr int shared_floats(int depth) {
   return kBlockQueries * depth + kTileKeys * (depth + 1) + kTileKeys * depth;
 }
 
-// kColumns: of the output, for one lane.
+// kColumns: number of output columns per lane.
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kWarps* kWarp) forward_shared_memory(const Pointers<T> p) {
   extern __shared__ float shared[];

@@ -1,9 +1,9 @@
-// Rung 2: both products on tensor cores (mma.sync), 64 queries a block, 16 a warp, 64 keys a tile. Scores stay in
-// registers and become the left operand of the second product where they are. Tiles are copied past the registers; the
-// values of a tile are on their way while its scores are computed, and the keys of the next while its output is.
+// Kernel 2: both products on tensor cores (mma.sync), with 64 queries per block, 16 per warp, and 64 keys per tile.
+// Scores stay in registers, where they are the left operand of the second product. Asynchronous copies load the values
+// of a tile during the computation of its scores, and the keys of the next tile during that of its output.
 //
-// Tiles in shared memory are swizzled: rows of 128 bytes would put the eight rows that ldmatrix reads at once into the same
-// banks, so vector c of row r lies at place c ^ (r % 8) of its group of eight.
+// Tiles in shared memory are swizzled: with 128-byte rows, the eight rows that ldmatrix reads at once would be in the
+// same banks, so vector c of row r is stored at index c ^ (r % 8) of its group of eight.
 #pragma once
 
 #include "../flash_attention.h"
@@ -19,7 +19,7 @@ constexpr int kMmaKeys = 64;
 constexpr int kMmaThreads = 128;
 constexpr float kLog2E = 1.4426950408889634f;
 
-// Elements from the begin of a tile of `kDepth` columns to vector `vector` (of eight elements) of row `row`.
+// Offset in a tile of `kDepth` columns of vector `vector` (of eight elements) in row `row`.
 template <int kDepth>
 KP_HOST_DEVICE constexpr int swizzled(int row, int vector) {
   return row * kDepth + ((vector & ~7) | ((vector ^ row) & 7)) * 8;
@@ -28,7 +28,7 @@ KP_HOST_DEVICE constexpr int swizzled(int row, int vector) {
 template <typename T, int kDepth>
 constexpr int kMmaSharedBytes = (kMmaQueries + 2 * kMmaKeys) * kDepth * static_cast<int>(sizeof(T));
 
-// 64 rows of global memory into a tile; rows from `rows` on are zeros.
+// Copies 64 rows of global memory to a tile; rows from `rows` on are zeros.
 template <typename T, int kDepth>
 __device__ __forceinline__ void copy_tile(T* tile, const T* source, int64_t rows) {
   constexpr int kVectors = kDepth / 8;
@@ -41,12 +41,12 @@ __device__ __forceinline__ void copy_tile(T* tile, const T* source, int64_t rows
   commit_copies();
 }
 
-// The state of one warp: rows g and g + 8 of its 16 queries, of which this thread has two columns of every eight.
+// State of one warp: rows g and g + 8 of its 16 queries, of which this thread has two columns of every eight.
 template <int kDepth>
 struct Rows {
   float o[kDepth / 8][4] = {};
-  float maximum[2] = {-INFINITY, -INFINITY};  // of the scores times log2(e)
-  float sum[2] = {};                          // of this thread's columns
+  float maximum[2] = {-INFINITY, -INFINITY};  // maximum of scores times log2(e)
+  float sum[2] = {};                          // over this thread's columns
 };
 
 // Scores (16 x 64) of the warp's queries and a tile of keys, times scale * log2(e).
@@ -62,7 +62,7 @@ __device__ __forceinline__ void compute_scores(const T* q, const T* k, int first
 #pragma unroll
   for (int d = 0; d < kDepth / 16; ++d) {
     uint32_t a[4];
-    // Matrices: rows 0-7 and 8-15 of columns 0-7, then the same of columns 8-15.
+    // Matrices: rows 0-7 and 8-15 of columns 0-7, then the same rows of columns 8-15.
     load_matrices(a, q + swizzled<kDepth>(first_row + lane % 16, 2 * d + lane / 16));
 #pragma unroll
     for (int n = 0; n < kMmaKeys / 16; ++n) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void compute_scores(const T* q, const T* k, int first
   }
 }
 
-// Scores become probabilities relative to the maximum so far; the sum and the output so far follow it.
+// Replaces scores by probabilities relative to the running maximum; rescales the running sum and output.
 template <int kDepth>
 __device__ __forceinline__ void absorb_scores(Rows<kDepth>& rows, float (&scores)[kMmaKeys / 8][4],
                                               const int64_t (&visible)[2]) {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void add_values(Rows<kDepth>& rows, const float (&sco
 #pragma unroll
     for (int d = 0; d < kDepth / 16; ++d) {
       uint32_t b[4];
-      // Keys 0-7 and 8-15 of columns 0-7, then of columns 8-15; transposed on the way.
+      // Keys 0-7 and 8-15 of columns 0-7, then of columns 8-15; transposed by the load.
       load_matrices_transposed(b, v + swizzled<kDepth>(n * 16 + lane % 16, 2 * d + lane / 16));
       multiply_add<T>(rows.o[2 * d], a, b[0], b[1]);
       multiply_add<T>(rows.o[2 * d + 1], a, b[2], b[3]);
@@ -187,12 +187,12 @@ __global__ void __launch_bounds__(kMmaThreads) forward_mma(const Pointers<T> p) 
   }
   for (int64_t tile = 0; tile < end; tile += kMmaKeys) {
     await_copies<0>();
-    __syncthreads();  // the keys are there, and everybody is through with the values of the tile before
+    __syncthreads();  // the keys have arrived, and all warps have used the values of the previous tile
     copy_tile<T, kDepth>(v, p.v + kv_offset + row_offset(tile, kDepth), p.keys - tile);
     float scores[kMmaKeys / 8][4];
     compute_scores<T, kDepth>(q, k, first_row, p.scale * kLog2E, scores);
     await_copies<0>();
-    __syncthreads();  // the values are there, and everybody is through with the keys
+    __syncthreads();  // the values have arrived, and all warps have used the keys
     if (tile + kMmaKeys < end) {
       copy_tile<T, kDepth>(k, p.k + kv_offset + row_offset(tile + kMmaKeys, kDepth), p.keys - tile - kMmaKeys);
     }

@@ -1,4 +1,4 @@
-// What every kernel of flash attention is given.
+// Parameters of the flash attention kernels.
 #pragma once
 
 #include <cstdint>

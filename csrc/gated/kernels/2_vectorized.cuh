@@ -1,5 +1,5 @@
-// Rung 2: accesses of 16 bytes. Threads go on from row to row, so that blocks are full whatever the length of a row. With
-// N of one it takes rows of any length and alignment.
+// Kernel 2: 16-byte accesses. Consecutive threads continue from row to row, so that blocks are full for rows of any
+// length. N = 1 supports rows of any length and alignment.
 #pragma once
 
 #include "1_naive.cuh"
@@ -9,7 +9,7 @@ namespace gated {
 
 constexpr int kThreads = 256;
 
-// Where a thread begins: `count` elements of it are there.
+// Start of a thread's vector, of which `count` elements exist.
 struct Place {
   int64_t row;
   int64_t column;
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kThreads) backward_vectorized(const BackwardPo
   for (int i = 0; i < N; ++i) {
     const Activated activated = activate<A, kRounded<T>>(at_most(gate[i], s.limit), s.alpha);
     const float u = at_least(at_most(up[i], s.limit), -s.limit);
-    // Clamped numbers have no gradient, and NaN none where there is a limit, as in PyTorch. relu has none below zero, where
-    // zero times an infinite up would be NaN.
+    // As in PyTorch, clamped numbers have zero gradient, and with a limit NaN does too. relu's gradient is set to zero
+    // below zero, where zero times an infinite up would be NaN.
     const bool unlimited = s.limit == INFINITY;
     const bool has_gradient = (unlimited || gate[i] <= s.limit) && !(A == Activation::kRelu && gate[i] <= 0.0f);
     gate[i] = has_gradient ? dy[i] * (u + s.offset) * activated.slope : 0.0f;

@@ -1,4 +1,4 @@
-// What every kernel of the gated linear units is given.
+// Parameters of the kernels of the gated linear units.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,13 @@
 namespace kernel_pytorch {
 namespace gated {
 
-// Rows of gate and up, and of their gradients, begin `stride` elements apart, those of y and dy `columns`.
+// Rows of gate and up, and of their gradients, start `stride` elements apart; rows of y and dy start `columns` apart.
 struct Sizes {
   int64_t rows;
   int64_t columns;
   int64_t stride;
   float alpha;
-  float limit;  // infinity for none
+  float limit;  // infinity without a limit
   float offset;
 };
 
@@ -29,8 +29,8 @@ struct BackwardPointers {
   const T* dy;
   const T* gate;
   const T* up;
-  T* dgate;  // null where it is not needed
-  T* dup;    // null where it is not needed
+  T* dgate;  // null if not needed
+  T* dup;    // null if not needed
   Sizes sizes;
 };
 

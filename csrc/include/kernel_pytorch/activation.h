@@ -1,4 +1,4 @@
-// The activations by their names, for host and device, CPU and CUDA.
+// Names of the activations, for host and device code, CPU and CUDA.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ enum class Activation : uint8_t {
   kIdentity,
 };
 
-// In the order of the enumeration.
+// The names in the order of the enumeration.
 constexpr const char* kActivationNames[] = {
     "gelu", "gelu_tanh", "silu", "relu", "relu_squared", "quick_gelu", "tanh", "sigmoid", "identity",
 };
@@ -28,7 +28,7 @@ struct ActivationConstant {
   static constexpr Activation value = A;
 };
 
-// `function(ActivationConstant<A>{})` for an activation that is known at run time.
+// Calls `function(ActivationConstant<A>{})` for an activation that is known at run time.
 template <typename Function>
 inline auto with_activation(Activation activation, const Function& function) {
   switch (activation) {
@@ -53,7 +53,7 @@ inline auto with_activation(Activation activation, const Function& function) {
   }
 }
 
-// The same for those that gate.
+// Same as `with_activation`, for the activations that gated units use.
 template <typename Function>
 inline auto with_gate(Activation activation, const Function& function) {
   switch (activation) {

@@ -1,4 +1,4 @@
-// The dtypes that kernels know, without a word of torch: what runs on a row gets pointers and these.
+// Dtypes of the kernels, independent of torch: code that works on rows receives pointers and these dtypes.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace kernel_pytorch {
 
 enum class DType : uint8_t { kFloat16, kBFloat16, kFloat32, kFloat64, kBool };
 
-// An argument that is not there has no data.
+// A missing argument has a null data pointer.
 struct Input {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;

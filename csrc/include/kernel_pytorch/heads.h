@@ -1,4 +1,4 @@
-// Arguments of operators that rotate heads: checked, and found in memory without a copy where that is possible.
+// Checks the arguments of operators that rotate heads, and finds their strides, without a copy where possible.
 #pragma once
 
 #include "kernel_pytorch/operator.h"
@@ -15,7 +15,7 @@ struct Heads {
   HeadStrides strides;
 };
 
-// Whether the dimensions before the heads are walked by one stride, which is written; that of the heads may be any.
+// Returns whether one stride, written to `stride`, walks all dimensions before the heads, whose stride may be any.
 inline bool has_token_stride(const Tensor& tensor, int64_t* stride) {
   *stride = 0;
   if (tensor.size(tensor.dim() - 1) > 1 && tensor.stride(tensor.dim() - 1) != 1) return false;
@@ -37,7 +37,7 @@ inline Heads heads_of(const char* name, const Tensor& given) {
   const int64_t last = given.dim() - 1;
   check(given.size(last) > 0 && given.size(last - 1) > 0, name, ": shape is ", shape(given),
         "; heads and columns must not be empty");
-  // CUDA kernels count heads and columns in 32 bits, and twice the columns.
+  // CUDA kernels count heads and columns, and twice the columns, in 32 bits.
   constexpr int64_t kMostColumns = int64_t{1} << 29, kMostHeads = (int64_t{1} << 31) - 4096;
   check(!given.is_cuda() || (given.size(last) <= kMostColumns && given.size(last - 1) <= kMostHeads), name,
         ": shape is ", shape(given), "; on CUDA at most ", kMostHeads, " heads of at most ", kMostColumns,
@@ -50,14 +50,14 @@ inline Heads heads_of(const char* name, const Tensor& given) {
   return {tensor, tensor.numel() / (heads * columns), heads, columns, strides};
 }
 
-// What a rotation reads; the tensors have to live as long as it.
+// Arguments of a rotation, with the tensors that hold its data and must live as long as it.
 struct RotationTensors {
   Tensor cos;
   Tensor sin;
   Rotation rotation;
 };
 
-// cos and sin of x `(..., S, H, D)`: `(S, R / 2)`, or with the dimensions of x before S too.
+// Converts cos and sin for x `(..., S, H, D)`: their shape is `(S, R / 2)`, or also has the dimensions of x before S.
 inline RotationTensors rotation_of(const char* operator_name, const Tensor& cos_given, const Tensor& sin_given,
                                    const Heads& x, bool interleaved, bool transposed) {
   const DType type = dtype_of("x", x.tensor);
@@ -77,7 +77,7 @@ inline RotationTensors rotation_of(const char* operator_name, const Tensor& cos_
         "; it must be that of cos, ", shape(cos_given));
   check(pairs > 0 && 2 * pairs <= x.columns, operator_name, ": cos: shape is ", shape(cos_given), "; its last dimension",
         " is half of what is rotated of a head, from 1 to D/2 = ", x.columns / 2);
-  // As they are where kernels take them beside x, else in the type that is computed in.
+  // Keep the dtype if the kernels support it together with that of x, else convert to the computation dtype.
   const DType given = dtype_of("cos", cos_given);
   const bool taken = given == dtype_of("sin", sin_given) && (given == type || given == compute_type({type}));
   const DType wanted = taken ? given : compute_type({type});

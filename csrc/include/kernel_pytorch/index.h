@@ -1,6 +1,6 @@
-// Tiles, offsets and masks, in arithmetic that host and device share, so that it is tested without a GPU.
+// Tiles, offsets and masks: arithmetic that host and device share, so that it is tested without a GPU.
 //
-// Sizes and offsets are 64 bits wide: a tensor may have more than 2^31 elements.
+// Sizes and offsets are 64 bits wide, because a tensor may have more than 2^31 elements.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ KP_HOST_DEVICE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? 
 
 KP_HOST_DEVICE constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// value / divisor, in 32 bits where both are: a fraction of the instructions. Neither is negative.
+// value / divisor, in 32 bits where both fit, which takes a fraction of the instructions. Neither may be negative.
 KP_HOST_DEVICE constexpr int64_t quotient(int64_t value, int64_t divisor) {
   return (value | divisor) < (int64_t{1} << 32) ? static_cast<uint32_t>(value) / static_cast<uint32_t>(divisor)
                                                 : value / divisor;
@@ -29,17 +29,17 @@ KP_HOST_DEVICE constexpr int64_t remainder(int64_t value, int64_t divisor) {
   return value < divisor ? value : value - quotient(value, divisor) * divisor;
 }
 
-// Where a row of a contiguous (rows, columns) tensor begins.
+// Offset of a row in a contiguous (rows, columns) tensor.
 KP_HOST_DEVICE constexpr int64_t row_offset(int64_t row, int64_t columns) { return row * columns; }
 
-// A range of rows.
+// A half-open range of rows or columns.
 struct Range {
   int64_t begin;
   int64_t end;
 };
 
-// The rows of part `part` of `parts`: contiguous, in order, together all rows once, sizes at most one apart. It goes by
-// the sizes alone, so sums over parts round in the same way whoever computes them.
+// Rows of part `part` of `parts`: contiguous, in order, each row in exactly one part, sizes at most one apart. The
+// parts depend only on the sizes, so sums over parts round identically for any number of threads.
 KP_HOST_DEVICE constexpr Range share_of(int64_t rows, int64_t parts, int64_t part) {
   const int64_t size = rows / parts;
   const int64_t rest = rows % parts;
@@ -47,13 +47,13 @@ KP_HOST_DEVICE constexpr Range share_of(int64_t rows, int64_t parts, int64_t par
   return {begin, begin + size + (part < rest ? 1 : 0)};
 }
 
-// A piece of one row: what is handed out where nothing crosses an element, so that one long row is work for many too.
+// A piece of one row: the unit of work of elementwise operators, so that several threads can also share one long row.
 struct Tile {
   int64_t row;
   Range columns;
 };
 
-// How many tiles of `width` columns, the last of a row as wide as what is left, cover `rows` of `columns`.
+// Number of tiles of `width` columns that cover `rows` of `columns`; the last tile of a row may be narrower.
 KP_HOST_DEVICE constexpr int64_t tiles_of(int64_t rows, int64_t columns, int64_t width) {
   return rows * ceil_divide(columns, width);
 }
@@ -64,15 +64,15 @@ KP_HOST_DEVICE constexpr Tile tile_at(int64_t tile, int64_t columns, int64_t wid
   return {tile / each, {begin, smaller(begin + width, columns)}};
 }
 
-// A contiguous tensor that is broadcast to the rows of another: the leading dimensions of that one, those of size one left
-// out and neighbours that can be walked as one merged, each with the step of the broadcast tensor along it, 0 where it is
-// repeated. 64 dimensions are as many as a tensor of PyTorch has.
+// A contiguous tensor broadcast to the rows of another tensor. It lists the leading dimensions of that other tensor,
+// without those of size one and with mergeable neighbours merged, and for each the step in the broadcast tensor, 0
+// where it is repeated. PyTorch tensors have at most 64 dimensions.
 struct Broadcast {
   static constexpr int kMaxDimensions = 64;
   int64_t size[kMaxDimensions];
   int64_t step[kMaxDimensions];
   int dimensions;
-  int column_step;  // 0 where one element goes for a whole row, else 1
+  int column_step;  // 0 if one element is broadcast along the whole row, else 1
 };
 
 KP_HOST_DEVICE constexpr void append_dimension(Broadcast& b, int64_t size, int64_t step) {
@@ -90,7 +90,7 @@ KP_HOST_DEVICE constexpr void append_dimension(Broadcast& b, int64_t size, int64
   ++b.dimensions;
 }
 
-// Where the row of the broadcast tensor begins that goes with a row.
+// Offset in the broadcast tensor of the row that corresponds to `row`.
 KP_HOST_DEVICE constexpr int64_t broadcast_offset(const Broadcast& b, int64_t row) {
   int64_t offset = 0;
   for (int d = b.dimensions - 1; d > 0; --d) {
@@ -100,7 +100,7 @@ KP_HOST_DEVICE constexpr int64_t broadcast_offset(const Broadcast& b, int64_t ro
   return b.dimensions > 0 ? offset + row * b.step[0] : offset;
 }
 
-// How many rows the broadcast tensor has, and how often each of them is used.
+// Number of rows of the broadcast tensor; `broadcast_uses` returns how often each of them is used.
 KP_HOST_DEVICE constexpr int64_t broadcast_rows(const Broadcast& b) {
   int64_t rows = 1;
   for (int d = 0; d < b.dimensions; ++d) rows *= b.step[d] != 0 ? b.size[d] : 1;
@@ -113,7 +113,7 @@ KP_HOST_DEVICE constexpr int64_t broadcast_uses(const Broadcast& b) {
   return uses;
 }
 
-// The row with which row `kept` of the broadcast tensor goes the `use`-th time.
+// The row that uses row `kept` of the broadcast tensor for the `use`-th time.
 KP_HOST_DEVICE constexpr int64_t row_of_use(const Broadcast& b, int64_t kept, int64_t use) {
   int64_t row = 0, unit = 1;
   for (int d = b.dimensions - 1; d >= 0; --d) {
@@ -127,12 +127,12 @@ KP_HOST_DEVICE constexpr int64_t row_of_use(const Broadcast& b, int64_t kept, in
   return row;
 }
 
-// How many elements of a row a vector of `width` at `column` holds: 0 beyond the end, fewer than `width` across it.
+// Number of valid elements in a vector of `width` at `column`: 0 beyond the end, fewer than `width` across it.
 KP_HOST_DEVICE constexpr int valid_elements(int64_t column, int64_t columns, int width) {
   return static_cast<int>(larger(0, smaller(columns - column, width)));
 }
 
-// Whether rows of `columns` elements of `size` bytes can be read by 16-byte vectors, from an address so aligned.
+// Whether rows of `columns` elements of `size` bytes that start at `address` can be read in 16-byte vectors.
 KP_HOST_DEVICE constexpr bool rows_are_aligned(uint64_t address, int64_t columns, int64_t size) {
   return address % 16 == 0 && columns * size % 16 == 0;
 }

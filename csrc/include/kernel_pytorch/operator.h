@@ -1,19 +1,19 @@
-// What an operator needs of torch, through its stable ABI alone: no ATen, no pybind.
+// Interface of the operators to torch, through its stable ABI alone: no ATen, no pybind.
 //
-// One binary serves every torch from 2.10 on, so nothing here is newer than that.
+// One binary supports every torch from 2.10 on, so nothing here is newer than 2.10.
 #pragma once
 
-// Checks in PyTorch's headers have constant messages then, without iostreams: see `append`.
+// With this macro, checks in PyTorch's headers have constant messages, without iostreams: see `append`.
 #define STRIP_ERROR_MESSAGES
 
 #include <torch/headeronly/util/shim_utils.h>
 
-// What a call of PyTorch that failed becomes. PyTorch's macro raises the text of the call and the path of its own header.
+// Handles failed calls of PyTorch. PyTorch's own macro reports only the text of the call and the path of its header.
 #undef TORCH_ERROR_CODE_CHECK
 #define TORCH_ERROR_CODE_CHECK(call) { ::kernel_pytorch::check_torch((call), #call); }
 
 namespace kernel_pytorch {
-// Raise RuntimeError with PyTorch's message, where this version of PyTorch keeps it, unless the code is that of success.
+// Raises RuntimeError unless the code is success; with PyTorch's message if this version of PyTorch keeps it.
 void check_torch(int32_t code, const char* call);
 }  // namespace kernel_pytorch
 
@@ -42,15 +42,15 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// A shape as part of a message. It is written as text only when the message is.
+// A shape as part of a message. It is formatted only when the message is.
 struct Shape {
   const Tensor& tensor;
 };
 
 inline Shape shape(const Tensor& tensor) { return {tensor}; }
 
-// Append text, a number or a shape to a message. No iostreams: in a library that contains its own copy of libstdc++ they
-// share locales with PyTorch's copy, and crash.
+// Appends text, a number or a shape to a message. iostreams are avoided: in a library that contains its own copy of
+// libstdc++ they share locales with PyTorch's copy, and crash.
 template <typename Part>
 void append(std::string& message, const Part& part) {
   if constexpr (std::is_floating_point_v<Part>) {
@@ -74,7 +74,7 @@ inline void append(std::string& message, const Shape& shape) {
   message += dimensions == 1 ? ",)" : ")";
 }
 
-// Raise RuntimeError with these parts as its message.
+// Raises RuntimeError with these parts as its message.
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::string message;
@@ -82,7 +82,7 @@ template <typename... Parts>
   throw std::runtime_error(message);
 }
 
-// Raise the error of `fail` unless the condition holds. The message is built only then.
+// Raises the error of `fail` unless the condition holds. Only a failed check builds the message.
 template <typename... Parts>
 void check(bool condition, const Parts&... parts) {
   if (!condition) fail(parts...);
@@ -94,7 +94,7 @@ inline std::vector<int64_t> sizes(const Tensor& tensor) {
   return found;
 }
 
-// As torch prints it, of those that people give.
+// Name of a dtype as torch prints it, for the dtypes that users commonly pass.
 inline const char* dtype_name(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Half:
@@ -120,7 +120,7 @@ inline const char* dtype_name(const Tensor& tensor) {
   }
 }
 
-// The dtype of an argument, or an error that names it.
+// Returns the dtype of an argument, or raises an error that names the argument.
 inline DType dtype_of(const char* name, const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Half:
@@ -155,16 +155,16 @@ inline ScalarType scalar_type(DType dtype) {
   return ScalarType::Undefined;
 }
 
-// As torch.promote_types, of float dtypes.
+// Same as torch.promote_types, for float dtypes.
 inline DType promote(DType a, DType b) {
   if (a == b) return a;
   if (a == DType::kFloat64 || b == DType::kFloat64) return DType::kFloat64;
-  return DType::kFloat32;  // of float16 and bfloat16 too
+  return DType::kFloat32;  // also for float16 with bfloat16
 }
 
 inline bool is_floating(DType dtype) { return dtype != DType::kBool; }
 
-// The type that is computed in: float64 as soon as one tensor is.
+// The computation dtype: float64 if any tensor is float64, else float32.
 inline DType compute_type(std::initializer_list<DType> dtypes) {
   for (const DType dtype : dtypes) {
     if (dtype == DType::kFloat64) return dtype;
@@ -172,8 +172,8 @@ inline DType compute_type(std::initializer_list<DType> dtypes) {
   return DType::kFloat32;
 }
 
-// Where the numbers of an argument are: a null pointer means that it was not given. So one whose memory was taken away,
-// as sharded training does between uses, is an error.
+// Returns the data pointer of an argument. A null pointer means that the argument was not given, so a tensor whose
+// storage was freed, as sharded training does between uses, is an error.
 inline const void* data_of(const char* name, const Tensor& tensor) {
   const void* data = tensor.const_data_ptr();
   check(data != nullptr || tensor.numel() == 0, name, ": shape is ", shape(tensor),
@@ -193,11 +193,11 @@ inline OptionalTensor as_contiguous(const OptionalTensor& tensor) {
   return tensor.has_value() ? OptionalTensor(as_contiguous(*tensor)) : std::nullopt;
 }
 
-// Raise PyTorch's message, or one that begins as PyTorch's does where this version of PyTorch does not keep it.
+// Raises PyTorch's message, or one with the same beginning if this version of PyTorch does not keep the message.
 [[noreturn]] void fail_to_allocate(int64_t bytes, bool cuda);
 
-// A contiguous tensor on the device of another. Not through the dispatcher, on which a small operator would spend most of
-// its time.
+// Allocates a contiguous tensor on the device of `like`. Bypasses the dispatcher, which would dominate the time of a
+// small operator.
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& size, DType dtype) {
   std::vector<int64_t> strides(size.size());
   int64_t stride = 1;
@@ -220,7 +220,7 @@ inline Tensor in_type(const Tensor& tensor, DType dtype) {
   return dtype_of("", tensor) == dtype ? tensor : torch::stable::to(tensor, scalar_type(dtype));
 }
 
-// What is asked of every tensor that goes with the principal one.
+// Checks that apply to every tensor that is passed together with x.
 inline void check_beside(const char* name, const Tensor& tensor, const Tensor& x) {
   check(tensor.is_cuda() == x.is_cuda() && tensor.get_device() == x.get_device(), name,
         ": must be on the device of x");
@@ -230,7 +230,7 @@ inline void check_floating(const char* name, const Tensor& tensor) {
   check(is_floating(dtype_of(name, tensor)), name, ": dtype is torch.bool; allowed are float dtypes");
 }
 
-// A tensor seen as rows of its last dimension.
+// Size of a tensor viewed as rows of its last dimension.
 struct Rows {
   int64_t rows;
   int64_t columns;
@@ -243,10 +243,10 @@ inline Rows rows_of(const char* name, const Tensor& tensor) {
   return {tensor.numel() / columns, columns};
 }
 
-// Columns of a row that CUDA kernels take: they count them in 32 bits, and step beyond the end once.
+// Largest number of columns for CUDA kernels: they count columns in 32 bits, and step beyond the end once.
 constexpr int64_t kMostCudaColumns = (int64_t{1} << 31) - 4096;
 
-// Rows that CUDA kernels take: those of the first dimension of a grid.
+// Largest number of rows for CUDA kernels: the limit of a grid's first dimension.
 constexpr int64_t kMostCudaRows = (int64_t{1} << 31) - 1;
 
 inline void check_cuda_size(const char* operator_name, const char* name, const Tensor& tensor, Rows rows) {
@@ -257,11 +257,11 @@ inline void check_cuda_size(const char* operator_name, const char* name, const T
         kMostCudaRows, " rows are allowed, the product of all dimensions but the last");
 }
 
-// Elements that are worth a thread of their own.
+// Number of elements below which starting another thread does not pay off.
 constexpr int64_t kGrain = 32768;
 
-// `function(begin, end)` on ranges of rows, side by side. An exception of one of them is raised when all have ended:
-// nothing may leave the function that another thread runs.
+// Calls `function(begin, end)` on ranges of rows in parallel. If a call throws, the exception is rethrown after all
+// calls have finished: no exception may leave a function that another thread runs.
 template <typename Function>
 void for_rows(int64_t rows, int64_t columns, const Function& function) {
   if (rows == 0) return;
@@ -277,13 +277,13 @@ void for_rows(int64_t rows, int64_t columns, const Function& function) {
   if (failure) std::rethrow_exception(failure);
 }
 
-// The same on ranges of tiles (index.h).
+// Same as `for_rows`, on ranges of tiles (index.h).
 template <typename Function>
 void for_tiles(int64_t rows, int64_t columns, int64_t width, const Function& function) {
   if (rows > 0 && columns > 0) for_rows(tiles_of(rows, columns, width), smaller(columns, width), function);
 }
 
-// CUDA's current stream of the device that a tensor is on, which is made the current device meanwhile.
+// Makes the device of a tensor current, and provides CUDA's current stream of that device.
 class __attribute__((visibility("hidden"))) OnDeviceOf {
  public:
   explicit OnDeviceOf(const Tensor& tensor);
@@ -294,15 +294,15 @@ class __attribute__((visibility("hidden"))) OnDeviceOf {
   void* stream_ = nullptr;
 };
 
-// Which numbered kernel of an operator this thread asks for; 0, unless `choose_rung` was called: the launcher's choice.
+// Number of the kernel file that this thread has selected with `choose_rung`; 0, the default, lets the launcher choose.
 int64_t rung();
 
-// Raise, naming operator and shape, if CUDA's error code is not that of success. The error is taken off CUDA's record, so
-// that it is not found again by whatever runs next.
+// Raises an error with operator and shape unless CUDA's error code is success. The launcher has cleared CUDA's last
+// error, so that later calls do not report it again.
 void check_launch(int error, const char* name, const Tensor& x);
 
-// `launch(stream)` on the device of x; it returns CUDA's error code. A generic lambda, so that a library without CUDA
-// needs no launcher.
+// Calls `launch(stream)` on the device of x; `launch` returns CUDA's error code. It is a generic lambda, so that a
+// library without CUDA needs no launcher.
 template <typename Launch>
 void on_cuda([[maybe_unused]] const char* name, [[maybe_unused]] const Tensor& x,
              [[maybe_unused]] const Launch& launch) {
@@ -314,7 +314,7 @@ void on_cuda([[maybe_unused]] const char* name, [[maybe_unused]] const Tensor& x
 #endif
 }
 
-// `KP_IMPLEMENT(library) { library.impl(...); }`: the same functions for CPU and CUDA.
+// `KP_IMPLEMENT(library) { library.impl(...); }` registers the same functions for CPU and CUDA.
 #define KP_IMPLEMENT(LIBRARY)                                                            \
   static void implement(torch::stable::detail::StableLibrary&);                          \
   STABLE_TORCH_LIBRARY_IMPL(kernel_pytorch_cuda, CPU, library) { implement(library); }   \

@@ -1,4 +1,4 @@
-// Arguments that operators on rows share: an activation by its name, parameters of the columns, dropout.
+// Arguments shared by operators on rows: activation names, parameters with one value per column, dropout.
 #pragma once
 
 #include "kernel_pytorch/activation.h"
@@ -7,7 +7,7 @@
 
 namespace kernel_pytorch {
 
-// The activation of that name, or an error that lists them.
+// Returns the activation with that name, or raises an error that lists all names.
 inline Activation activation_of(const char* operator_name, const std::string& activation) {
   for (int i = 0; i < kActivations; ++i) {
     if (activation == kActivationNames[i]) return static_cast<Activation>(i);
@@ -17,7 +17,7 @@ inline Activation activation_of(const char* operator_name, const std::string& ac
   fail(operator_name, ": activation: given '", activation, "'; allowed are ", allowed);
 }
 
-// A parameter has one number for each column of x.
+// Checks that a parameter has one value per column of x.
 inline void check_parameter(const char* operator_name, const char* name, const OptionalTensor& parameter,
                             const Tensor& x) {
   if (!parameter.has_value()) return;
@@ -27,7 +27,7 @@ inline void check_parameter(const char* operator_name, const char* name, const O
         shape(*parameter), "; for x of shape ", shape(x), " it must be (", x.size(x.dim() - 1), ",)");
 }
 
-// A parameter in a dtype that twins take where `compute` is computed in: float64 there and nowhere else.
+// Converts a parameter to a dtype that the CPU backends accept with `compute`: float64 exactly if `compute` is float64.
 inline OptionalTensor parameter_in(const char* name, const OptionalTensor& parameter, DType compute) {
   if (!parameter.has_value()) return parameter;
   const bool taken = compute_type({dtype_of(name, *parameter)}) == compute;
@@ -38,7 +38,7 @@ inline Input optional_input(const char* name, const OptionalTensor& tensor) {
   return tensor.has_value() ? input(name, *tensor) : Input{};
 }
 
-// A tensor with as many rows and columns as another.
+// Checks that a tensor has the shape of another.
 inline void check_like(const char* operator_name, const char* name, const OptionalTensor& tensor, const char* other_name,
                        const Tensor& other) {
   if (!tensor.has_value()) return;
@@ -48,7 +48,7 @@ inline void check_like(const char* operator_name, const char* name, const Option
         other_name, ", ", shape(other));
 }
 
-// Dropout of elements of x with probability p; the seed has to live as long as what is returned.
+// Dropout of elements of x with probability p; the seed must outlive the result.
 inline Dropout dropout_of(const char* operator_name, const char* p_name, double p, const OptionalTensor& seed,
                           const Tensor& x) {
   check(p >= 0.0 && p < 1.0, operator_name, ": ", p_name, ": given ", p, "; it must be at least 0 and below 1");
@@ -61,7 +61,7 @@ inline Dropout dropout_of(const char* operator_name, const char* p_name, double 
   return {static_cast<const int64_t*>(data_of("seed", *seed)), dropout_threshold(p), 1.0 / (1.0 - p)};
 }
 
-// A float dtype by its name in Python.
+// Returns the float dtype with that Python name.
 inline DType dtype_named(const char* operator_name, const char* name, const std::string& given) {
   if (given == "float16") return DType::kFloat16;
   if (given == "bfloat16") return DType::kBFloat16;

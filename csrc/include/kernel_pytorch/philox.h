@@ -1,8 +1,8 @@
-// The dropout mask: Philox-4x32-10 of a seed and of the place of an element, in integers that host and device share.
+// Dropout mask: Philox-4x32-10 of a seed and an element's position, in integer arithmetic that host and device share.
 //
-// A tensor is seen as rows of its last dimension. The key is the seed, and counter `row * ceil(columns / 4) + column / 4`
-// serves four neighbouring columns with a word each. An element is kept where the upper 31 bits of its word are at least
-// round(p * 2^31). packages/fused-ln-act/src/kernel_pytorch/fused_ln_act/philox.py is the definition.
+// A tensor is viewed as rows of its last dimension. The key is the seed. Counter `row * ceil(columns / 4) + column / 4`
+// provides one word for each of four neighbouring columns. An element is kept if the upper 31 bits of its word are at
+// least round(p * 2^31). Reference: packages/fused-ln-act/src/kernel_pytorch/fused_ln_act/philox.py.
 //
 // Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011, https://doi.org/10.1145/2063384.2063405.
 #pragma once
@@ -36,20 +36,20 @@ KP_HOST_DEVICE constexpr PhiloxWords philox(uint64_t seed, uint64_t counter) {
   return {{a, b, c, d}};
 }
 
-// The counter of an element; its word is number `column % 4`.
+// Counter of an element, which uses word `column % 4`.
 KP_HOST_DEVICE constexpr int64_t dropout_counter(int64_t row, int64_t column, int64_t columns) {
   return row * ceil_divide(columns, kPhiloxWords) + column / kPhiloxWords;
 }
 
-// What the upper 31 bits of a kept element's word are not below.
+// Threshold for the upper 31 bits of a word: elements whose word is below it are dropped.
 KP_HOST_DEVICE constexpr uint32_t dropout_threshold(double p) {
   return static_cast<uint32_t>(smaller(static_cast<int64_t>(p * 2147483648.0 + 0.5), 2147483647));
 }
 
 KP_HOST_DEVICE constexpr bool is_kept(uint32_t word, uint32_t threshold) { return (word >> 1) >= threshold; }
 
-// What is done to an element: dropped, or multiplied by `scale`. Nothing where there is no seed, which lies where the
-// tensors do.
+// Drops an element or multiplies it by `scale`; does nothing if `seed` is null. The seed is on the device of the
+// tensors.
 struct Dropout {
   const int64_t* seed = nullptr;
   uint32_t threshold = 0;

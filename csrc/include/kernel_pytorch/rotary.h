@@ -1,7 +1,7 @@
-// Rotary position embedding, as the operators that rotate have it in common: which columns are pairs, where heads lie.
+// Rotary position embedding: pairing of columns and addressing of heads, shared by all operators that rotate.
 //
-// Of the columns of a head the first 2 * pairs are rotated, in pairs: column i with column i + pairs, or 2i with 2i + 1
-// (interleaved). The others pass.
+// The first 2 * pairs columns of a head are rotated in pairs: column i with column i + pairs, or, if interleaved, 2i
+// with 2i + 1. The remaining columns pass through unchanged.
 #pragma once
 
 #include "kernel_pytorch/dtype.h"
@@ -9,18 +9,18 @@
 
 namespace kernel_pytorch {
 
-// cos and sin are contiguous `(rows, pairs)` and of one dtype, that of what is rotated or the one that is computed in.
-// Token t takes row t % rows.
+// cos and sin are contiguous `(rows, pairs)` and have one dtype, that of the rotated tensor or the computation dtype.
+// Token t uses row t % rows.
 struct Rotation {
   Input cos;
   Input sin;
   int64_t rows;
   int64_t pairs;
   bool interleaved;
-  bool transposed;  // multiplied by the transposed matrix: what a gradient goes back through
+  bool transposed;  // multiply by the transposed matrix, as the backward does
 };
 
-// Tokens of heads in memory; the columns of a head lie side by side.
+// Strides of tokens and heads in memory; the columns of a head are contiguous.
 struct HeadStrides {
   int64_t token;
   int64_t head;
@@ -30,19 +30,19 @@ KP_HOST_DEVICE constexpr int64_t head_offset(HeadStrides strides, int64_t token,
   return token * strides.token + head * strides.head;
 }
 
-// The first column of a pair.
+// First column of a pair.
 KP_HOST_DEVICE constexpr int64_t first_of(int64_t pair, bool interleaved) { return interleaved ? 2 * pair : pair; }
 
-// The second.
+// Second column of a pair.
 KP_HOST_DEVICE constexpr int64_t second_of(int64_t pair, int64_t pairs, bool interleaved) {
   return interleaved ? 2 * pair + 1 : pair + pairs;
 }
 
-// Where a rotated column finds its cos and sin, and the column that it is paired with.
+// Index of the cos and sin of a rotated column, and the column it is paired with.
 struct Partner {
   int64_t pair;
   int64_t column;
-  bool second;  // of the two
+  bool second;  // the column is the second of the pair
 };
 
 KP_HOST_DEVICE constexpr Partner partner_of(int64_t column, int64_t pairs, bool interleaved) {
@@ -51,8 +51,9 @@ KP_HOST_DEVICE constexpr Partner partner_of(int64_t column, int64_t pairs, bool 
                           : Partner{column - pairs, column - pairs, true};
 }
 
-// A thread's two vectors of `width` columns of a head: the two halves of as many pairs, or, interleaved or where columns
-// pass, two neighbours. Heads of whole slots: pairs a multiple of width, columns of 2 * width.
+// Columns of a head for one thread, as two vectors of `width`: both halves of `width` pairs, or two neighbouring
+// vectors if interleaved or passed through. Heads consist of whole slots: width divides pairs, and 2 * width divides
+// columns.
 struct Slot {
   int first;
   int second;

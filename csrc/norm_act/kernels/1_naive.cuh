@@ -1,5 +1,5 @@
-// Rung 1: one thread a row. Neighbouring threads read addresses a whole row apart, so of every 32 bytes that come from
-// memory one element is used.
+// Kernel 1: one thread per row. Neighbouring threads read addresses a whole row apart, so only one element of every 32
+// bytes loaded from memory is used.
 #pragma once
 
 #include "parameters.cuh"
@@ -9,7 +9,7 @@ namespace norm_act {
 
 constexpr int kNaiveThreads = 128;
 
-// One element of h: x, or what is added, rounded and written.
+// Computes one element of h: x, or the sum with the residual, rounded and stored.
 template <typename T>
 __device__ __forceinline__ float make_h(const ForwardPointers<T>& p, const DropoutRow& dropout, int64_t offset, int column) {
   float x[1], residual[1];
@@ -22,7 +22,7 @@ __device__ __forceinline__ float make_h(const ForwardPointers<T>& p, const Dropo
   return widen(rounded);
 }
 
-// The same element again.
+// Reads the same element again.
 template <typename T>
 __device__ __forceinline__ float read_h(const ForwardPointers<T>& p, int64_t offset, int column) {
   if (p.residual.data != nullptr) return widen(p.h[offset + column]);

@@ -1,5 +1,5 @@
-// Rung 2: one block a row. Neighbouring threads read neighbouring elements, sums meet through warps and shared memory.
-// It walks the row three times, and takes rows of any length and alignment.
+// Kernel 2: one block per row. Neighbouring threads read neighbouring elements; sums are reduced over warps and shared
+// memory. It reads each row three times, and supports rows of any length and alignment.
 #pragma once
 
 #include "1_naive.cuh"
@@ -10,7 +10,7 @@ namespace norm_act {
 
 constexpr int kBlockThreads = 256, kMostBlockThreads = 1024;
 
-// Two sums at once over a block, at one barrier. `scratch` is shared and may be used again after the next one.
+// Two sums over a block with one barrier. `scratch` is in shared memory and can be reused after the next barrier.
 __device__ __forceinline__ float2 reduce_pair(float2 value, float2 (&scratch)[kMaxWarps]) {
   value = {reduce_warp(value.x, Add{}), reduce_warp(value.y, Add{})};
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -20,7 +20,7 @@ __device__ __forceinline__ float2 reduce_pair(float2 value, float2 (&scratch)[kM
   return {reduce_warp(value.x, Add{}), reduce_warp(value.y, Add{})};
 }
 
-// Of a row whose mean is a sum of large numbers, and so rounded: what it is off by, and the squares around it.
+// Accumulates the error of a rounded mean (x), and the squares around that mean (y).
 __device__ __forceinline__ void add_moments(float apart, float2& moments) {
   moments.x += apart;
   moments.y += apart * apart;
@@ -31,8 +31,8 @@ struct Statistics {
   float rstd;
 };
 
-// Whether what is normalised is zero however large it was: of one column nothing is left without the mean. With an rstd of
-// zero so is every gradient, exactly; what is rounded on the way would be multiplied by 1 / sqrt(eps) otherwise.
+// Whether x_hat is zero for any x: a single column minus its mean. rstd is then set to zero, so that every gradient is
+// exactly zero; otherwise rounding errors would be multiplied by 1 / sqrt(eps).
 __device__ __forceinline__ bool is_nothing(bool centred, int columns) { return centred && columns == 1; }
 
 __device__ __forceinline__ Statistics statistics_of(float2 moments, float mean, bool centred, int columns, float eps) {
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   }
 }
 
-// Of one element, before the weight.
+// Gradient and x_hat of one element, before multiplication with the weight.
 struct Slopes {
-  float g;  // dz on the way
+  float g;  // holds dz
   float x_hat;
 };
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ float weighted(const BackwardPointers<T>& p, int colu
   return g * weight[0];
 }
 
-// The gradients of x and the residual, of one row a block.
+// Gradients of x and the residual: one row per block.
 template <typename T>
 __global__ void __launch_bounds__(kMostBlockThreads) backward_block(const BackwardPointers<T> p) {
   __shared__ float2 scratch[kMaxWarps];
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kMostBlockThreads) backward_block(const Backwa
   }
 }
 
-// What the rows of one share give to the gradients of the parameters: a column a thread.
+// Partial sums of the parameters' gradients over the rows of one part: one thread per column.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_columns(const BackwardPointers<T> p) {
   const unsigned tiles = (p.columns + kBlockThreads - 1) / kBlockThreads;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_columns(const Backward
   const int column = static_cast<int>(blockIdx.x % tiles) * kBlockThreads + threadIdx.x;
   if (column >= p.columns) return;
   float of_weight = 0.0f, of_bias = 0.0f;
-#pragma unroll 4  // as many on their way at once
+#pragma unroll 4  // loads in flight
   for (int64_t row = part; row < p.rows; row += p.parts) {
     const DropoutRow dropout = dropout_row(p.dropout, row, p.columns);
     const float rstd = p.rstd[row], mean = p.mean != nullptr ? p.mean[row] : 0.0f;

@@ -1,6 +1,6 @@
-// Rung 3: accesses of 16 bytes, and the row stays in registers, packed: it is read once. All of a thread's vectors are on
-// their way before the first is looked at; rows end on a vector, so a thread holds a vector whole or not at all; several
-// short rows make a block. The backward of activations, dropout and parameters of other types is in activated_rows.cuh.
+// Kernel 3: 16-byte accesses; the row is read once and stays in registers, packed. Each thread starts all its loads
+// before it uses the first result. Rows consist of whole vectors; a block holds several short rows. The backward of
+// activations, dropout and parameters of other types is in activated_rows.cuh.
 #pragma once
 
 #include "kernel_pytorch/cuda/sum_shares.cuh"
@@ -13,24 +13,24 @@ namespace norm_act {
 
 constexpr int kMostThreads = 512;
 
-// Blocks of so many threads that a multiprocessor shall hold of a forward.
+// Minimum number of blocks of a forward per multiprocessor.
 template <int kVectors, Kind kKind>
 constexpr int kForwardBlocks = kVectors == 1 && kKind == Kind::kPlain ? 3 : 2;
 
-// The backward holds the shares of both parameters too, and g of two vectors where there is an activation.
+// The backward also holds partial sums of both parameters, and g of two vectors if there is an activation.
 template <int kVectors, Kind kKind>
 constexpr int kMostBackwardThreads = kVectors == 1 ? kFewThreads : kKind == Kind::kPlain ? 512 : 256;
 template <int kVectors, Kind kKind>
 constexpr int kBackwardBlocks = kVectors == 1 ? (kKind == Kind::kPlain ? 6 : kKind == Kind::kTyped ? 5 : 4)
                                               : (kKind == Kind::kTyped ? 2 : 1);
 
-// Of dynamic shared memory, a warp.
+// Bytes of dynamic shared memory per warp.
 template <typename T, int kVectors, Kind kKind>
 constexpr int kBackwardBytes = ActivatedRows<T, kVectors, kKind>::kBytes;
 template <typename T, int kVectors>
 constexpr int kBackwardBytes<T, kVectors, Kind::kPlain> = 0;
 
-// The vectors of a tensor that a thread has. Beside float32 it may be narrower, where not all have one type.
+// Loads this thread's vectors of a tensor, whose dtype may be narrower than T if T is float32 and `kKind` is kAny.
 template <Kind kKind, typename T, int kVectors, int N>
 __device__ __forceinline__ void load_vectors(const Input& source, int64_t offset, int first, int stride, int columns,
                                              Packed<T, N> (&packed)[kVectors]) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_vectors(const Input& source, int64_t offset
   }
 }
 
-// A team beyond the last row holds nothing, but its threads meet the others.
+// A team beyond the last row loads nothing, but its threads take part in the reductions.
 template <typename T, int kVectors, Kind kKind>
 __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<kVectors, kKind>)
     forward_vectorized(const ForwardPointers<T> p) {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<kVectors, kKind>)
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) finish_vector(v, h[v]);
   } else {
-    // One after the other in the same place: the activations of all of them would not fit in the instruction cache.
+    // A loop that is not unrolled: the instruction cache would not hold the activations of all vectors.
 #pragma unroll 1
     for (int v = 0; v < kVectors; ++v) {
       finish_vector(v, h[0]);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<kVectors, kKind>)
   }
 }
 
-// What a thread has of a row on its way, or at work.
+// This thread's part of one row, while it is loaded or processed.
 template <typename T, int kVectors>
 struct IncomingRow {
   static constexpr int N = kVectorLength<T>;
@@ -140,7 +140,7 @@ struct IncomingRow {
   }
 };
 
-// The gradients of the rows of one share, plain ones, whose next row is on its way while one is at work.
+// Gradients of the rows of one part, without activation or dropout; prefetches the next row.
 template <typename T, int kVectors>
 __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team<false>& team,
                                               ParameterShares<kVectors, kVectorLength<T>>& shares) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T>& p, Team
   const bool needs_rows = p.dx.data != nullptr || p.dresidual.data != nullptr, centred = p.mean != nullptr;
   const T* const dh = needs_rows ? p.dh : nullptr;
   const int64_t part = team.index(), step = p.parts * blockDim.y;
-  const auto turns = static_cast<int>(quotient(p.rows - part + step - 1, step));  // of the block
+  const auto turns = static_cast<int>(quotient(p.rows - part + step - 1, step));  // iterations of the block
   int64_t row = part + threadIdx.y * p.parts;
   IncomingRow<T, kVectors> next = {};
   next.load(p, row, first, stride);
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kMostBackwardThreads<kVectors, kKind>, kBackwa
     if (target == nullptr) return;
     if constexpr (kVectors == 1) {
       if (blockDim.y > 1) {
-        __syncthreads();  // the sums of the other parameter have been read
+        __syncthreads();  // all threads have read the sums of the other parameter
         add_teams(share, sums);
       }
     }

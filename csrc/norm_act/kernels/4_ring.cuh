@@ -1,6 +1,6 @@
-// Rung 4: a row too long for one block's registers is shared by a cluster of blocks, whose sums meet in distributed
-// shared memory (compute capability 9.0 on). Clusters stay for many rows, vectors of the next rows are on their way to shared
-// memory while one is at work, and the sums of the next row meet while one is written; every row is read once.
+// Kernel 4: a cluster of blocks shares a row that is too long for one block's registers, and reduces sums through
+// distributed shared memory (compute capability 9.0 on). Clusters are persistent: they prefetch vectors of the next
+// rows to shared memory, and reduce the next row while they store one. Every row is read once.
 #pragma once
 
 #include "3_vectorized.cuh"
@@ -9,14 +9,14 @@
 namespace kernel_pytorch {
 namespace norm_act {
 
-// Slots such that two blocks of a forward with four vectors a thread share a multiprocessor.
+// Number of slots with which two blocks of a forward with four vectors per thread fit on a multiprocessor.
 template <int kVectors, int kWords>
 constexpr int kForwardSlots = (kVectors == 4 ? 12 : 24) / kWords;
 
 template <int kVectors>
-constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // of 512 threads on a multiprocessor
+constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // blocks of 512 threads per multiprocessor
 
-// h of one vector, from x; with a residual it is added and written, and kept in the slot.
+// Reads h for one vector: x, or the sum with the residual, which is stored and kept in the slot.
 template <bool kResidual, bool kPlain, typename T, typename Slot, int N>
 __device__ __forceinline__ void read_h(const ForwardPointers<T>& p, const DropoutRow& dropout, Slot slot, int64_t offset,
                                        int column, Packed<T, N>& h) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void read_h(const ForwardPointers<T>& p, const Dropou
   }
 }
 
-// Not for narrower tensors beside float32: all of x, residual, h and y have type T.
+// x, residual, h and y must all have type T: mixed dtypes are not supported.
 template <typename T, int kVectors, bool kResidual, Kind kKind>
 __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>) forward_ring(const ForwardPointers<T> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -103,13 +103,13 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>) fo
 #endif
 }
 
-constexpr int kDy = 1, kDh = 2;  // words of 16 bytes of a vector: of h, of dy, of dh
+constexpr int kDy = 1, kDh = 2;  // 16-byte words of a vector: h, dy, dh
 template <bool kAdds>
 constexpr int kBackwardWords = kAdds ? 3 : 2;
 template <bool kAdds>
-constexpr int kBackwardSlots = 27 / kBackwardWords<kAdds>;  // so that two blocks of 256 threads share a multiprocessor
+constexpr int kBackwardSlots = 27 / kBackwardWords<kAdds>;  // two blocks of 256 threads fit on a multiprocessor
 
-// g of one vector of the row that is looked at, whose shares and sums it adds to.
+// Computes g for one vector of the row that is read, and adds to the partial sums and to the sums of the row.
 template <Kind kKind, typename T, typename Parameters, typename Slot, int kVectors, int N>
 __device__ __forceinline__ void read_g(const BackwardPointers<T>& p, const Parameters& parameters, const DropoutRow& dropout,
                                        Slot slot, int column, int v, float mean, float rstd, float (&g)[N],
@@ -121,7 +121,7 @@ __device__ __forceinline__ void read_g(const BackwardPointers<T>& p, const Param
   make_g<kKind>(p, parameters, dropout, column, v, x_hat, g, shares, sums);
 }
 
-// The gradients of one vector, from g.
+// Computes and stores the gradients of one vector, from g.
 template <Kind kKind, bool kAdds, typename T, typename Slot, int N>
 __device__ __forceinline__ void write_gradients(const BackwardPointers<T>& p, const DropoutRow& dropout, Slot slot,
                                                 int64_t offset, int column, const InputGradient<T>& gradient,
@@ -137,7 +137,7 @@ __device__ __forceinline__ void write_gradients(const BackwardPointers<T>& p, co
   store_row<kKind>(p, dropout, offset, column, g);
 }
 
-// Where there is an activation or dropout, g of one row is kept in registers, and nothing is done meanwhile.
+// With an activation or dropout, registers keep g of one row, and the next row is not processed meanwhile.
 template <typename T, int kVectors, Kind kKind, bool kAdds>
 __global__ void __launch_bounds__(kMostClusterThreads) backward_ring(const BackwardPointers<T> p) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kMostClusterThreads) backward_ring(const Backw
   Ring ring(slots, part, parts, rows, copy);
   Parameters<T, kVectors, kKind, Held::kAll, !kPlain> parameters(p.weight, p.bias, first, stride, p.columns);
   ParameterShares<kVectors, N> shares;
-  float rstd = 0.0f, mean = 0.0f;  // of the row that was looked at last
+  float rstd = 0.0f, mean = 0.0f;  // of the latest row read
   float kept[kPlain ? 1 : kVectors][N];
   const auto look = [&](auto ahead, int row) {
     rstd = p.rstd[row];

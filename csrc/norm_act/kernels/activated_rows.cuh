@@ -1,7 +1,7 @@
-// Rung 3's backward where there is an activation, dropout, or parameters of other types: instructions are what it waits
-// for, and every second one was for what a row takes beside its arithmetic. So two vectors make a turn, of one row or of
-// two, whose sums meet at once; parameters are unpacked once; and no registers are copied, as the next turn is on its way to
-// shared memory (cp.async, compute capability 8.0 on) and not to registers. That leaves room for more warps, too.
+// Kernel 3's backward with an activation, dropout, or parameters of other types. It is limited by instruction issue,
+// and half of the instructions were overhead per row. So each iteration, a turn, processes two vectors, of one row or
+// of two, with one reduction; parameters are unpacked once; and the next turn is prefetched to shared memory instead of
+// registers (cp.async, compute capability 8.0 on), which saves register copies and leaves room for more warps.
 #pragma once
 
 #include "kernel_pytorch/cuda/ring.cuh"
@@ -12,21 +12,21 @@
 namespace kernel_pytorch {
 namespace norm_act {
 
-// Rows that a team has in a turn; each is summed as if it were alone.
+// Number of rows of a team in a turn; each sum is that of a separate reduction.
 template <int kVectors>
 constexpr int kRowsOfTurn = kVectors == 1 ? 2 : 1;
 
-// Of shared memory every warp has a part of its own, in lines to which each lane contributes 16 bytes; and a thread reads
-// what it has written itself, so that no barrier stands between.
+// Every warp has a separate part of shared memory, in lines of 16 bytes per lane. Each thread reads only what it has
+// written itself, so no barrier is needed.
 constexpr int kLineBytes = kWarp * 16;
 
-// The parameters of a thread's vectors as floats, ones and zeros where there are none.
+// Parameters of a thread's vectors as float32; ones and zeros for missing ones.
 template <int kVectors, int N>
 class KeptParameters {
   static constexpr int kQuads = N / 4;
 
  public:
-  static constexpr int kBytes = 2 * kVectors * kQuads * kLineBytes;  // of a warp
+  static constexpr int kBytes = 2 * kVectors * kQuads * kLineBytes;  // per warp
 
   __device__ __forceinline__ explicit KeptParameters(uint32_t begin) : begin_(begin) {}
 
@@ -77,8 +77,7 @@ class KeptParameters {
   uint32_t begin_;
 };
 
-// What is to be done beside the arithmetic, in the bits of one register: to look at a pointer takes three instructions, each
-// time.
+// Optional steps of a row, as bits of one register: testing a pointer would take three instructions each time.
 enum Task : unsigned { kCentre = 1, kDropDy = 2, kAddDh = 4, kStoreDresidual = 8, kDropDx = 16, kStoreDx = 32 };
 constexpr unsigned kRareTasks = kAddDh | kStoreDresidual | kDropDx, kRowTasks = kStoreDresidual | kStoreDx;
 
@@ -89,17 +88,17 @@ __device__ __forceinline__ unsigned tasks_of(const BackwardPointers<T>& p) {
                    (p.dh != nullptr && (needs_x || needs_residual) ? kAddDh : 0) |
                    (needs_residual ? kStoreDresidual : 0) | (drops && p.adds && needs_x ? kDropDx : 0) |
                    (needs_x ? kStoreDx : 0);
-  asm volatile("" : "+r"(tasks));  // not to be made again from the pointers
+  asm volatile("" : "+r"(tasks));  // keeps the compiler from recomputing the bits from pointers
   return tasks;
 }
 
-// Which rows a team has.
+// Rows of a team.
 template <typename T, int kVectors>
 struct TeamRows {
   unsigned first;
-  unsigned step;           // to the next one
-  int most;                // so many has a team of the block at most
-  unsigned end[kVectors];  // in rows from here on the thread does not have this vector
+  unsigned step;           // to the next row
+  int most;                // largest number of rows of a team of this block
+  unsigned end[kVectors];  // the thread has this vector only in rows before this one
 
   __device__ __forceinline__ TeamRows(const BackwardPointers<T>& p, const Team<false>& team)
       : first(static_cast<unsigned>(team.index() + threadIdx.y * p.parts)),
@@ -113,14 +112,14 @@ struct TeamRows {
   }
 };
 
-// The same place of another row, by one multiplication and addition. `pitch`: bytes of a row.
+// Returns the same position in another row, with one multiply-add. `pitch`: bytes per row.
 template <typename T>
 __device__ __forceinline__ T* down_to(T* place, unsigned row, unsigned pitch) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
   return reinterpret_cast<T*>(reinterpret_cast<Byte*>(place) + uint64_t{row} * pitch);
 }
 
-// The rows of two turns: that at work, and the next one on its way.
+// The rows of two turns: the current one and the next one, which is prefetched.
 template <typename T, int kVectors>
 class IncomingTurns {
   static constexpr int N = kVectorLength<T>, kRows = kRowsOfTurn<kVectors>;
@@ -128,12 +127,12 @@ class IncomingTurns {
   static constexpr int kTurnBytes = kRows * kVectors * kWords * kLineBytes;
 
  public:
-  static constexpr int kBytes = 2 * kTurnBytes;  // of a warp
+  static constexpr int kBytes = 2 * kTurnBytes;  // per warp
 
   __device__ __forceinline__ IncomingTurns(uint32_t begin, int column, int across)
       : at_(begin), both_(2 * begin + kTurnBytes), column_(column), across_(across) {}
 
-  // For the turn that begins with this row.
+  // Starts the copies for the turn that begins with this row.
   __device__ __forceinline__ void ask(const BackwardPointers<T>& p, const TeamRows<T, kVectors>& rows, unsigned row,
                                       unsigned tasks) {
     const unsigned pitch = p.columns * static_cast<unsigned>(sizeof(T));
@@ -161,7 +160,7 @@ class IncomingTurns {
     }
   }
 
-  // What was asked for is there, and at work.
+  // Waits for the copies of the next turn, and makes it the current one.
   __device__ __forceinline__ void begin() {
     await_copies<0>();
     at_ = both_ - at_;
@@ -188,17 +187,17 @@ class IncomingTurns {
     unpack(packed, values);
   }
 
-  uint32_t at_;    // this thread's part of the turn at work
-  uint32_t both_;  // and of the next one, added
+  uint32_t at_;    // address of this thread's part of the current turn
+  uint32_t both_;  // sum of that address and the next turn's
   int column_;     // of the thread's first vector
-  int across_;     // to its next one
+  int across_;     // distance to its next vector
   float mean_[kRows] = {};
   float rstd_[kRows] = {};
   float next_mean_[kRows] = {};
   float next_rstd_[kRows] = {};
 };
 
-// The gradients of the rows of one share.
+// Computes the gradients of the rows of one part.
 template <typename T, int kVectors, Kind kKind>
 class ActivatedRows {
   static constexpr int N = kVectorLength<T>, kRows = kRowsOfTurn<kVectors>;
@@ -207,7 +206,7 @@ class ActivatedRows {
   using Sums = RowSums<2 * kRows>;
 
  public:
-  static constexpr int kBytes = Turns::kBytes + Kept::kBytes;  // of dynamic shared memory, of a warp
+  static constexpr int kBytes = Turns::kBytes + Kept::kBytes;  // dynamic shared memory per warp
   using Scratch = typename Sums::Scratch;
 
   __device__ __forceinline__ ActivatedRows(const BackwardPointers<T>& p, const Team<false>& team, const uint4* shared,
@@ -268,7 +267,7 @@ class ActivatedRows {
     }
   }
 
-  // g of one vector, and what it adds to the sums.
+  // Computes g for one vector, and adds to the sums.
   __device__ __forceinline__ void look(unsigned row, int r, int v, float (&g)[N], ParameterShares<kVectors, N>& shares,
                                        float& of_g, float& of_product) {
     float x_hat[N], z[N], parameter[N];
@@ -306,7 +305,7 @@ class ActivatedRows {
     drop<N>(dropout_, column_ + v * across_, values);
   }
 
-  // Behind the question whether a vector is there stands no more than its store, so that it takes no branch.
+  // Only the store depends on whether the vector exists, so the compiler needs a predicate instead of a branch.
   __device__ __forceinline__ void store(const Output& target, unsigned row, const float (&values)[kRows][kVectors][N]) const {
     for_each([&](int r, int v) {
       const unsigned this_row = row + r * rows_.step;
@@ -326,7 +325,7 @@ class ActivatedRows {
 
   const BackwardPointers<T>& p_;
   int column_;  // of the thread's first vector
-  int across_;  // to its next one
+  int across_;  // distance to its next vector
   unsigned tasks_;
   TeamRows<T, kVectors> rows_;
   uint32_t begin_;

@@ -1,4 +1,4 @@
-// What every kernel of norm and activation is given, and what all of them do to one element or one vector.
+// Parameters of the kernels of norm and activation, and the operations on one element or vector that they share.
 #pragma once
 
 #include "kernel_pytorch/cuda/activation_switch.cuh"
@@ -9,16 +9,16 @@
 namespace kernel_pytorch {
 namespace norm_act {
 
-// T of h and y, to which x and residual were promoted.
+// T: element type of h and y, to which x and the residual promote.
 template <typename T>
 struct ForwardPointers {
   Input x;
-  Input residual;  // no data for none
-  Input weight;    // no data for none
-  Input bias;      // no data for none
+  Input residual;  // optional
+  Input weight;    // optional
+  Input bias;      // optional
   T* y;
-  T* h;         // with a residual
-  float* mean;  // null for the RMS norm
+  T* h;         // only with a residual
+  float* mean;  // null for RMS norm
   float* rstd;
   DeviceDropout dropout;
   int64_t rows;
@@ -27,30 +27,30 @@ struct ForwardPointers {
   Activation activation;
 };
 
-// T of dy, dh and h. Share p is of rows p, p + parts, ..., or of as many neighbours as a block takes at a time.
+// T: element type of dy, dh and h. Part p has rows p, p + parts, ...
 template <typename T>
 struct BackwardPointers {
   const T* dy;
-  const T* dh;  // null for none
+  const T* dh;  // may be null
   const T* h;
-  Input weight;       // no data for none
-  Input bias;         // no data for none
-  const float* mean;  // null for the RMS norm
+  Input weight;       // optional
+  Input bias;         // optional
+  const float* mean;  // null for RMS norm
   const float* rstd;
-  Output dx;             // no data where it is not needed
-  Output dresidual;      // no data where it is not needed
-  float* weight_shares;  // `(parts, columns)`; null where dweight is not needed
-  float* bias_shares;    // the same for dbias
+  Output dx;             // null data if not needed
+  Output dresidual;      // null data if not needed
+  float* weight_shares;  // partial sums `(parts, columns)`; null if dweight is not needed
+  float* bias_shares;    // same for dbias
   DeviceDropout dropout;
   int64_t rows;
   int64_t parts;
   int columns;
   bool adds;
-  bool rounded;  // all gradients to 16 bits
+  bool rounded;  // gradients of parameters have 16 bits
   Activation activation;
 };
 
-// x_hat times weight, plus bias.
+// Multiplies x_hat by weight and adds bias.
 template <int N>
 __device__ __forceinline__ void scale_and_shift(const Input& weight, const Input& bias, int column, float (&z)[N]) {
   float parameter[N];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void scale_and_shift(const Input& weight, const Input
   }
 }
 
-// From z to y. `kPlain`: neither activation nor dropout.
+// Computes y from z. `kPlain`: neither activation nor dropout.
 template <bool kPlain, typename T, int N>
 __device__ __forceinline__ void finish(const ForwardPointers<T>& p, const DropoutRow& dropout, int column, float (&z)[N]) {
   if constexpr (!kPlain) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void finish(const ForwardPointers<T>& p, const Dropou
   }
 }
 
-// From dy, dropped, to dz, the gradient of what is activated. `kRoundedSums`: it is known that all gradients have 16 bits.
+// Computes dz, the gradient before the activation, from dy after dropout. `kRoundedSums`: all gradients have 16 bits.
 template <bool kRoundedSums, typename T, int N>
 __device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, const float (&z)[N], float (&dy)[N]) {
   if (kRoundedSums || (kRounded<T> && p.rounded)) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, co
   }
 }
 
-// The same from dy as it came.
+// Same from dy before dropout.
 template <bool kRoundedSums, typename T, int N>
 __device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, const DropoutRow& dropout, int column,
                                                 const float (&z)[N], float (&dy)[N]) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void undo_activation(const BackwardPointers<T>& p, co
   undo_activation<kRoundedSums, T, N>(p, z, dy);
 }
 
-// The gradient of h, dh added, to those of x and the residual.
+// Stores the gradients of x and the residual, from the gradient of h with dh added.
 template <bool kPlain, typename T, int N>
 __device__ __forceinline__ void store_gradients(const BackwardPointers<T>& p, const DropoutRow& dropout, int64_t offset,
                                                 int column, float (&gradient)[N]) {

@@ -1,4 +1,4 @@
-// What rungs 3 and 4 do to a vector of a row: its parameters, x to y, and dy to the gradients.
+// Operations of kernels 3 and 4 on a vector of a row: access to parameters, x to y, dy to gradients.
 #pragma once
 
 #include "parameters.cuh"
@@ -7,22 +7,22 @@
 namespace kernel_pytorch {
 namespace norm_act {
 
-// What is known of the arguments when a kernel is compiled: whether all tensors have its type, and then whether there is
-// neither activation nor dropout.
+// Compile-time knowledge about the arguments. kTyped: all tensors have the kernel's type. kPlain: also there is neither
+// activation nor dropout.
 enum class Kind { kPlain, kTyped, kAny };
 
-// What a thread has of weight and bias: that of all its vectors, packed; that of its next one, on its way; or nothing, and
-// they are read where they are needed.
+// Which part of weight and bias a thread holds in registers: that of all its vectors, packed; that of its next vector,
+// prefetched; or none, so that they are loaded where they are used.
 enum class Held { kAll, kNext, kNone };
 
-// A load is where it stands in the program: otherwise the compiler puts off that of one branch.
+// Keeps a load at its place in the program: otherwise the compiler moves the load of one branch down to its use.
 template <typename T, int N>
 __device__ __forceinline__ void hold_loads(Packed<T, N>& packed) {
 #pragma unroll
   for (uint4& words : packed.words) asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }
 
-// `kShifts`: there is use for the bias.
+// `kShifts`: the bias is needed.
 template <typename T, int kVectors, Kind kKind, Held kHeld, bool kShifts = true>
 struct Parameters {
   static constexpr Held kHolds = kKind == Kind::kAny ? Held::kNone : kHeld;
@@ -41,7 +41,7 @@ struct Parameters {
     }
   }
 
-  // Those of the vector at `column` are needed next.
+  // Prefetches the parameters of the vector at `column`.
   __device__ __forceinline__ void expect(int column, int columns) {
     if constexpr (kHolds == Held::kNext) {
       load(0, column, columns);
@@ -50,7 +50,7 @@ struct Parameters {
     }
   }
 
-  // Between two uses of what is held (vector.cuh).
+  // Must be called between two uses of held parameters (see `forget_unpacked` in vector.cuh).
   __device__ __forceinline__ void forget() {
     if constexpr (kHolds == Held::kAll) {
       forget_unpacked(held_weight);
@@ -103,7 +103,7 @@ struct Parameters {
   }
 };
 
-// From x to h, rounded and packed, which is written.
+// Replaces x by h, rounded and packed, and stores it.
 template <bool kPlain, typename T, int N>
 __device__ __forceinline__ void add_residual(const ForwardPointers<T>& p, const DropoutRow& dropout, int64_t offset,
                                              int column, const Packed<T, N>& residual, Packed<T, N>& h) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void add_residual(const ForwardPointers<T>& p, const 
   store_packed(p.h + offset + column, h);
 }
 
-// x_hat of h, in its place: a multiplication and an addition in one, where 16 bits cannot tell what large means lose by that.
+// Replaces h by x_hat. 16-bit types use one fused multiply-add: their rounding hides its larger error for large means.
 template <typename T, int N>
 __device__ __forceinline__ void normalize(float mean, float rstd, float (&h)[N]) {
   if constexpr (kRounded<T>) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void normalize(float mean, float rstd, float (&h)[N])
   }
 }
 
-// From h, in its place, to y, which is written.
+// Computes y from h, in place, and stores it.
 template <Kind kKind, typename T, typename Parameters, int N>
 __device__ __forceinline__ void store_y(const ForwardPointers<T>& p, const Parameters& parameters, const DropoutRow& dropout,
                                         int64_t offset, int column, int v, Statistics found, float (&z)[N]) {
@@ -148,14 +148,14 @@ __device__ __forceinline__ void store_statistics(const ForwardPointers<T>& p, in
   p.rstd[row] = found.rstd;
 }
 
-// What the gradients of the parameters are made of.
+// Partial sums of the gradients of the parameters.
 template <int kVectors, int N>
 struct ParameterShares {
   float weight[kVectors][N] = {};
   float bias[kVectors][N] = {};
 };
 
-// Of one vector, from dz: what it adds to the gradients of the parameters.
+// Adds the contribution of one vector, from dz, to the gradients of the parameters.
 template <int kVectors, int N>
 __device__ __forceinline__ void add_to_shares(const float (&x_hat)[N], const float (&dz)[N], int v,
                                               ParameterShares<kVectors, N>& shares) {
@@ -166,7 +166,7 @@ __device__ __forceinline__ void add_to_shares(const float (&x_hat)[N], const flo
   }
 }
 
-// And from g, to the sums of its row.
+// Adds the contribution of one vector, from g, to the sums of its row.
 template <int N>
 __device__ __forceinline__ void add_to_sums(const float (&x_hat)[N], const float (&g)[N], float& of_g, float& of_product) {
 #pragma unroll
@@ -176,7 +176,7 @@ __device__ __forceinline__ void add_to_sums(const float (&x_hat)[N], const float
   }
 }
 
-// g of one vector, in the place of dy, from x_hat; its sum, and that of g * x_hat, are added to `sums`.
+// Replaces dy by g for one vector, and adds the sums of g and of g * x_hat to `sums`.
 template <Kind kKind, typename T, typename Parameters, int kVectors, int N>
 __device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Parameters& parameters, const DropoutRow& dropout,
                                        int column, int v, const float (&x_hat)[N], float (&g)[N],
@@ -193,8 +193,8 @@ __device__ __forceinline__ void make_g(const BackwardPointers<T>& p, const Param
   add_to_sums(x_hat, g, sums.x, sums.y);
 }
 
-// From g and h to the gradient of h, without dh: rstd (g - mean(g) - x_hat mean(g x_hat)), by two multiplications and
-// additions where 16 bits cannot tell.
+// Computes the gradient of h, without dh, from g and h: rstd (g - mean(g) - x_hat mean(g x_hat)). 16-bit types use two
+// fused multiply-adds, whose error their rounding hides.
 template <typename T>
 class InputGradient {
  public:
@@ -228,7 +228,7 @@ class InputGradient {
   float rest_;
 };
 
-// The gradient of h, with dh, to those of x and the residual.
+// Stores the gradients of x and the residual, from the gradient of h with dh added.
 template <Kind kKind, typename T, int N>
 __device__ __forceinline__ void store_row(const BackwardPointers<T>& p, const DropoutRow& dropout, int64_t offset, int column,
                                           float (&gradient)[N]) {

@@ -1,6 +1,6 @@
-// Mean and rstd of a row that a team has in registers or in slots. Every warp finds the mean of its own elements and the
-// squares around that; what the warps found meets once. Nothing large is subtracted from anything large, so that numbers far
-// from zero keep their digits.
+// Mean and rstd of a row that a team has in registers or slots. Each warp computes the mean of its elements and the sum
+// of squares around it; one exchange then combines the warps. No large number is subtracted from another, so that
+// numbers far from zero keep their digits.
 //
 // Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979,
 // http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf
@@ -13,7 +13,7 @@
 namespace kernel_pytorch {
 namespace norm_act {
 
-// Elements that a warp of a team has: `kVectors` vectors of `N` a thread, `stride` vectors apart.
+// Number of elements of a warp of a team: each thread has `kVectors` vectors of `N`, `stride` vectors apart.
 template <int kVectors, int N>
 class Counts {
  public:
@@ -37,9 +37,9 @@ class Counts {
   bool equal_;
 };
 
-// The first step. `for_each(body)` calls `body(value)` of every element that a thread has, and `again(body)` once more; without
-// a mean the squares are those around zero. `kExact`: divisions and roots are exact, and what a mean loses by rounding is added again; 16 bits cannot
-// tell. The result is for the second step.
+// First step. `for_each(body)` calls `body(value)` for every element of a thread, and `again(body)` repeats that.
+// Without `centred`, squares are around zero. `kExact`: divisions and square roots are exact, and the rounding error of
+// the mean is corrected, which 16-bit results do not need. The result is passed to `gather_moments`.
 template <bool kExact, int kVectors, int N, bool kCluster, typename ForEach, typename Again>
 __device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool centred, int columns,
                                                    const ForEach& for_each, const Again& again) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ float2 announce_moments(Team<kCluster>& team, bool ce
 
 template <bool kExact, int kVectors, int N, bool kCluster>
 __device__ __forceinline__ Statistics gather_moments(Team<kCluster>& team, float2 own, bool centred, int columns, float eps) {
-  const auto from = [&](float squares, float mean) -> Statistics {  // around that mean
+  const auto from = [&](float squares, float mean) -> Statistics {  // squares around that mean
     return {mean, is_nothing(centred, columns) ? 0.0f : rstd_of<!kExact>(squares, columns, eps)};
   };
   if (!centred) return from(team.gather(own.y, Add{}), 0.0f);
@@ -78,7 +78,7 @@ __device__ __forceinline__ Statistics gather_moments(Team<kCluster>& team, float
   team.gather_own();
   const Counts<kVectors, N> counts(team.stride(), columns);
   const float all = static_cast<float>(columns);
-  // Near to the mean. That of one warp of w is at most sqrt(w) standard deviations away, of which 16 bits keep enough.
+  // A pivot near the mean: that of one of w warps is within sqrt(w) standard deviations, close enough for 16 bits.
   float pivot = team.numbers_of(0).x;
   if constexpr (kExact) {
     float sum = 0.0f;

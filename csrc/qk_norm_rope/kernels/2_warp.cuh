@@ -1,5 +1,5 @@
-// Rung 2: one warp a head, forward; one block a head, backward. Neighbours read neighbours, and read the other of each
-// pair again; any length and alignment.
+// Kernel 2: one warp per head in the forward, one block per head in the backward. Neighbouring threads read
+// neighbouring columns, and read each partner column again; any length and alignment.
 #pragma once
 
 #include "kernel_pytorch/cuda/reduce.cuh"
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kWarpThreads) norm_rope_warp(const ForwardPoin
   constexpr int kWarps = kWarpThreads / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int64_t index = blockIdx.x * static_cast<int64_t>(kWarps) + threadIdx.x / kWarp;
-  if (index >= p.tokens * (p.q.heads + p.k.heads)) return;  // a whole warp
+  if (index >= p.tokens * (p.q.heads + p.k.heads)) return;  // returns for a whole warp
   const Row<T, W> row = row_of(p, index);
   float sum = 0.0f;
   for (int column = lane; column < p.columns; column += kWarp) {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kWarpThreads) norm_rope_warp(const ForwardPoin
   }
 }
 
-// The gradients of q, or of k, of the heads of one part. Its share of dweight is in global memory, where every column
+// Gradients of q or k for the heads of one part. The partial sum of dweight is in global memory, where every column
 // belongs to one thread.
 template <bool kInterleaved, typename T, typename W, typename C>
 __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& p, const BackwardHeads<T, W>& side,

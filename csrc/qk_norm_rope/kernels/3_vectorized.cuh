@@ -1,7 +1,7 @@
-// Rung 3: accesses of 16 bytes, and a head stays in the registers of a few neighbouring threads: it is read once. A
-// thread holds two vectors that make up pairs, one of each half or, interleaved, two neighbouring ones, and turns them by
-// itself. It does so for several heads of a token, whose cos, sin and weight it reads once: beside 16-bit heads those are
-// most of what is read. Everything is on its way before the first of it is looked at.
+// Kernel 3: 16-byte accesses; a head is read once and stays in the registers of a few neighbouring threads. A thread
+// holds two vectors that form pairs, one from each half of the head or, if interleaved, two neighbouring ones, and
+// rotates them without communication. It processes several heads of a token with the same cos, sin and weight, which
+// are most of the traffic if heads have 16 bits. All loads are started before the first result is used.
 #pragma once
 
 #include "kernel_pytorch/cuda/math.cuh"
@@ -12,18 +12,18 @@
 namespace kernel_pytorch {
 namespace qk_norm_rope {
 
-constexpr int kElements = 8;  // of a vector: 16 bytes, or twice that
+constexpr int kElements = 8;  // per vector: 16 or 32 bytes
 constexpr int kSlot = 2 * kElements;
 constexpr int kBackwardThreads = 256;
 constexpr int kForwardThreads = 128;
-constexpr int kResident = 2;  // blocks of a backward on a multiprocessor: all shares side by side
+constexpr int kResident = 2;  // blocks of a backward per multiprocessor: all parts run at once
 
-// Where a thread stands: `lanes` threads, a power of two up to a warp, have a head between them. Those beyond its end
-// hold zeros.
+// Position of a thread: `lanes` threads, a power of two up to a warp size, share a head. Those beyond the end of the
+// head hold zeros.
 struct Lane {
   int lanes;
   int own;
-  int group;  // of the block
+  int group;  // within the block
   Slot slot;
   bool holds;
 };
@@ -35,7 +35,7 @@ __device__ __forceinline__ Lane lane_of(int lanes, int columns, int pairs) {
           own * kSlot < columns};
 }
 
-// Of heads, for all their threads, side by side.
+// Sums over the threads of each head, for several heads at once.
 template <int kHeads>
 __device__ __forceinline__ void reduce_lanes(float (&values)[kHeads], int lanes) {
 #pragma unroll
@@ -46,7 +46,7 @@ __device__ __forceinline__ void reduce_lanes(float (&values)[kHeads], int lanes)
   }
 }
 
-// The two vectors of a head that a thread has.
+// This thread's two vectors of a head.
 struct Pair {
   float a[kElements] = {};
   float b[kElements] = {};
@@ -64,7 +64,7 @@ struct Pair {
   }
 };
 
-// The same as it lies in memory: half the registers, where elements are of 16 bits.
+// Same as stored in memory: 16-bit elements take half the registers.
 template <typename T>
 struct PackedPair {
   Packed<T, kElements> vectors[2];
@@ -82,7 +82,7 @@ struct PackedPair {
   }
 };
 
-// cos and sin of a thread's pairs, the latter with its sign.
+// cos and sin of this thread's pairs; sin includes its sign.
 struct Angles {
   float c[kElements] = {};
   float s[kElements] = {};
@@ -105,8 +105,8 @@ struct Angles {
   }
 };
 
-// What the columns of a thread are multiplied by, weight and rotation in one, whatever the head: a column by `own`, the one
-// that it makes a pair with by `other`.
+// Factors of this thread's columns, weight and rotation combined, the same for all heads: y is a column times `own`
+// plus its partner column times `other`.
 template <bool kInterleaved>
 class Factors {
  public:
@@ -124,7 +124,7 @@ class Factors {
     }
   }
 
-  // y of h.
+  // Computes y from h.
   __device__ __forceinline__ Pair apply(const Pair& h, float rstd) const {
     Pair y;
 #pragma unroll
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kForwardThreads)
   }
 }
 
-// What an element of the gradient is made of and adds to; the element of x becomes x_hat.
+// Gradient of one element; adds to the partial sum, and replaces x by x_hat.
 __device__ __forceinline__ float scale_gradient(float& g, float& x, float rstd, float scale, float& share) {
   x *= rstd;
   share += g * x;
@@ -196,11 +196,11 @@ __device__ __forceinline__ float scale_gradient(float& g, float& x, float rstd, 
   return g * x;
 }
 
-// The sum of what the groups of a block have of dweight, as the block's share.
+// Adds the partial sums of the groups of a block, and stores the result as that of the block.
 __device__ __forceinline__ void store_share(const Pair& share, const Lane& lane, int columns, float* sums,
                                             float* target) {
   const int width = lane.lanes * kSlot, groups = kBackwardThreads / lane.lanes;
-  __syncthreads();  // the sums of the other side have been read
+  __syncthreads();  // all threads have read the sums of the other side
   float* const own = sums + lane.group * width;
 #pragma unroll
   for (int i = 0; i < kElements; i += 4) {
@@ -215,13 +215,13 @@ __device__ __forceinline__ void store_share(const Pair& share, const Lane& lane,
   }
 }
 
-// The gradients of q, or of k: the heads of one part, and its share of dweight, in registers until the last of them.
+// Gradients of q or k for the heads of one part; accumulates the partial sum of dweight in registers.
 template <bool kInterleaved, int kHeads, typename T, typename W, typename C>
 __device__ __forceinline__ void backward_heads(const BackwardPointers<T, W, C>& p, const BackwardHeads<T, W>& side,
                                                const Lane& lane, float* sums) {
   if (side.dx == nullptr && side.shares == nullptr) return;  // an empty dy is null too
   const unsigned of_block = kBackwardThreads / lane.lanes, of_token = groups_of(side.heads, kHeads);
-  const auto groups = static_cast<unsigned>(p.tokens) * of_token;  // below 2^31, or this is not launched
+  const auto groups = static_cast<unsigned>(p.tokens) * of_token;  // below 2^31, as the launcher checks
   const float share_of_column = 1.0f / static_cast<float>(p.columns);
   Pair scale, share;
   if (lane.holds) scale.load(side.weight, lane.slot);

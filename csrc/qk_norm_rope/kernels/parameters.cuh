@@ -1,4 +1,4 @@
-// What every kernel of QK-norm and rotary is given: pointers of the types that it is compiled for, and sizes.
+// Parameters of the kernels of QK-norm and rotary position embedding: typed pointers and sizes.
 #pragma once
 
 #include "kernel_pytorch/cuda/vector.cuh"
@@ -7,7 +7,7 @@
 namespace kernel_pytorch {
 namespace qk_norm_rope {
 
-// C of cos and sin.
+// C: element type of cos and sin.
 template <typename C>
 struct Tables {
   const C* cos;
@@ -17,7 +17,7 @@ struct Tables {
   float sign;  // of sin
 };
 
-// q, or k. T of x and y, W of the weight.
+// q or k. T: element type of x and y; W: of the weight.
 template <typename T, typename W>
 struct ForwardHeads {
   const T* x;
@@ -41,18 +41,18 @@ struct ForwardPointers {
 
 template <typename T, typename W>
 struct BackwardHeads {
-  const T* dy;  // null where nothing of this side is wanted
+  const T* dy;  // null if no gradient of this side is needed
   const T* x;
   const W* weight;
   const float* rstd;
-  T* dx;          // null where it is not needed; contiguous
-  float* shares;  // `(parts, columns)`; null where dweight is not needed
+  T* dx;          // null if not needed; contiguous
+  float* shares;  // partial sums `(parts, columns)`; null if dweight is not needed
   HeadStrides dy_strides;
   HeadStrides strides;  // of x
   int heads;
 };
 
-// A block is a part.
+// Each block computes one part.
 template <typename T, typename W, typename C>
 struct BackwardPointers {
   BackwardHeads<T, W> q;
@@ -63,8 +63,8 @@ struct BackwardPointers {
   float offset;
 };
 
-// One of the heads of q, then of k. Its fields are chosen one by one: a choice between structures would put both on the
-// stack.
+// One head, counted through the heads of q, then of k. Fields are selected separately: selecting between structures
+// would put both on the stack.
 template <typename T, typename W>
 struct Row {
   const T* x;
@@ -86,22 +86,22 @@ __device__ __forceinline__ Row<T, W> row_of(const ForwardPointers<T, W, C>& p, i
           (key ? p.k.y : p.q.y) + row_offset(row, p.columns), (key ? p.k.rstd : p.q.rstd) + row, token};
 }
 
-// Groups of `size` heads that a token has; the last may have fewer.
+// Number of groups of `size` heads per token; the last one may be smaller.
 KP_HOST_DEVICE constexpr int groups_of(int heads, int size) { return (heads + size - 1) / size; }
 
-// Some heads of a token, all of q or all of k.
+// Several heads of one token, either all of q or all of k.
 template <typename T, typename W>
 struct HeadGroup {
-  const T* x;  // of the first
+  const T* x;  // of the first head
   const W* weight;
   T* y;
   float* rstd;
   int64_t token;
-  int64_t stride;  // of x, from head to head
-  int heads;       // from the first on: as many as the group has, or more
+  int64_t stride;  // of x, between heads
+  int heads;       // remaining heads of the token, which may exceed the group's size
 };
 
-// The groups of q, token by token, then those of k.
+// Groups are numbered through those of q, token by token, then those of k.
 template <int kHeads, typename T, typename W, typename C>
 __device__ __forceinline__ HeadGroup<T, W> group_of(const ForwardPointers<T, W, C>& p, int64_t index) {
   const int64_t queries = p.tokens * groups_of(p.q.heads, kHeads);
@@ -121,7 +121,7 @@ __device__ __forceinline__ HeadGroup<T, W> group_of(const ForwardPointers<T, W, 
           heads - head};
 }
 
-// One column of a rotated head; `value(column)` of the head as it is.
+// One column of a rotated head; `value(column)` reads the head before rotation.
 template <bool kInterleaved, typename C, typename Value>
 __device__ __forceinline__ float rotated(const Tables<C>& tables, int64_t token, int64_t column, const Value& value) {
   const float own = value(column);

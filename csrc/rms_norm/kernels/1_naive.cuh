@@ -1,5 +1,5 @@
-// Rung 1: one thread a row. Neighbouring threads read addresses a whole row apart, so of every 32 bytes that come from
-// memory one element is used.
+// Kernel 1: one thread per row. Neighbouring threads read addresses a whole row apart, so only one element of every 32
+// bytes loaded from memory is used.
 #pragma once
 
 #include "kernel_pytorch/cuda/vector.cuh"

@@ -1,5 +1,5 @@
-// Rung 2: one block a row. Neighbouring threads read neighbouring elements, sums meet through warps and shared memory.
-// It walks the row twice, and takes rows of any length and alignment.
+// Kernel 2: one block per row. Neighbouring threads read neighbouring elements; sums are reduced over warps and shared
+// memory. It reads each row twice, and supports rows of any length and alignment.
 #pragma once
 
 #include "kernel_pytorch/cuda/reduce.cuh"
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   }
 }
 
-// The same walk for the gradient of x, without that of the weight.
+// Same for the gradient of x, without that of the weight.
 template <typename T, typename W, typename Y>
 __global__ void __launch_bounds__(kMostBlockThreads) backward_block(const BackwardPointers<T, W, Y> p) {
   __shared__ float scratch[kMaxWarps];
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kMostBlockThreads) backward_block(const Backwa
   }
 }
 
-// What the rows of one share give to dweight: a column a thread.
+// Partial sum of dweight over the rows of one part: one thread per column.
 template <typename T, typename W, typename Y>
 __global__ void __launch_bounds__(kBlockThreads) backward_columns(const BackwardPointers<T, W, Y> p) {
   const unsigned tiles = (p.columns + kBlockThreads - 1) / kBlockThreads;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_columns(const Backward
   const int column = static_cast<int>(blockIdx.x % tiles) * kBlockThreads + threadIdx.x;
   if (column >= p.columns) return;
   float share = 0.0f;
-#pragma unroll 4  // as many on their way at once
+#pragma unroll 4  // loads in flight
   for (int64_t row = part; row < p.rows; row += p.parts) {
     const int64_t at = row_offset(row, p.columns) + column;
     share += widen(p.dy[at]) * widen(p.h[at]) * p.rstd[row];

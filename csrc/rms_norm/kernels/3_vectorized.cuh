@@ -1,6 +1,6 @@
-// Rung 3: accesses of 16 bytes, and the row stays in registers: it is read once. All of a thread's vectors are on their
-// way before the first is looked at, and they are kept as they lie in memory. Rows end on a vector, so a thread holds a
-// vector whole or not at all; several short rows make a block.
+// Kernel 3: 16-byte accesses; the row is read once and stays in registers. Each thread starts all its loads before it
+// uses the first result, and keeps the vectors as stored in memory. Rows consist of whole vectors, so each vector of a
+// thread is either complete or missing; a block holds several short rows.
 #pragma once
 
 #include "kernel_pytorch/cuda/math.cuh"
@@ -15,11 +15,11 @@ namespace rms_norm {
 
 constexpr int kMostThreads = 512;
 
-// Blocks of so many threads that a multiprocessor shall hold of a forward: what is on its way is what their number makes it.
+// Minimum number of blocks of a forward per multiprocessor; it determines how many loads are in flight.
 template <typename W, int kVectors>
 constexpr int kForwardBlocks = kVectors == 1 ? 4 : kVectors == 2 && sizeof(W) == 2 ? 3 : 2;
 
-// offset + weight of one vector; ones where there is no weight.
+// offset + weight for one vector; ones without a weight.
 template <typename W, int N>
 __device__ __forceinline__ void scale_of(bool there, const Packed<W, N>& weight, float offset, float (&scale)[N]) {
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_scale(const W* weight, int64_t at, float of
   for (int i = 0; i < N; ++i) scale[i] += offset;
 }
 
-// What a thread has of the weight.
+// Loads this thread's vectors of the weight.
 template <typename W, int kVectors, int N>
 __device__ __forceinline__ void load_weight(const W* weight, int64_t offset, int first, int stride, int columns,
                                             Packed<W, N> (&loaded)[kVectors]) {
@@ -52,11 +52,11 @@ __device__ __forceinline__ void load_weight(const W* weight, int64_t offset, int
   }
 }
 
-// Whether the weight is asked for together with x, as far as registers go: later, everybody would wait for it.
+// Whether the weight is loaded together with x, if there are registers for both: loaded later, all threads wait for it.
 template <int kVectors>
 constexpr bool kEarlyWeight = kVectors <= 2;
 
-// h in the place of x: x + residual, rounded and written.
+// Replaces x by h = x + residual, rounded, and stores it.
 template <typename T, typename W, typename Y, int kVectors, int N>
 __device__ __forceinline__ void add_residual(const ForwardPointers<T, W, Y>& p, int64_t offset, int first, int stride,
                                              int columns, Packed<T, N> (&h)[kVectors]) {
@@ -81,10 +81,10 @@ __device__ __forceinline__ void add_residual(const ForwardPointers<T, W, Y>& p, 
   }
 }
 
-// Vectors that a thread has where there is a residual: two numbers for one.
+// Largest number of vectors per thread with a residual, which doubles the numbers to load.
 constexpr int kMostAdded = 4;
 
-// The vectors of h that a thread has: x, or x + residual.
+// Loads this thread's vectors of h: x, or x + residual.
 template <typename T, typename W, typename Y, int kVectors, int N>
 __device__ __forceinline__ void load_h(const ForwardPointers<T, W, Y>& p, int64_t offset, int first, int stride,
                                        int columns, Packed<T, N> (&h)[kVectors]) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void load_h(const ForwardPointers<T, W, Y>& p, int64_
   }
 }
 
-// A team beyond the last row holds nothing, but its threads meet the others.
+// A team beyond the last row loads nothing, but its threads take part in the reductions.
 template <typename T, typename W, typename Y, int kVectors>
 __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<W, kVectors>)
     forward_vectorized(const ForwardPointers<T, W, Y> p) {
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kMostThreads, kForwardBlocks<W, kVectors>)
   }
 }
 
-// dy * x_hat goes to the share of dweight, and back come its products with `scale`, summed.
+// Adds dy * x_hat to the partial sum of dweight, and returns the sum of its products with `scale`.
 template <int N>
 __device__ __forceinline__ float scale_gradient(const float (&dy)[N], const float (&x)[N], float rstd,
                                                 const float (&scale)[N], float (&share)[N]) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ float scale_gradient(const float (&dy)[N], const floa
   return sum;
 }
 
-// dx in the place of dy; `mean` of dy * scale * x_hat.
+// Replaces dy by dx; `mean` is that of dy * scale * x_hat.
 template <int N>
 __device__ __forceinline__ void input_gradient(float (&dy)[N], const float (&x)[N], float rstd, const float (&scale)[N],
                                                float mean) {
@@ -170,7 +170,7 @@ __device__ __forceinline__ void input_gradient(float (&dy)[N], const float (&x)[
   for (int i = 0; i < N; ++i) dy[i] = rstd * (dy[i] * scale[i] - x[i] * along);
 }
 
-// What a thread has of a row on its way, or at work.
+// This thread's part of one row, while it is loaded or processed.
 template <typename T, typename Y, int kVectors, int N>
 struct IncomingRow {
   Packed<Y, N> dy[kVectors];
@@ -178,7 +178,7 @@ struct IncomingRow {
   Packed<T, N> dh[kVectors];
   float rstd;
 
-  // `from_dh` is null for none.
+  // `from_dh` may be null.
   __device__ __forceinline__ void load(const Y* from_dy, const T* from_h, const T* from_dh, const float* from_rstd,
                                        int first, int stride, int columns) {
     if (columns > 0) rstd = *from_rstd;
@@ -194,7 +194,7 @@ struct IncomingRow {
   }
 };
 
-// offset + weight of all columns that a thread has: the rows of a share have one row of the weight.
+// Loads offset + weight for all columns of this thread: all rows of a part use one row of the weight.
 template <int kVectors, int N, typename T, typename W, typename Y>
 __device__ __forceinline__ void load_scales(const BackwardPointers<T, W, Y>& p, int64_t part, int first, int stride,
                                             float (&scale)[kVectors][N]) {
@@ -206,8 +206,8 @@ __device__ __forceinline__ void load_scales(const BackwardPointers<T, W, Y>& p, 
   }
 }
 
-// dx of the rows of one share, whose next row is on its way while one is at work, and the share of dweight in registers
-// until the last of them.
+// Computes dx for the rows of one part, prefetching the next row, and accumulates the partial sum of dweight in
+// registers.
 template <typename T, typename W, typename Y, int kVectors>
 __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p, TeamScratch<false>& scratch,
                                               float (&share)[kVectors][kVectorLength<T>]) {
@@ -215,8 +215,8 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p
   Team<false> team(scratch);
   const int64_t part = blockIdx.x, row = part + threadIdx.y * p.parts;
   const int first = team.first(), stride = team.stride();
-  const int turns = static_cast<int>(quotient(p.rows - part + p.parts - 1, p.parts));  // rows that the block has
-  const int step = static_cast<int>(blockDim.y);                                       // of them at once
+  const int turns = static_cast<int>(quotient(p.rows - part + p.parts - 1, p.parts));  // rows of the block
+  const int step = static_cast<int>(blockDim.y);                                       // rows at once
   const int64_t row_step = p.parts * step, offset_step = row_offset(row_step, p.columns);
   int64_t offset = row_offset(row, p.columns);
   const float* rstds = p.rstd + row;
@@ -270,7 +270,7 @@ __device__ __forceinline__ void backward_rows(const BackwardPointers<T, W, Y>& p
   }
 }
 
-// Threads that a multiprocessor shall hold: as many as one vector each leaves registers for, else a block.
+// Resident threads per multiprocessor: two blocks if registers suffice (with one vector per thread), else one.
 template <int kVectors>
 constexpr int kResident = kVectors == 1 ? 1024 : 512;
 

@@ -1,6 +1,6 @@
-// Rung 4: a row too long for one block's registers is shared by a cluster of blocks, whose sums meet in distributed
-// shared memory (compute capability 9.0 on). Clusters stay for many rows, and vectors of the next rows are on their way to
-// shared memory while one is at work; every row is read once.
+// Kernel 4: a cluster of blocks shares a row that is too long for one block's registers, and reduces sums through
+// distributed shared memory (compute capability 9.0 on). Clusters are persistent: they prefetch vectors of the next
+// rows to shared memory while they process one. Every row is read once.
 #pragma once
 
 #include "3_vectorized.cuh"
@@ -9,14 +9,14 @@
 namespace kernel_pytorch {
 namespace rms_norm {
 
-// Slots such that two blocks of a forward with four vectors a thread share a multiprocessor.
+// Number of slots with which two blocks of a forward with four vectors per thread fit on a multiprocessor.
 template <int kVectors, int kWords>
 constexpr int kForwardSlots = (kVectors == 4 ? 12 : 24) / kWords;
-// Of 512 threads on a multiprocessor: what a thread has of the weight stays in registers.
+// Number of 512-thread blocks per multiprocessor: a thread's part of the weight must stay in registers.
 template <typename T, typename W, int kVectors>
 constexpr int kRingBlocks = kVectors == 4 && sizeof(T) == sizeof(W) ? 2 : 1;
 
-// h of one vector: x, or x + residual, which is rounded, written, and kept in the slot.
+// Reads h for one vector: x, or x + residual, which is rounded, stored, and kept in the slot.
 template <bool kResidual, typename Slot, typename T, int N>
 __device__ __forceinline__ void read_h(Slot slot, T* target, float (&h)[N]) {
   slot.template read<T, N>(0, h);
@@ -96,14 +96,14 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<T, W, kVector
 #endif
 }
 
-// Slots such that two blocks of 256 threads share a multiprocessor. Words of a vector: of h, of dy, of dh.
+// Number of slots with which two blocks of 256 threads fit on a multiprocessor. A vector has words of h, dy and dh.
 template <int kWords>
 constexpr int kBackwardSlots = 27 / kWords;
 
 template <typename T, typename Y, bool kAdds>
 constexpr int kBackwardWords = 1 + sizeof(Y) / sizeof(T) + kAdds;
 
-// dx of one vector.
+// Computes and stores dx for one vector.
 template <typename Y, int kDh, bool kAdds, typename Slot, typename T, int N>
 __device__ __forceinline__ void write_dx(Slot slot, T* target, float rstd, const float (&scale)[N], float mean) {
   float g[N], x[N];
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kMostClusterThreads) backward_ring(const Backw
   float scale[kVectors][N];
   load_scales(p, part, first, stride, scale);
   float share[kVectors][N] = {};
-  float rstd = 0.0f;  // of the row that was looked at last
+  float rstd = 0.0f;  // of the latest row read
   const auto look = [&](auto ahead, int row) {
     rstd = p.rstd[row];
     float sum = 0.0f;

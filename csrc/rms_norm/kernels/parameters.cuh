@@ -1,4 +1,4 @@
-// What every kernel of RMSNorm is given: pointers of the types that it is compiled for, and sizes.
+// Parameters of the RMSNorm kernels: typed pointers and sizes.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,14 @@
 namespace kernel_pytorch {
 namespace rms_norm {
 
-// T of x, residual and h; W of the weight; Y of the result.
+// T: element type of x, residual and h; W: of the weight; Y: of y.
 template <typename T, typename W, typename Y>
 struct ForwardPointers {
   const T* x;
-  const T* residual;  // null for none
-  const W* weight;    // null for none
+  const T* residual;  // may be null
+  const W* weight;    // may be null
   Y* y;
-  T* h;  // with a residual
+  T* h;  // only with a residual
   float* rstd;
   int64_t rows;
   int columns;
@@ -22,17 +22,17 @@ struct ForwardPointers {
   float offset;
 };
 
-// T of h and dx, W of the weight, Y of dy. The rows of share p are p, p + parts, ...; parts is a multiple of
-// weight_rows, so that they all have weight row p % weight_rows.
+// T: element type of h and dx; W: of the weight; Y: of dy. Part p has rows p, p + parts, ...; parts is a multiple of
+// weight_rows, so that all rows of a part use weight row p % weight_rows.
 template <typename T, typename W, typename Y>
 struct BackwardPointers {
   const Y* dy;
-  const T* dh;  // null for none
+  const T* dh;  // may be null
   const T* h;
-  const W* weight;  // null for none
+  const W* weight;  // may be null
   const float* rstd;
-  T* dx;          // null where it is not needed
-  float* shares;  // `(parts, columns)`; null where dweight is not needed
+  T* dx;          // null if not needed
+  float* shares;  // partial sums `(parts, columns)`; null if dweight is not needed
   int64_t rows;
   int64_t parts;
   int columns;

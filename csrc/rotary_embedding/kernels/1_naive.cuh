@@ -1,4 +1,4 @@
-// Rung 1: one thread a head. Neighbouring threads read addresses a whole head apart.
+// Kernel 1: one thread per head. Neighbouring threads read addresses a whole head apart.
 #pragma once
 
 #include "parameters.cuh"

@@ -1,4 +1,4 @@
-// Rung 2: one thread a pair, or a column that passes. Neighbours read neighbours; any length and alignment.
+// Kernel 2: one thread per pair or passed column. Neighbouring threads read neighbours; any length and alignment.
 #pragma once
 
 #include "parameters.cuh"
@@ -10,7 +10,7 @@ constexpr int kPairThreads = 256;
 
 template <typename T, typename C, bool kInterleaved>
 __global__ void __launch_bounds__(kPairThreads) rotate_pairs(const Pointers<T, C> p) {
-  const int slots = p.columns - p.pairs;  // of a head: its pairs, then its columns that pass
+  const int slots = p.columns - p.pairs;  // per head: its pairs, then its columns that pass
   const int64_t unit = blockIdx.x * static_cast<int64_t>(kPairThreads) + threadIdx.x;
   const int64_t index = quotient(unit, slots);
   if (index >= count_groups<1>(p)) return;

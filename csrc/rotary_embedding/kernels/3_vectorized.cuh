@@ -1,6 +1,6 @@
-// Rung 3: accesses of 16 bytes, or of 8 where half a rotation is no multiple of more. A thread rotates two vectors of a
-// head, its pairs in registers: one of each half, or, interleaved, two neighbouring ones; or it copies two that pass. It does
-// so for several heads of a token, whose cos and sin it reads once, and all of which are on their way at once.
+// Kernel 3: 16-byte accesses, or 8-byte ones if the number of pairs requires that. A thread rotates pairs in two
+// vectors of a head, one from each half or, if interleaved, two neighbouring ones; or it copies two that pass. It
+// processes several heads of a token with the same cos and sin, and starts the loads of all heads at once.
 #pragma once
 
 #include "kernel_pytorch/cuda/rotate.cuh"
@@ -11,7 +11,7 @@ namespace rotary_embedding {
 
 constexpr int kVectorThreads = 256;
 
-// The two vectors of a head that a thread has, on their way: as they lie in memory, where they fill 16 bytes.
+// This thread's two vectors of a head between load and use: as stored in memory if they fill 16 bytes.
 template <typename T, int N>
 struct IncomingSlot {
   static constexpr bool kPacked = N * sizeof(T) >= 16;
@@ -61,9 +61,9 @@ __global__ void __launch_bounds__(kVectorThreads) rotate_vectorized(const Pointe
     load_vector<C, N>(p.sin + table + threadIdx.x * N, s);
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) c[i] = s[i] = nan_value();  // of a position outside of the tables
+    for (int i = 0; i < N; ++i) c[i] = s[i] = nan_value();  // for a position outside of the tables
   }
-  T* y = group.y;  // stepped from head to head: of y + i * columns nvcc takes stores of 8 bytes apart
+  T* y = group.y;  // advanced from head to head: nvcc splits stores to y + i * columns into 8-byte ones
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     if (i >= heads) break;

@@ -1,4 +1,4 @@
-// What every kernel of the rotary position embedding is given, and which heads a thread has.
+// Parameters of the rotary position embedding kernels, and assignment of heads to threads.
 #pragma once
 
 #include "../rotary_embedding.h"
@@ -8,7 +8,7 @@
 namespace kernel_pytorch {
 namespace rotary_embedding {
 
-// q, or k. T of x and y.
+// q or k. T: element type of x and y.
 template <typename T>
 struct HeadPointers {
   const T* x;
@@ -17,11 +17,11 @@ struct HeadPointers {
   int heads;
 };
 
-// C of cos and sin.
+// C: element type of cos and sin.
 template <typename T, typename C>
 struct Pointers {
   HeadPointers<T> q;
-  HeadPointers<T> k;  // no heads, where one tensor is rotated alone
+  HeadPointers<T> k;  // no heads if a single tensor is rotated
   const C* cos;
   const C* sin;
   Positions positions;
@@ -32,7 +32,7 @@ struct Pointers {
   float sign;  // of sin
 };
 
-// Groups of kHeads heads of a token: those of q, token by token, then those of k. No group has heads of two tokens.
+// Groups of kHeads heads of one token are numbered through those of q, token by token, then those of k.
 template <int kHeads>
 KP_HOST_DEVICE constexpr int groups_of(int heads) {
   return (heads + kHeads - 1) / kHeads;
@@ -48,11 +48,11 @@ struct HeadGroup {
   const T* x;  // of the first head
   T* y;
   int64_t token;
-  int64_t stride;  // of x, from head to head
-  int heads;       // from the first on: as many as the group has, or more
+  int64_t stride;  // of x, between heads
+  int heads;       // remaining heads of the token, which may exceed the group's size
 };
 
-// Fields are chosen one by one: a choice between structures would put both on the stack.
+// Fields are selected separately: selecting between structures would put both on the stack.
 template <int kHeads, typename T, typename C>
 __device__ __forceinline__ HeadGroup<T> group_of(const Pointers<T, C>& p, int64_t index) {
   const int64_t queries = p.tokens * groups_of<kHeads>(p.q.heads);
@@ -68,7 +68,7 @@ __device__ __forceinline__ HeadGroup<T> group_of(const Pointers<T, C>& p, int64_
 
 __device__ __forceinline__ float nan_value() { return __uint_as_float(0x7fc00000u); }
 
-// Where cos and sin of a token begin; negative for a position outside of the tables, of which nothing is read.
+// Offset of cos and sin of a token; negative for a position outside of the tables, which must not be read.
 template <typename T, typename C>
 __device__ __forceinline__ int64_t table_offset(const Pointers<T, C>& p, int64_t token) {
   return row_offset(table_row(p.positions, p.table_rows, token), p.pairs);

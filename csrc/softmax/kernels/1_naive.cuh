@@ -1,4 +1,4 @@
-// Rung 1: one thread a row, in one pass for maximum and sum and one for the result.
+// Kernel 1: one thread per row, with one pass for maximum and sum and one for the result.
 #pragma once
 
 #include "kernel_pytorch/cuda/online_softmax.cuh"

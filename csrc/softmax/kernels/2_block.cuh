@@ -1,6 +1,6 @@
-// Rung 2: one block a row, or one warp a short row, in vectors of 16 bytes between the ends of a row. It walks the row
-// twice, and takes rows of any length and alignment. A multiprocessor has a block or two of a thousand
-// threads at a time, so that of long rows what is read again is still in the L2 cache.
+// Kernel 2: one block per row, or one warp per short row, with 16-byte vectors between unaligned ends. It reads each
+// row twice, and supports rows of any length and alignment. A multiprocessor runs one or two blocks of 1024 threads at
+// a time, so that the second read of long rows still hits the L2 cache.
 #pragma once
 
 #include "kernel_pytorch/cuda/exact_sum.cuh"
@@ -12,9 +12,9 @@ namespace kernel_pytorch {
 namespace softmax {
 
 constexpr int kBlockThreads = 1024;
-constexpr int kVectorsAtOnce = 4;  // of a thread
+constexpr int kVectorsAtOnce = 4;  // per thread
 
-// Where a block has several rows, each has a whole warp.
+// Each of several rows of a block has a whole warp.
 __device__ __forceinline__ int64_t row_of_block() { return blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y; }
 
 template <typename T, typename M, typename Y>
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kBlockThreads) forward_block(const ForwardPoin
   });
 }
 
-// What dot lacks (softmax.h) is dot times what y lacks of a sum of one, so that one walk finds both sums; but where results
-// have all their digits, each sum keeps what it rounds away.
+// The error of dot (softmax.h) is dot times the error of sum(y), so one pass computes both sums; for results in full
+// precision, the sums are compensated.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_block(const BackwardPointers<T> p) {
   constexpr int N = kVectorLength<T>;

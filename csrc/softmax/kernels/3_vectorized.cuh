@@ -1,5 +1,5 @@
-// Rung 3: accesses of 16 bytes, and the row stays in registers: it is read once. All of a thread's vectors are on their
-// way before the first is looked at. Rows end on a vector; several short rows make a block.
+// Kernel 3: 16-byte accesses; the row is read once and stays in registers. Each thread starts all its loads before it
+// uses the first result. Rows consist of whole vectors; a block holds several short rows.
 #pragma once
 
 #include "kernel_pytorch/cuda/team.cuh"
@@ -8,13 +8,13 @@
 namespace kernel_pytorch {
 namespace softmax {
 
-constexpr int kMaxThreads = 1024;  // and so at most 64 registers
+constexpr int kMaxThreads = 1024;  // which leaves at most 64 registers
 
-// Whether what a thread has of the mask is on its way with the row: where registers are left for that.
+// Whether a thread loads its part of the mask together with the row, if there are registers for both.
 template <typename M, int kVectors, int N>
 constexpr bool kEarlyMask = sizeof(M) * N * kVectors <= 64;
 
-// The scores that a thread has, and their maximum.
+// Computes this thread's scores, and returns their maximum.
 template <typename T, typename M, typename Y, int kVectors, int N>
 __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, const Scores<T, M, Y>& scores, int first,
                                           int stride, int columns, float (&z)[kVectors][N]) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ float load_row(const T* x, const M* mask, int step, c
   return most;
 }
 
-// Exponentials in the place of the scores that a thread has, and their sum.
+// Replaces this thread's scores by their exponentials, and returns the sum.
 template <typename Scores, int kVectors, int N>
 __device__ __forceinline__ float exponentials(const Scores& scores, float (&z)[kVectors][N], float base, int first, int stride,
                                               int columns) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ float exponentials(const Scores& scores, float (&z)[k
   return sum;
 }
 
-// z / sum, rounded once: the product with the reciprocal, and what it leaves over.
+// z / sum, rounded once: the product with the reciprocal is corrected by its remainder.
 __device__ __forceinline__ float divided(float z, float sum, float share) {
   const float y = z * share;
   return fmaf(fmaf(-y, sum, z), share, y);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_row(Y* y, float sum, int first, int stride
   }
 }
 
-// A team beyond the last row holds nothing, but its threads meet the others.
+// A team beyond the last row loads nothing, but its threads take part in the reductions.
 template <typename T, typename M, typename Y, int kVectors>
 __global__ void __launch_bounds__(kMaxThreads) forward_vectorized(const ForwardPointers<T, M, Y> p) {
   constexpr int N = kVectorLength<T>;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_vectorized(const Backwar
       load_packed(p.y + offset + column, y[v]);
     }
   }
-  // The sum over the row of what `term` makes of an element of dy and one of y.
+  // Sum over the row of `term`, applied to the elements of dy and y.
   const auto sum = [&](const auto& term) {
     float found = 0.0f;
     if constexpr (kVectors >= 4) forget_unpacked(dy), forget_unpacked(y);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_vectorized(const Backwar
     return team.reduce(found, Add{});
   };
   const float dot = sum([](float a, float b) { return a * b; });
-  const float rest = sum([dot](float a, float b) { return (a - dot) * b; });  // softmax.h
+  const float rest = sum([dot](float a, float b) { return (a - dot) * b; });  // see softmax.h
   if (p.dots != nullptr && team.leads() && columns > 0) p.dots[row] = dot + rest;
   if (p.dx == nullptr) return;
   if constexpr (kVectors >= 4) forget_unpacked(dy), forget_unpacked(y);

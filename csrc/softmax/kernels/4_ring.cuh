@@ -1,6 +1,6 @@
-// Rung 4: a row too long for one block's registers is shared by a cluster of blocks, and what they reduce meets in
-// distributed shared memory (compute capability 9.0 on). Clusters stay for many rows, and vectors of the next rows are on
-// their way to shared memory while one is at work; every row is read once.
+// Kernel 4: a cluster of blocks shares a row that is too long for one block's registers, and reduces through
+// distributed shared memory (compute capability 9.0 on). Clusters are persistent: they prefetch vectors of the next
+// rows to shared memory while they process one. Every row is read once.
 #pragma once
 
 #include "3_vectorized.cuh"
@@ -9,14 +9,14 @@
 namespace kernel_pytorch {
 namespace softmax {
 
-// Slots such that two blocks with four vectors a thread share a multiprocessor.
+// Number of slots with which two blocks with four vectors per thread fit on a multiprocessor.
 template <int kVectors, int kWords>
 constexpr int kSlots = (kVectors == 4 ? 12 : 24) / kWords;
 
 template <int kVectors>
-constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // on a multiprocessor
+constexpr int kRingBlocks = kVectors == 4 ? 2 : 1;  // per multiprocessor
 
-// Exponentials under their own maximum, made those under that of the row.
+// Converts exponentials relative to their own maximum to those relative to the row's maximum.
 template <int N>
 __device__ __forceinline__ void rebase(float (&z)[N], float own_most, float base) {
   if (own_most == base) return;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>)
   using Ring = RowRing<kVectors, kSlots<kVectors, 1>, 1, kMostClusterThreads>;
   constexpr int N = kVectorLength<T>, kAhead = kRowsAhead<kSlots<kVectors, 1>, kVectors>;
   extern __shared__ __align__(kRingAlignment) uint4 slots[];
-  constexpr bool kInPlace = sizeof(T) == sizeof(float);  // an exponential goes where its score was
+  constexpr bool kInPlace = sizeof(T) == sizeof(float);  // exponentials replace their scores
   __shared__ TeamScratch<true> scratch;
   Team<true> team(scratch);
   const int first = team.first(), stride = team.stride(), step = static_cast<int>(team.teams());
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>)
   Ring ring(slots, static_cast<int>(team.index()), step, rows, copy);
   const auto scores_of = [&](int row) { return Scores<T, M, Y>(mask_of(p, row), p.broadcast.column_step, p.scale); };
   const auto exponential = [&](float apart) { return Scores<T, M, Y>(p.mask, 0, p.scale).exponential(apart); };
-  float latest[kVectors];  // the maximum of each vector that was looked at last, whose exponentials are in its place
+  float latest[kVectors];  // maximum of each vector of the latest row read, whose exponentials are in the slots
   const auto look = [&](auto ahead, int row) {
     const Scores<T, M, Y> scores = scores_of(row);
     OnlineSum own;
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>)
 #endif
 }
 
-// The two sums of a row that its gradients need (softmax.h). What the first lacks takes a second look at the row; but for
-// results of few digits, it is what the sum of y lacks of one.
+// The two sums of a row for its gradients (softmax.h). The correction of dot takes a second pass over the row; for
+// results with 16 bits, it is computed from the error of sum(y).
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>)
     backward_ring(const BackwardPointers<T> p) {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kMostClusterThreads, kRingBlocks<kVectors>)
     slot.template ask<T, N>(0, p.dy + at);
     slot.template ask<T, N>(1, p.y + at);
   };
-  // `use(dy, y, column)` of a vector that is there.
+  // Calls `use(dy, y, column)` if the vector exists.
   const auto with = [&](const auto& use) {
     return [&](auto slot, int v) {
       const int column = (v * stride + first) * N;

@@ -1,4 +1,4 @@
-// The gradient of a mask that is added: dz, summed over the rows that a row of the mask goes with.
+// Gradient of an additive mask: dz, summed over the rows that use the same row of the mask.
 #pragma once
 
 #include "kernel_pytorch/index.h"
@@ -10,8 +10,8 @@ namespace softmax {
 constexpr int kSumThreads = 256;
 constexpr int kMostSumRows = 8;
 
-// Threads along y have a vector of columns between them: thread (x, y) adds uses y, y + blockDim.y, ... of vector x; then the
-// sums of a vector meet. `tiles` blocks go for a row of the mask. With N of one it takes rows of any length and alignment.
+// Threads along y share a vector of columns: thread (x, y) adds uses y, y + blockDim.y, ... of vector x; then the block
+// reduces them over y. `tiles` blocks compute one row of the mask. N = 1 supports rows of any length and alignment.
 template <typename T, typename M, int N>
 __global__ void __launch_bounds__(kSumThreads) mask_gradient(const MaskPointers<T, M> p, unsigned tiles) {
   __shared__ float sums[kSumThreads * N];
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kSumThreads) mask_gradient(const MaskPointers<
       for (int i = 0; i < N; ++i) sum[i] += y[i] * (dy[i] - dot);
     }
   }
-  // Neighbours write neighbours: element i of all threads, then the next.
+  // Coalesced writes: element i of all threads, then element i + 1.
   const auto place = [&](unsigned y, int i) -> float& { return sums[(y * N + i) * blockDim.x + threadIdx.x]; };
   for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
     if (threadIdx.y >= half && threadIdx.y < 2 * half) {

@@ -1,4 +1,4 @@
-// What every kernel of softmax is given, and how scores are masked.
+// Parameters of the softmax kernels, and masking of scores.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ struct Bool {
   uint8_t bits;
 };
 
-// T of x, M of the mask, Y of the result.
+// T: element type of x; M: of the mask; Y: of y.
 template <typename T, typename M, typename Y>
 struct ForwardPointers {
   const T* x;
-  const M* mask;  // null for none
+  const M* mask;  // may be null
   Y* y;
   int64_t rows;
   int columns;
@@ -30,14 +30,14 @@ template <typename T>
 struct BackwardPointers {
   const T* dy;
   const T* y;
-  T* dx;        // null where it is not needed
-  float* dots;  // null where there is no dmask
+  T* dx;        // null if not needed
+  float* dots;  // null if there is no dmask
   int64_t rows;
   int columns;
   float scale;
 };
 
-// M of dmask.
+// M: element type of dmask.
 template <typename T, typename M>
 struct MaskPointers {
   const T* dy;
@@ -48,7 +48,7 @@ struct MaskPointers {
   Broadcast broadcast;
 };
 
-// The mask of a row; null for none.
+// Mask of a row, or null.
 template <typename T, typename M, typename Y>
 __device__ __forceinline__ const M* mask_of(const ForwardPointers<T, M, Y>& p, int64_t row) {
   return p.mask == nullptr ? nullptr : p.mask + broadcast_offset(p.broadcast, row);
@@ -60,18 +60,18 @@ __device__ __forceinline__ float masked(float z, M mask) {
   return __fadd_rn(z, widen(mask));
 }
 
-// A score is rounded before anything is taken from it: within a fused multiply-add it would be another number than the
-// maximum that was found of it.
+// Rounds a score before it is used: within a fused multiply-add it would differ from the maximum that was computed from
+// it.
 __device__ __forceinline__ float scaled(float x, float scale) { return __fmul_rn(x, scale); }
 
-// One score; `step` is 0 where one element of the mask goes for the whole row.
+// One score; `step` is 0 if one element of the mask is broadcast along the whole row.
 template <typename T, typename M>
 __device__ __forceinline__ float score(const T* x, const M* mask, int column, int step, float scale) {
   const float z = scaled(widen(x[column]), scale);
   return mask == nullptr ? z : masked(z, mask[column * step]);
 }
 
-// What a mask, which is not null, has for `N` elements from an aligned column, on its way.
+// Elements of a non-null mask for `N` scores from an aligned column, between load and use.
 template <typename M, int N>
 struct IncomingMask {
   M elements[N];
@@ -106,7 +106,7 @@ __device__ __forceinline__ void scale_all(float scale, float (&z)[N]) {
   for (float& one : z) one = scaled(one, scale);
 }
 
-// `N` scores, from an aligned column, in the place of what they are made of.
+// Replaces `N` elements of x, from an aligned column, by their scores.
 template <typename M, int N>
 __device__ __forceinline__ void to_scores(const M* mask, int column, int step, float scale, float (&z)[N]) {
   scale_all(scale, z);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void to_scores(const M* mask, int column, int step, f
   incoming.apply(z);
 }
 
-// The gradient of a score. `rest` is what `dot` lacks: added to it, it would be lost beside it.
+// Gradient of a score. `rest` is the correction of `dot`: if it were added to `dot` first, rounding would remove it.
 __device__ __forceinline__ float score_gradient(float dy, float y, float dot, float rest) {
   return y * ((dy - dot) - rest);
 }

@@ -1,4 +1,4 @@
-// From x and a mask to scores, and from scores to exponentials.
+// Computation of scores from x and a mask, and of exponentials from scores.
 #pragma once
 
 #include "kernel_pytorch/cuda/math.cuh"
@@ -8,20 +8,20 @@
 namespace kernel_pytorch {
 namespace softmax {
 
-// Scores of a row, and e to the power of how far one is from another. Where results have few digits and there is no mask, x is
-// its own score, the other way round where the scale is negative, and the scale goes into that power: it costs nothing there.
+// Scores of a row, and exponentials of differences of scores. For 16-bit results without a mask the score is x, or -x
+// if the scale is negative, and the scale is part of the exponent's factor, where it is free.
 template <typename T, typename M, typename Y>
 class Scores {
  public:
   static constexpr bool kHalf = kRounded<Y>;
 
   __device__ __forceinline__ Scores(const M* mask, int step, float scale) : mask_(mask), step_(step), scale_(scale) {
-    constexpr float kLogarithm = 1.44269504f;  // of e to base 2
+    constexpr float kLogarithm = 1.44269504f;  // log2(e)
     raw_ = kHalf && mask == nullptr;
     unit_ = raw_ ? fabsf(scale) * kLogarithm : kLogarithm;
   }
 
-  // Of `N` elements, from an aligned column.
+  // Reads `N` scores, from an aligned column.
   template <int N>
   __device__ __forceinline__ void read(const Packed<T, N>& x, int column, float (&z)[N]) const {
     unpack(x, z);
@@ -29,7 +29,7 @@ class Scores {
     orient(z);
   }
 
-  // Those whose mask is there.
+  // Same, with a mask that has been loaded.
   template <int N>
   __device__ __forceinline__ void read(const Packed<T, N>& x, const IncomingMask<M, N>& mask, float (&z)[N]) const {
     unpack(x, z);
@@ -55,7 +55,7 @@ class Scores {
   __device__ __forceinline__ float exponential(float apart) const {
     return kHalf ? exp2_once(unit_ * apart) : expf(apart);
   }
-  // The same, divided by two to the power of `logarithm`.
+  // Same, divided by 2^logarithm.
   __device__ __forceinline__ float exponential(float apart, float logarithm) const {
     return exp2_once(fmaf(unit_, apart, -logarithm));
   }

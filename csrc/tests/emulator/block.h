@@ -1,4 +1,4 @@
-// What emulator.cpp keeps of the threads of a block and of the blocks of a cluster, and launch.cpp fills in.
+// State of the threads of a block and the blocks of a cluster, managed by emulator.cpp and launch.cpp.
 #pragma once
 
 #include <ucontext.h>
@@ -19,7 +19,7 @@ constexpr int kWarp = 32;
 constexpr unsigned kMostThreads = 1024;
 constexpr unsigned kMostSharedBytes = 227 * 1024;
 
-// `generation` grows when everybody who is still there has arrived.
+// `generation` is incremented when all threads that have not exited have arrived.
 struct Barrier {
   unsigned arrived = 0;
   unsigned generation = 0;
@@ -28,12 +28,12 @@ struct Barrier {
 struct Warp {
   Barrier barrier;
   unsigned live = 0;
-  uint32_t lanes = 0;           // those that are still there
-  uint32_t given[2] = {};       // lanes that gave a word, in this exchange and the one before
+  uint32_t lanes = 0;           // that have not exited
+  uint32_t given[2] = {};       // lanes that passed a word, in this and the previous exchange
   alignas(16) Word words[2][kWarp];
 };
 
-// From global to shared memory, on its way.
+// A pending copy from global to shared memory.
 struct Copy {
   uint32_t target;
   const void* source;
@@ -43,15 +43,15 @@ struct Copy {
 struct Fiber {
   ucontext_t context;
   jmp_buf state;
-  bool begun = false;  // at its end it waits for the next block
+  bool begun = false;  // when a block ends, its fiber waits for the next block
   bool done = false;
-  const unsigned* generation = nullptr;  // what it waits for to change
+  const unsigned* generation = nullptr;  // counter whose change it waits for
   unsigned seen = 0;
   unsigned cluster_seen = 0;
-  std::deque<std::vector<Copy>> copies = {{}};  // by group; the last is not committed yet
+  std::deque<std::vector<Copy>> copies = {{}};  // by group; the last group is not committed yet
 };
 
-// What the blocks of a cluster have in common.
+// State that the blocks of a cluster share.
 struct Cluster {
   std::mutex mutex;
   std::condition_variable changed;
@@ -59,10 +59,10 @@ struct Cluster {
   unsigned expected = 0;
   unsigned arrived = 0;
   unsigned generation = 0;
-  unsigned phases = 0;  // that barriers in shared memory have completed, of all of them
+  unsigned phases = 0;  // number of phases that all barriers in shared memory have completed
   bool failed = false;
   std::string what;
-  std::vector<char*> anchors;  // of the blocks' thread-local memory
+  std::vector<char*> anchors;  // addresses of `anchor` on the blocks' threads
 };
 
 struct Block {
@@ -78,21 +78,21 @@ struct Block {
   size_t running = 0;
   ucontext_t scheduler = {};
   jmp_buf scheduler_state = {};
-  unsigned cluster_generation = 0;  // as this block last saw it
+  unsigned cluster_generation = 0;  // latest value that this block has seen
   unsigned cluster_phases = 0;
   bool failed = false;
   char* dynamic = nullptr;
 };
 
-extern thread_local char anchor;  // thread-local memory lies at the same distance from it on every thread
+extern thread_local char anchor;  // thread-local variables have the same distance from it on every thread
 
-// Every thread of a block, to its end.
+// Runs all threads of a block to their ends.
 void run_block(Block& block, dim3 index);
 
-// All numbers below `count`, in the order that was chosen for what has none.
+// All numbers below `count`, in the order that KERNEL_PYTORCH_EMULATED_ORDER selects.
 std::vector<size_t> in_order(size_t count);
 
-// Whether the next copy waits until somebody awaits it.
+// Whether the next copy is deferred until a thread awaits it.
 bool puts_off();
 
 std::string text(dim3 d);

@@ -1,4 +1,4 @@
-// Clusters, as much of them as the kernels use.
+// The part of cooperative groups, for clusters, that the kernels use.
 #pragma once
 
 #include "emulator.h"

@@ -1,4 +1,4 @@
-// As much of CUDA's bfloat16 as the kernels use.
+// The part of CUDA's bfloat16 that the kernels use.
 #pragma once
 
 #include "cuda_runtime.h"

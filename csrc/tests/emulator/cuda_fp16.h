@@ -1,4 +1,4 @@
-// As much of CUDA's float16 as the kernels use, by the conversions of the CPU twin's scalar code.
+// The part of CUDA's float16 that the kernels use, with the conversions of the CPU backend's scalar code.
 #pragma once
 
 #include "cuda_runtime.h"

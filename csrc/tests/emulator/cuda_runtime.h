@@ -1,4 +1,4 @@
-// As much of CUDA's runtime as the kernels and their launchers use.
+// The part of CUDA's runtime that the kernels and their launchers use.
 #pragma once
 
 #include <cmath>
@@ -67,7 +67,7 @@ inline uint64_t __cvta_generic_to_shared(const void* address) { return ::emulato
 
 inline int max(int a, int b) { return a > b ? a : b; }
 
-// Rounded each by itself, whatever the compiler would contract.
+// volatile keeps the compiler from contracting these operations with others.
 inline float __fadd_rn(float a, float b) {
   volatile float sum = a + b;
   return sum;
@@ -115,7 +115,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 enum cudaFuncAttribute { cudaFuncAttributeNonPortableClusterSizeAllowed, cudaFuncAttributeMaxDynamicSharedMemorySize };
 inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
-// What a kernel declares of shared memory is not known here: more than any of ours.
+// The emulator does not know a kernel's static shared memory: this is more than any of these kernels has.
 struct cudaFuncAttributes {
   size_t sharedSizeBytes = 9 * 1024;
 };
@@ -146,7 +146,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 namespace emulator {
 
-// `kernel<<<grid, block, shared_bytes, stream>>>(...)`
+// Translation of `kernel<<<grid, block, shared_bytes, stream>>>(...)`.
 template <typename Kernel>
 void launch(const Kernel& kernel, dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
   run({grid, block, 1, static_cast<unsigned>(shared_bytes)}, kernel);

@@ -19,13 +19,13 @@ thread_local char anchor = 0;
 namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;
-constexpr uint32_t kSharedNumber = 1024;  // of the first byte of dynamic shared memory
-constexpr uint32_t kStatic = 1u << 31;    // of numbers of what is declared: above the block's rank, their place
+constexpr uint32_t kSharedNumber = 1024;  // number of the first byte of dynamic shared memory
+constexpr uint32_t kStatic = 1u << 31;    // marks numbers of static shared memory: the block's rank, then the position
 constexpr int kPlaceBits = 27;
 constexpr std::ptrdiff_t kAnchorPlace = std::ptrdiff_t{1} << (kPlaceBits - 1);
 constexpr auto kPatience = std::chrono::seconds(60);
 
-// AddressSanitizer follows swapcontext, which costs a system call, and no long jumps.
+// AddressSanitizer supports swapcontext, which costs a system call, but no long jumps.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kJumps = false;
 #else
@@ -34,7 +34,7 @@ constexpr bool kJumps = true;
 
 thread_local Block* current = nullptr;
 
-// Stacks and shared memory of an operating-system thread, kept for its next block.
+// Stacks and shared memory of an operating-system thread, reused for its next block.
 class Memory {
  public:
   explicit Memory(size_t bytes) : bytes_(bytes) {
@@ -84,9 +84,9 @@ void wait_at(Barrier& barrier, unsigned live) {
   wait_until_changed(barrier.generation, seen);
 }
 
-// What lies in the 8 bytes of a barrier.
+// Layout of the 8 bytes of a barrier.
 struct CountedBytes {
-  int bytes;     // that are expected and have not come, or have come and are not expected yet
+  int bytes;     // expected but not received; negative if received before they are expected
   uint16_t arrived;
   uint16_t phase;
 };
@@ -95,7 +95,7 @@ CountedBytes& counted(uint32_t barrier) {
   return *const_cast<CountedBytes*>(aligned(static_cast<const CountedBytes*>(address_of(barrier)), 8));
 }
 
-// Under the lock of the cluster.
+// The caller holds the lock of the cluster.
 void count(CountedBytes& barrier, int bytes) {
   Cluster& cluster = *current->cluster;
   barrier.bytes += bytes;
@@ -123,7 +123,7 @@ void make(const Copy& copy) {
   memcpy(const_cast<char*>(aligned(static_cast<const char*>(address_of(copy.target)), 16)), words, sizeof words);
 }
 
-// A thread that has left is waited for no longer.
+// Removes a thread that has exited from all barriers.
 void leave() {
   running().copies = {{}};
   leave_cluster();
@@ -178,7 +178,7 @@ void fail_all(Block& block, const std::string& what) {
   block.cluster->changed.notify_all();
 }
 
-// Nobody of the block can go on by itself: whether the other blocks of its cluster let it.
+// Called when no thread of the block can continue: returns whether another block of the cluster has changed that.
 bool wait_for_other_blocks(Block& block) {
   Cluster& cluster = *block.cluster;
   const auto end = block.fibers.begin() + static_cast<std::ptrdiff_t>(block.threads);
@@ -216,7 +216,7 @@ void run_block(Block& block, dim3 index) {
   }
   block.live = static_cast<unsigned>(threads);
   block.dynamic = dynamic.get();
-  std::memset(block.dynamic, 0xff, block.launch->shared_bytes);  // NaNs: nothing may be read that was not written
+  std::memset(block.dynamic, 0xff, block.launch->shared_bytes);  // NaNs, to detect reads of memory that was not written
   current = &block;
   blockIdx = index;
   blockDim = size;
@@ -235,7 +235,7 @@ void run_block(Block& block, dim3 index) {
     if (!moved && !wait_for_other_blocks(block)) fail_all(block, "its threads wait for each other for ever");
   }
   if (block.failed) {
-    for (Fiber& fiber : block.fibers) fiber.begun = false;  // what is in the middle of a kernel is given up
+    for (Fiber& fiber : block.fibers) fiber.begun = false;  // abandons fibers in the middle of a kernel
   }
   current = nullptr;
 }
@@ -244,7 +244,7 @@ void fail(const char* what) {
   const std::string where = " by thread " + text(threadIdx) + " of block " + text(blockIdx);
   fail_all(*current, what + where);
   to_scheduler();
-  std::abort();  // nobody goes on after that
+  std::abort();  // not reached: the scheduler resumes no thread after a failure
 }
 
 void check_bounds(int threads) {

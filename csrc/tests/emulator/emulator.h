@@ -1,10 +1,10 @@
-// CUDA's threads on a CPU: kernels compiled by a C++ compiler and run where there is no card.
+// Emulation of CUDA's threads on a CPU: runs kernels compiled by a C++ compiler on machines without a GPU.
 //
-// Every thread of a block is a fiber; one runs until it waits for others. Blocks run one after another, those of a cluster
-// side by side, each on a thread of the operating system, so that `__shared__` is `thread_local`. What CUDA leaves open,
-// the order of threads and blocks, KERNEL_PYTORCH_EMULATED_ORDER chooses: "forward", "backward", or "random". Kernels
-// whose results depend on it have a race. What CUDA forbids is an error here: a shuffle with a thread that has left,
-// threads that wait for each other, addresses that are not aligned, blocks above their launch bounds.
+// Every thread of a block is a fiber, which runs until it waits for others. Blocks run one after another; the blocks of
+// a cluster run in parallel, each on an operating-system thread, so `__shared__` is `thread_local`. The environment
+// variable KERNEL_PYTORCH_EMULATED_ORDER selects what CUDA leaves unspecified, the order of threads and blocks:
+// "forward", "backward", or "random". Kernels whose results depend on it have a race. Undefined behaviour in CUDA is an
+// error here: shuffles with exited threads, deadlocks, misaligned addresses, blocks above their launch bounds.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct dim3 {
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// Where a thread is; set before it goes on.
+// Indices of the running thread; set before a thread resumes.
 extern thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
@@ -26,17 +26,17 @@ struct Launch {
   unsigned shared_bytes = 0;
 };
 
-// Run a grid: 0, or the number of CUDA's error. Its text says what went wrong in which thread.
+// Runs a grid; returns 0 or the number of a CUDA error, whose text describes the failure and its thread.
 int run(const Launch& launch, const std::function<void()>& kernel);
 const char* error_text(int error);
-int last_error();  // of `run`, once
+int last_error();  // returns the error of `run` once, then 0
 
-// Compute capability times ten: KERNEL_PYTORCH_EMULATED_CAPABILITY, 90 if it is not set. And the shared memory that a block
-// of such a card may ask for.
+// Compute capability times ten: KERNEL_PYTORCH_EMULATED_CAPABILITY, by default 90; and the most shared memory that a
+// block of such a GPU can use.
 int capability();
 unsigned most_shared_bytes();
 
-// What follows is called by threads of a kernel.
+// Threads of a kernel call the following functions.
 
 [[noreturn]] void fail(const char* what);
 void check_bounds(int threads);
@@ -44,13 +44,13 @@ void check_bounds(int threads);
 void wait_for_block();
 void wait_for_warp();
 
-// Every lane gives a word of up to 16 bytes and may then look at those of all lanes; until its next exchange.
+// Each lane passes a word of up to 16 bytes, and may read the words of all lanes until its next exchange.
 using Word = unsigned char[16];
 const Word* exchange(const void* word, unsigned size, uint32_t mask);
 int lane();
 
-// A copy of `bytes` bytes and of zeros up to 16, to shared memory: made at once, or only when this thread awaits it, as the
-// order of threads is forward or backward, or at random. The groups of PTX: `await_copies` leaves the `open` last ones.
+// Copies `bytes` bytes, and zeros up to 16, to shared memory: at once with forward order, when this thread awaits it
+// with backward order, either with random order. Groups are PTX's: `await_copies` leaves the last `open` pending.
 void copy_later(uint32_t target, const void* source, int bytes);
 void commit_copies();
 void await_copies(int open);
@@ -61,21 +61,21 @@ unsigned blocks_of_cluster();
 unsigned rank_in_cluster();
 void arrive_at_cluster();
 void wait_for_cluster();
-// The address that is to another block of the cluster what `own` is to this one.
+// Address in another block of the cluster that corresponds to `own` in this one.
 void* shared_of(const void* own, unsigned rank);
 
-// Shared memory as the 32-bit numbers that PTX knows it by, and back; and the number that is to another block of the cluster
-// what `own` is to this one, of what is not dynamic.
+// Conversion of addresses in shared memory to PTX's 32-bit numbers, and back; and the number in another block of the
+// cluster that corresponds to `own` in this one, for static shared memory.
 uint32_t number_of(const void* shared);
 void* address_of(uint32_t number);
 uint32_t number_in(uint32_t own, unsigned rank);
 
-// Barriers in shared memory that count bytes beside arrivals, of which they await one (PTX: mbarrier).
+// Barriers in shared memory that await one arrival and count bytes (PTX: mbarrier).
 void make_barrier(uint32_t barrier);
 void arrive_and_expect(uint32_t barrier, int bytes);
-// Bytes for shared memory of any block of the cluster, which count at the barrier.
+// Writes bytes to shared memory of any block of the cluster, and counts them at the barrier.
 void send(uint32_t target, const void* source, int bytes, uint32_t barrier);
-void wait_for_phase(uint32_t barrier, unsigned parity);  // until the phase of that parity is complete
+void wait_for_phase(uint32_t barrier, unsigned parity);  // until the phase with that parity is complete
 
 template <typename T>
 const T* aligned(const T* address, unsigned bytes = sizeof(T)) {

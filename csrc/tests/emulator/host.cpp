@@ -1,4 +1,4 @@
-// In place of csrc/operator.cpp: tensors on the CPU are on the emulated card.
+// Replaces csrc/operator.cpp: tensors on the CPU are treated as tensors on the emulated GPU.
 #include "kernel_pytorch/operator.h"
 
 #include "kernel_pytorch/cuda/error.h"

@@ -1,4 +1,4 @@
-// In place of kernel_pytorch/cpu/isa.h where kernels run in place of the twin, which is declared and not there.
+// Replaces kernel_pytorch/cpu/isa.h when kernels run instead of the CPU backend, whose functions are only declared.
 #pragma once
 
 #include <cstdlib>

@@ -49,7 +49,7 @@ void run_cluster(const Launch& launch, const std::function<void()>& kernel, dim3
     run_one(0);
     return;
   }
-  // A block ends when all have begun, and its memory is there until all have ended.
+  // A block may end only after all have started, and its memory must exist until all have ended.
   unsigned begun = 0, ended = 0;
   const auto meet = [&](unsigned& count) {
     std::unique_lock<std::mutex> lock(cluster.mutex);

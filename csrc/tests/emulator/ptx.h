@@ -1,5 +1,5 @@
-// What the PTX instructions do that the kernels name: `asm("add.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b))` is compiled
-// as `emulator::ptx::add_f32(c, a, b)`.
+// Implementations of the PTX instructions that the kernels use: `asm("add.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b))`
+// is compiled to `emulator::ptx::add_f32(c, a, b)`.
 #pragma once
 
 #include "cuda_bf16.h"
@@ -73,8 +73,8 @@ inline void cp_async_cg_shared_global_L2_cache_hint(uint32_t target, uint64_t so
 inline void cp_async_commit_group() { commit_copies(); }
 inline void cp_async_wait_group(int open) { await_copies(open); }
 
-// Matrix i of four: lane 8i + r gives the address of row r; lane l gets columns 2 (l % 4) and one more of row l / 4, or
-// the other way round.
+// Matrix i of four: lane 8i + r passes the address of row r; lane l receives columns 2 (l % 4) and 2 (l % 4) + 1 of row
+// l / 4, or, transposed, these rows of column l / 4.
 inline void load_matrices(unsigned (&matrices)[4], uint32_t row, bool transposed) {
   const Word* const rows = exchange(&row, sizeof row, ~0u);
   for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// Numbers of 16 bits, rounded to nearest, ties to even.
+// 16-bit numbers, rounded to nearest, ties to even.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct HalfFormat {
     const uint32_t sign = bits_of(value) >> 16 & 0x8000u, size = bits_of(value) & 0x7fffffffu;
     if (size > 0x7f800000u) return 0x7fff;
     if (size >= bits_of(65520.0f)) return static_cast<uint16_t>(sign | 0x7c00u);
-    // The digits of a subnormal number are where the addition of one half rounds.
+    // Adding one half rounds a subnormal number and puts its digits into the lowest bits.
     if (size < bits_of(0x1p-14f)) return static_cast<uint16_t>(sign | (bits_of(float_of(size) + 0.5f) - bits_of(0.5f)));
     return static_cast<uint16_t>(sign | (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13);
   }

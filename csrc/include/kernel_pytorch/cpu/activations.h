@@ -1,7 +1,7 @@
-// The activations on vectors, each with its derivative; whoever does not use that does not compute it.
+// Activations on vectors, each with its derivative; the compiler removes the derivative where it is not used.
 //
-// Their papers are named in packages/fused-ln-act/src/kernel_pytorch/fused_ln_act/activations.py. `gelu_tanh` is written
-// x sigmoid(2 y) for x (1 + tanh(y)) / 2, which does not cancel.
+// Their papers are listed in packages/fused-ln-act/src/kernel_pytorch/fused_ln_act/activations.py. `gelu_tanh` computes
+// x (1 + tanh(y)) / 2 as x sigmoid(2 y), which avoids cancellation.
 #pragma once
 
 #include "kernel_pytorch/activation.h"
@@ -23,7 +23,7 @@ KP_INLINE Activated<Compute> swish(Vector<Compute> z, Compute alpha) {
   return {z * s.value, s.value + z * (alpha * s.slope)};
 }
 
-// `alpha` is the slope of the sigmoid of silu, and nothing to the others.
+// `alpha` is the slope in silu's sigmoid; other activations ignore it.
 template <Activation A, typename Compute>
 KP_INLINE Activated<Compute> activate(Vector<Compute> z, Compute alpha = Compute{1}) {
   const Vector<Compute> zero = {};
@@ -33,7 +33,7 @@ KP_INLINE Activated<Compute> activate(Vector<Compute> z, Compute alpha = Compute
     return {z * n.distribution, n.distribution + z * n.density};
   } else if constexpr (A == Activation::kGeluTanh) {
     constexpr Compute kTwice = static_cast<Compute>(2 * 0.7978845608028654);
-    // At 64 the sigmoid has long been 0 or 1; a square must not overflow.
+    // Far below 64 the sigmoid is already 0 or 1; the clamp keeps the squares from overflowing.
     const Vector<Compute> x = at_least(at_most(z, Compute{64}), Compute{-64});
     const Vector<Compute> squares = static_cast<Compute>(0.044715) * x * x;
     const Sigmoid<Compute> s = sigmoid<Compute>(kTwice * (x + squares * x));
@@ -41,7 +41,7 @@ KP_INLINE Activated<Compute> activate(Vector<Compute> z, Compute alpha = Compute
   } else if constexpr (A == Activation::kSilu) {
     return swish<Compute>(z, alpha);
   } else if constexpr (A == Activation::kRelu) {
-    return {at_least(z, Compute{0}), z <= zero ? zero : one};  // of NaN one, as in PyTorch
+    return {at_least(z, Compute{0}), z <= zero ? zero : one};  // the slope at NaN is one, as in PyTorch
   } else if constexpr (A == Activation::kReluSquared) {
     const Vector<Compute> r = at_least(z, Compute{0});
     return {r * r, r + r};

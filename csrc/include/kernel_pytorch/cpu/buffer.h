@@ -1,4 +1,4 @@
-// Scratch memory of the CPU code. It is there, or an exception says how many bytes could not be allocated.
+// Scratch memory of the CPU code. A failed allocation raises an exception with the number of bytes.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,13 @@
 
 namespace kernel_pytorch {
 
-// Raise what PyTorch's allocator for the CPU raises. Not inline: files that include this are compiled for several
-// instruction sets, and the linker would keep one of the copies for all processors.
+// Raises the error of PyTorch's CPU allocator. Not inline: files that include this are compiled for several instruction
+// sets, and the linker would keep one of the copies for all processors.
 [[noreturn]] void fail_to_allocate(int64_t bytes);
 
 namespace {
 
-// `size` elements, uninitialized; no memory for none.
+// Buffer of `size` uninitialized elements; allocates nothing for size 0.
 template <typename T>
 class Buffer {
  public:

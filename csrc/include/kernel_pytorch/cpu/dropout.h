@@ -1,4 +1,4 @@
-// Dropout of whole rows: the mask of philox.h, drawn for a vector of counters at a time.
+// Dropout of whole rows: draws the mask of philox.h for a vector of counters at a time.
 #pragma once
 
 #include "kernel_pytorch/cpu/buffer.h"
@@ -15,7 +15,7 @@ namespace {
 typedef uint64_t Longs __attribute__((vector_size(kVectorBytes)));
 constexpr int kCounters = kVectorBytes / static_cast<int>(sizeof(uint64_t));
 
-// The products of the lower 32 bits of all lanes.
+// Products of the lower 32 bits of all lanes.
 inline Longs multiply_words(Longs a, Longs b) {
 #if defined(__AVX512F__)
   return bit_cast<Longs>(_mm512_mul_epu32(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
@@ -28,7 +28,7 @@ inline Longs multiply_words(Longs a, Longs b) {
 #endif
 }
 
-// Lanes of two vectors by turns: the first, then the second half of them.
+// Interleaved lanes of two vectors: `first` has those of the lower halves, `second` those of the upper halves.
 struct Woven {
   Longs first;
   Longs second;
@@ -49,7 +49,7 @@ inline Woven weave(Longs a, Longs b) {
 #endif
 }
 
-// The masks of a row at a time. Empty where nothing is dropped.
+// Dropout masks of one row at a time. Empty if there is no dropout.
 template <typename Compute>
 class DropoutRow {
  public:
@@ -66,7 +66,7 @@ class DropoutRow {
 
   explicit operator bool() const { return kept_.data() != nullptr; }
 
-  // Lay out the masks of the columns from `begin`, a multiple of four, to `end` of a row.
+  // Draws the masks of the columns from `begin`, a multiple of four, to `end` of a row.
   void draw(int64_t row, int64_t begin, int64_t end) {
     const int64_t last = ceil_divide(end, kPhiloxWords);
     Longs lane;
@@ -76,7 +76,7 @@ class DropoutRow {
     }
   }
 
-  // The vector at `column` of the row that was drawn last.
+  // Applies dropout to the vector at `column` of the row that was drawn last.
   Vector<Compute> apply(Vector<Compute> x, int64_t column) const {
     Mask kept;
     std::memcpy(&kept, kept_.data() + column, sizeof kept);
@@ -93,7 +93,7 @@ class DropoutRow {
     const Longs factor_a = Longs{} + kPhiloxFactorA, factor_c = Longs{} + kPhiloxFactorC;
     for (int round = 0; round < kPhiloxRounds; ++round) {
       const Longs of_a = multiply_words(a, factor_a), of_c = multiply_words(c, factor_c);
-      // What the upper halves of b and d hold never reaches a product.
+      // The products ignore the upper halves of b and d.
       a = (of_c >> 32) ^ b ^ static_cast<uint64_t>(key_a);
       b = of_c;
       c = (of_a >> 32) ^ d ^ static_cast<uint64_t>(key_b);

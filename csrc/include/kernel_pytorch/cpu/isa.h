@@ -1,9 +1,9 @@
-// Which instruction set the twin runs on.
+// Selection of the instruction set of the CPU backend.
 //
-// A file `cpu.cpp` is compiled once for every instruction set, with KP_ISA the name of a namespace; what it defines for
-// others goes there, and everything else into an unnamed namespace, so that no function compiled for a newer processor
-// is ever the one that an older one runs. Such files include no header of torch and none of the standard library that
-// defines functions the linker could merge.
+// Each file `cpu.cpp` is compiled once per instruction set, with KP_ISA as the name of a namespace. Its public
+// functions go into that namespace, and everything else into an unnamed namespace, so that an older processor never
+// runs a function that was compiled for a newer one. Such files include no header of torch, and no header of the
+// standard library that defines functions which the linker could merge.
 #pragma once
 
 // `KP_DECLARE_FOR_EACH_ISA(void f(int))` declares `base::f`, `avx2::f`, ...
@@ -17,7 +17,7 @@
 #define KP_DECLARE_FOR_EACH_ISA(...) KP_DECLARE_IN_BASE(__VA_ARGS__)
 #endif
 
-// `KP_BEST(f)` is the `f` for the processor that runs this.
+// `KP_BEST(f)` selects the `f` for the processor that executes it.
 #if defined(__x86_64__)
 #define KP_BEST(FUNCTION)                                                      \
   (::kernel_pytorch::instruction_set() == ::kernel_pytorch::Isa::kAvx512  ? avx512::FUNCTION \
@@ -31,8 +31,8 @@ namespace kernel_pytorch {
 
 enum class Isa { kBase, kAvx2, kAvx512 };
 
-// The best that this processor has, or what KERNEL_PYTORCH_CPU_ISA (base, avx2, avx512) asks for below that; decided at
-// the first call.
+// Best instruction set of this processor, or a lower one set by KERNEL_PYTORCH_CPU_ISA (base, avx2, avx512); determined
+// at the first call.
 Isa instruction_set();
 
 const char* name_of(Isa isa);

@@ -1,8 +1,8 @@
-// Elementary functions on vectors: for float32 without a branch, for float64 those of the C library, lane by lane.
+// Elementary functions on vectors: branch-free for float32; for float64 the C library's function, lane by lane.
 //
-// The polynomials for float32 are weighted minimax fits (least squares on Chebyshev nodes, reweighted after Lawson until
-// the error is level; C. L. Lawson, 1961), of functions computed to 40 digits. The error that is named beside each is
-// that of the polynomial in exact arithmetic, relative to the function.
+// The polynomials for float32 are weighted minimax fits (least squares on Chebyshev nodes, reweighted after Lawson
+// until the error is level; C. L. Lawson, 1961) to functions computed to 40 digits. The error stated with each
+// polynomial is relative to the function, in exact arithmetic.
 #pragma once
 
 #include "kernel_pytorch/cpu/vector.h"
@@ -12,7 +12,7 @@ namespace {
 
 #define KP_INLINE inline __attribute__((always_inline))
 
-// `function` of every lane.
+// Applies `function` to every lane.
 template <typename Function>
 KP_INLINE Vector<double> each_lane(Vector<double> x, const Function& function) {
   Vector<double> result;
@@ -36,12 +36,12 @@ KP_INLINE Vector<Compute> absolute(Vector<Compute> x) {
   return bit_cast<Vector<Compute>>(bit_cast<Mask>(x) & ~sign);
 }
 
-// The magnitude of one, not negative, with the sign of the other.
+// Combines a nonnegative magnitude with the sign of another value.
 KP_INLINE Vector<float> with_sign_of(Vector<float> magnitude, Vector<float> sign) {
   return bit_cast<Vector<float>>(bit_cast<Words>(magnitude) | (bit_cast<Words>(sign) & 0x80000000u));
 }
 
-// Not above a limit; NaN stays. GCC sees the instruction in the comparison of floats up to AVX2 alone.
+// min(x, limit), except that NaN is kept. GCC compiles comparisons of floats to the min instruction only up to AVX2.
 KP_INLINE Vector<float> at_most(Vector<float> x, float limit) {
 #if defined(__AVX512F__)
   return _mm512_min_ps(broadcast(limit), x);
@@ -77,10 +77,10 @@ KP_INLINE Vector<float> negative(Vector<float> x) {
 
 KP_INLINE Vector<double> negative(Vector<double> x) { return -absolute<double>(x); }
 
-// 2^n times 2^64, in the lower bits of a sum with it, n a rounded number.
+// Adding kRound rounds n to an integer and leaves n + 64, the exponent of 2^n times 2^64, in the lower bits of the sum.
 constexpr float kRound = 0x1.8p23f + 64.0f;
 
-// What e^r 2^n is made of, x = r + n ln(2), |r| <= ln(2) / 2.
+// Range reduction for e^r 2^n, with x = r + n ln(2), |r| <= ln(2) / 2.
 struct Reduced {
   Vector<float> shifted;
   Vector<float> r;
@@ -92,8 +92,8 @@ KP_INLINE Reduced reduce(Vector<float> x) {
   return {shifted, (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f};
 }
 
-// (e^r - 1 - r) / r^2 to 2^-28. The power goes into the exponent 64 too high, and down from there by a product: results
-// are subnormal where they have to be.
+// (e^r - 1 - r) / r^2 to 2^-28. The exponent is set 64 too high and then corrected by a multiplication, so that small
+// results become subnormal.
 KP_INLINE Vector<float> exp_of_reduced(Reduced x) {
   const Vector<float> p = polynomial(x.r, 1.0f, 1.0f, 0x1p-1f, 0x1.55548ep-3f, 0x1.55545ep-5f, 0x1.123bep-7f,
                                      0x1.6db4e4p-10f);
@@ -101,21 +101,21 @@ KP_INLINE Vector<float> exp_of_reduced(Reduced x) {
   return bit_cast<Vector<float>>(scaled) * 0x1p-64f;
 }
 
-// exp(x) where x is not positive; NaN stays.
+// exp(x) for x <= 0; NaN is kept.
 KP_INLINE Vector<float> exp_of_negative(Vector<float> x) { return exp_of_reduced(reduce(at_least(x, -104.0f))); }
 
 KP_INLINE Vector<double> exp_of_negative(Vector<double> x) {
   return each_lane(x, [](double lane) { return __builtin_exp(lane); });
 }
 
-// exp(x + rest) where x is not positive, and rest so small that x + rest rounds to x.
+// exp(x + rest) for x <= 0, with rest so small that x + rest rounds to x.
 KP_INLINE Vector<float> exp_of_negative(Vector<float> x, Vector<float> rest) {
   Reduced reduced = reduce(at_least(x, -104.0f));
   reduced.r += rest;
   return exp_of_reduced(reduced);
 }
 
-// A sigmoid and its derivative s (1 - s), both made of e = exp(-|x|), which neither overflows nor cancels.
+// A sigmoid and its derivative s (1 - s), both computed from e = exp(-|x|), which neither overflows nor cancels.
 template <typename Compute>
 struct Sigmoid {
   Vector<Compute> value;
@@ -157,16 +157,16 @@ KP_INLINE Tanh<double> tanh(Vector<double> x) {
   return {value, 1.0 - value * value};
 }
 
-// The distribution function of a standard normal variable, Phi(x) = (1 + erf(x / sqrt(2))) / 2, and its derivative, the
-// density: exact in the lower tail too, where 1 + erf cancels.
+// The standard normal distribution function Phi(x) = (1 + erf(x / sqrt(2))) / 2 and its derivative, the density.
+// Accurate in the lower tail too, where 1 + erf cancels.
 template <typename Compute>
 struct Normal {
   Vector<Compute> distribution;
   Vector<Compute> density;
 };
 
-// Phi(-u) = exp(-u^2 / 2) R(u), where R(u) (u + 4) is a polynomial of (u - 4) / (u + 4) to 2^-29, u from 0 to 14.7, where
-// the exponential ends. Its argument is given in two parts: rounded, its error would be multiplied by u^2 / 2.
+// Phi(-u) = exp(-u^2 / 2) R(u), where R(u) (u + 4) is a polynomial of (u - 4) / (u + 4) to 2^-29, for u from 0 to 14.7,
+// where the exponential underflows. Its argument has two parts, since a rounding error would be amplified by u^2 / 2.
 KP_INLINE Normal<float> normal(Vector<float> x) {
   const Vector<float> u = at_most(absolute<float>(x), 16.0f);
   const Vector<float> upper = bit_cast<Vector<float>>(bit_cast<Words>(u) & 0xFFFFF000u);

@@ -1,4 +1,4 @@
-// Rotating a head by vectors. For files that are compiled once for every instruction set (isa.h).
+// Vectorized rotation of a head, for files that are compiled once for every instruction set (isa.h).
 #pragma once
 
 #include "kernel_pytorch/cpu/buffer.h"
@@ -8,7 +8,7 @@
 namespace kernel_pytorch {
 namespace {
 
-// Every number of a vector with its neighbour's place: 1 0 3 2 5 4 ...
+// Swaps neighbouring elements: 1 0 3 2 5 4 ...
 inline Vector<float> swap_neighbours(Vector<float> values) {
   typedef uint64_t Twos __attribute__((vector_size(kVectorBytes)));
   const Twos twos = bit_cast<Twos>(values);
@@ -24,8 +24,8 @@ inline Vector<double> swap_neighbours(Vector<double> values) {
   return swapped;
 }
 
-// cos and sin of one token at a time, widened once for all its heads, and laid out as a head's columns are walked:
-// interleaved, a number for each column, sin with the sign that it has there.
+// cos and sin of one token, converted once for all of its heads and stored in the order in which `rotate` reads them.
+// If interleaved, there is one value for each column, and sin has the sign of its column.
 template <typename Compute>
 class Angles {
  public:
@@ -41,7 +41,7 @@ class Angles {
     });
   }
 
-  // y = columns of a head, rotated; `value(column, lanes)` of the head as it is.
+  // Writes a rotated head to y; `value(column, lanes)` reads the columns of the head.
   template <typename Value, typename Y>
   void rotate(int64_t columns, const Value& value, Y* y) const {
     const int64_t pairs = rotation_.pairs;

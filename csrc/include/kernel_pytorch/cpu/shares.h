@@ -1,4 +1,4 @@
-// Sums over rows that are taken in shares, so that they round in the same way whoever computes them.
+// Sums over rows, computed as partial sums whose rounding does not depend on the number of threads.
 #pragma once
 
 #include "kernel_pytorch/cpu/vector.h"
@@ -6,7 +6,7 @@
 namespace kernel_pytorch {
 namespace {
 
-// Elements `begin` to `end` of the sum of `parts` shares of `size` elements each, in their order.
+// Elements `begin` to `end` of the sum of `parts` partial sums of `size` elements each, added in order.
 template <typename T>
 inline void add_shares_in_order(const ComputeFor<T>* shares, T* sums, int64_t size, int64_t parts, int64_t begin,
                                 int64_t end) {
@@ -14,7 +14,7 @@ inline void add_shares_in_order(const ComputeFor<T>* shares, T* sums, int64_t si
   for_vectors<Compute>(end - begin, [&](int64_t i, auto lanes) {
     Vector<Compute> sum = {}, lost = {};
     for (int64_t part = 0; part < parts; ++part) {
-      // Kahan: what an addition rounds away is added to the next.
+      // Kahan summation: the rounding error of an addition is corrected in the next one.
       const Vector<Compute> term = load(shares + part * size + begin + i, lanes) - lost;
       const Vector<Compute> next = sum + term;
       lost = (next - sum) - term;

@@ -1,4 +1,4 @@
-// From dtypes at run time to element types at compile time, on the CPU.
+// Dispatch from run-time dtypes to compile-time element types, on the CPU.
 #pragma once
 
 #include "kernel_pytorch/cpu/buffer.h"
@@ -13,7 +13,7 @@ struct Type {
   using type = T;
 };
 
-// `function(Type<T>{})` for the element type of a dtype; nothing for bool.
+// Calls `function(Type<T>{})` with the element type of a dtype; does nothing for bool.
 template <typename Function>
 inline void with_type(DType dtype, const Function& function) {
   switch (dtype) {
@@ -30,7 +30,7 @@ inline void with_type(DType dtype, const Function& function) {
   }
 }
 
-// The same for the result of T, which has its type, or float32 where a wider weight makes it so.
+// Same for the result of an operator on T: its type is T, or float32 if a wider weight promotes it.
 template <typename T, typename Function>
 inline void with_result_type(DType dtype, const Function& function) {
   if constexpr (sizeof(T) == 2) {
@@ -39,8 +39,8 @@ inline void with_result_type(DType dtype, const Function& function) {
   return function(Type<T>{});
 }
 
-// A copy of a tensor, widened, plus `added`, made once for many rows; the tensor itself where that is the same. Empty of
-// an argument that is not there. A tensor is float64 where that is what is computed in, and nowhere else.
+// A copy of a tensor in the computation dtype, plus `added`, made once for many rows; the tensor itself if that is the
+// same; empty for a missing argument. The tensor must be float64 exactly if the computation dtype is float64.
 template <typename Compute>
 class Widened {
  public:

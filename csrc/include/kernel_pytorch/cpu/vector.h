@@ -1,10 +1,10 @@
-// Vectors of what is computed in, and rows walked by them.
+// Vectors of the computation dtype, and loops over rows with them.
 //
-// `Vector<float>` and `Vector<double>` are as wide as the instruction set that the file is compiled for; the compiler's own
-// vector types, so that + - * / and comparisons are written as for numbers. Elements of 16 bits are widened as they are
-// loaded and rounded as they are stored, in registers.
+// `Vector<float>` and `Vector<double>` have the width of the instruction set that the file is compiled for. They are
+// the compiler's own vector types, so + - * / and comparisons are written as for scalars. 16-bit elements are converted
+// in registers: to float32 when loaded, rounded when stored.
 //
-// For files that are compiled once for every instruction set (isa.h): everything here is theirs alone.
+// For files that are compiled once for every instruction set (isa.h): everything here has internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ using Vector = typename VectorOf<Compute>::type;
 typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
 typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
 
-// Elements of tensors of 16 bits: bits, which arithmetic never sees.
+// Elements of 16-bit tensors, stored as bits: arithmetic is done in float32.
 struct Float16 {
   uint16_t bits;
 };
@@ -68,9 +68,9 @@ inline Vector<Compute> broadcast(Compute value) {
   return value - Vector<Compute>{};
 }
 
-// One element at a time, by arithmetic.
+// Conversions of single elements.
 
-// A float16 is a float32 with its exponent 112 lower, the subnormals too once they are multiplied.
+// float16 to float32: the exponent bias differs by 112; the multiplication also converts subnormals.
 inline float widen(Float16 value) {
   const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7FFFu) << 13;
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
@@ -82,7 +82,7 @@ inline void narrow(float value, Float16* target) {
   const uint32_t bits = bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   const uint32_t normal = (magnitude - 0x38000000u + 0x0FFFu + ((magnitude >> 13) & 1u)) >> 13;
-  // Adding one half puts a subnormal's digits where those of a number near one half are, rounded.
+  // Adding 0.5 rounds a subnormal and aligns its digits with the mantissa of 0.5.
   const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3F000000u;
   const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
   const uint32_t large = magnitude > 0x7F800000u ? 0x7E00u | ((magnitude >> 13) & 0x03FFu) : 0x7C00u;
@@ -103,7 +103,7 @@ inline Vector<double> load(const double* source) {
   return values;
 }
 
-// Unsigned 16 bits to 32 and back; GCC's own conversion takes them in pieces.
+// Unsigned 16 bits to 32 and back; GCC's own conversion splits the vectors.
 inline Words widen_bits(Halves bits) {
 #if defined(__AVX512F__)
   return bit_cast<Words>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(bits)));
@@ -140,7 +140,7 @@ inline Vector<float> load(const Float16* source) {
 #endif
 }
 
-// Elements of a bool tensor: lanes that are all ones where it is true.
+// Elements of a bool tensor. A mask has all bits of a lane set where the element is true.
 struct Bool {
   uint8_t bits;
 };
@@ -169,7 +169,7 @@ inline void store(float* target, Vector<float> values) { std::memcpy(target, &va
 
 inline void store(double* target, Vector<double> values) { std::memcpy(target, &values, sizeof values); }
 
-// To nearest, ties to even; a NaN keeps its sign and upper bits and stays one.
+// Rounds to nearest, ties to even; a NaN keeps its sign and upper bits and remains a NaN.
 inline void store(BFloat16* target, Vector<float> values) {
   const Words bits = bit_cast<Words>(values);
   const Words rounded = bits + 0x7FFFu + ((bits >> 16) & 1u);
@@ -189,11 +189,11 @@ inline void store(Float16* target, Vector<float> values) {
 #endif
 }
 
-// What is computed in for elements of a type.
+// Computation type for elements of a type.
 template <typename T>
 using ComputeFor = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// A whole vector, or the first `count` elements of one at the end of a row; what is beyond reads as zero.
+// Selects a whole vector, or the first `count` elements at the end of a row; elements beyond read as zero.
 struct Whole {};
 struct Part {
   int count;
@@ -204,7 +204,7 @@ inline Vector<ComputeFor<T>> load(const T* source, Whole) {
   return load(source);
 }
 
-// The first `count` elements of an array as long as a vector, and back. Where there are masks, without a loop over bytes.
+// Copy the first `count` elements of an array to or from a vector, with masks where the processor has them.
 template <typename T>
 inline void read_part(const T* source, int count, T* elements) {
 #if defined(__AVX512F__)
@@ -271,7 +271,7 @@ inline void store(T* target, V values, Part part) {
   write_part(target, part.count, elements);
 }
 
-// `body(column, lanes)` for every vector of a row: `lanes` says whether it is whole.
+// Calls `body(column, lanes)` for every vector of a row; `lanes` is `Whole` or `Part`.
 template <typename Compute, typename Body>
 inline void for_vectors(int64_t columns, const Body& body) {
   int64_t column = 0;
@@ -279,7 +279,7 @@ inline void for_vectors(int64_t columns, const Body& body) {
   if (column < columns) body(column, Part{static_cast<int>(columns - column)});
 }
 
-// What is beyond the end of a row, replaced.
+// Replaces the elements beyond the end of a row.
 template <typename V, typename Element>
 inline V fill_beyond(V values, Whole, Element) {
   return values;
@@ -291,7 +291,7 @@ inline V fill_beyond(V values, Part part, Element fill) {
   return values;
 }
 
-// In double, by halves: one addition after the other would take longer than a short row.
+// Sums pairwise in double: a chain of additions would take longer than a short row.
 inline double add_lanes(Vector<double> values) {
   double lanes[kLanes<double>];
   std::memcpy(lanes, &values, sizeof values);
@@ -309,8 +309,8 @@ inline double add_lanes(Vector<float> values) {
   return add_lanes(lower + __builtin_convertvector(halves[1], Vector<double>));
 }
 
-// The sum of `term(column, lanes)` over a row: four vectors side by side, and so that no rounding grows with the length of
-// the row, in double beyond a few thousand elements.
+// The sum of `term(column, lanes)` over a row, in four independent vectors; beyond a few thousand elements partial sums
+// are added in double, so that rounding errors do not grow with the length of the row.
 template <typename Compute, typename Term>
 inline double sum_row(int64_t columns, const Term& term) {
   constexpr int64_t kStep = 4 * kLanes<Compute>;
@@ -335,7 +335,7 @@ inline double sum_row(int64_t columns, const Term& term) {
   return total + add_lanes(rest);
 }
 
-// Several sums of a row at once, for terms that do much else: `body(column, lanes, terms)` adds to each of `kSums` vectors.
+// Several sums of a row in one pass, for expensive terms: `body(column, lanes, terms)` adds to each of `kSums` vectors.
 template <typename Compute, int kSums, typename Body>
 inline void sum_row_together(int64_t columns, double (&totals)[kSums], const Body& body) {
   constexpr int64_t kRun = 128 * kLanes<Compute>;
@@ -350,7 +350,7 @@ inline void sum_row_together(int64_t columns, double (&totals)[kSums], const Bod
   }
 }
 
-// The largest `term(column, lanes)` of a row, which what is beyond its end must not exceed; NaN is passed over.
+// Maximum of `term(column, lanes)` over a row, ignoring NaN. Terms beyond the end must not exceed those of the row.
 template <typename Compute, typename Term>
 inline Compute max_row(int64_t columns, const Term& term) {
   constexpr int64_t kStep = 4 * kLanes<Compute>;

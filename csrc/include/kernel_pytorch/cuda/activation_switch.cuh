@@ -1,4 +1,4 @@
-// An activation that is known at run time, for kernels that do much else: the branch is the same for all threads.
+// Switch over a run-time activation, for kernels with much other work: the branch is uniform over all threads.
 #pragma once
 
 #include "kernel_pytorch/cuda/activations.cuh"
@@ -38,7 +38,7 @@ __device__ __forceinline__ void activate_all(Activation activation, float (&z)[N
   });
 }
 
-// g times the derivative at z.
+// Multiplies g by the derivative at z.
 template <bool kHalf, int N>
 __device__ __forceinline__ void multiply_by_slope(Activation activation, const float (&z)[N], float (&g)[N]) {
   switch_activation(activation, [&](auto a) {

@@ -1,4 +1,4 @@
-// The activations on the device, each with its derivative; whoever does not use that does not compute it.
+// Activations on the device, each with its derivative; the compiler removes the derivative where it is not used.
 #pragma once
 
 #include "kernel_pytorch/activation.h"
@@ -11,8 +11,8 @@ struct Activated {
   float slope;
 };
 
-// A sigmoid and its derivative s (1 - s). kHalf here and below: what becomes of it is rounded to 16 bits. Then 1 - s is good
-// enough where s is near one, and e = exp(-|x|), of which nothing overflows or cancels, is for the derivative alone.
+// A sigmoid and its derivative s (1 - s). kHalf, here and below: results are rounded to 16 bits. Then 1 - s is accurate
+// enough for s near one, and only the derivative uses e = exp(-|x|), which neither overflows nor cancels.
 template <bool kHalf>
 __device__ __forceinline__ Activated sigmoid(float x) {
   const float e = exponential<kHalf>(-fabsf(x));
@@ -22,7 +22,7 @@ __device__ __forceinline__ Activated sigmoid(float x) {
   return {x < 0.0f ? small : reciprocal, small * reciprocal};
 }
 
-// z sigmoid(u), where `slope` is the derivative of u. With kHalf in an order in which u may be infinite where z is not.
+// z sigmoid(u), where `slope` is the derivative of u. With kHalf, u may be infinite for a finite z.
 template <bool kHalf>
 __device__ __forceinline__ Activated gated_by_sigmoid(float z, float u, float slope) {
   const Activated s = sigmoid<kHalf>(u);
@@ -37,17 +37,17 @@ __device__ __forceinline__ Activated swish(float z, float alpha) {
   return gated_by_sigmoid<kHalf>(z, alpha * z, alpha);
 }
 
-// Not above a limit; NaN stays, which fminf would drop.
+// min(x, limit), except that NaN is kept, which fminf would drop.
 __device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
 
 __device__ __forceinline__ float at_least(float x, float limit) { return x < limit ? limit : x; }
 
-// gelu where results are rounded to 16 bits. With a = |z| and e = exp(-a^2 / 2) the normal distribution is
-// Phi(-a) = e ratio. The ratio (Mills' times the density at zero) falls slowly from 1/2, and is a polynomial in
+// gelu for results that are rounded to 16 bits. With a = |z| and e = exp(-a^2 / 2) the normal distribution is
+// Phi(-a) = e ratio. The ratio (Mills' ratio times the density at zero) falls slowly from 1/2, and is a polynomial in
 // a / (1 + 0.35 a), the substitution of Hastings (Approximations for Digital Computers, 1955; Abramowitz and Stegun
-// 7.1.26). Its coefficients are fitted for the smallest largest relative error: 1e-5 up to 4.4, 8e-5 up to 13.4, where
-// bfloat16 alone is left. Relative, so nothing is lost in the tails. From 20 on e is zero, and the ratio that of 20: of
-// infinity it would be NaN, as it is of minus infinity, whose gelu is NaN in PyTorch (infinity times zero).
+// 7.1.26). Its coefficients minimize the largest relative error: 1e-5 up to 4.4, 8e-5 up to 13.4, where only bfloat16
+// is relevant. The error is relative, so the tails stay accurate. From 20 on e is zero; the ratio is that of 20, since
+// it would be NaN at infinity. At minus infinity it is NaN, as is PyTorch's gelu (infinity times zero).
 __device__ __forceinline__ Activated gelu_rounded(float z) {
   const float a = fabsf(fminf(z, 20.0f));
   const float e = exp2_once(-0.72134752f * a * a);
@@ -58,7 +58,7 @@ __device__ __forceinline__ Activated gelu_rounded(float z) {
   return {(z < 0.0f ? 0.0f : z) - a * (e * ratio), z > 0.0f ? 1.0f + slope : -slope};
 }
 
-// tanh where results are rounded to 16 bits: below 1/8 by its series, to 4e-7 of itself.
+// tanh for results that are rounded to 16 bits: below 1/8 by its series, with a relative error of 4e-7.
 __device__ __forceinline__ float tanh_rounded(float z) {
   const float t = z * z;
   const float small = z * (1.0f + t * (-0.33333333f + t * 0.13333333f));
@@ -66,7 +66,7 @@ __device__ __forceinline__ float tanh_rounded(float z) {
   return fabsf(z) < 0.125f ? small : large;
 }
 
-// `alpha` is the slope of the sigmoid of silu, and nothing to the others.
+// `alpha` is the slope in silu's sigmoid; other activations ignore it.
 template <Activation A, bool kHalf>
 __device__ __forceinline__ Activated activate(float z, float alpha = 1.0f) {
   if constexpr (A == Activation::kGelu && kHalf) {
@@ -75,8 +75,8 @@ __device__ __forceinline__ Activated activate(float z, float alpha = 1.0f) {
     const float distribution = 0.5f * erfcf(z * -0.70710678f);
     return {z * distribution, distribution + z * (0.39894228f * expf(-0.5f * z * z))};
   } else if constexpr (A == Activation::kGeluTanh) {
-    constexpr float kTwice = 1.59576912f, kCubed = 0.07135481f;  // 2 sqrt(2 / pi), and that times 0.044715
-    // From 20 on the sigmoid is 0 or 1. A square that multiplies what is left of it must not overflow.
+    constexpr float kTwice = 1.59576912f, kCubed = 0.07135481f;  // 2 sqrt(2 / pi), and the same times 0.044715
+    // From 20 on the sigmoid is 0 or 1. A square multiplied by its remainder must not overflow.
     if constexpr (kHalf) {
       const float square = z * z;
       return gated_by_sigmoid<kHalf>(z, z * (kTwice + kCubed * square), kTwice + 3.0f * kCubed * at_most(square, 4096.0f));
@@ -87,7 +87,7 @@ __device__ __forceinline__ Activated activate(float z, float alpha = 1.0f) {
   } else if constexpr (A == Activation::kSilu) {
     return swish<kHalf>(z, alpha);
   } else if constexpr (A == Activation::kRelu) {
-    return {at_least(z, 0.0f), z <= 0.0f ? 0.0f : 1.0f};  // of NaN one, as in PyTorch
+    return {at_least(z, 0.0f), z <= 0.0f ? 0.0f : 1.0f};  // the slope at NaN is one, as in PyTorch
   } else if constexpr (A == Activation::kReluSquared) {
     const float r = at_least(z, 0.0f);
     return {r * r, r + r};

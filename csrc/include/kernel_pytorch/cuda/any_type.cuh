@@ -1,4 +1,4 @@
-// Elements of a dtype that is known at run time: the branch is the same for all threads, and saves kernels.
+// Access to elements of a run-time dtype: the branch is uniform over all threads, and reduces the number of kernels.
 #pragma once
 
 #include "kernel_pytorch/cuda/vector.cuh"
@@ -6,7 +6,7 @@
 
 namespace kernel_pytorch {
 
-// `N` elements, or one, from an address that is aligned to them.
+// Loads `N` elements from an address that is aligned to their size, or one element.
 template <typename T, int N>
 __device__ __forceinline__ void load_some(const T* source, float (&values)[N]) {
   if constexpr (N == 1) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_as(const Output& target, int64_t offset, c
   }
 }
 
-// Of a tensor that was promoted to T: with T of 16 bits it is of T itself, beside float32 it may be narrower.
+// Loads from a tensor whose dtype promotes to T: exactly T if T has 16 bits; possibly narrower if T is float32.
 template <typename T, int N>
 __device__ __forceinline__ void load_promoted(const Input& source, int64_t offset, float (&values)[N]) {
   if constexpr (sizeof(T) == 2) {

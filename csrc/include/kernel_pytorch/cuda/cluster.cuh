@@ -1,17 +1,17 @@
-// Launching clusters of blocks (compute capability 9.0 on).
+// Launches of thread block clusters (compute capability 9.0 on).
 #pragma once
 
 #include "kernel_pytorch/cuda/launch.cuh"
 
 namespace kernel_pytorch {
 
-// Blocks that a cluster may have on the current device. Above eight only data-centre cards of Hopper and Blackwell allow.
+// Largest cluster size on the current device. More than eight blocks need a data-center GPU of Hopper or Blackwell.
 inline int most_blocks() {
   const int device = capability();
   return device >= 120 ? 8 : device >= 90 ? 16 : 0;
 }
 
-// `shared_bytes` of each block are asked for at launch.
+// Launches clusters with `shared_bytes` of dynamic shared memory per block.
 template <typename Kernel, typename Parameters>
 cudaError_t launch_clusters(Kernel kernel, int64_t clusters, int blocks, int threads, int shared_bytes,
                             cudaStream_t stream, const Parameters& p) {

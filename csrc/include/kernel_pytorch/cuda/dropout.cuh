@@ -1,13 +1,13 @@
-// Dropout on the device: the mask of philox.h, drawn where it is used.
+// Dropout on the device: computes the mask of philox.h where it is used.
 #pragma once
 
 #include "kernel_pytorch/philox.h"
 
 namespace kernel_pytorch {
 
-// As `Dropout`, without a float64 that a kernel would have to convert.
+// Same as `Dropout`, with a float32 scale, which kernels need not convert.
 struct DeviceDropout {
-  const int64_t* seed;  // null for none
+  const int64_t* seed;  // null without dropout
   uint32_t threshold;
   float scale;
 };
@@ -16,7 +16,7 @@ inline DeviceDropout on_device(const Dropout& dropout) {
   return {dropout.seed, dropout.threshold, static_cast<float>(dropout.scale)};
 }
 
-// What a thread needs to drop elements of one row.
+// Parameters of dropout for the elements of one row.
 struct DropoutRow {
   uint64_t seed;
   int64_t counter;  // of the first column
@@ -25,7 +25,7 @@ struct DropoutRow {
   bool drops;
 };
 
-// No element is dropped by none.
+// A null seed disables dropout.
 __device__ __forceinline__ DropoutRow dropout_row(const DeviceDropout& dropout, int64_t row, int64_t columns) {
   if (dropout.seed == nullptr) return {0, 0, 0, 1.0f, false};
   const auto seed = static_cast<uint64_t>(__ldg(reinterpret_cast<const long long*>(dropout.seed)));
@@ -36,7 +36,7 @@ __device__ __forceinline__ float drop_by(uint32_t word, const DropoutRow& row, f
   return is_kept(word, row.threshold) ? value * row.scale : 0.0f;
 }
 
-// One element, or as many as a multiple of four from a column that is one.
+// Applies dropout to one element, or to a multiple of four elements from a column that is a multiple of four.
 template <int N>
 __device__ __forceinline__ void drop(const DropoutRow& row, int64_t column, float (&values)[N]) {
   if constexpr (N == 1) {

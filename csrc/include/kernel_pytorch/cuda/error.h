@@ -1,4 +1,4 @@
-// CUDA's words for an error code, for code that is compiled without CUDA's headers.
+// CUDA's description of an error code, for code that is compiled without CUDA's headers.
 #pragma once
 
 namespace kernel_pytorch {

@@ -1,4 +1,4 @@
-// Sums that keep what rounding cuts off of every addition.
+// Compensated sums: `lost` accumulates the rounding error of every addition.
 //
 // Ogita, Rump and Oishi, "Accurate Sum and Dot Product", SIAM Journal on Scientific Computing 26, 2005.
 #pragma once
@@ -7,17 +7,17 @@
 
 namespace kernel_pytorch {
 
-// total + lost. Without kExact nothing is kept, and `lost` is zero.
+// total + lost. Without kExact there is no compensation, and `lost` is zero.
 template <bool kExact>
 struct Sum {
   float total = 0.0f;
   float lost = 0.0f;
 
-  // `below` is what the value itself lacks.
+  // `below` is the rounding error of the value itself.
   __device__ __forceinline__ void add(float value, float below = 0.0f) {
     const float sum = total + value;
     if constexpr (kExact) {
-      const float added = sum - total;  // as far as it went in
+      const float added = sum - total;  // the part of the value that the sum contains
       lost += ((total - (sum - added)) + (value - added)) + below;
     }
     total = sum;
@@ -39,8 +39,8 @@ __device__ __forceinline__ Sum<kExact> reduce_warp(Sum<kExact> sum) {
   return sum;
 }
 
-// Of a one-dimensional block of whole warps. `scratch` is shared and holds kMaxWarps of them, to be used again after the next
-// barrier.
+// Sum over a one-dimensional block of whole warps. `scratch` is in shared memory and holds kMaxWarps elements; it can
+// be reused after the next barrier.
 template <bool kExact>
 __device__ __forceinline__ Sum<kExact> reduce_block(Sum<kExact> sum, float2* scratch) {
   sum = reduce_warp(sum);

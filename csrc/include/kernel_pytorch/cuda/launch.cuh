@@ -1,4 +1,4 @@
-// From dtypes at run time to kernels at compile time, and what a launcher asks the card.
+// Dispatch from run-time dtypes to compiled kernels, and queries of the device for launchers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@ struct Type {
   using type = T;
 };
 
-// `function(Type<T>{})` for the CUDA type of a dtype; cudaErrorInvalidValue for one that no kernel is compiled for.
+// Calls `function(Type<T>{})` with the CUDA type of a dtype; returns cudaErrorInvalidValue if no kernel has that type.
 template <typename Function>
 cudaError_t with_type(DType dtype, const Function& function) {
   switch (dtype) {
@@ -29,7 +29,7 @@ cudaError_t with_type(DType dtype, const Function& function) {
   }
 }
 
-// Threads that a large card (132 multiprocessors) holds at a time: with fewer, a thread need not do several things.
+// Number of resident threads of a large GPU (132 multiprocessors): with fewer, threads need not process several items.
 constexpr int kManyThreads = 132 * 2048;
 
 // Compute capability of the current device, times ten.
@@ -41,10 +41,10 @@ inline int capability() {
   return 10 * major + minor;
 }
 
-// A launch's error, taken off CUDA's record.
+// Returns a launch's error and clears it from CUDA's record.
 inline cudaError_t launched() { return cudaGetLastError(); }
 
-// Whether a block may ask for so many bytes of shared memory beside those that the kernel declares.
+// Whether a block can use `bytes` of dynamic shared memory in addition to the kernel's static shared memory.
 template <typename Kernel>
 bool has_shared(Kernel kernel, int bytes) {
   int device = 0, most = 0;
@@ -55,14 +55,14 @@ bool has_shared(Kernel kernel, int bytes) {
   return bytes + static_cast<int64_t>(attributes.sharedSizeBytes) <= most;
 }
 
-// Lets a kernel that declares at most 16 KiB of shared memory have so many bytes more: above 48 KiB together it must be told.
+// Opts in to more than 48 KiB of shared memory, `bytes` dynamic and at most 16 KiB static, where that is required.
 template <typename Kernel>
 cudaError_t allow_shared(Kernel kernel, int bytes) {
   if (bytes <= 32 * 1024) return cudaSuccess;
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
-// A grid's first dimension ends at 2^31 - 1.
+// A grid's first dimension is at most 2^31 - 1.
 inline bool fits_grid(int64_t blocks) { return blocks < (int64_t{1} << 31); }
 
 }  // namespace kernel_pytorch

@@ -1,4 +1,4 @@
-// How rows that stay in registers are laid over threads: arithmetic alone, for kernels' launchers and for allocation.
+// Layouts of rows in registers over threads: arithmetic only, for launchers of kernels and for allocation.
 #pragma once
 
 #include "kernel_pytorch/index.h"
@@ -6,14 +6,14 @@
 namespace kernel_pytorch {
 
 constexpr int kWarpThreads = 32;
-constexpr int kFewThreads = 128;  // of a block that has several short rows
-constexpr int kMostBlocks = 16;   // of a cluster
+constexpr int kFewThreads = 128;  // per block with several short rows
+constexpr int kMostBlocks = 16;   // per cluster
 
-constexpr int kMostClusterThreads = 512;  // of a block of a cluster
+constexpr int kMostClusterThreads = 512;  // per block of a cluster
 
-// How many vectors of 16 bytes a thread takes: up to `until[i]` of a row `1 << i` of them. A row longer than the last is
-// shared by a cluster of blocks of `cluster_threads`, with `cluster_each` vectors a thread; where even the largest cluster
-// does not hold it, by one of more threads and then with up to `most_cluster_each`.
+// Number of 16-byte vectors per thread: `1 << i` for rows of up to `until[i]` vectors. Longer rows are shared by a
+// cluster of blocks of `cluster_threads` threads with `cluster_each` vectors each. If the largest cluster does not hold
+// a row, blocks get more threads, and then threads up to `most_cluster_each` vectors.
 struct Lengths {
   int64_t until[4];
   int cluster_each;
@@ -22,13 +22,13 @@ struct Lengths {
 };
 
 struct RowLayout {
-  int each;     // vectors a thread
-  int threads;  // of a row in one block; a power of two below a warp, else whole warps
-  int rows;     // of a block
-  int cluster;  // blocks of a row; 0 where no cluster holds it
+  int each;     // vectors per thread
+  int threads;  // per row in one block; a power of two below a warp, else whole warps
+  int rows;     // per block
+  int cluster;  // blocks per row; 0 if no cluster holds it
 };
 
-// `most_blocks` are those that a cluster may have, 0 where there are none.
+// `most_blocks` is the largest cluster size, 0 if clusters are not supported.
 inline RowLayout layout_of(int64_t vectors, const Lengths& lengths, int most_blocks = kMostBlocks) {
   if (vectors <= kWarpThreads) {
     int lanes = 1;
@@ -50,8 +50,8 @@ inline RowLayout layout_of(int64_t vectors, const Lengths& lengths, int most_blo
   return layout;
 }
 
-// Teams that a large card (132 multiprocessors, of which larger clusters reach fewer) runs at a time, with `resident`
-// threads on each.
+// Number of teams that a large GPU runs at once, with `resident` threads per multiprocessor. It has 132
+// multiprocessors; larger clusters cannot use all of them.
 inline int64_t teams_of(const RowLayout& layout, int resident) {
   const int blocks = layout.cluster == 0 ? 1 : layout.cluster;
   const int reached = blocks <= 2 ? 132 : blocks <= 8 ? 120 : 112;
@@ -59,8 +59,8 @@ inline int64_t teams_of(const RowLayout& layout, int resident) {
   return int64_t{reached} * (on_each > 1 ? on_each : 1) / blocks;
 }
 
-// Shares of the rows for a gradient that is summed over them: one for every team that runs at a time; by shape alone, so
-// that sums have one order everywhere.
+// Number of partial sums for a gradient that is summed over rows: one for each team that runs at once. It depends only
+// on the shape, so that the order of summation is the same on every device.
 inline int64_t shares_of(int64_t rows, const RowLayout& layout, int resident) {
   return larger(1, smaller(teams_of(layout, resident), ceil_divide(rows, layout.rows)));
 }

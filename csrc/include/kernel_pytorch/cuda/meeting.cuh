@@ -1,4 +1,4 @@
-// Where warps that have a row between them tell each other a number, or two: in shared memory.
+// Exchange of one or two numbers between warps that share a row, through shared memory.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,16 @@
 
 namespace kernel_pytorch {
 
-constexpr int kClusterWarps = 16;  // of a block of a cluster, at most
+constexpr int kClusterWarps = 16;  // per block of a cluster, at most
 constexpr int kTurns = 2;
 
-// In turns, every warp publishes, and everybody awaits all warps and may look at their numbers. Those of one meeting and the
-// next are apart: who has heard from all warps knows that all have left the meeting before.
+// In an exchange every warp publishes its numbers, awaits those of all warps, and may then read them. Consecutive
+// exchanges use different buffers: a warp that has received all numbers knows that all warps have left the previous
+// exchange.
 template <bool kCluster>
 class Meeting;
 
-// The warps of a block.
+// Exchange between the warps of a block.
 template <>
 class Meeting<false> {
  public:
@@ -48,9 +49,9 @@ class Meeting<false> {
   int turn_ = 1;
 };
 
-// The warps of a cluster of blocks (compute capability 9.0 on). Every warp sends its numbers to every block, whose barrier
-// counts the bytes that have come; a barrier of the cluster would wait for all else that a warp has written, too, and
-// would empty the first-level cache.
+// Exchange between the warps of a cluster (compute capability 9.0 on). Every warp sends its numbers to every block,
+// whose mbarrier counts the received bytes. A cluster barrier would also wait for all other writes of a warp, and would
+// invalidate the L1 cache.
 template <>
 class Meeting<true> {
  public:
@@ -71,7 +72,7 @@ class Meeting<true> {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
-    // Nobody sends to a block that has not begun; what is loaded meanwhile need not wait for that.
+    // No warp may send to a block that has not started; loads need not wait for that.
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
   }
@@ -135,7 +136,7 @@ class Meeting<true> {
 
   __device__ __forceinline__ int turn() const { return static_cast<int>(held_ % kTurns); }
 
-  // `store(place of this warp's numbers in a block, its barrier)`, by a lane for each block.
+  // Calls `store(address of this warp's numbers in a block, its mbarrier)` in one lane per block.
   template <typename Store>
   __device__ __forceinline__ void send(int bytes, const Store& store) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -158,7 +159,7 @@ class Meeting<true> {
   uint32_t own_;
   int blocks_ = 1;
   int rank_ = 0;
-  unsigned held_ = ~0u;  // number of the latest meeting
+  unsigned held_ = ~0u;  // number of the latest exchange
   bool all_began_ = false;
 };
 

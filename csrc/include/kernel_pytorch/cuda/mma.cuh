@@ -1,6 +1,6 @@
-// Tensor cores by mma.sync: tiles of 16 x 8 by 16, products of 16-bit numbers summed in float32.
+// Tensor core operations with mma.sync: tiles of 16 x 8 by 16, products of 16-bit numbers accumulated in float32.
 //
-// Of a warp, lane l holds, with g = l / 4 and t = l % 4 (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
+// With g = l / 4 and t = l % 4, lane l of a warp holds (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
 //     A (16 x 16)  a[0]: row g, columns 2t, 2t+1;  a[1]: row g+8;  a[2], a[3]: the same rows, columns 2t+8, 2t+9
 //     B (16 x 8)   b[0]: rows 2t, 2t+1 of column g;  b[1]: rows 2t+8, 2t+9
 //     C (16 x 8)   c[0], c[1]: row g, columns 2t, 2t+1;  c[2], c[3]: row g+8
@@ -37,8 +37,8 @@ __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&c)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices from shared memory; lane l gives the address of row l % 8 of matrix l / 8 (16 bytes), and gets of
-// each matrix row g, columns 2t and 2t+1; transposed: column g, rows 2t and 2t+1.
+// Loads four 8 x 8 matrices from shared memory. Lane l passes the address of row l % 8 of matrix l / 8 (16 bytes), and
+// receives row g, columns 2t and 2t+1 of each matrix; if transposed, column g, rows 2t and 2t+1.
 __device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&matrices)[4]
                : "memory");
 }
 
-// Two numbers, rounded, in one register: the first in its lower half.
+// Rounds two numbers and packs them into one register, the first in its lower half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float first, float second);
 

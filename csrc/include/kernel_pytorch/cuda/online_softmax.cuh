@@ -1,7 +1,7 @@
-// The maximum of a row and the sum of its exponentials, in one pass.
+// Maximum of a row and sum of its exponentials, in one pass.
 //
-// Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, https://arxiv.org/abs/1805.02867: where the
-// maximum grows, what was summed under the old one is scaled down. A NaN is passed over by the maximum and kept by the sum.
+// Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, https://arxiv.org/abs/1805.02867: a new
+// maximum rescales the previous sum. The maximum ignores NaN; the sum propagates it.
 #pragma once
 
 #include "kernel_pytorch/cuda/math.cuh"
@@ -15,14 +15,14 @@ struct OnlineSum {
 
   __device__ __forceinline__ void add(float z) {
     if (z > most) {
-      sum = sum * expf(most - z) + expf(z - z);  // of infinity: NaN, as infinity less infinity
+      sum = sum * expf(most - z) + expf(z - z);  // NaN for infinity, from infinity - infinity
       most = z;
     } else if (z != -INFINITY) {
       sum += expf(z - most);
     }
   }
 
-  // `N` numbers at once: the sum follows the maximum once for all of them. kHalf: they have the digits of 16 bits.
+  // Adds `N` numbers with one update of the maximum. kHalf: the numbers have 16-bit precision.
   template <bool kHalf, int N>
   __device__ __forceinline__ void add_all(const float (&z)[N]) {
     float next = most;
@@ -36,18 +36,18 @@ struct OnlineSum {
   }
 };
 
-// What a sum under `most` is under `base`, which is no smaller.
+// Rescales a sum from its maximum to `base`, which must not be smaller.
 __device__ __forceinline__ float scaled_sum(OnlineSum s, float base) {
   return s.most == base ? s.sum : s.sum * expf(s.most - base);
 }
 
-// Both together.
+// Combines two sums.
 __device__ __forceinline__ OnlineSum combined(OnlineSum a, OnlineSum b) {
   const float most = fmaxf(a.most, b.most);
   return {most, scaled_sum(a, most) + scaled_sum(b, most)};
 }
 
-// The exponentials of a few scores, under their own maximum, in their place; of nothing but minus infinity, zeros.
+// Replaces scores by their exponentials relative to their own maximum; by zeros if all of them are minus infinity.
 template <bool kHalf, int N>
 __device__ __forceinline__ OnlineSum exponentials_of(float (&z)[N]) {
   OnlineSum own;
@@ -67,14 +67,14 @@ __device__ __forceinline__ OnlineSum reduce_warp(OnlineSum s) {
   return {most, reduce_warp(scaled_sum(s, most), Add{})};
 }
 
-// What is subtracted from the scores of a row: their maximum; but zero where a mask has left nothing, so that every
-// exponential is zero and not NaN.
+// Offset subtracted from the scores of a row: their maximum; zero if all of them are masked, so that every exponential
+// is zero instead of NaN.
 __device__ __forceinline__ float base_of(float most, bool masked) { return masked && most == -INFINITY ? 0.0f : most; }
 
-// What the exponentials are multiplied by: zero where they are all zero.
+// Factor that normalizes the exponentials; zero if all of them are zero.
 __device__ __forceinline__ float share_of_sum(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
-// Of a block. `scratch` is shared and holds 2 kMaxWarps floats, to be used again after the next barrier.
+// Reduction over a block. `scratch` is in shared memory and holds 2 kMaxWarps floats; reusable after the next barrier.
 __device__ __forceinline__ OnlineSum reduce_online(OnlineSum s, float* scratch) {
   const float most = reduce_block(s.most, Max{}, scratch);
   return {most, reduce_block(scaled_sum(s, most), Add{}, scratch + kMaxWarps)};

@@ -1,4 +1,4 @@
-// Rows that no vectors of 16 bytes make up: single elements up to an address that is aligned, vectors, single elements again.
+// Unaligned rows: single elements up to an aligned address, then 16-byte vectors, then single elements.
 #pragma once
 
 #include "kernel_pytorch/cuda/vector.cuh"
@@ -6,21 +6,21 @@
 
 namespace kernel_pytorch {
 
-// The pieces of one row of several tensors, for the threads of a block.
+// Partition of one row of several tensors for the threads of a block.
 template <int N>
 struct Pieces {
   int columns;
   int head;     // elements before the first vector
-  int vectors;  // none where the tensors are not aligned at the same elements
+  int vectors;  // 0 if the tensors have different alignments
 
-  // `visit(column)` of a thread's elements that belong to no vector.
+  // Calls `visit(column)` for this thread's elements outside the vectors.
   template <typename Visit>
   __device__ __forceinline__ void for_each_single(const Visit& visit) const {
     const int inside = vectors * N;
     for (int i = threadIdx.x; i < columns - inside; i += blockDim.x) visit(i < head ? i : i + inside);
   }
 
-  // `visit(column, values...)` of a thread's vectors, `kBatch` of which are on their way at a time.
+  // Calls `visit(column, values...)` for this thread's vectors, with `kBatch` loads in flight at a time.
   template <int kBatch, typename T, typename Visit>
   __device__ __forceinline__ void for_each_vector(const T* row, const Visit& visit) const {
     for_each_batch<kBatch>([&](auto& places) {
@@ -61,7 +61,7 @@ struct Pieces {
   }
 
  private:
-  // `work(places)`: the columns where vectors begin; beyond the last of them, that of the end.
+  // Calls `work(places)` with the first columns of vectors; beyond the last vector, with `columns`.
   template <int kBatch, typename Work>
   __device__ __forceinline__ void for_each_batch(const Work& work) const {
     for (int first = threadIdx.x; first < vectors; first += kBatch * blockDim.x) {
@@ -76,7 +76,7 @@ struct Pieces {
   }
 };
 
-// Of rows of `columns` elements that begin at these addresses.
+// Partition of rows of `columns` elements that start at these addresses.
 template <int N, typename T, typename... Others>
 __device__ __forceinline__ Pieces<N> pieces_of(int columns, const T* row, const Others*... others) {
   const auto beyond = [](const void* address) { return static_cast<int>(reinterpret_cast<uint64_t>(address) % 16); };

@@ -1,4 +1,4 @@
-// Sums over the threads of a warp and of a block. Every thread gets the result, and the order is fixed.
+// Reductions over the threads of a warp or a block. Every thread gets the result, and the order is fixed.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -25,8 +25,8 @@ __device__ __forceinline__ float reduce_warp(float value, Combine combine) {
   return value;
 }
 
-// Of a one-dimensional block of whole warps. `scratch` is shared and holds kMaxWarps floats; it may be used again after
-// the next barrier, so callers that reduce twice in a row hand in two.
+// Reduction over a one-dimensional block of whole warps. `scratch` is in shared memory and holds kMaxWarps floats. It
+// can be reused after the next barrier, so callers that reduce twice in a row pass two.
 template <typename Combine>
 __device__ __forceinline__ float reduce_block(float value, Combine combine, float* scratch) {
   value = reduce_warp(value, combine);

@@ -1,5 +1,5 @@
-// Vectors of rows on their way from global to shared memory, those of the next rows among them (cp.async, compute capability
-// 8.0 on). A thread reads what it has asked for itself, so that no barrier stands between.
+// Ring buffer in shared memory that prefetches the vectors of the next rows (cp.async, compute capability 8.0 on). Each
+// thread reads only what it has copied itself, so no block barrier is needed.
 #pragma once
 
 #include <utility>
@@ -10,8 +10,8 @@
 
 namespace kernel_pytorch {
 
-// Where a thread's part of one vector lies: words of 16 bytes, neighbours of other threads between them, so that what a warp
-// copies is contiguous on both sides. `kThreads` of a block along x, or where that is 0, as many as were launched.
+// Address of one vector of a thread. Its 16-byte words are interleaved with those of other threads, so that a warp's
+// copy is contiguous in global and shared memory. `kThreads` is blockDim.x, or 0 if that is known only at run time.
 template <int kThreads>
 class RingSlot {
  public:
@@ -21,7 +21,7 @@ class RingSlot {
     return (kThreads > 0 ? static_cast<unsigned>(kThreads) : blockDim.x) * 16;
   }
 
-  // `N` elements from global memory, to word `word` and those after it.
+  // Starts the copy of `N` elements from global memory to word `word` and the following ones.
   template <typename T, int N>
   __device__ __forceinline__ void ask(int word, const T* source) const {
 #pragma unroll
@@ -50,8 +50,8 @@ class RingSlot {
   }
 
  private:
-  // The maximum changes nothing. It keeps the sum in a register: what threads share is added by the copy itself otherwise, and
-  // of one with a cache policy ptxas 13.0 makes an illegal instruction.
+  // The maximum keeps the sum in a register without changing it. Otherwise the copy instruction adds the uniform part
+  // of the address, which ptxas 13.0 compiles to an illegal instruction if the copy has a cache policy.
   __device__ __forceinline__ uint32_t at(int word) const {
     const uint32_t sum = first_ + word * word_bytes();
     return kThreads > 0 || word == 0 ? sum : static_cast<uint32_t>(max(static_cast<int>(sum), 0));
@@ -70,20 +70,20 @@ __device__ __forceinline__ void for_each_index(std::integer_sequence<int, kIndic
   (function(Index<kIndices>{}), ...);
 }
 
-// Bytes of shared memory that a ring is aligned to: where what a warp copies begins in the middle of a line of banks, every
-// copy takes two turns.
+// Alignment of a ring in bytes of shared memory: a warp's copy that starts in the middle of a line of banks would take
+// two passes.
 constexpr int kRingAlignment = 128;
 
-// Rows whose vectors are looked at before those of the one that is finished are left: one, where there is room for more than
-// two. What its threads have to tell each other is on its way meanwhile.
+// Number of later rows that are read before the slots of the current row are released: one if the ring holds more than
+// two rows. The exchange between their warps then overlaps with the rest of the current row.
 template <int kSlots, int kVectors>
 constexpr int kRowsAhead = kSlots > 2 * kVectors ? 1 : 0;
 
-// Bytes of shared memory that a block's ring has.
+// Bytes of shared memory of a block's ring.
 constexpr int ring_bytes(int slots, int words, int threads) { return slots * words * threads * 16; }
 
-// `kSlots` vectors, of `kVectors` that a thread has of each of its rows: a slot is asked for anew as soon as it is free.
-// `copy(slot, row, v)` asks for vector v of a row.
+// `kSlots` slots for rows of `kVectors` vectors per thread: a slot is refilled as soon as it is free.
+// `copy(slot, row, v)` starts the copy of vector v of a row.
 template <int kVectors, int kSlots, int kWords, int kThreads = 0>
 class RowRing {
   static_assert(kSlots >= kVectors);
@@ -91,7 +91,7 @@ class RowRing {
  public:
   using Slot = RingSlot<kThreads>;
 
-  // For rows `row`, row + step, ... below `rows`. Where a block has several rows at a time, each has its part of `shared`.
+  // For rows `row`, row + step, ... below `rows`. Each of several rows of a block has a separate part of `shared`.
   template <typename Copy>
   __device__ __forceinline__ RowRing(uint4* shared, int row, int step, int rows, const Copy& copy)
       : begin_(shared_address(shared) + threadIdx.y * kSlots * slot_bytes() + threadIdx.x * 16),
@@ -106,7 +106,7 @@ class RowRing {
     });
   }
 
-  // `read(slot, v)` for every vector of the oldest row, or of the `kAhead`th after it, as they come in.
+  // Calls `read(slot, v)` for each vector of the oldest row, or the `kAhead`th after it, when its copy has completed.
   template <int kAhead = 0, typename Read>
   __device__ __forceinline__ void receive(const Read& read) const {
     static_assert(kSlots >= (kAhead + 1) * kVectors);
@@ -118,7 +118,7 @@ class RowRing {
     });
   }
 
-  // Every vector of that row again.
+  // Calls `read(slot, v)` again for each vector of that row.
   template <int kAhead = 0, typename Read>
   __device__ __forceinline__ void walk(const Read& read) const {
     uint32_t at = wrapped(oldest_ + kAhead * kVectors * slot_bytes());
@@ -128,7 +128,7 @@ class RowRing {
     });
   }
 
-  // For the last time.
+  // Reads each vector of the oldest row for the last time, and refills its slot.
   template <typename Read, typename Copy>
   __device__ __forceinline__ void leave(const Read& read, const Copy& copy) {
     for_each_index(kEach, [&](auto v) {
@@ -150,7 +150,7 @@ class RowRing {
   }
   __device__ __forceinline__ uint32_t wrapped(uint32_t at) const { return at < end() ? at : at - kSlots * slot_bytes(); }
 
-  // The `kVector`th vector, counted on from the oldest row.
+  // Starts the copy of the `kVector`th vector, counted from the oldest row.
   template <int kVector, typename Copy>
   __device__ __forceinline__ void ask(uint32_t slot, const Copy& copy) const {
     const int row = row_ + kVector / kVectors * step_;
@@ -160,7 +160,7 @@ class RowRing {
 
   uint32_t begin_;
   uint32_t oldest_;  // slot of the first vector of the oldest row
-  int row_;          // the oldest
+  int row_;          // index of the oldest row
   int step_;
   int rows_;
 };

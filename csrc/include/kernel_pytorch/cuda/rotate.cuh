@@ -1,11 +1,11 @@
-// Rotating a slot: the two vectors of a head that a thread has.
+// Rotation of a slot: the two vectors of a head that a thread holds.
 #pragma once
 
 #include "kernel_pytorch/rotary.h"
 
 namespace kernel_pytorch {
 
-// `c` and `s` of the slot's pairs: element i of a with element i of b, or, interleaved, neighbours, those of a first.
+// `c` and `s` belong to the slot's pairs: element i of a with element i of b, or, interleaved, neighbours, a before b.
 template <bool kInterleaved, int N>
 __device__ __forceinline__ void rotate_slot(const float (&c)[N], const float (&s)[N], float sign, float (&a)[N],
                                             float (&b)[N]) {

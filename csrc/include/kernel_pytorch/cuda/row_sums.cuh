@@ -1,4 +1,4 @@
-// Several sums over the threads of a team at once, each as if it were alone.
+// Several sums over the threads of a team in one reduction, each with the result of a separate reduction.
 #pragma once
 
 #include "kernel_pytorch/cuda/meeting.cuh"
@@ -7,13 +7,13 @@
 
 namespace kernel_pytorch {
 
-// For a team that is the threads along x of a block (team.cuh), at most `kWarp / kSums` warps or a part of one. In the first
-// steps half of the lanes go on with half of the sums, which takes few more exchanges than a single sum; and one barrier
-// is all that warps wait for.
+// The team is the threads along x of a block (team.cuh): at most `kWarp / kSums` warps, or a part of one. In each of
+// the first steps half of the lanes continue with half of the sums, so there are few more shuffles than for a single
+// sum, and one barrier is enough for all sums.
 template <int kSums>
 class RowSums {
   static_assert(kSums > 1 && kSums <= kWarp && (kSums & (kSums - 1)) == 0);
-  static constexpr int kLanes = kWarp / kSums;  // of a warp that have the same sum in the end
+  static constexpr int kLanes = kWarp / kSums;  // lanes of a warp that end up with the same sum
 
  public:
   struct Scratch {
@@ -46,7 +46,7 @@ class RowSums {
     for (int i = 0; i < kSums; ++i) sums[i] = __shfl_sync(0xffffffffu, sum, i * kApart);
   }
 
-  // Of one of them: that of number `lane / kLanes`.
+  // Returns the sum of index `lane / kLanes`, over a warp.
   __device__ __forceinline__ static float sum_of_warp(float (&sums)[kSums]) {
 #pragma unroll
     for (int half = kSums / 2; half > 0; half /= 2) {
@@ -63,7 +63,7 @@ class RowSums {
     return sum;
   }
 
-  // That of number `lane % kSums`. The numbers of one meeting and the next are apart, as in meeting.cuh.
+  // Returns the sum of index `lane % kSums`, over all warps. Consecutive exchanges use different buffers (meeting.cuh).
   __device__ __forceinline__ float sum_of_warps(float sum) {
     turn_ ^= sizeof(Scratch) / kTurns;
     if (threadIdx.x % kLanes == 0) store_shared_float(own_ + turn_, sum);
@@ -74,7 +74,7 @@ class RowSums {
     return sum;
   }
 
-  uint32_t own_;    // where this lane tells its sum, and where it looks at one
+  uint32_t own_;    // addresses where this lane writes its sum, and reads one
   uint32_t found_;
   uint32_t turn_ = 0;
 };

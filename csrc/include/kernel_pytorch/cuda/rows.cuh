@@ -1,4 +1,4 @@
-// From a layout of rows to a launch.
+// Launch configuration from a row layout.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ namespace {
   return dim3(static_cast<unsigned>(layout.threads), static_cast<unsigned>(layout.rows));
 }
 
-// `launch(std::integral_constant<int, each>)`, up to `kMost`.
+// Calls `launch(std::integral_constant<int, each>)`, for `each` up to `kMost`.
 template <int kMost, typename Launch>
 cudaError_t with_vectors(int each, const Launch& launch) {
   if (each == 1) return launch(std::integral_constant<int, 1>{});
@@ -28,7 +28,7 @@ cudaError_t with_vectors(int each, const Launch& launch) {
   return launch(std::integral_constant<int, 2>{});
 }
 
-// The same for a row that clusters share: four vectors a thread, or eight where so many are allowed.
+// Same for rows that a cluster shares: four vectors per thread, or eight if `kMost` is 8.
 template <int kMost, typename Launch>
 cudaError_t with_cluster_vectors(int each, const Launch& launch) {
   if constexpr (kMost == 8) {
@@ -37,7 +37,7 @@ cudaError_t with_cluster_vectors(int each, const Launch& launch) {
   return launch(std::integral_constant<int, 4>{});
 }
 
-// Whether vectors of 16 bytes make up every row.
+// Whether every row consists of aligned 16-byte vectors.
 [[maybe_unused]] bool made_of_vectors(int64_t columns, int64_t size, std::initializer_list<const void*> addresses) {
   bool found = columns * size % 16 == 0;
   for (const void* address : addresses) found = found && reinterpret_cast<uint64_t>(address) % 16 == 0;

@@ -1,5 +1,5 @@
-// Shared memory by the addresses that instructions take: held in a register, where a pointer would be made anew from the
-// block's place in its cluster at every access.
+// Access to shared memory by 32-bit address. The address stays in a register; from a pointer the compiler would
+// recompute it from the block's rank in its cluster at every access.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,8 +12,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The same address, kept in a register: what comes out of an exchange the compiler cannot make anew. All lanes of a warp take
-// part.
+// Keeps an address in a register: the compiler cannot recompute the result of a shuffle. All lanes of a warp must call
+// it.
 __device__ __forceinline__ uint32_t held_address(uint32_t address) { return __shfl_xor_sync(0xffffffffu, address, 0); }
 
 __device__ __forceinline__ float load_shared_float(uint32_t address) {

@@ -1,5 +1,4 @@
-// The gradients of one or two parameters, of dtypes known at run time: the shares that blocks leave behind, and their sums,
-// in their order, in one launch.
+// Gradients of one or two parameters with run-time dtypes: adds the partial sums of the blocks in order, in one launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +10,7 @@
 
 namespace kernel_pytorch {
 
-// The sum of what the teams of a block, a power of two of them, have each: in the registers of the first.
+// Sum over the teams of a block, whose number is a power of two; the first team gets the result in registers.
 template <int kVectors, int N>
 __device__ __forceinline__ void add_teams(float (&share)[kVectors][N], float* sums) {
   static_assert(kVectors == 1);
@@ -30,7 +29,7 @@ __device__ __forceinline__ void add_teams(float (&share)[kVectors][N], float* su
   }
 }
 
-// What a thread has of one share.
+// Stores a thread's part of one partial sum.
 template <int kVectors, int N>
 __device__ __forceinline__ void store_share(float* shares, int64_t part, int columns, int first, int stride,
                                             const float (&share)[kVectors][N]) {
@@ -46,13 +45,13 @@ namespace {
 constexpr int kSumThreads = 1024;
 
 struct Shares {
-  const float* shares;  // `(parts, columns)`, from an address that is aligned to 16 bytes
-  Output sum;           // `(rows, columns)`; no data where there are no shares
+  const float* shares;  // `(parts, columns)`, 16-byte aligned
+  Output sum;           // `(rows, columns)`; null data if there are no partial sums
 };
 
-// A block of x times `N` columns by y threads, a power of two: thread (x, y) adds shares y, y + blockDim.y, ... of its columns;
-// then the sums of a column meet. Row r of a parameter is the sum of shares r, r + rows, ...; after the rows of the first
-// parameter the grid has those of the second.
+// Each block has x threads for x times `N` columns, and y threads, a power of two: thread (x, y) adds partial sums y,
+// y + blockDim.y, ... of its columns; then the block reduces them over y. Row r of a parameter is the sum of partial
+// sums r, r + rows, ...; the grid has the rows of the first parameter, then those of the second.
 template <int N>
 __global__ void __launch_bounds__(kSumThreads)
     sum_shares(const Shares first, const Shares second, int64_t parts, int columns, int rows) {
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(kSumThreads)
   if (column < columns) {
     const int64_t begin = row + static_cast<int64_t>(threadIdx.y) * rows, step = static_cast<int64_t>(blockDim.y) * rows;
     const float* share = (is_first ? first.shares : second.shares) + row_offset(begin, columns) + column;
-#pragma unroll 8  // as many on their way at once
+#pragma unroll 8  // loads in flight
     for (int64_t part = begin; part < parts; part += step, share += row_offset(step, columns)) {
       float found[N];
       load_some(share, found);
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kSumThreads)
   store_as<N>(target, row_offset(row, columns) + column, sum);
 }
 
-// Some eight shares a thread, of 32 columns a block: 128 bytes of each share.
+// About eight partial sums per thread, and 32 columns per block: 128 bytes of each partial sum.
 [[maybe_unused]] cudaError_t launch_sums(Shares first, Shares second, int64_t parts, int64_t columns, int rows,
                                          cudaStream_t stream) {
   if (!first.sum) first = second;

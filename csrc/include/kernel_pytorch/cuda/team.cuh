@@ -1,4 +1,4 @@
-// Who has a row between them: some lanes of a warp, a block, or a cluster of blocks.
+// Teams of threads that share a row: lanes of a warp, a block, or a cluster of blocks.
 #pragma once
 
 #include "kernel_pytorch/cuda/meeting.cuh"
@@ -7,34 +7,34 @@
 
 namespace kernel_pytorch {
 
-// What a team's reductions need of shared memory.
+// Shared memory for a team's reductions.
 template <bool kCluster>
 using TeamScratch = typename Meeting<kCluster>::Numbers;
 
-// The threads along x of a block have a row, of a cluster together with those of the other blocks. A block of at most 32
-// threads along x is part of a warp: blocks of several rows then have whole warps, all of whose threads take part.
+// The threads along x of a block share a row; in a cluster, together with those of the other blocks. With at most 32
+// threads along x a team is part of a warp: blocks of several rows have whole warps, all of whose threads take part.
 template <bool kCluster>
 class Team {
  public:
   __device__ __forceinline__ explicit Team(TeamScratch<kCluster>& scratch) : meeting_(scratch) {}
 
-  // The vector that a thread begins with, and how many later its next one lies.
+  // Index of a thread's first vector, and distance to its next one.
   __device__ __forceinline__ int first() const { return meeting_.rank() * static_cast<int>(blockDim.x) + threadIdx.x; }
   __device__ __forceinline__ int stride() const { return meeting_.blocks() * static_cast<int>(blockDim.x); }
   __device__ __forceinline__ bool leads() const { return first() == 0; }
-  // Which team this is of all on the grid, where a block has one row.
+  // Index of this team in the grid, if a block has one row.
   __device__ __forceinline__ int64_t index() const { return blockIdx.x / meeting_.blocks(); }
   __device__ __forceinline__ int64_t teams() const { return gridDim.x / meeting_.blocks(); }
 
-  // A reduction has two steps, and room for other work between them: every warp announces what it has, and what all have
-  // announced is gathered. Every thread gets the result.
+  // A reduction has two steps with room for other work in between: `announce` publishes the value of every warp, and
+  // `gather` combines the values of all warps. Every thread gets the result.
   template <typename Combine>
   __device__ __forceinline__ float announce(float value, Combine combine) {
     value = reduce_lanes(value, combine);
     if (meets()) meeting_.publish(value);
     return value;
   }
-  // `own` is what `announce` returned.
+  // `own` is the result of `announce`.
   template <typename Combine>
   __device__ __forceinline__ float gather(float own, Combine combine) {
     if (!meets()) return own;
@@ -48,7 +48,7 @@ class Team {
     return gather(announce(value, combine), combine);
   }
 
-  // The same of two sums, at one meeting.
+  // Same for two sums in one exchange.
   __device__ __forceinline__ float2 announce(float2 value) {
     value = {reduce_lanes(value.x, Add{}), reduce_lanes(value.y, Add{})};
     if (meets()) meeting_.publish(value);
@@ -66,14 +66,14 @@ class Team {
   }
   __device__ __forceinline__ float2 reduce(float2 value) { return gather(announce(value)); }
 
-  // Two numbers of each warp, as they are: after `gather_own` they are there.
+  // Exchanges two numbers of each warp without reducing them: `numbers_of` returns them after `gather_own`.
   __device__ __forceinline__ void announce_own(float2 of_warp) {
     if (meets()) meeting_.publish(of_warp);
   }
   __device__ __forceinline__ void gather_own() {
     if (meets()) meeting_.await();
   }
-  // `visit(warp)` of those that this lane looks at.
+  // Calls `visit(warp)` for the warps that are assigned to this lane.
   template <typename Visit>
   __device__ __forceinline__ void for_each_warp(const Visit& visit) const {
     const int lane = threadIdx.x % kWarp, warps = meeting_.warps();
@@ -84,7 +84,7 @@ class Team {
   }
   __device__ __forceinline__ float2 numbers_of(int warp) const { return meeting_.two_of(warp); }
 
-  // Over the lanes of a warp that have the row.
+  // Reduction over the lanes of a warp that share the row.
   template <typename Combine>
   __device__ __forceinline__ static float reduce_lanes(float value, Combine combine) {
     if (blockDim.x >= kWarp) return reduce_warp(value, combine);
@@ -93,11 +93,11 @@ class Team {
     }
     return value;
   }
-  // Whether a team is more than lanes of one warp.
+  // Whether a team has more than one warp.
   __device__ __forceinline__ static bool meets() { return kCluster || blockDim.x > kWarp; }
 
-  // A reduction of maxima and sums of exponentials under them, of teams of several warps. `exponential(apart)` is what a sum
-  // loses where the maximum is `apart` higher.
+  // Reduction of maxima and sums of exponentials relative to them, for teams of several warps.
+  // `exponential(difference)` is the factor that converts a sum to another maximum.
   template <typename Exponential>
   __device__ __forceinline__ void announce(OnlineSum own, const Exponential& exponential) {
     const float most = reduce_warp(own.most, Max{});

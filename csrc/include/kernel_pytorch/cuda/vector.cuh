@@ -1,4 +1,4 @@
-// Elements, 16 bytes of them at a time, and what they are to arithmetic.
+// Loads, stores and conversions of elements, 16 bytes at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,11 +29,11 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// How many elements 16 bytes hold.
+// Number of elements in 16 bytes.
 template <typename T>
 constexpr int kVectorLength = 16 / sizeof(T);
 
-// Two elements at a time, which is one instruction where it matters.
+// Converts two elements at a time, in one instruction for 16-bit dtypes.
 __device__ __forceinline__ void narrow_pair(float a, float b, float (&pair)[2]) {
   pair[0] = a;
   pair[1] = b;
@@ -63,18 +63,18 @@ __device__ __forceinline__ void narrow_all(const float (&values)[N], T (&element
   }
 }
 
-// `N` elements as they lie in memory: half the registers of floats, where they are 16 bits each.
+// `N` elements as stored in memory: 16-bit elements take half the registers of floats.
 template <typename T, int N>
 struct Packed {
   static_assert(N * sizeof(T) % 16 == 0);
   uint4 words[N * sizeof(T) / 16];
 };
 
-// What is read once, to be the last to leave the L2 cache: on an H200 a copy that reads so is 4 % faster than one that reads
-// it as the first to leave, and a kernel that norms rows up to 10 %. NVIDIA does not say why.
+// Cache policy for data that is read once: evict it last from L2. On an H200 a copy is 4 % faster with this policy than
+// with evict-first, and kernels of norms up to 10 %. NVIDIA does not document why.
 __device__ __forceinline__ uint64_t once_policy() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  return 0x14f0000000000000;  // what createpolicy makes on Hopper and later; a constant leaves loads without branches
+  return 0x14f0000000000000;  // result of createpolicy on Hopper and later; a constant keeps loads free of branches
 #else
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -82,7 +82,7 @@ __device__ __forceinline__ uint64_t once_policy() {
 #endif
 }
 
-// In the order of the program: the compiler would put off what is on its way for later.
+// volatile keeps the order of the program: the compiler would move prefetches down to their uses.
 __device__ __forceinline__ uint4 load_16_bytes_once(const void* source) {
   uint4 words;
   asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint4 load_16_bytes_once(const void* source) {
   return words;
 }
 
-// From an address that is aligned to 16 bytes, of what is read once.
+// Loads from a 16-byte aligned address, for data that is read once.
 template <typename T, int N>
 __device__ __forceinline__ void load_packed(const T* source, Packed<T, N>& packed) {
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_packed(const T* source, Packed<T, N>& packe
   }
 }
 
-// The same of what others read too.
+// Same for data that other threads read too.
 template <typename T, int N>
 __device__ __forceinline__ void load_kept(const T* source, Packed<T, N>& packed) {
 #pragma unroll
@@ -127,7 +127,7 @@ __device__ __forceinline__ void unpack(const Packed<T, N>& packed, float (&value
   }
 }
 
-// `N` elements that are there or not, all or none, on their way: as they lie in memory, where they fill 16 bytes.
+// Elements between load and use: all `N` or none are loaded. They stay as in memory if they fill 16 bytes.
 template <typename T, int N>
 struct Incoming {
   Packed<T, N> packed;
@@ -141,7 +141,7 @@ struct Incoming<T, 1> {
   __device__ __forceinline__ void read(float (&values)[1]) const { values[0] = widen(element); }
 };
 
-// To be unpacked anew: otherwise the compiler keeps the floats of the first time, in twice the registers.
+// Makes the compiler unpack again: otherwise it keeps the floats of the first unpacking, in twice the registers.
 template <typename T, int N, int kVectors>
 __device__ __forceinline__ void forget_unpacked(Packed<T, N> (&packed)[kVectors]) {
   if constexpr (sizeof(T) == 2) {
@@ -153,7 +153,7 @@ __device__ __forceinline__ void forget_unpacked(Packed<T, N> (&packed)[kVectors]
   }
 }
 
-// The same address, but what is read there is read then and not earlier, into registers that are needed meanwhile.
+// Returns the same address, but keeps the compiler from moving loads up, where their registers are still in use.
 template <typename T>
 __device__ __forceinline__ const T* read_now(const T* address) {
   asm volatile("" : "+l"(address));
@@ -167,7 +167,7 @@ __device__ __forceinline__ void pack(const float (&values)[N], Packed<T, N>& pac
   memcpy(packed.words, elements, sizeof elements);
 }
 
-// `N` elements from an address that is aligned to them, in accesses of 16 bytes (or all of them, if fewer).
+// Loads `N` elements from an address aligned to their size, in 16-byte accesses (or in one access, if fewer bytes).
 template <typename T, int N>
 __device__ __forceinline__ void load_vector(const T* source, float (&values)[N]) {
   constexpr int kBytes = N * sizeof(T);
@@ -185,8 +185,8 @@ __device__ __forceinline__ void load_vector(const T* source, float (&values)[N])
   }
 }
 
-// 16 bytes in one instruction, to global memory alone; left to itself the compiler takes some stores apart. What is
-// written once leaves the caches first.
+// Stores 16 bytes to global memory in one instruction; the compiler would split some stores. Data written once is
+// evicted from the caches first.
 __device__ __forceinline__ void store_16_bytes(void* target, uint4 words) {
   asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(words.x),
                "r"(words.y), "r"(words.z), "r"(words.w)
@@ -201,7 +201,7 @@ __device__ __forceinline__ void store_packed(T* target, const Packed<T, N>& pack
   }
 }
 
-// `N` elements to an address in global memory that is aligned to them.
+// Stores `N` elements to an address in global memory that is aligned to their size.
 template <typename T, int N>
 __device__ __forceinline__ void store_vector(T* target, const float (&values)[N]) {
   if constexpr (N * sizeof(T) >= 16) {
@@ -218,8 +218,8 @@ __device__ __forceinline__ void store_vector(T* target, const float (&values)[N]
   }
 }
 
-// `N` elements of which the first `count` are there; what is beyond reads as zero and is not written. A vector that is whole
-// is aligned.
+// Loads the first `count` of `N` elements and sets the others to zero; `store_elements` writes only the first `count`.
+// A complete vector must be aligned.
 template <typename T, int N>
 __device__ __forceinline__ void load_elements(const T* source, int count, float (&values)[N]) {
   if constexpr (N * sizeof(T) >= 8) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void load_elements(const T* source, int count, float 
   for (int i = 0; i < N; ++i) values[i] = i < count ? widen(source[i]) : 0.0f;
 }
 
-// The same of several addresses: all of them are on their way before the first is looked at.
+// Same for several addresses: starts all loads before the first result is used.
 template <typename T, int N, int kSources, typename... Values>
 __device__ __forceinline__ void load_all(int count, const T* const (&sources)[kSources], Values&... values) {
   static_assert(sizeof...(Values) == kSources);

@@ -1,4 +1,4 @@
-// Blocks that turn their part of an array around, and sum it by shuffles.
+// Each block reverses its part of an array, and sums it with shuffles.
 #include <cstdio>
 
 constexpr int kThreads = 64, kBlocks = 3;

@@ -1,4 +1,4 @@
-// Blocks of a cluster that hand what they have to their neighbour.
+// Each block of a cluster passes its values to the next block.
 #include <cooperative_groups.h>
 
 #include <cstdio>

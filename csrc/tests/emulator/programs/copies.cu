@@ -1,4 +1,4 @@
-// Threads that hand rows from global memory through shared memory, the next one on its way.
+// Threads copy rows from global memory through shared memory, and prefetch the next row.
 #include <cstdio>
 
 constexpr int kThreads = 64, kRows = 7;

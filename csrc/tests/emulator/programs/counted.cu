@@ -1,4 +1,4 @@
-// Blocks of a cluster that send each other numbers, and await their bytes.
+// Blocks of a cluster send numbers to each other, and wait for the number of bytes.
 #include <cooperative_groups.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// One product of tensor cores: A (16 x 16) times B (16 x 8), copied to shared memory past the registers.
+// One product on tensor cores: A (16 x 16) times B (16 x 8), copied asynchronously to shared memory.
 #include <cstdio>
 
 __device__ void load_matrix(unsigned (&words)[4], const __nv_bfloat16* row) {

@@ -1,4 +1,4 @@
-// RMSNorm without a weight, three times: the kernels of the tutorial docs/guide/tutorial-cuda.md.
+// RMSNorm without a weight in three versions: the kernels of the tutorial docs/guide/tutorial-cuda.md.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -21,7 +21,7 @@ __global__ void forward_naive(const float* x, float* y, float* rstd, int rows, i
 // --8<-- [start:reduce]
 __device__ float reduce_block(float value, float* scratch) {
   for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;  // one number a warp
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;  // one number per warp
   __syncthreads();
   value = 0.0f;
   for (int warp = 0; warp < blockDim.x / 32; ++warp) value += scratch[warp];
@@ -46,13 +46,13 @@ __global__ void __launch_bounds__(kThreads) forward_block(const float* x, float*
 // --8<-- [end:block]
 
 // --8<-- [start:vector]
-template <int kVectors>  // 16-byte vectors that a thread holds
+template <int kVectors>  // 16-byte vectors per thread
 __global__ void __launch_bounds__(kThreads) forward_vector(const float* x, float* y, float* rstd, int columns) {
   __shared__ float scratch[kThreads / 32];
   const int64_t row = blockIdx.x, offset = row * columns;
   float4 values[kVectors];
   float sum = 0.0f;
-#pragma unroll  // so that indices are constants and `values` stays in registers
+#pragma unroll  // makes indices constant, so that `values` stays in registers
   for (int v = 0; v < kVectors; ++v) {
     const int column = 4 * (v * kThreads + threadIdx.x);
     values[v] = float4{0.0f, 0.0f, 0.0f, 0.0f};
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) forward_vector(const float* x, float
 }
 // --8<-- [end:vector]
 
-// The largest error of a kernel against float64, over numbers that one of its programs should write.
+// Checks the results of a kernel against float64, then overwrites them with NaN for the next kernel.
 static bool is_right(const char* name, const float* x, float* y, float* rstd, int rows, int columns) {
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return std::printf("%s: %s\n", name, cudaGetErrorString(error)), false;
@@ -103,7 +103,7 @@ int main() {
     if (!is_right("naive", x, y, rstd, kRows, columns)) return 1;
     forward_block<<<kRows, kThreads>>>(x, y, rstd, columns);
     if (!is_right("block", x, y, rstd, kRows, columns)) return 1;
-    if (columns % 4 != 0) continue;  // rows end on a vector
+    if (columns % 4 != 0) continue;  // rows consist of whole vectors
     forward_vector<3><<<kRows, kThreads>>>(x, y, rstd, columns);
     if (!is_right("vector", x, y, rstd, kRows, columns)) return 1;
   }
