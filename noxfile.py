@@ -178,7 +178,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def new(session: nox.Session) -> None:
-    """Make packages/NAME and its page from template/, with the name after `--`; installs nothing."""
+    """Make packages/NAME from template/, with the name after `--`, and `--parameter NAME`; installs nothing."""
     script = ROOT / "harness" / "src" / "kernel_pytorch" / "harness" / "commands" / "new.py"
     session.run(sys.executable, "-I", str(script), *session.posargs, external=True)
 

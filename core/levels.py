@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
@@ -27,8 +28,6 @@ Features = Collection[str]
 
 LEVELS = ("reference", "native", "torchscript", "compile", "triton", "cuda")
 KERNELS = ("triton", "cuda")
-DERIVED = ("torchscript", "compile", "cuda")
-"""Levels that need no module."""
 MINIMUM_CAPABILITY = (8, 0)
 
 HAS_TRITON = find_spec("triton") is not None
@@ -97,8 +96,10 @@ class Ladder:
 
     Args:
         functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
-            `reference.py`, `native.py` and so on, and each the function of that name. Where "torchscript" and "compile"
-            have no such function they compile the definition, and "cuda" is the function of `cuda`.
+            `reference.py`, `native.py` and so on, and each the function of that name. Without one, "torchscript" and
+            "compile" compile the definition, "native" is the definition where there is no `native.py`, "triton" calls
+            the operator of that name in `kernel_pytorch.x.operators` if there is one, and "cuda" is the function of
+            `cuda` if that is given.
         defaults: the first row that covers a call says its default, unless its level lacks a feature of the call;
             where none does it is native, or the reference where native lacks one. Rows go by what they name and never
             by rows or batch: levels round differently, and the result of a row must not depend on how many rows there
@@ -106,7 +107,8 @@ class Ladder:
         cuda: answers queries about level "cuda"; None if no function has it.
         absent: by function, levels that it lacks.
         lacks: by level, the features of calls that it lacks, with the reasons.
-        derived: by derived level and function, what it is made of instead: the level to compile, or a name of `cuda`.
+        derived: by derived level and function, what it is made of instead: the level to compile, or the name of an
+            operator or in `cuda`.
     """
 
     user_file = adoption
@@ -123,13 +125,13 @@ class Ladder:
         self.functions = functions
         self.defaults = tuple(defaults)
         self.cuda = cuda
-        self._absent = absent or {}
         self.lacks = lacks or {}
         self._derived = derived or {}
         self._levels: dict[tuple[str, str], Callable[..., Any]] = {}
         for function in functions:
-            for level in self.levels(function):
-                self._levels[function, level] = self._load(function, level)
+            for level in LEVELS:
+                if level not in (absent or {}).get(function, ()) and (found := self._load(function, level)) is not None:
+                    self._levels[function, level] = found
         self._resolved: dict[Any, Any] = {}
         self.operations: dict[str, Any] = {}
 
@@ -137,28 +139,31 @@ class Ladder:
         """What carries functions that use the ladder, as cloudpickle does, finds the one of the package there."""
         return find_ladder, (adoption.PACKAGE,)
 
-    def _load(self, function: str, level: str) -> Callable[..., Any]:
-        """Import or derive the function of a level."""
-        module, written = f"{self.functions[function]}.{level}", None
-        try:
-            written = getattr(importlib.import_module(module), function, None)
-        except ModuleNotFoundError as error:
-            if error.name != module:
-                raise
-        if written is not None:
+    def _load(self, function: str, level: str) -> Callable[..., Any] | None:
+        """Import or derive the function of a level; None where there is none."""
+        package, source = self.functions[function], self._derived.get(level, {}).get(function)
+        module = _module(f"{package}.{level}")
+        if (written := getattr(module, function, None)) is not None:
             return cast("Callable[..., Any]", written)
-        if level not in DERIVED:
-            raise ImportError(f"{module}: it has no function {function}")
-        source = self._derived.get(level, {}).get(function)
         if level == "cuda":
-            assert self.cuda is not None
-            return self.cuda.function(source or function)
-        derive = compiled if level == "compile" else scripted
-        return derive(self._levels[function, source or "reference"])
+            return None if self.cuda is None else self.cuda.function(source or function)
+        if level in ("compile", "torchscript"):
+            derive = compiled if level == "compile" else scripted
+            return derive(self._levels[function, source or "reference"])
+        if level == "triton":
+            from .operation import derived  # which imports this module
+
+            operators = _module(f"{package.rpartition('.')[0]}.operators")
+            operator = getattr(operators, source or function, None)
+            if (found := derived(operator, self._levels[function, "reference"])) is not None:
+                return found
+        if module is None and level in ("native", "triton"):
+            return self._levels[function, "reference"] if level == "native" else None
+        raise ImportError(f"{package}.{level}: it has no function {function}")
 
     def levels(self, function: str) -> tuple[str, ...]:
         """The levels of a function, from the definition to CUDA C++."""
-        return tuple(level for level in LEVELS if level not in self._absent.get(function, ()))
+        return tuple(level for level in LEVELS if (function, level) in self._levels)
 
     def function(self, function: str, level: str) -> Callable[..., Any]:
         """The function of that name of a level."""
@@ -266,6 +271,10 @@ class Ladder:
 
     def describe(self, level: str, device: torch.device) -> str:
         """What is worth knowing of a level that runs there, for tables."""
+        if level == "native" and all(
+            self._levels.get((f, level)) is self._levels[f, "reference"] for f in self.functions
+        ):
+            return "the definition as it stands"
         return self.cuda.describe(device) if level == "cuda" and self.cuda is not None else ""
 
     def check(self, level: str | None) -> None:
@@ -349,6 +358,16 @@ class _ReachedError(Exception):
 
 def _report(level: str, *arguments: Any) -> None:
     raise _ReachedError(level)
+
+
+def _module(name: str) -> ModuleType | None:
+    """Import a module; None where there is none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+    return None
 
 
 def find_ladder(package: str = adoption.PACKAGE) -> Ladder:

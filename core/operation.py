@@ -4,7 +4,7 @@
     ...
     return RMS_NORM(x, weight, eps, offset, casting, level)
 
-Functions of a level that are one call of an operator are written as the mapping of their arguments to the operator's:
+Functions of a level that are one call of an operator follow from it, or are the mapping of their arguments to its own:
 
     @calls(operators.norm_act, first)
     def layer_norm(x, weight, bias, eps):
@@ -14,7 +14,9 @@ Functions of a level that are one call of an operator are written as the mapping
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
+import typing
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -72,6 +74,23 @@ def calls(
     call.
     """
     return functools.partial(MappedCall, run, result)
+
+
+def derived(run: Any, definition: Callable[..., Any]) -> MappedCall | None:
+    """Level "triton" of a function with the arguments of an operator; None if `run` is not what `declare` returned.
+
+    The results are the operator's first ones, as many as the annotations of the definition say. ImportError: arguments
+    differ, by name or order.
+    """
+    if not isinstance(run, OperatorCall):
+        return None
+    schema, given = run.operator._schema, list(inspect.signature(definition).parameters)
+    if given != [a.name for a in schema.arguments]:
+        how = "write the function of level 'triton' that maps them, in levels/triton.py"
+        raise ImportError(f"operator {schema} does not take ({', '.join(given)}) of {definition.__name__}: {how}")
+    count = len(typing.get_args(typing.get_type_hints(definition)["return"])) or 1
+    result = None if count == len(schema.returns) else (first, first_two)[count - 1]
+    return MappedCall(run, result, functools.wraps(definition)(lambda *arguments: arguments))
 
 
 class Prepared(NamedTuple):

@@ -47,12 +47,14 @@ LEVELS = {
     "native": ("levels/native.py", "native.py"),
     "torchscript": (),
     "compile": ("levels/compile.py", "compiled.py"),
-    "triton": ("levels/triton.py",),
+    "triton": ("levels/triton.py", "operators.py"),
     "cuda": ("levels/cuda.py", "operator.py"),
 }
-"""Possible files of each level: in the folder of levels, or as the package of the kernels in CUDA C++ has it."""
+"""Possible files of each level: in the folder of levels, what it is derived from, or as the package of the kernels in
+CUDA C++ has it."""
 
 DERIVED = {
+    "native": "The definition as it stands: PyTorch has no operator that does more of it at once.",
     "torchscript": "The definition under TorchScript: the historical rung (`torch.jit.script` is deprecated upstream).",
     "compile": "The definition under TorchInductor: kernels made for the shapes it sees.",
     "cuda": "CUDA C++ and its CPU backend: what kernel_pytorch.cuda_ops offers, where it is installed.",
@@ -207,7 +209,7 @@ def static(package: str, _group: str) -> str:
     record = static_record.record_file(ROOT / "results", package)
     if record.is_file():
         return static_table.markdown(static_record.load(record))
-    if not any(folder_of(package).rglob("levels/triton.py")):
+    if not any(file_of(package, name, "triton") for name in groups(package, "")):
         return "It has no kernel of its own."
     return f"Not recorded yet: `kernel-pytorch static {package} --json results` compiles the kernels."
 

@@ -15,24 +15,23 @@ from kernel_pytorch.harness.commands import new
 ROOT = Path(__file__).parent.parent
 # The shortest and the longest names, and one on either side of `harness`, where it is imported beside it.
 NAMES = ["qk", "a-name-that-is-28-characters", "manynamesareoneandthesameone", "attention-k4", "my-technique"]
+PARAMETERS = ["a", "twelveletter"]
 
 
-def test_the_package_and_its_page_are_all_that_is_made(copy):
+def test_the_package_is_all_that_is_made(copy):
     before = copy.files()
-    done = copy.make("logit-softcap")
+    done = copy.make("logit-softcap", "--parameter", "softcap")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     after = copy.files()
     made = set(after) - set(before)
-    page = Path("docs/techniques/logit-softcap.md")
-    assert {path.parts[:2] for path in made - {page}} == {("packages", "logit-softcap")}
-    assert page in made
+    assert {path.parts[:2] for path in made} == {("packages", "logit-softcap")}
     assert {path: after[path] for path in before} == before
-    assert f"packages/logit-softcap: {len(made) - 1} files and a link to core/," in done.stdout
+    assert f"packages/logit-softcap: {len(made)} files and a link to core/," in done.stdout
     commands = done.stdout.partition("Next:\n")[2].splitlines()
     assert len(commands) == 3
     assert all(command.startswith("  .venv/bin/nox -s ") for command in commands)
-    left = re.compile("my-technique|my_technique|MyTechnique|My technique")
+    left = re.compile(r"my-technique|my_technique|MyTechnique|My technique|(?<!\\)beta")
     assert not [path for path in made if left.search(f"{path}\n{after[path].decode()}")]
 
 
@@ -80,6 +79,13 @@ BAD = {
     ("import-alone",): "name 'import-alone' is taken: there is packages/rmsnorm/src/kernel_pytorch/import_alone",
     ("native",): "name 'native' would hide what the template's own code calls 'native'",
     ("tensor",): "name 'tensor' would hide what the template's own code calls",
+    ("fine", "--parameter"): "parameter '' is not allowed",
+    ("fine", "--parameters", "a"): "given 3 names; give one",
+    ("fine", "--parameter", "Alpha"): "parameter 'Alpha' is not allowed: up to 12 small letters",
+    ("fine", "--parameter", "lambda"): "parameter 'lambda' is not allowed",
+    ("fine", "--parameter", "a" * 13): f"parameter '{'a' * 13}' is not allowed",
+    ("fine", "--parameter", "level"): "parameter 'level' is a name in the package's own code; choose another",
+    ("fine", "--parameter", "fine"): "parameter 'fine' is a name in the package's own code; choose another",
 }
 
 
@@ -109,11 +115,12 @@ def test_outside_a_checkout_that_is_said(tmp_path):
         new.checkout(Path(tmp_path.anchor))  # nox puts temporary folders into the checkout
 
 
+@pytest.mark.parametrize("parameter", PARAMETERS)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_made_is_formatted_whatever_the_name(name, copy):
+def test_what_is_made_is_formatted_whatever_the_name(name, parameter, copy):
     if not find_spec("ruff"):
         pytest.skip("ruff is not installed; `nox -s lint` asks it about the template itself")
-    assert copy.make(name).returncode == 0
+    assert copy.make(name, "--parameter", parameter).returncode == 0
     for command in (["format", "--check"], ["check", "--no-cache"]):
         done = copy.run(sys.executable, "-m", "ruff", *command, f"packages/{name}")
         assert done.returncode == 0, done.stdout
@@ -155,21 +162,38 @@ def made(copy):
     return copy
 
 
+LEVELS = Path("packages/new-thing/src/kernel_pytorch/new_thing/levels")
+
+
 def verify(copy, *levels):
     """Hold levels of the package against its reference."""
     chosen = [argument for level in levels for argument in ("--level", level)]
     return copy.kernel_pytorch("verify", "new-thing", "--device", "cpu", *chosen)
 
 
+def plant_wrong_native(copy):
+    """Write a level that is one percent too large, in the place of the definition."""
+    (copy.root / LEVELS / "native.py").write_text(
+        "from kernel_pytorch.new_thing.levels import reference\n\n\n"
+        "def new_thing(x, beta):\n    return 1.01 * reference.new_thing(x, beta)\n"
+    )
+
+
 @pytest.mark.slow
 def test_what_is_made_is_right_and_a_wrong_level_is_refused(made):
     done = verify(made, "reference", "native")
     assert done.returncode == 0, done.stdout
-    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/levels/native.py"
-    native.write_text(native.read_text().replace("return F.silu(x)", "return 1.01 * F.silu(x)"))
+    plant_wrong_native(made)
     done = verify(made, "native")
     assert done.returncode == 1, done.stdout
     assert "wrong: new-thing new_thing level 'native', case typical" in done.stdout
+    # Where the definition itself is wrong, all levels agree on it: what was computed by hand does not.
+    definition = made.root / LEVELS / "reference.py"
+    definition.write_text(definition.read_text().replace("torch.sigmoid(beta * h)", "torch.sigmoid(beta + h)"))
+    done = verify(made, "reference")
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.count("wrong: ") == 1
+    assert "wrong: new-thing new_thing level 'reference', case typical [shape=(61, 96)] float32: known" in done.stdout
 
 
 def test_what_is_made_is_found_and_does_what_it_shows(made):
@@ -177,10 +201,10 @@ def test_what_is_made_is_found_and_does_what_it_shows(made):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("new-thing: New thing "), done.stdout
     assert not [line for line in done.stdout.splitlines() if "cannot run" in line and "compile" not in line]
-    for page in ("packages/new-thing/README.md", "docs/techniques/new-thing.md"):
-        (code,) = re.findall(r"^```python\n(.*?)^```", (made.root / page).read_text(), re.MULTILINE | re.DOTALL)
-        done = made.run(sys.executable, "-c", code)
-        assert done.returncode == 0, done.stderr
+    readme = (made.root / "packages/new-thing/README.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    done = made.run(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -192,7 +216,6 @@ def test_what_is_made_passes_everything(made):
     assert " failed" not in done.stdout
     done = made.kernel_pytorch("static", "new-thing")
     assert done.returncode == 0, done.stdout + done.stderr
-    native = made.root / "packages/new-thing/src/kernel_pytorch/new_thing/levels/native.py"
-    native.write_text(native.read_text().replace("return F.silu(x)", "return 1.01 * F.silu(x)"))
+    plant_wrong_native(made)
     done = made.pytest("packages/new-thing/tests/test_levels.py", "-k", "native")
     assert done.returncode == 1, done.stdout

@@ -354,14 +354,23 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
     assert f"  listed, {fresh.created[:10]}: measured before records named the code that ran\n" in printed.out
 
 
-def test_a_full_run_writes_into_the_folder_of_its_device(toy_alone, command_line, tmp_path, monkeypatch):
+def test_a_full_run_writes_into_the_folder_of_its_device_and_into_the_readme(
+    toy_alone, command_line, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
+    readme = tmp_path / "packages" / "toy" / "README.md"
+    readme.parent.mkdir(parents=True)
+    readme.write_text("# Toy\n\n<!-- results:begin -->\nNot measured yet.\n<!-- results:end -->\n")
     monkeypatch.setattr(bench_module, "Worker", lambda *_: contextlib.nullcontext())
     printed = command_line("bench", "--full", "--device", "cpu")
     assert printed.code == 0, printed
     folder = tmp_path / "results" / "made-up-2-threads"
     assert load(folder / "toy.json").complete
-    assert printed.out.splitlines()[-1].startswith("written: results/made-up-2-threads/toy.json")
+    *_, results, table = printed.out.splitlines()
+    assert results.startswith("written: results/made-up-2-threads/toy.json")
+    assert table == "written: packages/toy/README.md"
+    assert readme.read_text().startswith("# Toy\n\n<!-- results:begin -->\nMade-up CPU")
+    assert "| `gate`, forward | largest" in readme.read_text()
     assert {file.suffix for file in folder.iterdir()} <= {".json", ".png", ".svg"}
 
 

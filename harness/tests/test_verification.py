@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import pytest
 import torch
@@ -46,6 +47,26 @@ def test_right_levels_pass(toy):
     assert set(found) == {"reference", "native", "compile", "cuda"}
     assert [line for level in found for line in failures(found, level)] == []
     assert max(v.worst for v in found["native"]) <= 1.0
+
+
+def test_a_definition_must_give_the_results_that_are_known(toy):
+    """Computed by hand, so that a wrong formula shows though all levels agree on it."""
+    right = ([1.0, 2.0], [0.5, 0.0]), {"factor": 1.5}, [1.5 / (1.0 + math.exp(-0.5)), 0.75]
+
+    def told(*known):
+        gate = dataclasses.replace(toy.gate, known=known)
+        found = verified(dataclasses.replace(toy.technique, operations=[gate]))
+        assert failures(found, "native") == []
+        return failures(found, "reference")
+
+    assert told(right) == []
+    (line,) = told(right, (*right[:2], [1.5 / (1.0 + math.exp(-0.5)), 0.75 + 1e-9]))
+    assert line.startswith("toy gate level 'reference', case plain [rows=4, columns=16] float32: known result 2 ")
+    assert "not close" in line
+    (line,) = told((*right[:2], [0.75]))
+    assert "known result 1 The values for attribute 'shape' do not match" in line
+    (line,) = told(([1.0], {"factor": 1.5}, [0.75]))
+    assert "known result 1 gate: known must return (args, kwargs) of toy:reference" in line
 
 
 def test_of_a_mean_the_errors_of_its_terms_are_known(toy):

@@ -1,13 +1,17 @@
 """The table of a package: the default goes by what its rows name, and what cannot run says why."""
 
+import functools
+import itertools
 import sys
 import types
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernel_pytorch.rmsnorm._core import levels
 from kernel_pytorch.rmsnorm._core.levels import LEVELS, Default, Ladder
+from kernel_pytorch.rmsnorm._core.operator import declare
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -142,6 +146,77 @@ def test_levels_without_a_function_of_their_own_are_derived(monkeypatch):
     other = Ladder({"both": "made_up"}, [], Compiled(), derived={"compile": {"both": "native"}, "cuda": {"both": "b"}})
     assert other.function("both", "compile")(1) == ("compiled", "native", 1)
     assert other.function("both", "cuda")() == "cuda_ops.b"
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+def scaled_with_more(x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    return x * factor, x + 1.0
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Make a package: its definition, its operators, and other modules of it by name."""
+    names = itertools.count()
+
+    def make(definition, **modules):
+        package = f"made_up_{next(names)}"
+        modules = {"": {}, ".levels": {}, ".levels.reference": {"scaled": definition}} | {
+            f".{name.replace('_', '.')}": contents for name, contents in modules.items()
+        }
+        for name, contents in modules.items():
+            module = types.ModuleType(f"{package}{name}")
+            vars(module).update(contents)
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        return {"scaled": f"{package}.levels"}
+
+    return make
+
+
+@functools.cache
+def operator():
+    return declare(
+        "test_levels_scaled(Tensor x, float factor) -> (Tensor y, Tensor more, Tensor rest)",
+        launch=lambda: lambda x, factor: (x * factor, x + 1.0, x.clone()),
+        fake=lambda x, factor: (torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)),
+    )
+
+
+def test_triton_is_the_operator_and_native_the_definition_where_no_file_says_else(made_up):
+    x = torch.ones(2)
+    ladder = Ladder(made_up(scaled, operators={"scaled": operator()}), [], None)
+    assert ladder.levels("scaled") == LEVELS[:-1]
+    assert ladder.function("scaled", "native") is scaled
+    assert ladder.describe("native", CPU) == "the definition as it stands"
+    with torch.no_grad():
+        assert torch.equal(ladder.function("scaled", "triton")(x, 2.0), 2.0 * x)
+        both = Ladder(made_up(scaled_with_more, operators={"scaled": operator()}), [], None)
+        assert [y.tolist() for y in both.function("scaled", "triton")(x, 3.0)] == [[3.0, 3.0], [2.0, 2.0]]
+    named = {"triton": {"scaled": "other"}}
+    assert "triton" in Ladder(made_up(scaled, operators={"other": operator()}), [], None, derived=named).levels(
+        "scaled"
+    )
+    written = made_up(
+        scaled, operators={"scaled": operator()}, levels_triton={"scaled": print}, levels_native={"scaled": len}
+    )
+    assert [Ladder(written, [], None).function("scaled", level) for level in ("native", "triton")] == [len, print]
+
+
+def test_without_an_operator_there_is_no_level_triton(made_up):
+    for operators in ({}, {"operators": {}}, {"operators": {"scaled": print, "other": operator()}}):
+        ladder = Ladder(made_up(scaled, **operators), [], None)
+        assert ladder.levels("scaled") == ("reference", "native", "torchscript", "compile")
+
+
+def test_an_operator_with_other_arguments_needs_a_function_that_maps_them(made_up):
+    with pytest.raises(ImportError, match=r"not take \(x, alpha\) of <lambda>: write the function of level 'triton'"):
+        Ladder(made_up(lambda x, alpha: x, operators={"scaled": operator()}), [], None)
+    with pytest.raises(ImportError, match=r"made_up_1\.levels\.triton: it has no function scaled"):
+        Ladder(made_up(scaled, levels_triton={"scald": print}), [], None)
+    with pytest.raises(ImportError, match=r"made_up_2\.levels\.native: it has no function scaled"):
+        Ladder(made_up(scaled, levels_native={"scald": print}), [], None)
 
 
 def test_a_level_that_is_not_derived_needs_a_function(monkeypatch):

@@ -75,6 +75,8 @@ class Operation:
         real_input: `(activations, dtype) -> (args, kwargs)` made of `(tokens, channels)` float32 hidden states with the
             outlying channels of a trained network (`adversaries.imitated_activations`); None if the operation has no
             such input.
+        known: results that do not come from the definition, and that it must give, as `(args, kwargs, result)`; a list
+            is a tensor of float64.
         in_parts: the definition computed part by part, called with the arguments by name, for cases whose float64 graph
             does not fit on the GPU; None if there is no such function.
     """
@@ -92,6 +94,7 @@ class Operation:
     averaged: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda arguments: None
     summands: Callable[[dict[str, Any]], Mapping[str, int]] = lambda arguments: {}
     real_input: Callable[[torch.Tensor, torch.dtype], Given] | None = None
+    known: Sequence[tuple[tuple[Any, ...], Mapping[str, Any], Any]] = ()
     in_parts: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
@@ -220,14 +223,15 @@ class Operation:
 
     def arguments(self, case: Case, generator: torch.Generator) -> tuple[Any, ...]:
         """The values of all arguments on a case, in the order of `signature`."""
-        return self._bound(self.inputs(case, generator), "inputs")
+        return self.bound(self.inputs(case, generator), "inputs")
 
     def real_arguments(self, activations: torch.Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
         """The same, made of hidden states."""
         assert self.real_input is not None
-        return self._bound(self.real_input(activations, dtype), "real_input")
+        return self.bound(self.real_input(activations, dtype), "real_input")
 
-    def _bound(self, given: Given, what: str) -> tuple[Any, ...]:
+    def bound(self, given: Given, what: str) -> tuple[Any, ...]:
+        """The values of all arguments of a call, in the order of `signature`; `what` has given them."""
         signature = self.reference.signature()
         try:
             args, kwargs = given

@@ -17,6 +17,7 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment, now
 from kernel_pytorch.harness.implementation import BUDGET_FACTOR
 from kernel_pytorch.harness.isolation import Announce, Workers
+from kernel_pytorch.harness.known import judge_known
 from kernel_pytorch.harness.launches import is_counted, judge_launches
 from kernel_pytorch.harness.oracle import (
     ErrorCheck,
@@ -243,6 +244,8 @@ def verify_trial(
     error_checks = examine(implementation, against)
     if reason := not_offered(implementation, error_checks):
         return Verification(*about, unavailable=reason)
+    if implementation.level is Level.REFERENCE and trial == trials(operation, device)[0]:
+        error_checks += judge_known(operation, device)
     if is_counted(implementation.level, device) and trial.case.core and trial.adversary == RANDOM:
         error_checks += (_judge_launches(operation, implementation, trial.case, against, device),)
     return Verification(*about, error_checks)

@@ -15,7 +15,7 @@ def one_percent_too_large(x, beta):
     return right(x, beta) * 1.01
 
 
-def beta_ignored(x, beta):
+def parameter_ignored(x, beta):
     return right(x, 1.0)
 
 
@@ -40,7 +40,7 @@ def gradient_dropped(x, beta):
 
 MUTANTS = {
     one_percent_too_large: "output is off by",
-    beta_ignored: "output is off by",
+    parameter_ignored: "output is off by",
     last_element_skipped: "output is off by",
     not_a_number: "NaN or infinite",
     gradient_too_small: "gradient of x is off by",

@@ -33,7 +33,8 @@ from kernel_pytorch.harness.commands.common import (
     warn_broken,
     warn_if_busy,
 )
-from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest, show_tables
+from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest, show_tables, write_readmes
+from kernel_pytorch.harness.commands.static import record_once
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
@@ -44,6 +45,7 @@ from kernel_pytorch.harness.technique import Direction, Level, Technique
 from kernel_pytorch.harness.workload import QUICK_CASES, SHORT_CASES, JobKey
 
 CASE_TIMEOUT = 600.0
+RESULTS = Path("results")
 
 NOT_WRITTEN = (
     "A short run: its tables are printed and not written. --json FILE or --out FOLDER writes them; --full measures"
@@ -101,10 +103,11 @@ def bench_command(
     Without options it is a short run: one case of each operation, fewer rounds, the cheapest technique first. Its
     tables are printed; it is written only where --json or --out says. --quick measures only the first operation of each
     technique, in two cases. --full measures every case and writes results/<device>/<technique>.json with plots beside
-    it; a part of it (--level, --operation, --direction) is written only where --json or --out says. A short run never
-    replaces a full one. What was measured is kept after every case of a run that is written: Ctrl-C loses nothing,
-    --resume continues. A case that crashes is isolated from the others. PyTorch's own levels and other libraries are
-    timed although they miss the error budget, and shown with their error.
+    it, and in a checkout the table of the package's README and the first record of what its kernels compile to; a part
+    of it (--level, --operation, --direction) is written only where --json or --out says. A short run never replaces a
+    full one. What was measured is kept after every case of a run that is written: Ctrl-C loses nothing, --resume
+    continues. A case that crashes is isolated from the others. PyTorch's own levels and other libraries are timed
+    although they miss the error budget, and shown with their error.
 
     Exit code: 0; 1 if a level of ours is wrong, or anything crashed or was faster than this machine can be; 2 for a
     name or an option that does not exist or cannot be obeyed; 130 after Ctrl-C.
@@ -126,8 +129,9 @@ def bench_command(
         None, not full, tuple(direction or ()) or None, overheads, None, QUICK_CASES if quick else SHORT_CASES
     )
     plans = {t.name: _plan_for(t, shared, levels, operations, first=quick) for t in techniques}
-    if out is None and full and levels is operations is direction is None:
-        out = Path("results")
+    whole = full and levels is operations is direction is None
+    if out is None and json is None and whole:
+        out = RESULTS
     known = None if machine is None else Machine.load(machine)
     slug = known.slug if known else describe_environment(where).slug
     targets = {t.name: _target(json, out, slug, t, one=len(techniques) == 1) for t in techniques}
@@ -154,6 +158,11 @@ def bench_command(
             refused |= any(map(_fails, results.measurements))
             if not results.complete:
                 raise typer.Exit(130)
+    for each in techniques if whole and out == RESULTS else ():
+        if (readme := Path("packages", each.name, "README.md")).is_file():  # in a checkout
+            write_readmes(readme, map(load, RESULTS.glob(f"*/{each.name}.json")))
+            output.print(f"written: {readme}", **PLAIN)
+            record_once(each, RESULTS)
     if refused:
         raise typer.Exit(1)
 

@@ -1,10 +1,10 @@
-"""`kernel-pytorch new`: a package and its page, made from the template of a checkout.
+"""`kernel-pytorch new`: a package, made from the template of a checkout.
 
-The template, `template/`, is a small image of the checkout: a package that works as is, and its page. A new
-package is a copy of both with one word replaced, in contents and in paths, and a link to `core/`, which every package
-has. Only the standard library is imported, so that a clean clone makes a package before anything is installed:
+The template, `template/`, is a small image of the checkout: a package that works as is. A new package is a copy of it
+with two words replaced, its name in contents and paths and that of its parameter, and a link to `core/`, which every
+package has. Only the standard library is imported, so that a clean clone makes a package before anything is installed:
 
-    python -I harness/src/kernel_pytorch/harness/commands/new.py my-technique
+    python -I harness/src/kernel_pytorch/harness/commands/new.py my-technique --parameter beta
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TEMPLATE = "template"
-RENDERED = ("packages", "docs")
-"""What of the template goes into the checkout, to the same place."""
 LINK = Path("packages", "my-technique", "src", "kernel_pytorch", "my_technique", "_core")
 CORE = Path("..", "..", "..", "..", "..", "core")
 """What packages share: a link, and where it leads."""
 PLACEHOLDER = "my-technique"
+PARAMETER, OPTION = "beta", "--parameter"
 KEBAB_CASE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LENGTHS = range(2, 29)
 """Letters of a name: more would make the template's lines too long, and fewer would not describe the package."""
+PARAMETERS = re.compile("[a-z][a-z0-9_]{0,11}")
 OURS = ("harness",)
 """What is imported beside the packages."""
 
@@ -35,34 +35,35 @@ class NewError(ValueError):
     """A package that cannot be made; the message says what was given, what is allowed and what to do."""
 
 
-def new_command(name: str) -> None:
-    """Make packages/NAME and docs/techniques/NAME.md from the template of this checkout; nothing else changes.
+def new_command(name: str, parameter: str = PARAMETER) -> None:
+    """Make packages/NAME from the template of this checkout; nothing else changes.
 
     Exit code: 0; 2 for a name that cannot be taken, with the reason.
     """
-    main([name])
+    main([name, OPTION, parameter])
 
 
 def main(arguments: Sequence[str]) -> None:
     """Make the package that `arguments` name, and print what was made and what to do next."""
+    names, parameter = [*arguments], PARAMETER
+    if OPTION in names:
+        place = names.index(OPTION)
+        _, parameter, *_ = [*names[place : place + 2], ""]
+        del names[place : place + 2]
     try:
-        if len(arguments) != 1:
-            given = f"given {len(arguments)} names" if arguments else "no name"
+        if len(names) != 1:
+            given = f"given {len(names)} names" if names else "no name"
             raise NewError(f"{given}; give one, in kebab-case: `.venv/bin/nox -s new -- {PLACEHOLDER}`")
-        (name,) = arguments
-        root = checkout(Path.cwd())
-        made = make(name, root)
+        made = make(name := names[0], checkout(Path.cwd()), parameter)
     except NewError as error:
         sys.stderr.write(f"kernel-pytorch: {error}\n")
         sys.exit(2)
-    page = Path("docs", "techniques", f"{name}.md")
     package = Path("packages", name)
     sys.stdout.write(
-        f"{package}: {len(made) - 2} files and a link to core/, a technique that works as it stands\n"
-        f"{page}: its page\n"
+        f"{package}: {len(made) - 1} files and a link to core/, a technique that works as it stands\n"
         "Next:\n"
-        f"  .venv/bin/nox -s tests -- {package}/tests\n"
-        f"  .venv/bin/nox -s bench -- {name} --quick\n"
+        f"  .venv/bin/nox -s tests -- {package}\n"
+        f"  .venv/bin/nox -s bench -- {name} --full\n"
         "  .venv/bin/nox -s lint static docs\n"
     )
 
@@ -75,12 +76,13 @@ def checkout(start: Path) -> Path:
     raise NewError(f"no {TEMPLATE}/ in {start} or above; run it inside a clone of the repository")
 
 
-def make(name: str, root: Path) -> list[Path]:
-    """Write the package, with its link to what all packages share, and its page.
+def make(name: str, root: Path, parameter: str = PARAMETER) -> list[Path]:
+    """Write the package, with its link to what all packages share.
 
     Args:
         name: in kebab-case.
         root: of the checkout.
+        parameter: the name of the function's number.
 
     Returns:
         What was made, relative to `root`: the files, and the link.
@@ -89,7 +91,8 @@ def make(name: str, root: Path) -> list[Path]:
         NewError: the name cannot be taken; nothing was written.
     """
     check_name(name, root)
-    rendered = {render_path(path, name): render(text, name) for path, text in template(root).items()}
+    check_parameter(parameter, name, root)
+    rendered = {render_path(path, name): render(text, name, parameter) for path, text in template(root).items()}
     for path, text in rendered.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
@@ -121,16 +124,22 @@ def check_name(name: str, root: Path) -> None:
         raise NewError(f"name {name!r} would hide what the template's own code calls {hidden!r}; choose another")
 
 
+def check_parameter(parameter: str, name: str, root: Path) -> None:
+    """Raise NewError, with the reason, unless the parameter of the package of that name can be called so."""
+    if not PARAMETERS.fullmatch(parameter) or keyword.iskeyword(parameter):
+        raise NewError(
+            f"parameter {parameter!r} is not allowed: up to 12 small letters, digits and underscores, a letter first, "
+            "and no keyword of Python"
+        )
+    if parameter != PARAMETER and parameter in identifiers(root) | {*words(name).values()}:
+        raise NewError(f"parameter {parameter!r} is a name in the package's own code; choose another")
+
+
 def template(root: Path) -> dict[Path, str]:
     """The files of the template that are rendered, by path relative to it."""
-    folder = root / TEMPLATE
-    files = [path for part in RENDERED for path in sorted((folder / part).rglob("*")) if path.is_file()]
-    kept = [
-        path
-        for path in files
-        if not re.search(r"/(__pycache__|\.[^/]*|[^/]*\.egg-info)/", f"/{path.relative_to(folder)}")
-    ]
-    return {path.relative_to(folder): path.read_text(encoding="utf-8") for path in kept}
+    folder, left = root / TEMPLATE, re.compile(r"/(__pycache__|\.[^/]*|[^/]*\.egg-info)/")  # by tools
+    files = {file.relative_to(folder): file for file in sorted((folder / "packages").rglob("*")) if file.is_file()}
+    return {path: file.read_text(encoding="utf-8") for path, file in files.items() if not left.search(f"/{path}")}
 
 
 def identifiers(root: Path) -> set[str]:
@@ -154,9 +163,10 @@ def words(name: str) -> dict[str, str]:
     }
 
 
-def render(text: str, name: str) -> str:
+def render(text: str, name: str, parameter: str = PARAMETER) -> str:
     """Render a text of the template for the package of that name: replace words, and sort imports again."""
     replaced = words(name)
+    text = re.sub(rf"(?<!\\)\b{PARAMETER}\b", parameter, text)  # a formula has the letter, \beta
     text = re.sub("|".join(replaced), lambda found: replaced[found[0]], text)
     # One of these imports the package, and the name decides its place among them.
     return re.sub(r"(?:^from kernel_pytorch\.[^\n(]+\n){2,}", _in_order, text, flags=re.MULTILINE)

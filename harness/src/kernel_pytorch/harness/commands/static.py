@@ -24,6 +24,7 @@ from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecor
 from kernel_pytorch.harness.static.inspection import WorkerError, triton_level
 from kernel_pytorch.harness.static.record import changed_kernels, known, load, record_file
 from kernel_pytorch.harness.static.table import terminal_table
+from kernel_pytorch.harness.technique import Technique
 
 
 def static_command(
@@ -95,6 +96,12 @@ def static_command(
     output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
     if outdated or any(record.broken for record in records) or (technique is None and discovery.broken):
         raise typer.Exit(1)
+
+
+def record_once(technique: Technique, results: Path) -> None:
+    """Run `kernel-pytorch static TECHNIQUE --json RESULTS` where there are Triton kernels and no record of them yet."""
+    if triton_level(technique) and find_spec("triton") and not record_file(results, technique.name).exists():
+        static_command(technique.name, json=results)
 
 
 def _outdated(now: StaticRecord, results: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The operators of the Triton level: what `rules/` says of them, and their launchers."""
+"""Triton: one operator for each kernel, of what `rules/` says and a launcher; second derivatives are PyTorch's."""
 
 from __future__ import annotations
 

@@ -12,4 +12,5 @@ LADDER = Ladder(
         Default("cuda", record="amd-epyc-2-threads", device="cpu", dtypes=[torch.bfloat16, torch.float32]),
     ],
     cuda_level,
+    derived={"triton": {"head_rms_norm": "rms_norm"}},
 )

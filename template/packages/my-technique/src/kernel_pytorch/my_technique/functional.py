@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._core.arguments import check_floats
+from ._core.arguments import check_floats, check_number
 from ._core.operation import Operation
-from .arguments import check_positive
 from .levels import LADDER
 
 
@@ -34,9 +33,16 @@ def my_technique(x: Tensor, *, beta: float, level: str | None = None) -> Tensor:
     return y
 
 
+def _check_parameter(beta: float) -> None:
+    """Raise TypeError or ValueError, naming it, unless this is a Python number, finite and above 0."""
+    check_number("beta", beta)
+    if beta <= 0.0:
+        raise ValueError(f"beta: given {beta}; it must be above 0")
+
+
 def _check(x: Tensor, beta: float) -> None:
     check_floats("x", x)
-    check_positive("beta", beta)
+    _check_parameter(beta)
 
 
 OPERATION = Operation(LADDER, "my_technique", _check)

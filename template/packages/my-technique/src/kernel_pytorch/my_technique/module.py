@@ -1,29 +1,25 @@
-"""`MyTechnique`, a drop-in for `torch.nn.SiLU`."""
+"""`MyTechnique`, the function as a module."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .arguments import check_positive
-from .functional import my_technique
+from .functional import _check_parameter, my_technique
 from .levels import LADDER
 
 
-class MyTechnique(torch.nn.SiLU):
-    """`torch.nn.SiLU` computed by this package, with a beta; it never writes into its input.
+class MyTechnique(torch.nn.Module):
+    """`my_technique` with its `beta`, as a layer of a network.
 
     Args:
-        beta: finite and above 0; the stock module has 1.
+        beta: as in the function.
         level: as in the function; an attribute that may be changed later.
     """
 
-    beta: float
-    level: str | None
-
-    def __init__(self, beta: float = 1.0, *, level: str | None = None) -> None:
+    def __init__(self, beta: float, *, level: str | None = None) -> None:
         super().__init__()
-        check_positive("beta", beta)
+        _check_parameter(beta)
         LADDER.check(level)
         self.beta = beta
         self.level = level

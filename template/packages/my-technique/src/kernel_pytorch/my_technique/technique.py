@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,10 @@ def real_input(activations: Tensor, dtype: torch.dtype) -> Given:
     return (activations.to(dtype),), {"beta": 1.0}
 
 
+X = [-40.0, -1.0, 0.0, 1e-9, 2.0]
+known = [((X,), {"beta": 3.0}, [value / (1.0 + math.exp(-3.0 * value)) for value in X])]
+"""Results that do not come from the definition, which is held against them."""
+
 test_grid = grid(
     point("typical", shape=(61, 96), core=True, reason="no size a power of two"),
     point("steep", shape=(31, 64), beta=1.702, core=True, reason="a scalar that no 16-bit float holds"),
@@ -70,10 +76,10 @@ technique = Technique(
             cost=cost,
             test_grid=test_grid,
             bench_grid=bench_grid,
+            known=known,
             roles={"data": ("x",)},
             real_input=real_input,
         )
     ],
     levels=f"{HERE}.levels:LADDER",
-    replacements=f"{HERE}.replacements",
 )

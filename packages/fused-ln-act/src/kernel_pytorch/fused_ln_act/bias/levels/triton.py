@@ -1,4 +1,7 @@
-"""Triton: one kernel for both functions. First derivatives are kernels too, second ones PyTorch's."""
+"""Triton: one kernel for both functions. First derivatives are kernels too, second ones PyTorch's.
+
+`bias_act` is the operator of that name.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,6 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.operation import calls
 from kernel_pytorch.fused_ln_act.bias import operators
-
-
-@calls(operators.bias_act)
-def bias_act(x: Tensor, bias: Tensor | None, activation: str) -> tuple[Any, ...]:
-    """`bias_act` of `reference.py`."""
-    return x, bias, activation
 
 
 @calls(operators.bias_dropout_add)
