@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernel_pytorch.compile_recipes._core import patching
-from kernel_pytorch.compile_recipes._core.patching import Forward, owner_of, stock
+from kernel_pytorch.compile_recipes._core.patching import Forward, forward_of_class, owner_of
 from kernel_pytorch.compile_recipes.finders import Found as Pattern
 from kernel_pytorch.compile_recipes.records import ALL, SAFE
 from kernel_pytorch.compile_recipes.techniques import able
@@ -174,12 +174,12 @@ def checkpointing(model: torch.nn.Module, context: Context) -> Done | str:
 
 
 def _checkpointed(module: torch.nn.Module) -> Forward:
-    forward_of_class = stock(module)
+    own = forward_of_class(module)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
-            return forward_of_class(self, *args, **kwargs)
-        call = MethodType(forward_of_class, self)
+            return own(self, *args, **kwargs)
+        call = MethodType(own, self)
         return torch.utils.checkpoint.checkpoint(call, *args, use_reentrant=False, **kwargs)
 
     return forward

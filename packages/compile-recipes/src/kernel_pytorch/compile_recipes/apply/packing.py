@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernel_pytorch.compile_recipes._core.patching import Forward, stock
+from kernel_pytorch.compile_recipes._core.patching import Forward, forward_of_class
 
 from .attention import configs_of, switch
 from .changes import Context, Done, put
@@ -48,13 +48,13 @@ def pack_encoders(model: torch.nn.Module, context: Context) -> Done | str:
 
 def _is_encoder(module: torch.nn.Module) -> bool:
     """A list of layers whose forward takes hidden states and a mask."""
-    names = [*inspect.signature(stock(module)).parameters][1:3]
+    names = [*inspect.signature(forward_of_class(module)).parameters][1:3]
     layers = any(isinstance(getattr(module, name, None), torch.nn.ModuleList) for name in LAYERS)
     return layers and names == ["hidden_states", "attention_mask"]
 
 
 def _forward(module: torch.nn.Module) -> Forward:
-    own = stock(module)
+    own = forward_of_class(module)
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from kernel_pytorch.compile_recipes._core.patching import Forward, stock
+from kernel_pytorch.compile_recipes._core.patching import Forward, forward_of_class
 from kernel_pytorch.compile_recipes.finders.attention import Attention, find_attention
 from kernel_pytorch.compile_recipes.internals import break_messages, no_dispatch_modes
 from kernel_pytorch.compile_recipes.recorder import Graph, Node, Recorder, chain
@@ -194,7 +194,7 @@ def _copied(function: Any) -> Any:
 
 
 def _forward(module: torch.nn.Module, seen: list[list[str]], compiled: dict[type, Any]) -> Forward:
-    own = stock(module)
+    own = forward_of_class(module)
     if type(module) not in compiled:
         compiled[type(module)] = torch.compile(_copied(own), backend=rewriting_backend(seen))
     rewritten = compiled[type(module)]
