@@ -61,7 +61,7 @@ def test_a_definition_must_give_the_results_that_are_known(toy):
 
     assert told(right) == []
     (line,) = told(right, (*right[:2], [1.5 / (1.0 + math.exp(-0.5)), 0.75 + 1e-9]))
-    assert line.startswith("toy gate level 'reference', case plain [rows=4, columns=16] float32: known result 2 ")
+    assert line.startswith("toy gate level 'reference', case plain [rows=4 columns=16] float32: known result 2 ")
     assert "not close" in line
     (line,) = told((*right[:2], [0.75]))
     assert "known result 1 The values for attribute 'shape' do not match" in line

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernel_pytorch.rmsnorm._core import adoption, patching, records
+from kernel_pytorch.rmsnorm._core import adoption, measured, patching
 from kernel_pytorch.rmsnorm._core.levels import Default
 from kernel_pytorch.rmsnorm._core.patching import Found
 from kernel_pytorch.rmsnorm._core.stock import owner_of
@@ -230,7 +230,7 @@ def test_the_first_line_is_about_a_device_that_was_not_measured(monkeypatch):
     first, *others = str(report).splitlines()
     assert "Some other CPU" in first
     assert "`kernel-pytorch adopt rmsnorm`" in first
-    assert records.DURATION in first
+    assert measured.DURATION in first
     assert others == str(known).splitlines()[-len(others) :]
     assert patching.patch(model().to("meta"), "a", [linears]).unmeasured == ()
 
@@ -242,10 +242,10 @@ def test_a_report_says_that_nothing_was_replaced():
 
 @pytest.mark.parametrize(("capability", "measured"), [((9, 0), True), ((8, 0), False), ((8, 9), False)])
 def test_a_gpu_is_measured_by_its_compute_capability(capability, measured, monkeypatch):
-    monkeypatch.setattr(records, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(measured, "compute_capability", lambda device: capability)
     monkeypatch.setattr(adoption, "device_name", lambda device: "NVIDIA A100")
-    monkeypatch.setattr(records.find_ladder(), "unavailable", lambda *given: None)
-    note = records.why_not_measured(torch.device("cuda", 0))
+    monkeypatch.setattr(measured.find_ladder(), "unavailable", lambda *given: None)
+    note = measured.why_not_measured(torch.device("cuda", 0))
     assert (note is None) == measured
     if not measured:
         assert note.startswith(
@@ -256,9 +256,9 @@ def test_a_gpu_is_measured_by_its_compute_capability(capability, measured, monke
 def test_what_a_user_adopted_is_measured(monkeypatch):
     row = Default("cuda", "defaults.json", "cpu", ("rms_norm",), device_name="Some other CPU")
     monkeypatch.setattr(adoption, "device_name", lambda device: "Some other CPU")
-    assert records.why_not_measured(torch.device("cpu"))
-    monkeypatch.setitem(vars(records.find_ladder()), "adopted", (row,))
-    assert records.why_not_measured(torch.device("cpu")) is None
+    assert measured.why_not_measured(torch.device("cpu"))
+    monkeypatch.setitem(vars(measured.find_ladder()), "adopted", (row,))
+    assert measured.why_not_measured(torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_the_module_refuses_what_the_function_refuses():
     with pytest.raises(ValueError, match=r"beta: given -1.0"):
         MyTechnique(beta=-1.0)
     with pytest.raises(ValueError, match="level: given 'tritn'"):
-        MyTechnique(level="tritn")
+        MyTechnique(beta=1.0, level="tritn")
 
 
 def test_the_limit_of_a_compiler_says_what_to_do():

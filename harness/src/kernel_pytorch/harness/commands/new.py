@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     sys.stdout.write(
         f"{package}: {len(made) - 1} files and a link to core/, a technique that works as it stands\n"
         "Next:\n"
-        f"  .venv/bin/nox -s tests -- {package}\n"
+        f"  .venv/bin/nox -s tests -- {package}/tests\n"
         f"  .venv/bin/nox -s bench -- {name} --full\n"
         "  .venv/bin/nox -s lint static docs\n"
     )

@@ -49,5 +49,5 @@ LADDER = Ladder(
         "qk_layer_norm_rope": ("torchscript", "cuda"),
         "qkv_projection": ("triton", "cuda"),
     },
-    derived={level: {"rotary_embedding": "rotary_qk"} for level in ("triton", "cuda")},
+    derived={"cuda": {"rotary_embedding": "rotary_qk"}},
 )
