@@ -79,7 +79,7 @@ def calls(
 def derived(run: Any, definition: Callable[..., Any]) -> MappedCall | None:
     """Level "triton" of a function with the arguments of an operator; None if `run` is not what `declare` returned.
 
-    The results are the operator's first ones, as many as the annotations of the definition say. ImportError: arguments
+    It returns the operator's first results; the annotations of the definition say how many. ImportError: arguments
     differ, by name or order.
     """
     if not isinstance(run, OperatorCall):

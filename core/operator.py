@@ -3,8 +3,8 @@
     rms_norm = declare("rms_norm(Tensor x, float eps) -> (Tensor y, Tensor rstd)", launch=..., fake=..., gradient=...)
 
 Each level is a separate operator with the same schema: Triton's is `kernel_pytorch::<name>`, that of CUDA C++ is
-`kernel_pytorch_cuda::<name>`, which the compiled library defines. Where a module of core uses private names of PyTorch,
-they stand at its top.
+`kernel_pytorch_cuda::<name>`, which the compiled library defines. Modules of core list the private names of PyTorch
+that they use at their top.
 """
 
 from __future__ import annotations

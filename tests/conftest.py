@@ -18,8 +18,8 @@ else:
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
-    "core", "csrc", "docs", "examples", "harness", "packages", "template", "mkdocs.yml", "noxfile.py", "pyproject.toml",
-    "tools",
+    "LICENSE", "core", "csrc", "docs", "examples", "harness", "packages", "template", "mkdocs.yml", "noxfile.py",
+    "pyproject.toml", "tools",
 )  # fmt: skip
 """Not tests/, which make such copies. Links stay links, and lead to what is copied."""
 COMMAND = (sys.executable, "-c", "from kernel_pytorch.harness.cli import main; main()")

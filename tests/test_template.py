@@ -39,7 +39,8 @@ def test_the_template_makes_itself(copy):
     """What is linted and tested in template/ is, byte for byte, what a contributor gets."""
     copy.make("my-technique")
     for path in new.template(ROOT):
-        assert (copy.root / path).read_bytes() == (ROOT / "template" / path).read_bytes()
+        source = ROOT / ("LICENSE" if path.name == "LICENSE" else "template" / path)
+        assert (copy.root / path).read_bytes() == source.read_bytes()
 
 
 def test_the_package_has_a_link_to_what_all_share(copy):
@@ -55,7 +56,8 @@ def test_what_tools_leave_in_the_template_is_not_copied(tmp_path):
     for name in ("src/my.egg-info/PKG-INFO", ".pytest_cache/CACHE", "src/__pycache__/a.pyc", "README.md"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
-    assert [path.name for path in new.template(tmp_path)] == ["README.md"]
+    (tmp_path / "LICENSE").touch()
+    assert [path.name for path in new.template(tmp_path)] == ["README.md", "LICENSE"]
 
 
 BAD = {
@@ -91,7 +93,8 @@ BAD = {
 
 @pytest.mark.parametrize("arguments", BAD, ids=lambda arguments: " ".join(map(repr, arguments)) or "none")
 def test_a_bad_name_is_refused_with_the_reason(arguments, tmp_path, monkeypatch, capsys):
-    (tmp_path / "template").symlink_to(ROOT / "template")
+    for name in ("template", "LICENSE"):
+        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs" / "techniques").mkdir(parents=True)
     (tmp_path / "docs" / "techniques" / "page-alone.md").touch()
     (tmp_path / "packages" / "rmsnorm" / "src" / "kernel_pytorch" / "import_alone").mkdir(parents=True)

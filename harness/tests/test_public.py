@@ -53,11 +53,11 @@ def test_arguments_are_kept_in_the_order_of_the_public_function(calls):
     assert [i.name for i in declared.implementations] == ["reference", "native", "compile"]
 
 
-@pytest.mark.parametrize("way", ["load", "call"])
+@pytest.mark.parametrize("way", ["load", "bound_to"])
 def test_a_level_is_the_public_function_called_by_name(calls, way):
     declared = operation()
     native, given = declared.implementation("native"), arguments(declared)
-    y = native.load()(*given) if way == "load" else native.call(given)()
+    y = native.load()(*given) if way == "load" else native.bound_to(given)()
     assert calls == [{"power": 2, "scale": 5.0, "level": "native"}]
     torch.testing.assert_close(y, torch.full((2,), 5.0))
 

@@ -240,14 +240,14 @@ def test_a_report_says_that_nothing_was_replaced():
     assert "no module replaced" not in str(patching.patch(model(), "a", [linears]))
 
 
-@pytest.mark.parametrize(("capability", "measured"), [((9, 0), True), ((8, 0), False), ((8, 9), False)])
-def test_a_gpu_is_measured_by_its_compute_capability(capability, measured, monkeypatch):
+@pytest.mark.parametrize(("capability", "is_measured"), [((9, 0), True), ((8, 0), False), ((8, 9), False)])
+def test_a_gpu_is_measured_by_its_compute_capability(capability, is_measured, monkeypatch):
     monkeypatch.setattr(measured, "compute_capability", lambda device: capability)
     monkeypatch.setattr(adoption, "device_name", lambda device: "NVIDIA A100")
     monkeypatch.setattr(measured.find_ladder(), "unavailable", lambda *given: None)
     note = measured.why_not_measured(torch.device("cuda", 0))
-    assert (note is None) == measured
-    if not measured:
+    assert (note is None) == is_measured
+    if not is_measured:
         assert note.startswith(
             "Not measured on this device (NVIDIA A100, compute capability {}.{})".format(*capability)
         )

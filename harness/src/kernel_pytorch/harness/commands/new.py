@@ -136,9 +136,10 @@ def check_parameter(parameter: str, name: str, root: Path) -> None:
 
 
 def template(root: Path) -> dict[Path, str]:
-    """The files of the template that are rendered, by path relative to it."""
+    """The files of a package that are rendered, by path relative to the template, and the license of the checkout."""
     folder, left = root / TEMPLATE, re.compile(r"/(__pycache__|\.[^/]*|[^/]*\.egg-info)/")  # by tools
     files = {file.relative_to(folder): file for file in sorted((folder / "packages").rglob("*")) if file.is_file()}
+    files[Path("packages", PLACEHOLDER, "LICENSE")] = root / "LICENSE"
     return {path: file.read_text(encoding="utf-8") for path, file in files.items() if not left.search(f"/{path}")}
 
 
