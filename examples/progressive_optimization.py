@@ -115,7 +115,7 @@ def sentences(found: dict[str, Counted], ratios: dict[str, tuple[float, float, f
     ]
     for name in ("default", "default, compiled"):
         ratio, low, high = ratios[name]
-        verdict = "faster" if low > 1 else "slower" if high < 1 else "no different"
+        verdict = "faster" if low > 1 else "slower" if high < 1 else "unsure: the interval holds 1"
         lines.append(f"{name} against the best PyTorch: {ratio:.2f}x ({low:.2f} to {high:.2f}), {verdict}.")
     return lines
 

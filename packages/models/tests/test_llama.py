@@ -171,3 +171,10 @@ def test_what_is_not_computed_here_is_refused_by_name(changes, message):
     stock = llama()
     with pytest.raises(ValueError, match=f"config: {message}"):
         LanguageModel.from_llama(stock.config.to_dict() | changes, stock.state_dict())
+
+
+def test_what_is_no_model_of_transformers_is_refused():
+    with pytest.raises(TypeError, match=r"source: given Linear; it must be a model of transformers"):
+        LanguageModel.from_llama(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"source: given 'x'; it must be a model of transformers"):
+        LanguageModel.from_llama("x")

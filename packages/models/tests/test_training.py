@@ -110,3 +110,29 @@ def test_batches_go_on_where_they_were():
         ShuffledBatches(11, 3).load_state_dict(state)
     with pytest.raises(ValueError, match="batch_size: given 4; it must be from 1 to length, 3"):
         ShuffledBatches(3, 4)
+
+
+@pytest.mark.parametrize(("step", "error"), [("a", TypeError), (2.5, TypeError), (True, TypeError), (-1, ValueError)])
+def test_a_step_that_is_none_is_refused_and_deletes_nothing(step, error, tmp_path):
+    checkpoints = Checkpoints(tmp_path, {"model": torch.nn.Linear(2, 2)}, keep=1)
+    kept = checkpoints.save(3)
+    with pytest.raises(error, match=r"step: given"):
+        checkpoints.save(step)
+    assert checkpoints.files() == [kept]
+
+
+def test_a_damaged_checkpoint_is_named_with_the_one_before(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {"model": torch.nn.Linear(2, 2)})
+    _, newest = checkpoints.save(1), checkpoints.save(2)
+    newest.write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"step-0000000002\.pt: cannot be read .* resume from step-0000000001\.pt"):
+        checkpoints.resume()
+    newest.unlink()
+    assert checkpoints.resume() == 1
+
+
+def test_parts_without_a_state_are_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"parts: 'model' is int; it needs state_dict"):
+        Checkpoints(tmp_path, {"model": 3})
+    with pytest.raises(TypeError, match=r"length: given '3'; it must be an integer"):
+        ShuffledBatches("3", batch_size=1)

@@ -38,8 +38,12 @@ def configuration(source: Any, state_dict: State, kind: str) -> tuple[dict[str, 
     """The configuration of a model of transformers as a mapping, and its tensors: see `LanguageModel.from_llama`."""
     config = source
     if isinstance(source, nn.Module):
+        if not hasattr(source, "config"):
+            raise TypeError(f"source: given {type(source).__name__}; it must be a model of transformers")
         config = source.config
         state_dict = source.state_dict() if state_dict is None else state_dict
+    elif not isinstance(source, Mapping) and not hasattr(source, "__dict__"):
+        raise TypeError(f"source: given {source!r}; it must be a model of transformers or its configuration")
     if state_dict is None:
         raise TypeError("state_dict: given None; with a configuration it must be the tensors of the model")
     given = dict(config) if isinstance(config, Mapping) else dict(vars(config))

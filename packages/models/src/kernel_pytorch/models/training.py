@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ class Checkpoints:
             schedule, gradient scaler, `ShuffledBatches`, ... For a compiled model give the module that was compiled.
         generators: by name, generators that the run draws from, other than the global ones.
         keep: number of files to keep, at least 1 (else ValueError).
+
+    Raises:
+        TypeError: a part has no `state_dict`.
     """
 
     def __init__(
@@ -51,6 +55,9 @@ class Checkpoints:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep: given {keep}; it must be at least 1")
+        for name, part in parts.items():
+            if not hasattr(part, "state_dict"):
+                raise TypeError(f"parts: {name!r} is {type(part).__name__}; it needs state_dict and load_state_dict")
         self.folder, self.parts, self.generators, self.keep = Path(folder), parts, generators or {}, keep
 
     def files(self) -> list[Path]:
@@ -61,8 +68,14 @@ class Checkpoints:
         """Write a checkpoint after this many steps, delete the oldest beyond `keep`, and return the file.
 
         Raises:
+            TypeError: step is no integer.
+            ValueError: step is negative.
             pickle.UnpicklingError: a part's state holds an object that could not be loaded again; no file is left.
         """
+        if not isinstance(step, Integral) or isinstance(step, bool):
+            raise TypeError(f"step: given {step!r}; it must be an integer")
+        if step < 0:
+            raise ValueError(f"step: given {step}; it must be at least 0")
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{PREFIX}{step:010}{SUFFIX}"
         temporary = file.with_suffix(TEMPORARY)
@@ -91,12 +104,16 @@ class Checkpoints:
         """Load the newest checkpoint, and return the number of steps; 0 without one, and nothing is changed then.
 
         Raises:
-            ValueError: the checkpoint has other parts or generators than these.
+            ValueError: the checkpoint has other parts or generators than these, or its file is damaged.
         """
         files = self.files()
         if not files:
             return 0
-        content = _load(files[-1])
+        try:
+            content = _load(files[-1])
+        except Exception as error:  # whatever reading a damaged file raises
+            older = f"delete it to resume from {files[-2].name}" if len(files) > 1 else "there is no older one"
+            raise ValueError(f"{files[-1]}: cannot be read ({type(error).__name__}: {error}); {older}") from error
         for kind, given in (("parts", self.parts), ("generators", self.generators)):
             if content[kind].keys() != given.keys():
                 held = ", ".join(content[kind]) or "none"
@@ -117,6 +134,9 @@ class ShuffledBatches(Iterator[Tensor]):
     """
 
     def __init__(self, length: int, batch_size: int, seed: int = 0) -> None:
+        for name, number in (("length", length), ("batch_size", batch_size)):
+            if not isinstance(number, Integral):
+                raise TypeError(f"{name}: given {number!r}; it must be an integer")
         if not 1 <= batch_size <= length:
             raise ValueError(f"batch_size: given {batch_size}; it must be from 1 to length, {length}")
         self.length, self.batch_size, self.seed = length, batch_size, seed

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -111,11 +110,12 @@ def made_of(target: str) -> Made:
         raise UserError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
-    return make(f"{name}:{attribute}")
+    try:
+        return make(f"{name}:{attribute}")
+    except UserError as error:
+        raise UserError(str(error).replace(name, file)) from error
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def _silent() -> contextlib.redirect_stdout[io.StringIO]:
     """What the model prints is no part of the report."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
+    return contextlib.redirect_stdout(io.StringIO())
