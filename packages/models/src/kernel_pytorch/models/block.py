@@ -51,7 +51,7 @@ class Attention(TechniqueModule):
         super().__init__(techniques, level)
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, number in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", kv_heads)):
-            if not isinstance(number, Integral):
+            if not isinstance(number, int | Integral):
                 raise TypeError(f"{name}: given {number!r}; it must be an integer")
         if num_heads < 1 or kv_heads < 1 or num_heads % kv_heads:
             raise ValueError(f"num_kv_heads: given {kv_heads}; it must divide num_heads, {num_heads}")

@@ -68,7 +68,7 @@ class LanguageModel(TechniqueModule):
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
-        if not isinstance(num_layers, Integral) or num_layers < 1:
+        if not isinstance(num_layers, int | Integral) or num_layers < 1:
             raise ValueError(f"num_layers: given {num_layers!r}; it must be an integer of at least 1")
         sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "hidden_dim": hidden_dim}
         sizes |= {"norm_eps": norm_eps, "activation": activation, "bias": attention_bias}
@@ -255,7 +255,7 @@ class LanguageModel(TechniqueModule):
 def _check_prompt(input_ids: Tensor, max_new_tokens: int, lengths: Tensor | None) -> None:
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be (B, S) with at least one token")
-    if not isinstance(max_new_tokens, Integral):
+    if not isinstance(max_new_tokens, int | Integral):
         raise TypeError(f"max_new_tokens: given {max_new_tokens!r}; it must be an integer")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: given {max_new_tokens}; it must be at least 1")

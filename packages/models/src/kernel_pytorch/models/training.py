@@ -72,7 +72,7 @@ class Checkpoints:
             ValueError: step is negative.
             pickle.UnpicklingError: a part's state holds an object that could not be loaded again; no file is left.
         """
-        if not isinstance(step, Integral) or isinstance(step, bool):
+        if not isinstance(step, int | Integral) or isinstance(step, bool):
             raise TypeError(f"step: given {step!r}; it must be an integer")
         if step < 0:
             raise ValueError(f"step: given {step}; it must be at least 0")
@@ -135,7 +135,7 @@ class ShuffledBatches(Iterator[Tensor]):
 
     def __init__(self, length: int, batch_size: int, seed: int = 0) -> None:
         for name, number in (("length", length), ("batch_size", batch_size)):
-            if not isinstance(number, Integral):
+            if not isinstance(number, int | Integral):
                 raise TypeError(f"{name}: given {number!r}; it must be an integer")
         if not 1 <= batch_size <= length:
             raise ValueError(f"batch_size: given {batch_size}; it must be from 1 to length, {length}")
