@@ -1,7 +1,7 @@
 """The call path of all functions and operators: what a call needs is found out once for its kind, and cached.
 
     rms_norm(x)  ->  Operation  ->  level's MappedCall  ->  OperatorCall  ->  Planned      ->  Launch
-    functional.py    operation.py   levels/triton.py        operator.py       kernels/*.py     launcher.py
+    functional.py    operation.py   operation.py            operator.py       plans.py         launcher.py
 
 The first call of a kind checks its arguments, chooses the level and plans the launch; the second makes what is faster
 for all that follow (the guards below, an autograd function of the kind); from the third on a call goes from `Operation`

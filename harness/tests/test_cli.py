@@ -19,7 +19,6 @@ from kernel_pytorch.harness.commands import bench as bench_module
 from kernel_pytorch.harness.commands import calibrate as calibrate_module
 from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.commands import verify as verify_module
-from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.results import VerificationReport, load
 from kernel_pytorch.harness.technique import Exemption
 
@@ -177,17 +176,6 @@ def test_a_cell_names_a_few_reasons_and_counts_the_others():
     names = [f"shape {i}" for i in range(5)]
     assert verify_module._some(names) == "shape 0; shape 1; shape 2; 2 more reasons, see --json"
     assert verify_module._some(names[:3]) == "shape 0; shape 1; shape 2"
-
-
-def test_the_slug_is_alone_on_its_line(command_line):
-    printed = command_line("calibrate", "--device", "cpu", "--slug")
-    assert printed == (0, describe_environment("cpu").slug + "\n", "")
-
-
-def test_the_self_test_that_was_removed_names_its_replacement(toy_alone, command_line):
-    printed = command_line("calibrate", "--device", "cpu", "--self-test")
-    assert printed.code == 2
-    assert "compare_implementations` takes one function twice" in " ".join(printed.err.split())
 
 
 def test_the_machine_is_printed_and_written(toy_alone, machine, command_line, tmp_path):
@@ -404,10 +392,3 @@ def test_foreign_commands_appear_and_broken_ones_are_left_out(toy_alone, command
     )
     assert lines[1] == "command lost is broken and left out: ModuleNotFoundError: No module named 'no_such'"
     assert lines[2].startswith("command number is broken and left out: ")
-
-
-def test_old_names_work_and_are_named(toy_alone, command_line):
-    printed = command_line("machine", "--device", "cpu", "--slug")
-    assert printed.out == command_line("calibrate", "--device", "cpu", "--slug").out
-    assert "machine is now called calibrate" in printed.err
-    assert "--processes is now called --jobs" in command_line("verify", "--processes=1", "--help").err

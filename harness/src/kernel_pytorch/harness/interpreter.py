@@ -54,7 +54,7 @@ def speed_up_interpreter() -> None:
         return [v for v in function.__globals__.values() if inspect.ismodule(v) and v in (tl, tl.core)]
 
     def patch_once(function: Any) -> Any:
-        members = [member for tl in languages(function) for member in (tl.load, tl.tensor.__add__)]
+        members = [member for each in languages(function) for member in (each.load, each.tensor.__add__)]
         if members and not any(map(tl.core.is_builtin, members)):
             return interpreter._LangPatchScope()  # the caller has replaced them, and puts them back
         return patch(function)

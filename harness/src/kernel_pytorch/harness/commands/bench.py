@@ -158,13 +158,19 @@ def bench_command(
             refused |= any(map(_fails, results.measurements))
             if not results.complete:
                 raise typer.Exit(130)
-    for each in techniques if whole and out == RESULTS else ():
-        if (readme := Path("packages", each.name, "README.md")).is_file():  # in a checkout
+    if whole and out == RESULTS:
+        _publish(techniques)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _publish(techniques: Iterable[Technique]) -> None:
+    """Write the table of each package's README and the first record of its kernels, in a checkout."""
+    for each in techniques:
+        if (readme := Path("packages", each.name, "README.md")).is_file():
             write_readmes(readme, map(load, RESULTS.glob(f"*/{each.name}.json")))
             output.print(f"written: {readme}", **PLAIN)
             record_once(each, RESULTS)
-    if refused:
-        raise typer.Exit(1)
 
 
 def _plan_for(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from kernel_pytorch.qkv_fusion import RotaryTable
 
 from .cache import LayerCache
-from .techniques import ACTIVATIONS, Names, TechniqueModule
+from .techniques import ACTIVATIONS, Names, TechniqueModule, check_integers
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the positions of all tokens, from `RotaryTable`."""
@@ -50,9 +49,7 @@ class Attention(TechniqueModule):
     ) -> None:
         super().__init__(techniques, level)
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, number in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", kv_heads)):
-            if not isinstance(number, int | Integral):
-                raise TypeError(f"{name}: given {number!r}; it must be an integer")
+        check_integers(dim=dim, num_heads=num_heads, num_kv_heads=kv_heads)
         if num_heads < 1 or kv_heads < 1 or num_heads % kv_heads:
             raise ValueError(f"num_kv_heads: given {kv_heads}; it must divide num_heads, {num_heads}")
         if head_dim is None and dim % num_heads:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from .block import TransformerBlock
 from .cache import KeyValueCache
 from .loading import State, load_llama
 from .sampling import check_sampling, sample
-from .techniques import Names, TechniqueModule
+from .techniques import Names, TechniqueModule, check_integers
 
 INITIAL_STD = 0.02
 """Standard deviation of new weights, as in GPT-2 and Llama."""
@@ -68,8 +67,9 @@ class LanguageModel(TechniqueModule):
         level: str | None = None,
     ) -> None:
         super().__init__(techniques, level)
-        if not isinstance(num_layers, int | Integral) or num_layers < 1:
-            raise ValueError(f"num_layers: given {num_layers!r}; it must be an integer of at least 1")
+        check_integers(num_layers=num_layers)
+        if num_layers < 1:
+            raise ValueError(f"num_layers: given {num_layers}; it must be at least 1")
         sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "hidden_dim": hidden_dim}
         sizes |= {"norm_eps": norm_eps, "activation": activation, "bias": attention_bias}
         how: dict[str, Any] = {"techniques": self.techniques.names, "level": level}
@@ -255,8 +255,7 @@ class LanguageModel(TechniqueModule):
 def _check_prompt(input_ids: Tensor, max_new_tokens: int, lengths: Tensor | None) -> None:
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be (B, S) with at least one token")
-    if not isinstance(max_new_tokens, int | Integral):
-        raise TypeError(f"max_new_tokens: given {max_new_tokens!r}; it must be an integer")
+    check_integers(max_new_tokens=max_new_tokens)
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: given {max_new_tokens}; it must be at least 1")
     if lengths is not None and lengths.shape != input_ids.shape[:1]:

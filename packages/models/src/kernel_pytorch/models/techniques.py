@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -240,3 +241,10 @@ class TechniqueModule(nn.Module):
         """The techniques in use."""
         level = "" if self.techniques.level is None else f", level={self.techniques.level!r}"
         return f"techniques={tuple(sorted(self.techniques.names))}{level}"
+
+
+def check_integers(**given: Any) -> None:
+    """Raise TypeError, with the name, for a value that is no integer."""
+    for name, value in given.items():
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise TypeError(f"{name}: given {value!r}; it must be an integer")

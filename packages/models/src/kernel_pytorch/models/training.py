@@ -12,12 +12,13 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from .techniques import check_integers
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -72,8 +73,7 @@ class Checkpoints:
             ValueError: step is negative.
             pickle.UnpicklingError: a part's state holds an object that could not be loaded again; no file is left.
         """
-        if not isinstance(step, int | Integral) or isinstance(step, bool):
-            raise TypeError(f"step: given {step!r}; it must be an integer")
+        check_integers(step=step)
         if step < 0:
             raise ValueError(f"step: given {step}; it must be at least 0")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -134,9 +134,7 @@ class ShuffledBatches(Iterator[Tensor]):
     """
 
     def __init__(self, length: int, batch_size: int, seed: int = 0) -> None:
-        for name, number in (("length", length), ("batch_size", batch_size)):
-            if not isinstance(number, int | Integral):
-                raise TypeError(f"{name}: given {number!r}; it must be an integer")
+        check_integers(length=length, batch_size=batch_size)
         if not 1 <= batch_size <= length:
             raise ValueError(f"batch_size: given {batch_size}; it must be from 1 to length, {length}")
         self.length, self.batch_size, self.seed = length, batch_size, seed
