@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .linear import tanh
+from .prefetch import CHUNK, prefetch
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-1.0e30)
@@ -58,11 +59,12 @@ def slots_of(position, capacity, table_ptr, stride, RING: tl.constexpr, PAGE: tl
 @triton.jit
 def attention_kernel(
     qkv_ptr, k_ptr, v_ptr, lengths_ptr, cos_ptr, sin_ptr, o_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, table_ptr,
-    partial_ptr, top_ptr, sum_ptr, counter_ptr, capacity, table_stride, page_stride, seen_before, positions,
+    partial_ptr, top_ptr, sum_ptr, counter_ptr, ahead_ptr, then_ptr,
+    chunks, then_chunks, capacity, table_stride, page_stride, seen_before, positions,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HEADS: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr,
-    HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
+    HAS_SINKS: tl.constexpr, AHEAD: tl.constexpr, KEYS_AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """qkv (B, (H + 2 HK) D); k, v (B, HK, capacity, D) or pages (n, HK, PAGE, D); o (B, H D); see `launch.attend`.
 
@@ -73,9 +75,6 @@ def attention_kernel(
     g = tl.arange(0, HEADS)
     d = tl.arange(0, DEPTH)
     is_head = (g < G)[:, None]
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     position = tl.load(lengths_ptr + b)
     active = (position >= 0) & (position < positions)
     if not WINDOW:
@@ -88,17 +87,29 @@ def attention_kernel(
     high = tl.where(active, tl.minimum(low + share, position), low)
     heads = qkv_ptr + b * (H + 2 * HK) * D
     at = tl.where(active, position, 0)
-
-    q = rotated(heads + (kv_head * G + g)[:, None] * D, d, is_head, cos_ptr, sin_ptr, at, q_norm_ptr, D, ROTARY,
-                HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
     k_base, v_base, table = k_ptr, v_ptr, table_ptr
-    head_offset = kv_head * (PAGE if PAGE > 0 else capacity) * D
     if PAGE > 0:
         table = table_ptr + b * table_stride
-        k_base, v_base = k_ptr + head_offset, v_ptr + head_offset
+        k_base, v_base = k_ptr + kv_head * PAGE * D, v_ptr + kv_head * PAGE * D
     else:
         k_base = k_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
         v_base = v_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
+    # No kernel of a step writes the length or an old key, so both are read before the wait.
+    if KEYS_AHEAD > 0:
+        BYTES: tl.constexpr = D * KEYS_AHEAD  # of a key
+        keys = tl.maximum(tl.minimum(high, capacity) - low, 0) * BYTES // CHUNK
+        prefetch(k_base + low * D, keys, 0, 1, AHEAD)
+        prefetch(v_base + low * D, keys, 0, 1, AHEAD)
+    if AHEAD > 0:
+        program = (b * HK + kv_head) * SPLITS + split
+        programs = tl.num_programs(0) * HK * SPLITS
+        prefetch(ahead_ptr, chunks, program, programs, AHEAD)
+        prefetch(then_ptr, then_chunks, program, programs, AHEAD)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    q = rotated(heads + (kv_head * G + g)[:, None] * D, d, is_head, cos_ptr, sin_ptr, at, q_norm_ptr, D, ROTARY,
+                HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
     factor: tl.constexpr = LOG2E if SOFTCAP > 0.0 else SCALE * LOG2E
     top = tl.full([HEADS], NOTHING, tl.float32)
     total = tl.zeros([HEADS], tl.float32)
