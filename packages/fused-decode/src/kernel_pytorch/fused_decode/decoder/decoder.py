@@ -78,6 +78,10 @@ class Decoder:
             f"level={self.level!r})"
         )
 
+    def is_outdated(self) -> bool:
+        """Whether the Decoder was reverted, or a Parameter of the model has other memory than when it was made."""
+        return self._weights is None or self._weights.replaced() is not None
+
     def revert(self) -> None:
         """Give the model's Parameters memory of their own again, bit for bit; the Decoder cannot be used any more."""
         with self._lock:

@@ -32,7 +32,10 @@ def recognise(model: torch.nn.Module) -> Plan:
     Raises:
         Refused: the decoder computes something else, or a part of the model has no place in it.
     """
-    plan = read(model, Reading())
+    try:
+        plan = read(model, Reading())
+    except (AttributeError, IndexError, KeyError, RuntimeError) as error:
+        raise Refused(f"its parts are not those of a model that is computed here: {error}") from error
     _check_complete(model, plan)
     with trials():
         small = _miniature(model, plan)
