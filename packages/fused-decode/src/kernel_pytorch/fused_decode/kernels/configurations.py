@@ -1,0 +1,128 @@
+"""Tiles, warps, stages and shares of the kernels: the one place where they are chosen.
+
+Nothing depends on what a cache holds. The number of rows counts only by kernel: one row takes `vector`, more take
+`rows`, padded to 8 or 16; so the bits of a row do not depend on the others as long as their number stays in its class.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from kernel_pytorch.fused_decode._core.device import compute_capability, multiprocessors
+from kernel_pytorch.fused_decode._core.launch import cdiv, next_power_of_2
+
+
+class Vector(NamedTuple):
+    """How the product of one row is launched.
+
+    Attributes:
+        columns: of y that a program writes.
+        block: elements of K at a time.
+        warps: of a program.
+    """
+
+    columns: int
+    block: int
+    warps: int
+
+
+class Rows(NamedTuple):
+    """How the product of 2 to 16 rows is launched.
+
+    Attributes:
+        columns: of y in a tile.
+        block: elements of K at a time.
+        warps: of a program.
+        stages: tiles of the weight under way.
+        splits: shares of K.
+        early: whether the first tile is loaded before the wait of programmatic dependent launch.
+    """
+
+    columns: int
+    block: int
+    warps: int
+    stages: int
+    splits: int
+    early: bool
+
+
+class Attention(NamedTuple):
+    """How attention is launched.
+
+    Attributes:
+        columns: keys at a time.
+        warps: of a program.
+        stages: tiles of keys and values under way.
+        splits: shares of the keys, a power of two.
+    """
+
+    columns: int
+    warps: int
+    stages: int
+    splits: int
+
+
+LARGE_SHARED_MEMORY = (90, 100, 103, 110)  # 227 KiB a program
+
+
+def architecture(device: torch.device) -> int | None:
+    """Compute capability of a GPU as Triton writes it; None for the interpreter."""
+    if device.type != "cuda":
+        return None
+    major, minor = compute_capability(device)
+    return 10 * major + minor
+
+
+def vector(n: int, k: int, device: torch.device) -> Vector:
+    """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated.
+
+    Within 4 % of the fastest of 20 that were timed on an H200, for all widths of Llama 3.2 1B and 3 8B.
+    """
+    if architecture(device) is None:
+        return Vector(4, min(64, next_power_of_2(k)), 4)
+    if k >= 4096 and n > 2048:
+        return Vector(2, 2048, 4 if k > n else 8)
+    return Vector(1 if k >= 4096 else 2, min(1024, next_power_of_2(k)), 4)
+
+
+def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Rows:
+    """The configuration of `rows_kernel` for a weight (n, k), or (2 n, k) when gated.
+
+    Within 5 % of the fastest of 60 that were timed on an H200, as above. Where N gives too few tiles, K is split.
+    """
+    target = architecture(device)
+    if target is None:
+        return Rows(16, 16, 4, 1, 2 if k > 32 else 1, early=False)
+    tiles, splits = cdiv(n, 64), 1
+    while tiles * splits < (128 if gated else 256) and splits < 8 and k // (2 * splits) >= 256:
+        splits *= 2
+    if itemsize == 4:
+        return Rows(64, 32, 4, 2, splits, early=False)
+    if target not in LARGE_SHARED_MEMORY:
+        return Rows(64, 64, 4, 3, splits, early=False)
+    if n >= 12288:
+        return Rows(128, 128, 8, 3, 1, early=False)
+    return Rows(64, 256 if n > k else 128, 4, 3, splits, early=False)
+
+
+def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: int, itemsize: int,
+              device: torch.device) -> Attention:  # fmt: skip
+    """The configuration of `attention_kernel`; shares fill the chip once, however long the sequences are."""
+    if architecture(device) is None:
+        return Attention(16, 4, 1, 2 if capacity > 16 else 1)
+    columns = 32 if itemsize == 2 and head_size <= 128 else 16
+    most = next_power_of_2(cdiv(capacity, columns))
+    wanted = max(1, multiprocessors(device) // (batch * kv_heads))
+    splits = min(64, most, next_power_of_2(wanted))
+    return Attention(columns, 4, 3 if itemsize == 2 else 1, splits)
+
+
+ATTENTION_AHEAD, PRODUCT_AHEAD = 24 * 2**20, 4 * 2**20
+"""Bytes of later weights that attention, which leaves the memory idle most, and a product ask for."""
+
+
+def prefetches(device: torch.device) -> bool:
+    """Whether kernels can ask for memory ahead of its use, see `prefetch.py`."""
+    return (architecture(device) or 0) >= 90
