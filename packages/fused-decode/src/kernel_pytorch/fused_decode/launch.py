@@ -14,11 +14,9 @@ from ._core.launch import cdiv, exceeds_int32, next_power_of_2
 from .kernels import configurations
 from .kernels.attention import attention_kernel
 from .kernels.linear import rows_kernel, vector_kernel
-from .kernels.prefetch import CHUNK as PREFETCHED
 from .kernels.rows import add_norm_kernel, embed_kernel
 
 MOST_ROWS = 16
-CHUNK: int = PREFETCHED.value
 
 
 class Workspace:
@@ -47,16 +45,6 @@ class Workspace:
         return self.partials, self.counters
 
 
-def _ahead(weights: tuple[Tensor, ...], most: int) -> list[tuple[Tensor | None, int]]:
-    """How many chunks of the first two weights to ask for, `most` bytes together."""
-    asked: list[tuple[Tensor | None, int]] = []
-    for weight in weights[:2]:
-        size = min(most, weight.numel() * weight.element_size()) if weight.data_ptr() % 16 == 0 else 0
-        asked.append((weight, size // CHUNK))
-        most -= size
-    return [*asked, (None, 0), (None, 0)][:2]
-
-
 def _options(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
 
@@ -65,7 +53,7 @@ def project(
     x: Tensor, weight: Tensor, out: Tensor | None = None, *, norm: str | None = None,
     norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, norm_offset: float = 0.0, eps: float = 1e-6,
     bias: Tensor | None = None, gated: str | None = None, residual: Tensor | None = None, softcap: float | None = None,
-    workspace: Workspace | None = None, ahead: tuple[Tensor, ...] = (), pdl: bool = False,
+    workspace: Workspace | None = None, pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """`norm(x) @ weight.T + bias`, gated, plus a residual, capped: each part is optional.
 
@@ -80,7 +68,6 @@ def project(
         residual: `(rows, N)`, contiguous.
         softcap: `softcap * tanh(y / softcap)`, last.
         workspace: scratch memory; None: memory of this call.
-        ahead: weights of the next kernels, which this one asks for in advance, from compute capability 9.0 on.
         pdl: launch before the kernel ahead has ended: compute capability 9.0 and later.
     """
     m, k = x.shape
@@ -92,15 +79,12 @@ def project(
         "HAS_BIAS": bias is not None, "HAS_NORM_BIAS": norm_bias is not None, "HAS_RESIDUAL": residual is not None,
         "LONG_OFFSETS": exceeds_int32(weight), "PDL": pdl,
     }  # fmt: skip
-    (next_weight, chunks), _ = _ahead(
-        ahead if configurations.prefetches(x.device) else (), configurations.PRODUCT_AHEAD
-    )
     with on_device(x):
         if m == 1:
             c = configurations.vector(n, k, x.device)
             vector_kernel[(cdiv(n, c.columns),)](
-                x, weight, out, norm_weight, norm_bias, bias, residual, next_weight, chunks, n,
-                K=k, COLUMNS=c.columns, BLOCK=c.block, AHEAD=32 * c.warps if chunks else 0, **shared, num_warps=c.warps, **_options(pdl),
+                x, weight, out, norm_weight, norm_bias, bias, residual, n,
+                K=k, COLUMNS=c.columns, BLOCK=c.block, **shared, num_warps=c.warps, **_options(pdl),
             )  # fmt: skip
             return out
         s = configurations.rows(n, k, gated is not None, x.element_size(), x.device)
@@ -109,10 +93,9 @@ def project(
         scratch = Workspace(x.device) if workspace is None else workspace
         partials, counters = scratch.reserve(sums + tiles * s.splits * padded, tiles)
         rows_kernel[(tiles, s.splits)](
-            x, weight, out, norm_weight, norm_bias, bias, residual, partials, partials[sums:], counters,
-            next_weight, chunks, m, n,
+            x, weight, out, norm_weight, norm_bias, bias, residual, partials, partials[sums:], counters, m, n,
             K=k, ROWS=padded, COLUMNS=s.columns, BLOCK=s.block, SPLITS=s.splits,
-            SCALED_AFTER=norm == "rms" and x.dtype != torch.float16, EARLY=s.early, AHEAD=32 * s.warps if chunks else 0, **shared,
+            SCALED_AFTER=norm == "rms" and x.dtype != torch.float16, EARLY=s.early, **shared,
             num_warps=s.warps, num_stages=s.stages, **_options(pdl),
         )  # fmt: skip
     return out
@@ -123,7 +106,7 @@ def attend(
     out: Tensor | None = None, *, num_heads: int, scale: float | None = None, window: int | None = None,
     softcap: float | None = None, q_norm: Tensor | None = None, k_norm: Tensor | None = None, norm_offset: float = 0.0,
     eps: float = 1e-6, sinks: Tensor | None = None, block_table: Tensor | None = None,
-    workspace: Workspace | None = None, ahead: tuple[Tensor, ...] = (), pdl: bool = False,
+    workspace: Workspace | None = None, pdl: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rotate q and k, write the new key and value into the cache, and attend to all keys that the token sees.
 
@@ -141,7 +124,7 @@ def attend(
         q_norm: `(D,)`, weight of an RMSNorm of each head of q; `k_norm` of k. Both or neither.
         sinks: `(H,)`: a further logit of each head, without a value.
         block_table: int32 `(rows, n)`: the page of each `page` positions.
-        workspace, ahead, pdl: as in `project`.
+        workspace, pdl: as in `project`.
     """
     batch, (kv_heads, page, depth) = qkv.shape[0], k_cache.shape[1:]
     paged = block_table is not None
@@ -153,21 +136,16 @@ def attend(
     padded, parts = next_power_of_2(depth), batch * kv_heads * c.splits * group
     scratch = Workspace(qkv.device) if workspace is None else workspace
     partials, counters = scratch.reserve(parts * (padded + 2), batch * kv_heads)
-    prefetches = configurations.prefetches(qkv.device)
-    (first, chunks), (second, then) = _ahead(ahead if prefetches else (), configurations.ATTENTION_AHEAD)
-    keys_ahead = prefetches and not paged and depth * qkv.element_size() % 16 == 0
     with on_device(qkv):
         attention_kernel[(batch, kv_heads, c.splits)](
             qkv, k_cache, v_cache, lengths, cos, sin, out, q_norm, k_norm, sinks, block_table,
             partials, partials[parts * padded :], partials[parts * (padded + 1) :], counters,
-            first, second, chunks, then, capacity, block_table.stride(0) if paged else 0, kv_heads * page * depth, (window or 1) - 1,
-            cos.shape[0],
+            capacity, block_table.stride(0) if paged else 0, kv_heads * page * depth, (window or 1) - 1, cos.shape[0],
             H=num_heads, HK=kv_heads, D=depth, ROTARY=2 * cos.shape[1], SPLITS=c.splits, COLUMNS=c.columns,
             DEPTH=max(16, padded), HEADS=max(16, next_power_of_2(group)),
             SCALE=depth**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, WINDOW=window is not None,
             PAGE=page if paged else 0, HAS_NORM=q_norm is not None, OFFSET=norm_offset, EPS=eps,
-            HAS_SINKS=sinks is not None, AHEAD=32 * c.warps if prefetches else 0,
-            KEYS_AHEAD=qkv.element_size() if keys_ahead else 0, PDL=pdl, num_warps=c.warps, num_stages=c.stages, **_options(pdl),
+            HAS_SINKS=sinks is not None, PDL=pdl, num_warps=c.warps, num_stages=c.stages, **_options(pdl),
         )  # fmt: skip
     return out
 

@@ -15,7 +15,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .linear import tanh
-from .prefetch import CHUNK, prefetch
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-1.0e30)
@@ -57,14 +56,43 @@ def slots_of(position, capacity, table_ptr, stride, RING: tl.constexpr, PAGE: tl
 
 
 @triton.jit
+def load_tile(
+    k_base, v_base, first, high, d, capacity, table_ptr, page_stride,
+    D: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of COLUMNS positions, zeros from `high` on."""
+    j = first + tl.arange(0, COLUMNS)
+    page, slot = slots_of(tl.where(j < high, j, 0), capacity, table_ptr, page_stride, RING, PAGE)
+    offset = (page + slot * D)[:, None] + d[None, :]
+    seen = (j < high)[:, None] & (d < D)[None, :]
+    return tl.load(k_base + offset, seen, 0.0), tl.load(v_base + offset, seen, 0.0)
+
+
+@triton.jit
+def attend_tile(
+    q, k, v, first, high, top, total, acc,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, FACTOR: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The running maximum, sum and output after a further tile of keys."""
+    s = tl.dot(q, k.T, input_precision="ieee")
+    if SOFTCAP > 0.0:
+        s = SOFTCAP * tanh(s * SCALE / SOFTCAP)
+    s = tl.where((first + tl.arange(0, COLUMNS) < high)[None, :], s * FACTOR, NOTHING)
+    new_top = tl.maximum(top, tl.max(s, 1))
+    p = tl.exp2(s - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return new_top, total * shrink + tl.sum(p, 1), acc
+
+
+@triton.jit
 def attention_kernel(
     qkv_ptr, k_ptr, v_ptr, lengths_ptr, cos_ptr, sin_ptr, o_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, table_ptr,
-    partial_ptr, top_ptr, sum_ptr, counter_ptr, ahead_ptr, then_ptr,
-    chunks, then_chunks, capacity, table_stride, page_stride, seen_before, positions,
+    partial_ptr, top_ptr, sum_ptr, counter_ptr, capacity, table_stride, page_stride, seen_before, positions,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HEADS: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr,
-    HAS_SINKS: tl.constexpr, AHEAD: tl.constexpr, KEYS_AHEAD: tl.constexpr, PDL: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """qkv (B, (H + 2 HK) D); k, v (B, HK, capacity, D) or pages (n, HK, PAGE, D); o (B, H D); see `launch.attend`.
 
@@ -94,20 +122,12 @@ def attention_kernel(
     else:
         k_base = k_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
         v_base = v_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
-    # No kernel of a step writes the length or an old key, so both are read before the wait.
-    if KEYS_AHEAD > 0:
-        BYTES: tl.constexpr = D * KEYS_AHEAD  # of a key
-        keys = tl.maximum(tl.minimum(high, capacity) - low, 0) * BYTES // CHUNK
-        prefetch(k_base + low * D, keys, 0, 1, AHEAD)
-        prefetch(v_base + low * D, keys, 0, 1, AHEAD)
-    if AHEAD > 0:
-        program = (b * HK + kv_head) * SPLITS + split
-        programs = tl.num_programs(0) * HK * SPLITS
-        prefetch(ahead_ptr, chunks, program, programs, AHEAD)
-        prefetch(then_ptr, then_chunks, program, programs, AHEAD)
+    # No kernel of a step writes a length or an old key: the first tile of keys is on its way before the wait.
+    k, v = load_tile(k_base, v_base, low, high, d, capacity, table, page_stride, D, COLUMNS, WINDOW, PAGE)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+
     q = rotated(heads + (kv_head * G + g)[:, None] * D, d, is_head, cos_ptr, sin_ptr, at, q_norm_ptr, D, ROTARY,
                 HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
     factor: tl.constexpr = LOG2E if SOFTCAP > 0.0 else SCALE * LOG2E
@@ -128,24 +148,11 @@ def attention_kernel(
         top = s * factor
         total = tl.full([HEADS], 1.0, tl.float32)
         acc = tl.zeros([HEADS, DEPTH], tl.float32) + v_new.to(tl.float32)[None, :]
-    for first in tl.range(low, high, COLUMNS):
-        j = first + tl.arange(0, COLUMNS)
-        is_key = j < high
-        page, slot = slots_of(tl.where(is_key, j, 0), capacity, table, page_stride, WINDOW, PAGE)
-        offset = (page + slot * D)[:, None] + d[None, :]
-        seen = is_key[:, None] & (d < D)[None, :]
-        k = tl.load(k_base + offset, seen, 0.0)
-        s = tl.dot(q, k.T, input_precision="ieee")
-        if SOFTCAP > 0.0:
-            s = SOFTCAP * tanh(s * SCALE / SOFTCAP)
-        s = tl.where(is_key[None, :], s * factor, NOTHING)
-        new_top = tl.maximum(top, tl.max(s, 1))
-        p = tl.exp2(s - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(p, 1)
-        v = tl.load(v_base + offset, seen, 0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        top = new_top
+    if low < high:
+        top, total, acc = attend_tile(q, k, v, low, high, top, total, acc, SCALE, SOFTCAP, factor, COLUMNS)
+    for first in tl.range(low + COLUMNS, high, COLUMNS):
+        k, v = load_tile(k_base, v_base, first, high, d, capacity, table, page_stride, D, COLUMNS, WINDOW, PAGE)
+        top, total, acc = attend_tile(q, k, v, first, high, top, total, acc, SCALE, SOFTCAP, factor, COLUMNS)
     place = (b * HK + kv_head) * SPLITS
     is_last = True
     if SPLITS > 1:

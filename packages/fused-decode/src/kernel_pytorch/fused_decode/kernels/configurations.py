@@ -112,17 +112,8 @@ def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: i
     """The configuration of `attention_kernel`; shares fill the chip once, however long the sequences are."""
     if architecture(device) is None:
         return Attention(16, 4, 1, 2 if capacity > 16 else 1)
-    columns = 32 if itemsize == 2 and head_size <= 128 else 16
-    most = next_power_of_2(cdiv(capacity, columns))
-    wanted = max(1, multiprocessors(device) // (batch * kv_heads))
-    splits = min(64, most, next_power_of_2(wanted))
+    columns = (64 if head_size <= 64 else 32) if itemsize == 2 and head_size <= 128 else 16
+    # Twice as many programs as multiprocessors, each with 128 keys at least.
+    wanted = min(cdiv(capacity, 128), 2 * multiprocessors(device) // (batch * kv_heads))
+    splits = min(64, next_power_of_2(max(1, wanted) + 1) // 2)
     return Attention(columns, 4, 3 if itemsize == 2 else 1, splits)
-
-
-ATTENTION_AHEAD, PRODUCT_AHEAD = 24 * 2**20, 4 * 2**20
-"""Bytes of later weights that attention, which leaves the memory idle most, and a product ask for."""
-
-
-def prefetches(device: torch.device) -> bool:
-    """Whether kernels can ask for memory ahead of its use, see `prefetch.py`."""
-    return (architecture(device) or 0) >= 90

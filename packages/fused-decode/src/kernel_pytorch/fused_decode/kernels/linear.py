@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .prefetch import prefetch
-
 
 @triton.jit
 def tanh(x):
@@ -57,11 +55,10 @@ def statistics(x_ptr, row, exists, K: tl.constexpr, BLOCK: tl.constexpr, ROWS: t
 
 @triton.jit
 def vector_kernel(
-    x_ptr, w_ptr, y_ptr, norm_weight_ptr, norm_bias_ptr, bias_ptr, residual_ptr, ahead_ptr, chunks, N,
+    x_ptr, w_ptr, y_ptr, norm_weight_ptr, norm_bias_ptr, bias_ptr, residual_ptr, N,
     K: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     EPS: tl.constexpr, GATED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_NORM_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, LONG_OFFSETS: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
+    HAS_NORM_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, LONG_OFFSETS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: x (K,), w (N, K), or (2 N, K) when gated: the gates' rows first. This program writes y[COLUMNS]."""
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -76,8 +73,6 @@ def vector_kernel(
     if GATED != "none":
         up_ptr = w_ptr + (N.to(tl.int64) if LONG_OFFSETS else N) * K
         u = tl.load(up_ptr + at, seen, 0.0, eviction_policy="evict_first")
-    if AHEAD > 0:  # the last programs ask for the first part of the next weight
-        prefetch(ahead_ptr, chunks, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0), AHEAD)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -161,11 +156,11 @@ def row_tile(
 @triton.jit
 def rows_kernel(
     x_ptr, w_ptr, y_ptr, norm_weight_ptr, norm_bias_ptr, bias_ptr, residual_ptr, partial_ptr, square_ptr, counter_ptr,
-    ahead_ptr, chunks, M, N,
+    M, N,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr, SCALED_AFTER: tl.constexpr, GATED: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    LONG_OFFSETS: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    LONG_OFFSETS: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Up to ROWS rows: x (M, K), w (N, K) or (2 N, K). This program sums a share of K for COLUMNS columns of y (M, N).
 
@@ -190,9 +185,6 @@ def rows_kernel(
         w = tl.load(w_ptr + at, seen, 0.0)
         if GATED != "none":
             u = tl.load(up_ptr + at, seen, 0.0)
-    if AHEAD > 0:
-        programs = tl.num_programs(0) * SPLITS
-        prefetch(ahead_ptr, chunks, programs - 1 - tile - split * tl.num_programs(0), programs, AHEAD)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
