@@ -34,10 +34,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {**SIZES, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", {
         **SIZES, "num_hidden_layers": 3, "layer_types": MIXED, "sliding_window": 4, "query_pre_attn_scalar": 12,
-        "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}),
+        "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3", {
         **SIZES, "num_hidden_layers": 3, "layer_types": MIXED, "sliding_window": 4, "query_pre_attn_scalar": 12,
-        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+        "tie_word_embeddings": False, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
                             "sliding_attention": ROPE}}),
     "phi3": ("Phi3", {**COMMON, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "sliding_window": 9}),
     "olmo2": ("Olmo2", COMMON),
@@ -55,7 +55,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **chang
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.8 if "embed" in path or "lm_head" in path else 0.25)
+                parameter.normal_(0.0, 0.2 if "embed" in path or "lm_head" in path else 0.3)
             elif "bias" in path:
                 parameter.normal_(0.0, 0.5)
             else:
