@@ -45,6 +45,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def prompt(lengths: list[int], vocabulary: int = 96, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random tokens of rows of these lengths, padded at the left with 0, and their mask."""
+    generator, width = torch.Generator().manual_seed(seed), max(lengths)
+    ids = torch.randint(1, vocabulary, (len(lengths), width), generator=generator)
+    mask = torch.stack([torch.arange(width) >= width - length for length in lengths]).long()
+    return ids * mask, mask
+
+
+def stock(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, new: int = 30, **options: Any) -> torch.Tensor:
+    """Greedy tokens of transformers, unless options say otherwise."""
+    return model.generate(ids, attention_mask=mask, max_new_tokens=new, **{"do_sample": False, **options})
+
+
 def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Any:
     """A model with random weights, large enough that its parts matter, in evaluation."""
     name, sizes = FAMILIES[family]
