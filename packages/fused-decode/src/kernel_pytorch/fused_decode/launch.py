@@ -133,7 +133,7 @@ def attend(
     if out is None:
         out = qkv.new_empty(batch, num_heads * depth)
     c = configurations.attention(batch, kv_heads, group, depth, capacity, qkv.element_size(), qkv.device)
-    padded, parts = next_power_of_2(depth), batch * kv_heads * c.splits * group
+    padded, parts = max(16, next_power_of_2(depth)), batch * kv_heads * c.splits * group
     scratch = Workspace(qkv.device) if workspace is None else workspace
     partials, counters = scratch.reserve(parts * (padded + 2), batch * kv_heads)
     with on_device(qkv):
@@ -142,7 +142,7 @@ def attend(
             partials, partials[parts * padded :], partials[parts * (padded + 1) :], counters,
             capacity, block_table.stride(0) if paged else 0, kv_heads * page * depth, (window or 1) - 1, cos.shape[0],
             H=num_heads, HK=kv_heads, D=depth, ROTARY=2 * cos.shape[1], SPLITS=c.splits, COLUMNS=c.columns,
-            DEPTH=max(16, padded), HEADS=max(16, next_power_of_2(group)),
+            DEPTH=padded, HEADS=max(16, next_power_of_2(group)),
             SCALE=depth**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, WINDOW=window is not None,
             PAGE=page if paged else 0, HAS_NORM=q_norm is not None, OFFSET=norm_offset, EPS=eps,
             HAS_SINKS=sinks is not None, PDL=pdl, num_warps=c.warps, num_stages=c.stages, **_options(pdl),
