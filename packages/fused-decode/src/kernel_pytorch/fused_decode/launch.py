@@ -13,6 +13,7 @@ from ._core.device import on_device
 from ._core.launch import cdiv, exceeds_int32, next_power_of_2
 from .kernels import configurations
 from .kernels.attention import attention_kernel
+from .kernels.greedy import greedy_kernel
 from .kernels.linear import rows_kernel, vector_kernel
 from .kernels.rows import add_norm_kernel, embed_kernel
 
@@ -179,3 +180,31 @@ def embed(
             tokens, table, out, N=n, BLOCK=1024, SCALE=factor, PDL=pdl, num_warps=4, **_options(pdl)
         )
     return out
+
+
+def greedy(
+    logits: Tensor, tokens: Tensor, chosen: Tensor, lengths: Tensor, ends: Tensor, pad: Tensor, *,
+    workspace: Workspace | None = None, pdl: bool = False,
+) -> None:  # fmt: skip
+    """Choose the token of the largest logit, the lowest of several, and prepare the next step; all in place.
+
+    Args:
+        logits: `(rows, V)`, contiguous.
+        tokens: int64 `(rows,)`: gets the next tokens, 0 for logits that are no numbers.
+        chosen: int64 `(rows,)`: gets the token of each row in use, -1 for logits that are no numbers; `pad` for others.
+        lengths: int32 `(rows,)`: grows by 1; becomes -1 where the token ends the row or is none. Below 0: not in use.
+        ends: int64 `(n,)`, a power of two: the tokens that end a row.
+        pad: int64 `()`.
+        workspace, pdl: as in `project`.
+    """
+    rows, size = logits.shape
+    block = 4096 if logits.is_cuda else 64
+    tiles = cdiv(size, block)
+    scratch = Workspace(logits.device) if workspace is None else workspace
+    partials, counters = scratch.reserve(2 * rows * tiles, rows)
+    with on_device(logits):
+        greedy_kernel[(rows, tiles)](
+            logits, tokens, chosen, lengths, ends, pad, partials, partials[rows * tiles :].view(torch.int32), counters,
+            V=size, BLOCK=block, TILES=tiles, ALL_TILES=next_power_of_2(tiles), ENDS=ends.numel(), PDL=pdl,
+            num_warps=8, **_options(pdl),
+        )  # fmt: skip
