@@ -33,7 +33,7 @@ def test_rows_alone_are_rows_together(family):
 
 
 @pytest.mark.parametrize("family", WINDOWED)
-@pytest.mark.parametrize("length", [2, 4, 5, 16, 17, 40])
+@pytest.mark.parametrize("length", [3, 5, 17])
 def test_windows_are_crossed(family, length):
     model = make(family)
     ids, mask = prompt([length, max(length - 3, 1)])

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .._core.philox import philox
 
-STEPS = 1 << 27
-"""Steps that a seed serves."""
+STEPS = 1 << 20
+"""Draws of a row before its noise comes again."""
 
 
 class Sampling:

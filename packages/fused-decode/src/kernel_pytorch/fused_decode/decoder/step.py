@@ -40,7 +40,11 @@ class Step:
 
     def choose(self, logits: Tensor, sample: bool) -> None:
         """Take the next token of each row from its logits `(rows, vocabulary)`, and end rows that are complete."""
-        lengths, active = self.caches.lengths, self.caches.lengths >= 0
+        lengths = self.caches.lengths
+        if not sample and hasattr(self.ops, "greedy"):
+            self.ops.greedy(logits, self.tokens, self.chosen, lengths, self.ends, self.pad, **self.extra)
+            return
+        active = lengths >= 0
         next_token = self.sampling.draw(logits) if sample else self.sampling.greedy(logits)
         ended = (next_token[:, None] == self.ends).any(1) | (next_token < 0)
         self.chosen.copy_(torch.where(active, next_token, self.pad))
