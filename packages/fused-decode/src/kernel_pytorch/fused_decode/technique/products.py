@@ -23,8 +23,17 @@ def _weight(case: Case, parts: int, generator: torch.Generator) -> tuple[Tensor,
     return weight, normal((outputs,), case, generator) if case.sizes.get("bias") else None
 
 
-def norm_inputs(case: Case, generator: torch.Generator, parts: int = 1) -> Given:
-    """Give x `(..., K)`, weight `(parts * N, K)`, norm_weight `(K,)`, bias `(parts * N,)` or None; the case's options."""
+def norm_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(..., K)`, weight `(N, K)`, norm_weight `(K,)`, bias `(N,)` or None; the case's options."""
+    return _norm_inputs(case, generator, 1)
+
+
+def gated_inputs(case: Case, generator: torch.Generator) -> Given:
+    """Give x `(..., K)`, weight `(2 N, K)`, norm_weight `(K,)`, bias `(2 N,)` or None; the case's options."""
+    return _norm_inputs(case, generator, 2)
+
+
+def _norm_inputs(case: Case, generator: torch.Generator, parts: int) -> Given:
     weight, bias = _weight(case, parts, generator)
     columns = case.shape[-1]
     keywords: dict[str, Any] = {n: case.sizes[n] for n in ("activation", "norm", "norm_offset") if n in case.sizes}
@@ -146,7 +155,7 @@ OPERATIONS = [
         **public("norm_gated_linear"),
         budgets=BUDGETS,
         exemptions=_EXEMPTIONS,
-        inputs=functools.partial(norm_inputs, parts=2),
+        inputs=gated_inputs,
         cost=functools.partial(cost, parts=2),
         test_grid=_tests(*OF_NORM, *OF_GATE),
         bench_grid=_bench("mlp"),
