@@ -81,7 +81,7 @@ def project(
     }  # fmt: skip
     with on_device(x):
         if m == 1:
-            c = configurations.vector(n, k, gated is not None, x.element_size(), x.device)
+            c = configurations.vector(n, k, x.device)
             vector_kernel[(cdiv(n, c.columns),)](
                 x, weight, out, norm_weight, norm_bias, bias, residual, n,
                 K=k, COLUMNS=c.columns, BLOCK=c.block, **shared, num_warps=c.warps, **_options(pdl),

@@ -56,6 +56,36 @@ def slots_of(position, capacity, table_ptr, stride, RING: tl.constexpr, PAGE: tl
 
 
 @triton.jit
+def load_tile(
+    k_base, v_base, first, high, d, capacity, table_ptr, page_stride,
+    D: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of COLUMNS positions, zeros from `high` on."""
+    j = first + tl.arange(0, COLUMNS)
+    page, slot = slots_of(tl.where(j < high, j, 0), capacity, table_ptr, page_stride, RING, PAGE)
+    offset = (page + slot * D)[:, None] + d[None, :]
+    seen = (j < high)[:, None] & (d < D)[None, :]
+    return tl.load(k_base + offset, seen, 0.0), tl.load(v_base + offset, seen, 0.0)
+
+
+@triton.jit
+def attend_tile(
+    q, k, v, first, high, top, total, acc,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, FACTOR: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The running maximum, sum and output after a further tile of keys."""
+    s = tl.dot(q, k.T, input_precision="ieee")
+    if SOFTCAP > 0.0:
+        s = SOFTCAP * tanh(s * SCALE / SOFTCAP)
+    s = tl.where((first + tl.arange(0, COLUMNS) < high)[None, :], s * FACTOR, NOTHING)
+    new_top = tl.maximum(top, tl.max(s, 1))
+    p = tl.exp2(s - new_top[:, None])
+    shrink = tl.exp2(top - new_top)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return new_top, total * shrink + tl.sum(p, 1), acc
+
+
+@triton.jit
 def attention_kernel(
     qkv_ptr, k_ptr, v_ptr, lengths_ptr, cos_ptr, sin_ptr, o_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, table_ptr,
     partial_ptr, top_ptr, sum_ptr, counter_ptr, capacity, table_stride, page_stride, seen_before, positions,
@@ -73,9 +103,6 @@ def attention_kernel(
     g = tl.arange(0, HEADS)
     d = tl.arange(0, DEPTH)
     is_head = (g < G)[:, None]
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     position = tl.load(lengths_ptr + b)
     active = (position >= 0) & (position < positions)
     if not WINDOW:
@@ -88,17 +115,21 @@ def attention_kernel(
     high = tl.where(active, tl.minimum(low + share, position), low)
     heads = qkv_ptr + b * (H + 2 * HK) * D
     at = tl.where(active, position, 0)
-
-    q = rotated(heads + (kv_head * G + g)[:, None] * D, d, is_head, cos_ptr, sin_ptr, at, q_norm_ptr, D, ROTARY,
-                HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
     k_base, v_base, table = k_ptr, v_ptr, table_ptr
-    head_offset = kv_head * (PAGE if PAGE > 0 else capacity) * D
     if PAGE > 0:
         table = table_ptr + b * table_stride
-        k_base, v_base = k_ptr + head_offset, v_ptr + head_offset
+        k_base, v_base = k_ptr + kv_head * PAGE * D, v_ptr + kv_head * PAGE * D
     else:
         k_base = k_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
         v_base = v_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
+    # No kernel of a step writes a length or an old key: the first tile of keys is on its way before the wait.
+    k, v = load_tile(k_base, v_base, low, high, d, capacity, table, page_stride, D, COLUMNS, WINDOW, PAGE)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    q = rotated(heads + (kv_head * G + g)[:, None] * D, d, is_head, cos_ptr, sin_ptr, at, q_norm_ptr, D, ROTARY,
+                HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
     factor: tl.constexpr = LOG2E if SOFTCAP > 0.0 else SCALE * LOG2E
     top = tl.full([HEADS], NOTHING, tl.float32)
     total = tl.zeros([HEADS], tl.float32)
@@ -117,24 +148,11 @@ def attention_kernel(
         top = s * factor
         total = tl.full([HEADS], 1.0, tl.float32)
         acc = tl.zeros([HEADS, DEPTH], tl.float32) + v_new.to(tl.float32)[None, :]
-    for first in tl.range(low, high, COLUMNS):
-        j = first + tl.arange(0, COLUMNS)
-        is_key = j < high
-        page, slot = slots_of(tl.where(is_key, j, 0), capacity, table, page_stride, WINDOW, PAGE)
-        offset = (page + slot * D)[:, None] + d[None, :]
-        seen = is_key[:, None] & (d < D)[None, :]
-        k = tl.load(k_base + offset, seen, 0.0)
-        s = tl.dot(q, k.T, input_precision="ieee")
-        if SOFTCAP > 0.0:
-            s = SOFTCAP * tanh(s * SCALE / SOFTCAP)
-        s = tl.where(is_key[None, :], s * factor, NOTHING)
-        new_top = tl.maximum(top, tl.max(s, 1))
-        p = tl.exp2(s - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(p, 1)
-        v = tl.load(v_base + offset, seen, 0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        top = new_top
+    if low < high:
+        top, total, acc = attend_tile(q, k, v, low, high, top, total, acc, SCALE, SOFTCAP, factor, COLUMNS)
+    for first in tl.range(low + COLUMNS, high, COLUMNS):
+        k, v = load_tile(k_base, v_base, first, high, d, capacity, table, page_stride, D, COLUMNS, WINDOW, PAGE)
+        top, total, acc = attend_tile(q, k, v, first, high, top, total, acc, SCALE, SOFTCAP, factor, COLUMNS)
     place = (b * HK + kv_head) * SPLITS
     is_last = True
     if SPLITS > 1:

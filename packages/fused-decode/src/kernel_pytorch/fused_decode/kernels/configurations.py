@@ -64,6 +64,9 @@ class Attention(NamedTuple):
     splits: int
 
 
+LARGE_SHARED_MEMORY = (90, 100, 103, 110)  # 227 KiB a program
+
+
 def architecture(device: torch.device) -> int | None:
     """Compute capability of a GPU as Triton writes it; None for the interpreter."""
     if device.type != "cuda":
@@ -72,41 +75,48 @@ def architecture(device: torch.device) -> int | None:
     return 10 * major + minor
 
 
-def vector(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Vector:
-    """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated."""
+def vector(n: int, k: int, device: torch.device) -> Vector:
+    """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated.
+
+    Within 4 % of the fastest of 20 that were timed on an H200, for all widths of Llama 3.2 1B and 3 8B.
+    """
     if architecture(device) is None:
         return Vector(4, min(64, next_power_of_2(k)), 4)
-    if gated:
-        return Vector(1, min(1024, next_power_of_2(k)), 8 if k >= 2048 else 4)
-    block = min(2048 if k % 2048 == 0 and n > k else 1024, next_power_of_2(k))
-    columns = 1 if n <= 2048 else 2 if n < 32768 else 4
-    return Vector(columns, block, 8 if columns * block >= 8192 else 4)
+    if k >= 4096 and n > 2048:
+        return Vector(2, 2048, 4 if k > n else 8)
+    return Vector(1 if k >= 4096 else 2, min(1024, next_power_of_2(k)), 4)
 
 
 def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Rows:
-    """The configuration of `rows_kernel` for a weight (n, k), or (2 n, k) when gated."""
-    if architecture(device) is None:
+    """The configuration of `rows_kernel` for a weight (n, k), or (2 n, k) when gated.
+
+    Within 5 % of the fastest of 60 that were timed on an H200, as above. Where N gives too few tiles, K is split.
+    """
+    target = architecture(device)
+    if target is None:
         return Rows(16, 16, 4, 1, 2 if k > 32 else 1, early=False)
-    if itemsize == 4:
-        return Rows(32, 32, 4, 2, max(1, min(8, cdiv(k, 512))), early=False)
-    # Enough tiles to fill the chip: a tile of 64 rows of the weight, and K split where N alone gives too few.
-    tiles = cdiv(n, 64)
-    wanted = 2 * multiprocessors(device)
-    splits = 1
-    while tiles * splits < wanted and splits < 8 and k // (2 * splits) >= 512:
+    tiles, splits = cdiv(n, 64), 1
+    while tiles * splits < (128 if gated else 256) and splits < 8 and k // (2 * splits) >= 256:
         splits *= 2
-    if n >= 32768:
-        return Rows(128, 128, 4, 3, 1, early=False)
-    return Rows(64, 128, 4, 3 if gated else 4, splits, early=False)
+    if itemsize == 4:
+        return Rows(64, 32, 4, 2, splits, early=False)
+    if target not in LARGE_SHARED_MEMORY:
+        return Rows(64, 64, 4, 3, splits, early=False)
+    if n >= 12288:
+        return Rows(128, 128, 8, 3, 1, early=True)
+    return Rows(64, 256 if n > k else 128, 4, 3, splits, early=True)
 
 
 def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: int, itemsize: int,
               device: torch.device) -> Attention:  # fmt: skip
-    """The configuration of `attention_kernel`; shares fill the chip once, however long the sequences are."""
+    """The configuration of `attention_kernel`; shares follow from the capacity of the cache.
+
+    Within 5 % of the fastest of 100 that were timed on an H100, heads of 64, at 1k and 8k of context.
+    """
     if architecture(device) is None:
         return Attention(16, 4, 1, 2 if capacity > 16 else 1)
-    columns = 32 if itemsize == 2 and head_size <= 128 else 16
-    most = next_power_of_2(cdiv(capacity, columns))
-    wanted = max(1, multiprocessors(device) // (batch * kv_heads))
-    splits = min(64, most, next_power_of_2(wanted))
-    return Attention(columns, 4, 3 if itemsize == 2 else 1, splits)
+    wanted = min(32, cdiv(capacity, 64), 4 * multiprocessors(device) // (batch * kv_heads))
+    splits = next_power_of_2(max(1, wanted) + 1) // 2
+    if itemsize == 4 or head_size > 128:
+        return Attention(16, 4, 1 if itemsize == 4 else 2, splits)
+    return Attention(64 if head_size <= 64 else 32, 2, 2, splits)

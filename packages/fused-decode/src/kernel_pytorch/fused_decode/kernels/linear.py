@@ -83,7 +83,11 @@ def vector_kernel(
     square = tl.zeros([BLOCK], tl.float32)
     for k in tl.static_range(0, K, BLOCK):
         in_row = k + column < K
-        x = tl.load(x_ptr + k + column).to(tl.float32) if whole else tl.load(x_ptr + k + column, in_row, 0.0).to(tl.float32)
+        x = (
+            tl.load(x_ptr + k + column).to(tl.float32)
+            if whole
+            else tl.load(x_ptr + k + column, in_row, 0.0).to(tl.float32)
+        )
         if NORM != "none":
             scale = tl.load(norm_weight_ptr + k + column, in_row, 0.0).to(tl.float32) + OFFSET
             if NORM == "layer":
