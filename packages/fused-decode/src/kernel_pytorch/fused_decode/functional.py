@@ -177,8 +177,8 @@ def rotary_cache_attention(
     Raises:
         TypeError, ValueError, RuntimeError: as `norm_linear`.
 
-    Nothing of a call depends on the values of lengths and block_table: it does not wait for the GPU, and a CUDA graph of
-    it stays right while they change.
+    Nothing of a call depends on the values of lengths and block_table: it does not wait for the GPU, and a CUDA graph
+    of it stays right while they change.
     """
     options = scale, window, softcap, q_norm, k_norm, norm_offset, eps, sinks, block_table
     return ROTARY_CACHE_ATTENTION(qkv, k_cache, v_cache, lengths, cos, sin, num_heads, *options, level)

@@ -13,6 +13,7 @@ from ._core.device import on_device
 from ._core.launch import cdiv, exceeds_int32, next_power_of_2
 from .kernels import configurations
 from .kernels.attention import attention_kernel
+from .kernels.greedy import greedy_kernel
 from .kernels.linear import rows_kernel, vector_kernel
 from .kernels.rows import add_norm_kernel, embed_kernel
 
@@ -135,7 +136,7 @@ def attend(
     if out is None:
         out = qkv.new_empty(batch, num_heads * depth)
     c = configurations.attention(batch, kv_heads, group, depth, capacity, qkv.element_size(), qkv.device)
-    padded, parts = next_power_of_2(depth), batch * kv_heads * c.splits * group
+    padded, parts = max(16, next_power_of_2(depth)), batch * kv_heads * c.splits * group
     scratch = Workspace(qkv.device) if workspace is None else workspace
     partials, counters = scratch.reserve(parts * (padded + 2), batch * kv_heads)
     with on_device(qkv):
@@ -144,7 +145,7 @@ def attend(
             partials, partials[parts * padded :], partials[parts * (padded + 1) :], counters,
             capacity, block_table.stride(0) if paged else 0, kv_heads * page * depth, (window or 1) - 1, cos.shape[0],
             H=num_heads, HK=kv_heads, D=depth, ROTARY=2 * cos.shape[1], SPLITS=c.splits, COLUMNS=c.columns,
-            DEPTH=max(16, padded), HEADS=max(16, next_power_of_2(group)),
+            DEPTH=padded, HEADS=max(16, next_power_of_2(group)),
             SCALE=depth**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, WINDOW=window is not None,
             PAGE=page if paged else 0, HAS_NORM=q_norm is not None, OFFSET=norm_offset, EPS=eps,
             HAS_SINKS=sinks is not None, PDL=pdl, num_warps=c.warps, num_stages=c.stages, **_options(pdl),
@@ -181,3 +182,31 @@ def embed(
             tokens, table, out, N=n, BLOCK=1024, SCALE=factor, PDL=pdl, num_warps=4, **_options(pdl)
         )
     return out
+
+
+def greedy(
+    logits: Tensor, tokens: Tensor, chosen: Tensor, lengths: Tensor, ends: Tensor, pad: Tensor, *,
+    workspace: Workspace | None = None, pdl: bool = False,
+) -> None:  # fmt: skip
+    """Choose the token of the largest logit, the lowest of several, and prepare the next step; all in place.
+
+    Args:
+        logits: `(rows, V)`, contiguous.
+        tokens: int64 `(rows,)`: gets the next tokens, 0 for logits that are no numbers.
+        chosen: int64 `(rows,)`: gets the token of each row in use, -1 for logits that are no numbers; `pad` for others.
+        lengths: int32 `(rows,)`: grows by 1; becomes -1 where the token ends the row or is none. Below 0: not in use.
+        ends: int64 `(n,)`, a power of two: the tokens that end a row.
+        pad: int64 `()`.
+        workspace, pdl: as in `project`.
+    """
+    rows, size = logits.shape
+    block = 4096 if logits.is_cuda else 64
+    tiles = cdiv(size, block)
+    scratch = Workspace(logits.device) if workspace is None else workspace
+    partials, counters = scratch.reserve(2 * rows * tiles, rows)
+    with on_device(logits):
+        greedy_kernel[(rows, tiles)](
+            logits, tokens, chosen, lengths, ends, pad, partials, partials[rows * tiles :].view(torch.int32), counters,
+            V=size, BLOCK=block, TILES=tiles, ALL_TILES=next_power_of_2(tiles), ENDS=ends.numel(), PDL=pdl,
+            num_warps=8, **_options(pdl),
+        )  # fmt: skip

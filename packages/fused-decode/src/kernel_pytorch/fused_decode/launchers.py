@@ -71,9 +71,7 @@ def norm_gated_linear(*given: Any) -> Callable[..., Tensor]:
     _of_norm("norm_gated_linear", 2, x, weight, norm_weight, bias, *norm)
     check_choice("activation", activation, ACTIVATIONS)
 
-    def run(
-        x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None, activation: str, *norm: Any
-    ) -> Tensor:
+    def run(x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None, activation: str, *norm: Any) -> Tensor:
         name, norm_bias, norm_offset, eps = norm
         return _project(
             x, weight, weight.shape[0] // 2, norm=name, norm_weight=norm_weight, norm_bias=norm_bias,

@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-"""Attention of one new token per sequence: rotary, the cache's new slot, and all keys that the token sees, in one kernel.
+"""Attention of one new token per sequence in one kernel: rotary, the new slot of the cache, and all keys that it sees.
 
 A program attends, for the query heads of one KV head of one sequence, to one share of the old keys. Share 0 also takes
 the new key, straight from registers, and writes it and its value into the cache. The last program of a KV head merges
@@ -94,7 +94,8 @@ def attention_kernel(
     WINDOW: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr,
     HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """qkv (B, (H + 2 HK) D); k, v (B, HK, capacity, D) or pages (n, HK, PAGE, D); o (B, H D); see `launch.attend`.
+    """One step: qkv (B, (H + 2 HK) D); k, v (B, HK, capacity, D) or pages
+    (n, HK, PAGE, D); o (B, H D); see `launch.attend`.
 
     seen_before: how many keys before the new one the window shows. positions: rows of cos and sin.
     """
@@ -136,8 +137,8 @@ def attention_kernel(
     acc = tl.zeros([HEADS, DEPTH], tl.float32)
     if (split == 0) & active:
         one = tl.arange(0, 1)
-        k_new = rotated(heads + (H + kv_head) * D + one[:, None], d, (one < 1)[:, None], cos_ptr, sin_ptr, at, k_norm_ptr,
-                        D, ROTARY, HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
+        k_new = rotated(heads + (H + kv_head) * D + one[:, None], d, (one < 1)[:, None], cos_ptr, sin_ptr, at,
+                        k_norm_ptr, D, ROTARY, HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
         v_new = tl.load(heads + (H + HK + kv_head) * D + d, d < D, 0.0)
         page, slot = slots_of(at, capacity, table, page_stride, WINDOW, PAGE)
         tl.store(k_base + page + slot * D + one[:, None] + d[None, :], k_new, (one < 1)[:, None] & (d < D)[None, :])

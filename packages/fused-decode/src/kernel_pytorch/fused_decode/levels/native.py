@@ -62,9 +62,7 @@ def rotary_cache_attention(
         )  # fmt: skip
     capacity = k_cache.shape[2] if block_table is None else k_cache.shape[2] * block_table.shape[1]
     active = reference.active_rows(lengths, capacity, cos.shape[0], window)
-    q, k, v = reference.heads_of(
-        qkv, lengths, cos, sin, num_heads, k_cache.shape[1], q_norm, k_norm, norm_offset, eps
-    )
+    q, k, v = reference.heads_of(qkv, lengths, cos, sin, num_heads, k_cache.shape[1], q_norm, k_norm, norm_offset, eps)
     slots = lengths.to(torch.int64) % capacity
     reference.write(k_cache, k, slots, active, block_table)
     reference.write(v_cache, v, slots, active, block_table)

@@ -14,9 +14,9 @@ both, writes the new key and value into the cache, and attends to the keys from 
     o = sum over j of exp(s[j]) v[j] / (exp(sink) + sum over j of exp(s[j]))
 
 RMSNorm: Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467. Gated products: Shazeer, 2020,
-https://arxiv.org/abs/2002.05202. Rotation: Su et al., 2021, https://arxiv.org/abs/2104.09864, in halves, as Hugging Face
-pairs the columns. Query head h reads head h // (H / HK): Ainslie et al., 2023, https://arxiv.org/abs/2305.13245. Pages:
-Kwon et al., 2023, https://arxiv.org/abs/2309.06180.
+https://arxiv.org/abs/2002.05202. Rotation: Su et al., 2021, https://arxiv.org/abs/2104.09864, in halves, as Hugging
+Face pairs the columns. Query head h reads head h // (H / HK): Ainslie et al., 2023, https://arxiv.org/abs/2305.13245.
+Pages: Kwon et al., 2023, https://arxiv.org/abs/2309.06180.
 
 Run in float64 this file is the oracle. In a lower precision everything is computed in float32 and rounded once, where
 it is stored. Plain PyTorch, no decorators: TorchScript and TorchInductor compile these very functions.
@@ -31,7 +31,7 @@ from torch import Tensor
 def normalized(
     x: Tensor, norm: str, norm_weight: Tensor, norm_bias: Optional[Tensor], norm_offset: float, eps: float
 ) -> Tensor:
-    """n above, in float32, or float64 of float64; of the last dimension."""
+    """The norm n of the last dimension, in float32, or float64 of float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
     y = x.to(wide)
     if norm == "layer":
@@ -48,7 +48,7 @@ def product(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
 
 
 def activated(x: Tensor, activation: str) -> Tensor:
-    """"silu", "gelu" or "gelu_tanh"."""
+    """The activation named "silu", "gelu" or "gelu_tanh"."""
     if activation == "silu":
         return torch.nn.functional.silu(x)
     return torch.nn.functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
@@ -90,7 +90,7 @@ def heads_of(
     qkv: Tensor, lengths: Tensor, cos: Tensor, sin: Tensor, num_heads: int, kv_heads: int, q_norm: Optional[Tensor],
     k_norm: Optional[Tensor], norm_offset: float, eps: float,
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """q `(rows, H, D)`, k and v `(rows, HK, D)` of qkv: normalised and rotated, in float32, or float64 of float64."""
+    """Normalised and rotated q `(rows, H, D)`, k and v `(rows, HK, D)`, in float32, or float64 of float64."""
     heads = qkv.to(torch.promote_types(qkv.dtype, torch.float32)).unflatten(-1, (num_heads + 2 * kv_heads, -1))
     q, k, v = heads[:, :num_heads], heads[:, num_heads : num_heads + kv_heads], heads[:, num_heads + kv_heads :]
     if q_norm is not None:
@@ -142,7 +142,7 @@ def attend(
     q: Tensor, keys: Tensor, values: Tensor, sees: Tensor, scale: float, softcap: Optional[float],
     sinks: Optional[Tensor],
 ) -> Tensor:  # fmt: skip
-    """Attention of q `(rows, H, D)` to `(rows, HK, L, D)`, `(rows, H, D)` in the dtype of q; 0 where nothing is seen."""
+    """Attention of q `(rows, H, D)` to `(rows, HK, L, D)`, in the dtype of q; 0 where nothing is seen."""
     rows, heads, depth = q.shape[0], q.shape[1], q.shape[2]
     seen = sees.unsqueeze(1).unsqueeze(-1)  # memory behind the last key may hold NaN, and zero times NaN is NaN
     keys, values = keys.to(q.dtype).masked_fill(~seen, 0.0), values.to(q.dtype).masked_fill(~seen, 0.0)

@@ -74,7 +74,7 @@ TESTS = grid(
     point("inactive", shape=(4, 4, 32), kv_heads=2, room=40, lengths=(-1, 17, 40, -7), dirty=True,
           reason="rows without a token, before the first and behind the last slot"),
     point("none active", shape=(2, 4, 32), kv_heads=2, room=40, lengths=(-1, -1), reason="nothing to write"),
-    point("beyond the angles", shape=(2, 2, 32), room=40, positions=20, lengths=(19, 20), reason="fewer angles than slots"),
+    point("beyond the angles", shape=(2, 2, 32), room=40, positions=20, lengths=(19, 20), reason="few angles"),
     point("all rows", shape=(16, 4, 16), kv_heads=1, room=33, lengths=tuple(range(1, 33, 2)), reason="MQA; 16 rows"),
     point("window", shape=(3, 4, 64), kv_heads=2, room=100, window=37, lengths=(90, 36, 5),
           reason="the left edge crosses tiles; one that is not full yet"),
@@ -119,7 +119,10 @@ PLAIN = "caches are written in place, and made of plain tensors are masks and sl
 _EXEMPTIONS = (
     *EXEMPTIONS,
     Exemption(
-        ("FLOP counter",), "PyTorch's counter has no formula for its attention on the CPU", ("native",), devices=("cpu",)
+        ("FLOP counter",),
+        "PyTorch's counter has no formula for its attention on the CPU",
+        ("native",),
+        devices=("cpu",),
     ),
     Exemption(("batch invariance",), "the number of shares goes by that of the rows", ("triton",), devices=CUDA),
     Exemption(("FSDP2/DTensor",), PLAIN),
