@@ -72,7 +72,5 @@ def rotary_cache_attention(
     )
     # A row that sees nothing takes all slots, whose values are zeros: PyTorch gives NaN for it on some devices.
     mask = (sees | ~active[:, None])[:, None, None]
-    o = F.scaled_dot_product_attention(
-        q.to(qkv.dtype).unsqueeze(2), keys, values, mask, scale=scale, enable_gqa=num_heads != k_cache.shape[1]
-    )
+    o = F.scaled_dot_product_attention(q.to(qkv.dtype).unsqueeze(2), keys, values, mask, scale=scale, enable_gqa=True)
     return o.flatten(1)

@@ -146,10 +146,11 @@ def attend(
     rows, heads, depth = q.shape[0], q.shape[1], q.shape[2]
     seen = sees.unsqueeze(1).unsqueeze(-1)  # memory behind the last key may hold NaN, and zero times NaN is NaN
     keys, values = keys.to(q.dtype).masked_fill(~seen, 0.0), values.to(q.dtype).masked_fill(~seen, 0.0)
-    s = torch.matmul(q.reshape(rows, keys.shape[1], -1, depth), keys.transpose(-1, -2)).to(q.dtype) * scale
+    grouped = rows, keys.shape[1], heads // keys.shape[1]
+    s = torch.matmul(q.reshape(grouped + (depth,)), keys.transpose(-1, -2)).to(q.dtype) * scale
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
-    s = s.reshape(rows, heads, -1).masked_fill(~sees.unsqueeze(1), float("-inf"))
+    s = s.flatten(1, 2).masked_fill(~sees.unsqueeze(1), float("-inf"))
     sink = torch.full((rows, heads, 1), float("-inf"), dtype=q.dtype, device=q.device)
     if sinks is not None:
         sink = sinks.to(q.dtype).unsqueeze(-1).expand(rows, heads, 1)
@@ -157,7 +158,7 @@ def attend(
     top = s.amax(-1, keepdim=True)
     p = torch.exp(s - top.masked_fill(top == float("-inf"), 0.0))
     total = p.sum(-1, keepdim=True)
-    p = (p / total.masked_fill(total == 0.0, 1.0))[..., :-1].reshape(rows, keys.shape[1], -1, s.shape[-1] - 1)
+    p = (p / total.masked_fill(total == 0.0, 1.0))[..., :-1].unflatten(1, grouped[1:])
     return torch.matmul(p, values).to(q.dtype).reshape(rows, heads, depth)
 
 
