@@ -93,7 +93,9 @@ def project(
             )  # fmt: skip
             return out
         s = configurations.rows(n, k, gated is not None, x.element_size(), x.device)
-        tiles, padded = cdiv(n, s.columns), 8 if m <= 8 and x.element_size() == 2 and x.is_cuda else 16
+        # The interpreter's products, and those of float32, have no side of 8.
+        narrow = m <= 8 and x.element_size() == 2 and configurations.architecture(x.device) is not None
+        tiles, padded = cdiv(n, s.columns), 8 if narrow else 16
         sums = tiles * s.splits * (2 if gated else 1) * s.columns * padded if s.splits > 1 else 0
         scratch = Workspace(x.device) if workspace is None else workspace
         partials, counters = scratch.reserve(sums + tiles * s.splits * padded, tiles)
