@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._core.device import on_device
 from ._core.launch import cdiv, exceeds_int32, next_power_of_2
-from .decoder.sampling import STEPS, Sampling
+from .decoder.sampling import CANDIDATES, STEPS, Sampling
 from .kernels import configurations
 from .kernels.attention import attention_kernel
 from .kernels.draw import draw_kernel
@@ -20,8 +20,6 @@ from .kernels.linear import rows_kernel, vector_kernel
 from .kernels.rows import add_norm_kernel, embed_kernel
 
 MOST_ROWS = 16
-CANDIDATES = 1024
-"""How many of the largest logits a draw chooses among."""
 
 
 class Workspace:
