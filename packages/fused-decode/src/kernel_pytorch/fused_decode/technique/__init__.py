@@ -11,5 +11,7 @@ technique = Technique(
     paper="https://pytorch.org/blog/flash-decoding/",
     operations=[*products.OPERATIONS, *attention.OPERATIONS],
     levels=f"{PACKAGE}.levels:LADDER",
+    replacements=f"{PACKAGE}.replacements",
+    decoder=f"{PACKAGE}:Decoder",
     contracts={**products.CONTRACTS, **attention.CONTRACTS},
 )
