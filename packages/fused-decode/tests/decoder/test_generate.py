@@ -30,8 +30,8 @@ def ends_of(model, ids, mask, steps):
     return [row[step] for row, step in zip(tokens, steps, strict=True)]
 
 
-@pytest.mark.parametrize("pad", [None, 0, 7])
-@pytest.mark.parametrize("steps", [[0, 4, 9], [3, 3, 3], [29, 1, 0], [0, 0, 0]])
+@pytest.mark.parametrize("pad", [None, 7])
+@pytest.mark.parametrize("steps", [[0, 4, 9], [29, 1, 0], [0, 0, 0]])
 def test_rows_end_on_their_own(steps, pad):
     model = make("llama")
     ids, mask = prompt([4, 9, 2])
