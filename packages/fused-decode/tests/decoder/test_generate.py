@@ -217,6 +217,24 @@ def test_errors_in_a_streamer_leave_the_decoder_usable():
     assert decoder.generate(ids, max_new_tokens=30).equal(stock(model, ids))
 
 
+def test_steps_of_ones_own_are_those_of_generate():
+    model = make("llama")
+    decoder, (ids, mask) = Decoder(model, 2, 64), prompt([4, 7])
+    expected = stock(model, ids, mask, new=6)[:, -6:]
+    decoder.start(ids, mask)
+    found = [decoder.tokens.clone()]
+    for _ in range(5):
+        decoder.step()
+        found.append(decoder.tokens.clone())
+        assert decoder.logits.argmax(-1).equal(decoder.tokens)
+    assert torch.stack(found, 1).equal(expected)
+    with pytest.raises(ValueError, match="max_length=64"):
+        decoder.start(torch.ones(1, 64, dtype=torch.int64))
+    decoder.revert()
+    with pytest.raises(RuntimeError, match="was reverted"):
+        decoder.step()
+
+
 def test_a_gpu_is_read_two_steps_behind(monkeypatch):
     """The loop of a GPU, with a graph, events and memory that record what is asked of them."""
     model, log = make("llama"), []
@@ -226,7 +244,7 @@ def test_a_gpu_is_read_two_steps_behind(monkeypatch):
     class Graph:
         def replay(self):
             log.append("replay")
-            step(False)
+            step("greedy")
 
         def reset(self):
             log.append("reset")
@@ -242,7 +260,7 @@ def test_a_gpu_is_read_two_steps_behind(monkeypatch):
         type = "cuda"
 
     monkeypatch.setattr(runner.torch.cuda, "device", lambda _: torch.no_grad())
-    decoder._runner.device, decoder._runner._graphs = Device(), {False: Graph()}
+    decoder._runner.device, decoder._runner._graphs = Device(), {"greedy": (Graph(), step.last_logits)}
     decoder._runner._events = [Event() for _ in range(4)]
     ids, _ = prompt([4])
     expected = stock(model, ids, new=12)

@@ -17,6 +17,7 @@ from .checks import check_model, check_prompt, check_sampling, why_not
 from .families import Refused, tables
 from .miniature import recognise
 from .runner import Runner
+from .sampling import CANDIDATES
 from .step import ENDS, Step
 from .weights import Weights
 
@@ -49,9 +50,7 @@ class Decoder:
         ValueError: `batch_size`, `max_length` or `level` is none that is allowed, or cannot run here.
     """
 
-    def __init__(
-        self, model: Any, batch_size: int = 1, max_length: int = 2048, *, level: str | None = None
-    ) -> None:
+    def __init__(self, model: Any, batch_size: int = 1, max_length: int = 2048, *, level: str | None = None) -> None:
         _check_sizes(batch_size, max_length)
         check_model(model)
         device = next(model.parameters()).device
@@ -173,8 +172,8 @@ class Decoder:
     ) -> Tensor:  # fmt: skip
         """Generate from arguments that were checked; `choice` has what a draw needs, or is None."""
         with self._lock:
-            step, runner, sample, rows = self._step, self._runner, choice is not None, len(pads)
-            runner.prepare(sample)
+            step, runner, how, rows = self._step, self._runner, _how(choice), len(pads)
+            runner.prepare(how)
             step.ends.fill_(-2)
             step.ends[: len(ends)] = torch.tensor(ends, dtype=torch.int64)
             step.pad.fill_(pad)
@@ -183,12 +182,42 @@ class Decoder:
                 seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu")) if seed is None else seed
                 step.sampling.set(seed, choice["temperature"], k or step.plan.table.shape[0], choice["top_p"])
             try:
-                step.choose(self._prompt(input_ids, pads), sample)
-                columns = self._columns(sample, new, rows, {*ends}, streamer)
+                step.choose(self._prompt(input_ids, pads), how)
+                columns = self._columns(how, new, rows, {*ends}, streamer)
             finally:
                 step.caches.lengths.fill_(-1)
         added = torch.tensor(columns, dtype=input_ids.dtype).t().to(input_ids.device)
         return torch.cat([input_ids, added], 1)
+
+    @property
+    def tokens(self) -> Tensor:
+        """What the next step begins with, int64 `(batch_size,)`: the tokens that were chosen last; it may be written."""
+        return self._step.tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """Of the last step, `(batch_size, vocabulary)`; the next step writes over them."""
+        return self._step.last_logits
+
+    @torch.no_grad()
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Run a prompt, for steps of your own: `step()` then computes a greedy token of each row, without waiting.
+
+        Arguments and errors are those of `generate`; no token ends a row. The cache has room for `max_length` tokens.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        pads = self.check(input_ids, mask, 1, ())
+        with self._lock:
+            self._runner.prepare("greedy")
+            self._step.ends.fill_(-2)
+            self._step.choose(self._prompt(input_ids, pads), "greedy")
+
+    def step(self) -> None:
+        """Compute the next token of each row after `start`; see `tokens` and `logits`."""
+        if self._weights is None:
+            raise RuntimeError("the Decoder was reverted; make a new one")
+        with self._lock:
+            self._runner.run("greedy")
 
     def _prompt(self, input_ids: Tensor, pads: list[int]) -> Tensor:
         """Run the model's own forward, and take its keys and values; the logits of the next token."""
@@ -208,10 +237,10 @@ class Decoder:
         logits[: len(pads)] = out.logits[:, -1]
         return logits
 
-    def _columns(self, sample: bool, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:
+    def _columns(self, how: str, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:
         """The new tokens, step by step, until every row has ended."""
         columns, live = [], set(range(rows))
-        for tokens in self._runner.tokens(sample, new, rows):
+        for tokens in self._runner.tokens(how, new, rows):
             for row in live:
                 if tokens[row] < 0:
                     raise RuntimeError(f"the logits of row {row} are NaN or infinite in step {len(columns)}")
@@ -224,6 +253,13 @@ class Decoder:
         if streamer is not None:
             streamer.end()
         return columns
+
+
+def _how(choice: dict[str, Any] | None) -> str:
+    """How a step chooses, see `Step.choose`."""
+    if choice is None:
+        return "greedy"
+    return "draw" if 0 < choice["top_k"] <= CANDIDATES else "draw from all"
 
 
 def level_on(device: torch.device) -> str:

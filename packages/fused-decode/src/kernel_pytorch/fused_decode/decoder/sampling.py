@@ -14,6 +14,8 @@ from .._core.philox import philox
 
 STEPS = 1 << 20
 """Draws of a row before its noise comes again."""
+CANDIDATES = 1024
+"""How many of the largest logits the kernel of a draw chooses among."""
 
 
 class Sampling:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernel_pytorch.fused_decode._core.device import compute_capability, multiprocessors
 from kernel_pytorch.fused_decode._core.launch import cdiv, next_power_of_2
+from kernel_pytorch.fused_decode._core.triton_matmul import architecture, multiprocessors_of
 
 
 class Vector(NamedTuple):
@@ -67,14 +67,6 @@ class Attention(NamedTuple):
 LARGE_SHARED_MEMORY = (90, 100, 103, 110)  # 227 KiB a program
 
 
-def architecture(device: torch.device) -> int | None:
-    """Compute capability of a GPU as Triton writes it; None for the interpreter."""
-    if device.type != "cuda":
-        return None
-    major, minor = compute_capability(device)
-    return 10 * major + minor
-
-
 def vector(n: int, k: int, device: torch.device) -> Vector:
     """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated.
 
@@ -115,7 +107,7 @@ def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: i
     """
     if architecture(device) is None:
         return Attention(16, 4, 1, 2 if capacity > 16 else 1)
-    wanted = min(32, cdiv(capacity, 64), 4 * multiprocessors(device) // (batch * kv_heads))
+    wanted = min(32, cdiv(capacity, 64), 4 * multiprocessors_of(device) // (batch * kv_heads))
     splits = next_power_of_2(max(1, wanted) + 1) // 2
     if itemsize == 4 or head_size > 128:
         return Attention(16, 4, 1 if itemsize == 4 else 2, splits)
