@@ -9,15 +9,14 @@ from tiny_models import MIXED, make, prompt, stock
 from kernel_pytorch.fused_decode import Decoder
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a GPU or TRITON_INTERPRET=1"
+    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="without a GPU it needs TRITON_INTERPRET=1",
 )
 SMALL = {"vocab_size": 48, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-
-
-@pytest.mark.parametrize("family, rows", [("llama_biased_tied", 1), ("gemma2", 2), ("olmo2", 1)])
+@pytest.mark.parametrize(("family", "rows"), [("llama_biased_tied", 1), ("gemma2", 2), ("olmo2", 1)])
 def test_twenty_tokens_are_those_of_transformers(family, rows):
     layers = {"num_hidden_layers": 2, "layer_types": MIXED[:2]} if family == "gemma2" else {"num_hidden_layers": 1}
     model = make(family, **SMALL, **layers)
@@ -26,7 +25,9 @@ def test_twenty_tokens_are_those_of_transformers(family, rows):
     assert decoder.generate(ids, mask, 20).equal(stock(model, ids, mask, 20))
 
 
-@pytest.mark.parametrize("family, rows", [("llama_biased_tied", 2), ("olmo2", 2), ("qwen3", 2), ("phi3", 2), ("smollm3", 1)])
+@pytest.mark.parametrize(
+    ("family", "rows"), [("llama_biased_tied", 2), ("olmo2", 2), ("qwen3", 2), ("phi3", 2), ("smollm3", 1)]
+)
 def test_head_norms_partial_and_no_rotation(family, rows):
     model = make(family, **SMALL).to(DEVICE)
     ids, mask = (each.to(DEVICE) for each in prompt([6, 3][:rows], 48))
@@ -40,7 +41,8 @@ def test_ties_give_the_lowest_token():
     logits = torch.zeros(3, 300, device=DEVICE)
     logits[0, [7, 70, 299]], logits[2, [65, 190]] = 1.0, 2.0
     step.choose(logits, False)
-    assert step.chosen.tolist() == [7, 0, 65] and step.caches.lengths.tolist() == [5, -1, 6]
+    assert step.chosen.tolist() == [7, 0, 65]
+    assert step.caches.lengths.tolist() == [5, -1, 6]
 
 
 def test_ends_and_logits_that_are_no_numbers():
