@@ -116,26 +116,27 @@ class PublicLevel(Implementation):
         function, count, names = self._parts()
         named = dict(zip(names, arguments[count:], strict=True))
         call = partial(function, *arguments[:count], **named, level=self.level.value)
-        places = self._written_places()
-        return partial(_and_written, call, [arguments[i] for i in places]) if places else call
+        written = [a for a, is_written in zip(arguments, self._is_written(), strict=True) if is_written]
+        return partial(_and_written, call, written) if written else call
 
     def definition(self) -> Callable[..., Any]:
         """Return the level itself: errors of the public function must not become part of the truth."""
         function, names = imported(self.level_target()), list(self.signature().parameters)
         return self._on_copies(lambda *values: function(**dict(zip(names, values, strict=True))))
 
-    def _written_places(self) -> list[int]:
-        return [i for i, name in enumerate(self.signature().parameters) if name in self.written]
+    def _is_written(self) -> list[bool]:
+        # Not places: where sizes are dynamic, Dynamo finds no integer in a list of them.
+        return [name in self.written for name in self.signature().parameters]
 
     def _on_copies(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that leaves its arguments alone, and returns what the given one has written too."""
-        places = self._written_places()
+        is_written = self._is_written()
 
         def call(*values: Any) -> Any:
-            own = [value.clone() if i in places else value for i, value in enumerate(values)]
-            return _and_written(partial(function, *own), [own[i] for i in places])
+            own = [value.clone() if w else value for value, w in zip(values, is_written, strict=True)]
+            return _and_written(partial(function, *own), [a for a, w in zip(own, is_written, strict=True) if w])
 
-        return call if places else function
+        return call if self.written else function
 
     def level_target(self) -> str:
         """Import string of the level itself, by convention `<package of the function>.levels.<level>:<function>`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def check_product(
         if residual.shape != (*x.shape[:-1], columns):
             wanted = (*shape_of(x)[:-1], columns)
             raise ValueError(f"residual: shape is {shape_of(residual)}; it must be that of the result, {wanted}")
-    check_rows("x", x.shape[:-1].numel(), function)
+    check_rows("x", math.prod(x.shape[:-1]), function)
 
 
 def check_dtypes(**tensors: Tensor | None) -> None:
@@ -162,7 +163,7 @@ def check_places(
     for name, angles in (("cos", cos), ("sin", sin)):
         check_tensor(name, angles)
         check_device(name, angles, qkv, "qkv")
-        if angles.dtype != torch.float32:
+        if angles.dtype not in (torch.float32, torch.promote_types(qkv.dtype, torch.float32)):
             raise TypeError(f"{name}: dtype is {angles.dtype}; it must be torch.float32")
         if angles.dim() != 2 or angles.shape[0] == 0 or 2 * angles.shape[1] > k_cache.shape[3]:
             most = k_cache.shape[3] // 2

@@ -154,9 +154,9 @@ def rotary_cache_attention(
         lengths: `(rows,)`, int32: tokens in the cache, which is the position of the new one. A row whose number is
             negative is inactive: it writes nothing, and its result is 0. So is one beyond the positions of cos, or
             without a window beyond the last slot. Values are never checked.
-        cos: `(positions, r / 2)`, float32, r at most D: of each position's angles. The first r columns of a head turn,
-            column i with column `i + r / 2`, as in Hugging Face's models; the others stay.
-        sin: `(positions, r / 2)`, float32.
+        cos: `(positions, r / 2)`, float32 (beside float64 also that), r at most D: of each position's angles. The first
+            r columns of a head turn, column i with column `i + r / 2`, as in Hugging Face's models; the others stay.
+        sin: `(positions, r / 2)`, as cos.
         num_heads: H.
         scale: of the scores; None for `D ** -0.5`.
         window: how many keys a token sees, itself included, from 1 to L; the cache is then a ring, in which position p

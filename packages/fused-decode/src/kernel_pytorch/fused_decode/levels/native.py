@@ -73,4 +73,4 @@ def rotary_cache_attention(
     # A row that sees nothing takes all slots, whose values are zeros: PyTorch gives NaN for it on some devices.
     mask = (sees | ~active[:, None])[:, None, None]
     o = F.scaled_dot_product_attention(q.to(qkv.dtype).unsqueeze(2), keys, values, mask, scale=scale, enable_gqa=True)
-    return o.flatten(1)
+    return o.flatten(1).to(qkv.dtype)  # autocast computes in another
