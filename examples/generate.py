@@ -4,8 +4,8 @@ After reading it you can speed up `model.generate` with one line, see which call
 with an end token, a streamer and a seed.
 
 Needs: transformers (`pip install transformers`). No download: the model starts from random weights, the prompts are the
-source text of Python's standard library, as bytes. Half a minute on two cores with `--quick`. On a GPU the model has the
-widths of Llama 3.2 1B, in bfloat16, and transformers is also measured with its static cache, compiled. Run:
+source text of Python's standard library, as bytes. Half a minute on two cores with `--quick`. On a GPU the model has
+the widths of Llama 3.2 1B, in bfloat16, and transformers is also measured with its static cache, compiled. Run:
 `python examples/generate.py --quick`. The last line says how much faster it generates.
 """
 
@@ -112,7 +112,7 @@ class Count:
         self.steps += 1
 
     def end(self) -> None:
-        """Be told that there are no more."""
+        """Learn that there are no more."""
 
 
 def direct(model: Any, inputs: dict[str, torch.Tensor], new: int) -> None:
@@ -148,7 +148,8 @@ def main(argv: list[str] | None = None) -> None:
         settings = {"max_new_tokens": new, "do_sample": False, **inputs}
         calls: dict[str, Call] = {"transformers": lambda s=settings: before.generate(**s)}
         if gpu:
-            calls["transformers, static, compiled"] = lambda s=settings: before.generate(**s, cache_implementation="static")
+            static = {**settings, "cache_implementation": "static"}
+            calls["transformers, static, compiled"] = lambda s=static: before.generate(**s)
         calls["patched"] = lambda s=settings: after.generate(**s)
         print(f"{rows} sequence{'s' * (rows > 1)}, {new} new tokens each")
         gains[rows] = compare(calls, new, rounds)["patched"]

@@ -41,7 +41,7 @@ def test_ties_with_the_kth_are_kept():
     assert sampling(top_k=2).kept(logits).isfinite().tolist() == [[False, True, True, True, True, False]]
 
 
-@pytest.mark.parametrize("top_p, kept", [(0.0, 1), (0.4, 1), (0.51, 2), (0.75, 2), (0.76, 3), (0.9, 4), (1.0, 4)])
+@pytest.mark.parametrize(("top_p", "kept"), [(0.0, 1), (0.4, 1), (0.51, 2), (0.75, 2), (0.76, 3), (0.9, 4), (1.0, 4)])
 def test_edges_of_top_p(top_p, kept):
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
     assert sampling(top_p=top_p).kept(logits).isfinite().sum() == kept
@@ -56,7 +56,8 @@ def test_noise_is_a_function_of_seed_row_step_and_token():
         key = [seed & 0xFFFFFFFF, seed >> 32]
         for _ in range(10):
             first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
-            a, b, c, d = (second >> 32) ^ b ^ key[0], second & 0xFFFFFFFF, (first >> 32) ^ d ^ key[1], first & 0xFFFFFFFF
+            a, b = (second >> 32) ^ b ^ key[0], second & 0xFFFFFFFF
+            c, d = (first >> 32) ^ d ^ key[1], first & 0xFFFFFFFF
             key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
         return a, b, c, d
 
@@ -82,7 +83,9 @@ def test_rows_do_not_depend_on_their_companions():
     assert len({int(made.draw(one[:1])) for _ in range(16)}) > 8, "steps share their noise"
 
 
-@pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0), (0.7, 12, 1.0), (1.3, 0, 0.8), (1.5, 20, 0.9)])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 12, 1.0), (1.3, 0, 0.8), (1.5, 20, 0.9)]
+)
 def test_frequencies(temperature, top_k, top_p):
     """Chi-square of 1e5 draws of 32 tokens."""
     logits = torch.randn(1, 32, generator=torch.Generator().manual_seed(5)) * 1.5
@@ -122,10 +125,12 @@ def test_seeds():
     def draw(decoder=decoder, ids=ids, mask=mask, **options):
         return decoder.generate(ids, mask, 30, do_sample=True, **options)
 
-    assert draw(seed=1).equal(draw(seed=1)) and not draw(seed=1).equal(draw(seed=2))
+    assert draw(seed=1).equal(draw(seed=1))
+    assert not draw(seed=1).equal(draw(seed=2))
     alone = draw(Decoder(model, 1, 64), ids[:1, 5:], None, seed=1)
     assert alone[0].equal(draw(seed=1)[0, 5:])
     torch.manual_seed(11)
     first, second = draw(), draw()
     torch.manual_seed(11)
-    assert draw().equal(first) and not first.equal(second)
+    assert draw().equal(first)
+    assert not first.equal(second)

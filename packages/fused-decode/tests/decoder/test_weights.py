@@ -17,7 +17,9 @@ def check_state(model, before):
     after = model.state_dict()
     assert [*after] == [*before]
     for name, (value, shape, stride) in before.items():
-        assert after[name].equal(value) and after[name].shape == shape and after[name].stride() == stride
+        assert after[name].equal(value)
+        assert after[name].shape == shape
+        assert after[name].stride() == stride
 
 
 def storages(model):
@@ -98,15 +100,21 @@ def test_replaced_parameters_are_refused(name):
 def test_out_of_memory_leaves_the_model_as_it_was(fails_at, monkeypatch):
     model = make("llama_biased_tied")
     before, apart = state_of(model), len({*storages(model)})
-    empty, calls = torch.empty, []
+    calls = []
 
-    def full(*shape, **options):
-        calls.append(shape)
-        if len(calls) > fails_at:
-            raise torch.OutOfMemoryError("no memory")
-        return empty(*shape, **options)
+    class Torch:
+        OutOfMemoryError = torch.OutOfMemoryError
 
-    monkeypatch.setattr(weights.torch, "empty", full)
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+        def empty(self, *shape, **options):
+            calls.append(shape)
+            if len(calls) > fails_at:
+                raise torch.OutOfMemoryError("no memory")
+            return torch.empty(*shape, **options)
+
+    monkeypatch.setattr(weights, "torch", Torch())
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
         Decoder(model, 1, 32)
     monkeypatch.undo()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.device import compute_capability
+from kernel_pytorch.fused_decode._core.device import compute_capability
+
 from . import plain
 from .cache import Caches
 from .checks import check_model, check_prompt, check_sampling, why_not
@@ -34,9 +35,9 @@ class Decoder:
     3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what computes the same.
 
     Weights are joined in place: the model's Parameters become views of the joined tensors, with the same names and
-    values, so its state_dict saves and loads as before, and `revert` gives them memory of their own again. Weights that
-    are changed in place count; a model whose Parameters were replaced (`to`, `load_state_dict(assign=True)`) needs a new
-    Decoder.
+    values, so its state_dict saves and loads as before, and `revert` separates them again. Weights that
+    are changed in place count; a model whose Parameters were replaced (`to`, `load_state_dict(assign=True)`) needs a
+    new Decoder.
 
     Args:
         model: in evaluation, float16, bfloat16 or float32, all on one device.
@@ -82,7 +83,7 @@ class Decoder:
         return self._weights is None or self._weights.replaced() is not None
 
     def revert(self) -> None:
-        """Give the model's Parameters memory of their own again, bit for bit; the Decoder cannot be used any more."""
+        """Separate the model's Parameters again, bit for bit; the Decoder cannot be used any more."""
         with self._lock:
             if self._weights is not None:
                 self._runner.close()
@@ -108,8 +109,8 @@ class Decoder:
 
         Args:
             input_ids: int64 `(rows, columns)`, at most `batch_size` rows, padded at the left.
-            attention_mask: `(rows, columns)`, 0 where a row is padded; None as in transformers: ones, or, where it can be
-                told, what is not the padding token.
+            attention_mask: `(rows, columns)`, 0 where a row is padded; None as in transformers: ones, or, where that
+                can be inferred, what is not the padding token.
             max_new_tokens: tokens that are added at most.
             do_sample: whether tokens are drawn; else the one with the largest logit is taken, the lowest of several.
             temperature: above 0; the logits are divided by it.
@@ -117,8 +118,8 @@ class Decoder:
             top_p: draw among the fewest tokens whose probabilities sum to this.
             eos_token_id: one or more tokens that end a row; None for those of the model's generation_config.
             pad_token_id: what follows the end of a row; None for that of the generation_config, or the first end token.
-            seed: of the draws; None takes one from PyTorch's generator. Row, step and seed determine a draw, whatever the
-                device and the other rows.
+            seed: for the draws; None takes one from PyTorch's generator. Row, step and seed determine a draw, whatever
+                the device and the other rows.
             streamer: gets the prompt, then the tokens of each step, as from transformers.
 
         Returns:
@@ -191,12 +192,12 @@ class Decoder:
 
     @property
     def tokens(self) -> Tensor:
-        """What the next step begins with, int64 `(batch_size,)`: the tokens that were chosen last; it may be written."""
+        """The tokens that were chosen last, int64 `(batch_size,)`; the next step begins with what is here."""
         return self._step.tokens
 
     @property
     def logits(self) -> Tensor:
-        """Of the last step, `(batch_size, vocabulary)`; the next step writes over them."""
+        """The logits of the last step, `(batch_size, vocabulary)`; the next step writes over them."""
         return self._step.last_logits
 
     @torch.no_grad()
@@ -274,7 +275,7 @@ def _operators(level: str, device: torch.device) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"level: given {level!r}; allowed are {', '.join(map(repr, LEVELS))}")
     if level == "native":
         return plain, {}
-    from .. import launch
+    from kernel_pytorch.fused_decode import launch
 
     pdl = device.type == "cuda" and compute_capability(device) >= (9, 0)
     return launch, {"workspace": launch.Workspace(device), "pdl": pdl}

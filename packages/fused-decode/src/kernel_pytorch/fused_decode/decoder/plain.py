@@ -77,9 +77,10 @@ def attend(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    """q `(rows, heads, head_dim)`; PyTorch's attention, or the formula where scores are capped."""
+    """Q `(rows, heads, head_dim)`; PyTorch's attention, or the formula where scores are capped."""
     if softcap is None:
-        return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, seen, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, seen, scale=scale, enable_gqa=grouped)
     scores = q.float().unflatten(1, (k.shape[1], -1)) @ k.float().transpose(2, 3) * scale
     scores = torch.tanh(scores / softcap) * softcap
     if seen is not None:

@@ -20,7 +20,7 @@ class Step:
 
     Attributes:
         tokens: int64 `(rows,)`, what a step begins with; the next tokens afterwards.
-        chosen: int64 `(rows,)`, what the last step chose: pad for rows that had ended, -1 for logits that are no numbers.
+        chosen: int64 `(rows,)`, what the last step chose: pad for rows that had ended, -1 where logits are not finite.
         ends: int64 `(ENDS,)`, tokens that end a row; -2 where there are fewer.
         pad: int64 `()`.
         caches: keys, values and lengths; a row that has ended has a length of -1.
