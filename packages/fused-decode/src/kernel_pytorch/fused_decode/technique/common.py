@@ -33,8 +33,8 @@ EXEMPTIONS = (
 
 
 def public(function: str) -> dict[str, Any]:
-    """The public function of that name and its levels, as fields of an operation."""
-    return {"function": f"{PACKAGE}:{function}", "levels": LADDER.levels(function)}
+    """The public function of that name, its levels and their budgets, as fields of an operation."""
+    return {"function": f"{PACKAGE}:{function}", "levels": LADDER.levels(function), "budgets": BUDGETS}
 
 
 def normal(shape: tuple[int, ...], case: Case, generator: torch.Generator, scale: float = 1.0) -> Tensor:
