@@ -260,6 +260,8 @@ class Technique:
             `describe(level, device) -> str`.
         replacements: name of the module that puts the functions into models: `patch(model)` in place, with what was
             replaced and why the rest was not, and `unpatch(model)`, the way back. None: there is no such module.
+        decoder: import string of a class that decodes with causal models: it is called with a model, `batch_size` and
+            `max_length`, and has `start(input_ids)`, `step()`, `tokens` and `logits`. None: there is no such class.
         contracts: by kernel name, the limits of its compiled code; the others have the default contract.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
         slow_defaults: cases of benchmarks in which the default may be slower than another level, with the reasons, by
@@ -272,6 +274,7 @@ class Technique:
     operations: Sequence[Operation]
     levels: str
     replacements: str | None = None
+    decoder: str | None = None
     contracts: Mapping[str, KernelContract] = field(default_factory=dict)
     slow_defaults: Mapping[str, str] = field(default_factory=dict)
 

@@ -33,7 +33,7 @@ def test_rows_alone_are_rows_together(family):
 
 
 @pytest.mark.parametrize("family", WINDOWED)
-@pytest.mark.parametrize("length", [2, 4, 5, 16, 17, 40])
+@pytest.mark.parametrize("length", [3, 5, 17])
 def test_windows_are_crossed(family, length):
     model = make(family)
     ids, mask = prompt([length, max(length - 3, 1)])
@@ -98,12 +98,16 @@ def _layers(model):
 def test_the_matrix_has_each_part():
     plans = {family: Decoder(make(family), 1, 16)._step.plan for family in tiny_models.FAMILIES}
     attentions = {family: [layer.attention for layer in plan.layers] for family, plan in plans.items()}
-    assert plans["gemma2"].softcap == 1.5 and {a.softcap for a in attentions["gemma2"]} == {0.5}
+    assert plans["gemma2"].softcap == 1.5
+    assert {a.softcap for a in attentions["gemma2"]} == {0.5}
     assert [a.window for a in attentions["gemma3"]] == [None, 4, 4]
     assert [a.window for a in attentions["qwen2_mixed"]] == [None, 5, 5]
-    assert {a.window for a in attentions["mistral"]} == {8} and {a.window for a in attentions["mistral_full"]} == {None}
+    assert {a.window for a in attentions["mistral"]} == {8}
+    assert {a.window for a in attentions["mistral_full"]} == {None}
     assert [a.rotary is None for a in attentions["smollm3"]] == [False, False, False, True]
-    assert attentions["qwen3"][0].per_head and not attentions["olmo2"][0].per_head
-    assert plans["olmo2"].layers[0].attention_norm is None and plans["gemma"].norm.offset == 1.0
+    assert attentions["qwen3"][0].per_head
+    assert not attentions["olmo2"][0].per_head
+    assert plans["olmo2"].layers[0].attention_norm is None
+    assert plans["gemma"].norm.offset == 1.0
     assert plans["llama_biased_tied"].head.weight is plans["llama_biased_tied"].table
     assert attentions["llama_biased_tied"][0].qkv.bias.shape == (128,)

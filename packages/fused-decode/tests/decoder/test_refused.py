@@ -57,8 +57,10 @@ CHANGES = {
     "two devices": (lambda m: m.lm_head.to("meta"), "have 2 devices, cpu, meta"),
     "two dtypes": (lambda m: m.lm_head.to(torch.bfloat16), "have 2 dtypes"),
     "float64": (lambda m: m.double(), "its dtype is torch.float64"),
-    "another parameter": (lambda m: setattr(m.model, "extra", torch.nn.Parameter(torch.ones(3))), "model.extra have no"),
-    "activation": (lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.ReLU()), "activation of its unit is ReLU"),
+    "another parameter": (
+        lambda m: setattr(m.model, "extra", torch.nn.Parameter(torch.ones(3))), "model.extra have no"),
+    "activation": (
+        lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.ReLU()), "activation of its unit is ReLU"),
     "parametrised": (
         lambda m: torch.nn.utils.parametrizations.weight_norm(m.model.layers[0].mlp.up_proj), "have no|made of other"),
 }  # fmt: skip
@@ -85,7 +87,7 @@ def test_changes_after_the_decoder_was_made():
             decoder.generate(prompt([3])[0])
 
 
-@pytest.mark.parametrize("name, config", [
+@pytest.mark.parametrize(("name", "config"), [
     ("GPT2", {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32}),
     ("Mixtral", {**SIZES, "num_local_experts": 2}),
     ("Cohere", {k: v for k, v in SIZES.items() if k != "head_dim"}),
@@ -146,7 +148,7 @@ def test_angles_that_change_with_the_length():
     assert Decoder(model, 1, 16).generate(ids, max_new_tokens=12).equal(expected)
 
 
-@pytest.mark.parametrize("arguments, message", [
+@pytest.mark.parametrize(("arguments", "message"), [
     ({"batch_size": 0}, "batch_size: given 0; it must be an integer from 1 to 16"),
     ({"batch_size": 17}, "batch_size: given 17"),
     ({"batch_size": True}, "batch_size: given True"),

@@ -11,7 +11,8 @@ transformers = pytest.importorskip("transformers")
 
 COMMON: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": None,
 }  # fmt: skip
 SIZES = {**COMMON, "head_dim": 16}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention"]
@@ -37,7 +38,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3", {
         **SIZES, "num_hidden_layers": 3, "layer_types": MIXED, "sliding_window": 4, "query_pre_attn_scalar": 12,
-        "tie_word_embeddings": False, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+        "tie_word_embeddings": False,
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
                             "sliding_attention": ROPE}}),
     "phi3": ("Phi3", {**COMMON, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}, "sliding_window": 9}),
     "olmo2": ("Olmo2", COMMON),

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ._core.device import on_device
 from ._core.launch import cdiv, exceeds_int32, next_power_of_2
+from .decoder.sampling import CANDIDATES, STEPS, Sampling
 from .kernels import configurations
 from .kernels.attention import attention_kernel
+from .kernels.draw import draw_kernel
 from .kernels.greedy import greedy_kernel
 from .kernels.linear import rows_kernel, vector_kernel
 from .kernels.rows import add_norm_kernel, embed_kernel
@@ -210,3 +212,26 @@ def greedy(
             V=size, BLOCK=block, TILES=tiles, ALL_TILES=next_power_of_2(tiles), ENDS=ends.numel(), PDL=pdl,
             num_warps=8, **_options(pdl),
         )  # fmt: skip
+
+
+def draw(
+    logits: Tensor, sampling: Sampling, tokens: Tensor, chosen: Tensor, lengths: Tensor, ends: Tensor, pad: Tensor
+) -> None:
+    """Draw the token of each row among its `CANDIDATES` largest logits, and prepare the next step; all in place.
+
+    A draw is as in `Sampling.draw`, but for rows of which more than `CANDIDATES` tokens are left by top-k and top-p.
+
+    Args:
+        logits: `(rows, V)`.
+        sampling: seed, step, temperature, top_k and top_p, as tensors; its step is counted.
+        tokens, chosen, lengths, ends, pad: as in `greedy`.
+    """
+    rows, size = logits.shape
+    values, indices = logits.topk(min(CANDIDATES, size))
+    with on_device(logits):
+        draw_kernel[(rows,)](
+            values, indices, sampling.seed, sampling.step, sampling.temperature, sampling.top_k, sampling.top_p,
+            tokens, chosen, lengths, ends, pad,
+            K=values.shape[1], BLOCK=next_power_of_2(values.shape[1]), ENDS=ends.numel(), STEPS=STEPS, num_warps=8,
+        )  # fmt: skip
+    sampling.step.add_(1)

@@ -26,7 +26,7 @@ BLOCK = 256
 WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
 CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 FORWARDED = ("attention_mask", "position_ids", "logits_to_keep", "cache", "past_key_values", "use_cache")
-"""What transformers hands on of its own accord."""
+"""What transformers hands on by itself."""
 LEFT = ("prefix_allowed_tokens_fn", "synced_gpus", "assistant_model", "negative_prompt_ids", "custom_generate",
         "negative_prompt_attention_mask", "inputs_embeds", "cache", "past_key_values")  # fmt: skip
 """Arguments of `generate` that leave it to transformers."""
@@ -91,8 +91,8 @@ def patch(model: torch.nn.Module) -> Patched:
     `generate` prepares and checks everything as before. Greedy calls, and those that draw with temperature, top-k and
     top-p alone, then go on with the decoder, which is made at the first of them: it joins weights in place (see
     `Decoder`) and keeps its caches. All other calls, such as beams, penalties, scores or a cache of your own, run as
-    without the patch, and `report(model)` says why. Nothing but `generate` changes: training, forward, names and classes
-    stay, and a copy of the model is patched too.
+    without the patch, and `report(model)` says why. Nothing but `generate` changes: training, forward, names and
+    classes stay, and a copy of the model is patched too.
 
     Args:
         model: a model, or what holds one, before it is compiled.
@@ -127,7 +127,7 @@ def patch(model: torch.nn.Module) -> Patched:
 
 
 def unpatch(model: torch.nn.Module) -> None:
-    """Undo `patch`: the class's own `generate`, and Parameters with memory of their own, bit for bit."""
+    """Undo `patch`: the class's own `generate` again, and separate Parameters, bit for bit."""
     _check_model(model)
     for module in model.modules():
         state = module.__dict__.pop(STATE, None)
@@ -190,8 +190,8 @@ def _why_left(model: Any, arguments: dict[str, Any]) -> str | None:
 
 
 def _decode(
-    self: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, streamer: Any = None,
-    **model_kwargs: Any,
+    self: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
+    streamer: Any = None, **model_kwargs: Any,
 ) -> Any:  # fmt: skip
     """What transformers calls when all is prepared: the decoder, or the class's own loop."""
     state = self.__dict__[STATE]

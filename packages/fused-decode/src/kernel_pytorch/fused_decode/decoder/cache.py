@@ -48,7 +48,7 @@ class Caches:
             width: columns of the prompt, padding included.
             pads: how many columns at the left of each row are padding.
         """
-        found: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        found: dict[tuple[int, int], Tensor] = {}
         for (k, v, _, _), layer in zip(self.layers, prompt.layers, strict=True):
             kept, slots = layer.keys.shape[-2], k.shape[-2]
             if (kept, slots) not in found:
@@ -57,8 +57,8 @@ class Caches:
                     for row, pad in enumerate(pads)
                     for column in range(max(pad - width + kept, kept - slots, 0), kept)
                 ]
-                found[kept, slots] = torch.tensor(places, device=k.device).reshape(-1, 3).unbind(1)  # type: ignore[assignment]
-            rows, columns, at = found[kept, slots]
+                found[kept, slots] = torch.tensor(places, device=k.device).reshape(-1, 3)
+            rows, columns, at = found[kept, slots].unbind(1)
             for cache, new in ((k, layer.keys), (v, layer.values)):
                 cache.transpose(1, 2)[rows, at] = new.transpose(1, 2)[rows, columns].to(cache.dtype)
 

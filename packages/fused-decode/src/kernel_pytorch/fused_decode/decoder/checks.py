@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.stock import why_not_replaceable
+from kernel_pytorch.fused_decode._core.stock import why_not_replaceable
+
 from .families import Refused
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.device import compute_capability
+from kernel_pytorch.fused_decode._core.device import compute_capability
+
 from . import plain
 from .cache import Caches
 from .checks import check_model, check_prompt, check_sampling, why_not
 from .families import Refused, tables
 from .miniature import recognise
 from .runner import Runner
+from .sampling import CANDIDATES
 from .step import ENDS, Step
 from .weights import Weights
 
@@ -33,9 +35,9 @@ class Decoder:
     3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what computes the same.
 
     Weights are joined in place: the model's Parameters become views of the joined tensors, with the same names and
-    values, so its state_dict saves and loads as before, and `revert` gives them memory of their own again. Weights that
-    are changed in place count; a model whose Parameters were replaced (`to`, `load_state_dict(assign=True)`) needs a new
-    Decoder.
+    values, so its state_dict saves and loads as before, and `revert` separates them again. Weights that
+    are changed in place count; a model whose Parameters were replaced (`to`, `load_state_dict(assign=True)`) needs a
+    new Decoder.
 
     Args:
         model: in evaluation, float16, bfloat16 or float32, all on one device.
@@ -83,7 +85,7 @@ class Decoder:
         return self._weights is None or self._weights.replaced() is not None
 
     def revert(self) -> None:
-        """Give the model's Parameters memory of their own again, bit for bit; the Decoder cannot be used any more."""
+        """Separate the model's Parameters again, bit for bit; the Decoder cannot be used any more."""
         with self._lock:
             if self._weights is not None:
                 self._runner.close()
@@ -109,8 +111,8 @@ class Decoder:
 
         Args:
             input_ids: int64 `(rows, columns)`, at most `batch_size` rows, padded at the left.
-            attention_mask: `(rows, columns)`, 0 where a row is padded; None as in transformers: ones, or, where it can be
-                told, what is not the padding token.
+            attention_mask: `(rows, columns)`, 0 where a row is padded; None as in transformers: ones, or, where that
+                can be inferred, what is not the padding token.
             max_new_tokens: tokens that are added at most.
             do_sample: whether tokens are drawn; else the one with the largest logit is taken, the lowest of several.
             temperature: above 0; the logits are divided by it.
@@ -118,8 +120,8 @@ class Decoder:
             top_p: draw among the fewest tokens whose probabilities sum to this.
             eos_token_id: one or more tokens that end a row; None for those of the model's generation_config.
             pad_token_id: what follows the end of a row; None for that of the generation_config, or the first end token.
-            seed: of the draws; None takes one from PyTorch's generator. Row, step and seed determine a draw, whatever the
-                device and the other rows.
+            seed: for the draws; None takes one from PyTorch's generator. Row, step and seed determine a draw, whatever
+                the device and the other rows.
             streamer: gets the prompt, then the tokens of each step, as from transformers.
 
         Returns:
@@ -173,8 +175,8 @@ class Decoder:
     ) -> Tensor:  # fmt: skip
         """Generate from arguments that were checked; `choice` has what a draw needs, or is None."""
         with self._lock:
-            step, runner, sample, rows = self._step, self._runner, choice is not None, len(pads)
-            runner.prepare(sample)
+            step, runner, how, rows = self._step, self._runner, _how(choice), len(pads)
+            runner.prepare(how)
             step.ends.fill_(-2)
             step.ends[: len(ends)] = torch.tensor(ends, dtype=torch.int64)
             step.pad.fill_(pad)
@@ -183,12 +185,42 @@ class Decoder:
                 seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu")) if seed is None else seed
                 step.sampling.set(seed, choice["temperature"], k or step.plan.table.shape[0], choice["top_p"])
             try:
-                step.choose(self._prompt(input_ids, pads), sample)
-                columns = self._columns(sample, new, rows, {*ends}, streamer)
+                step.choose(self._prompt(input_ids, pads), how)
+                columns = self._columns(how, new, rows, {*ends}, streamer)
             finally:
                 step.caches.lengths.fill_(-1)
         added = torch.tensor(columns, dtype=input_ids.dtype).t().to(input_ids.device)
         return torch.cat([input_ids, added], 1)
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens that were chosen last, int64 `(batch_size,)`; the next step begins with what is here."""
+        return self._step.tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits of the last step, `(batch_size, vocabulary)`; the next step writes over them."""
+        return self._step.last_logits
+
+    @torch.no_grad()
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Run a prompt, for steps of your own: `step()` then computes a greedy token of each row, without waiting.
+
+        Arguments and errors are those of `generate`; no token ends a row. The cache has room for `max_length` tokens.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        pads = self.check(input_ids, mask, 1, ())
+        with self._lock:
+            self._runner.prepare("greedy")
+            self._step.ends.fill_(-2)
+            self._step.choose(self._prompt(input_ids, pads), "greedy")
+
+    def step(self) -> None:
+        """Compute the next token of each row after `start`; see `tokens` and `logits`."""
+        if self._weights is None:
+            raise RuntimeError("the Decoder was reverted; make a new one")
+        with self._lock:
+            self._runner.run("greedy")
 
     def _prompt(self, input_ids: Tensor, pads: list[int]) -> Tensor:
         """Run the model's own forward, and take its keys and values; the logits of the next token."""
@@ -208,10 +240,10 @@ class Decoder:
         logits[: len(pads)] = out.logits[:, -1]
         return logits
 
-    def _columns(self, sample: bool, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:
+    def _columns(self, how: str, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:
         """The new tokens, step by step, until every row has ended."""
         columns, live = [], set(range(rows))
-        for tokens in self._runner.tokens(sample, new, rows):
+        for tokens in self._runner.tokens(how, new, rows):
             for row in live:
                 if tokens[row] < 0:
                     raise RuntimeError(f"the logits of row {row} are NaN or infinite in step {len(columns)}")
@@ -226,6 +258,13 @@ class Decoder:
         return columns
 
 
+def _how(choice: dict[str, Any] | None) -> str:
+    """How a step chooses, see `Step.choose`."""
+    if choice is None:
+        return "greedy"
+    return "draw" if 0 < choice["top_k"] <= CANDIDATES else "draw from all"
+
+
 def level_on(device: torch.device) -> str:
     """The level that None means."""
     if device.type == "cuda" and compute_capability(device) >= (8, 0):
@@ -238,7 +277,7 @@ def _operators(level: str, device: torch.device) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"level: given {level!r}; allowed are {', '.join(map(repr, LEVELS))}")
     if level == "native":
         return plain, {}
-    from .. import launch
+    from kernel_pytorch.fused_decode import launch
 
     pdl = device.type == "cuda" and compute_capability(device) >= (9, 0)
     return launch, {"workspace": launch.Workspace(device), "pdl": pdl}

@@ -1,7 +1,7 @@
 """Reads a `Plan` from a causal model of transformers, by the parts that its modules have.
 
-Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what is built like them. What the parts compute is
-not believed but tried: see `miniature.py`.
+Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what is built like them. A trial shows whether
+the parts compute what their names say: see `miniature.py`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,10 @@ def _attention(model: Any, index: int, module: Any, reading: Reading) -> Attenti
     sizes = [weight.shape[0] for weight in qkv.weight]
     heads, kv_heads = _config(model, "num_attention_heads"), _config(model, "num_key_value_heads")
     if sizes not in ([(heads + 2 * kv_heads) * head_dim], [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]):
-        raise Refused(f"rows of queries, keys and values are {sizes}; with {heads} heads, {kv_heads} of them for keys "
-                      f"and values, of {head_dim} columns they must be {heads * head_dim}, {kv_heads * head_dim} twice")  # fmt: skip
+        raise Refused(
+            f"rows of queries, keys and values are {sizes}; with {heads} heads, {kv_heads} for keys and values, of "
+            f"{head_dim} columns they must be {heads * head_dim}, {kv_heads * head_dim} and {kv_heads * head_dim}"
+        )
     norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     q_norm, k_norm = (None if norm is None else _norm(norm) for norm in norms)
     wide = {None if norm is None else norm.weight.numel() for norm in (q_norm, k_norm)}

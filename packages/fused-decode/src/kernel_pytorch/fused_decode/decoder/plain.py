@@ -50,32 +50,47 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Rotate, write the new key and value into their slots, and attend to what is in the caches."""
     rows, kv_heads, slots, head_dim = k_cache.shape
-    q, k, v = qkv.view(rows, -1, head_dim).split([num_heads, kv_heads, kv_heads], 1)
+    heads = qkv.view(rows, -1, head_dim)
+    qk, v = heads[:, : num_heads + kv_heads], heads[:, num_heads + kv_heads :]
     if q_norm is not None and k_norm is not None:
-        q, k = _rms(q, q_norm, norm_offset, eps), _rms(k, k_norm, norm_offset, eps)
-    active, at = lengths >= 0, lengths.clamp_min(0).long()
-    c, s = cos[at][:, None], sin[at][:, None]
-    q, k = _rotate(q, c, s), _rotate(k, c, s)
-    row, slot = torch.arange(rows, device=qkv.device), at % slots
+        q, k = qk.split([num_heads, kv_heads], 1)
+        qk = torch.cat([_rms(q, q_norm, norm_offset, eps), _rms(k, k_norm, norm_offset, eps)], 1)
+    at = lengths.clamp_min(0).long()
+    qk = _rotate(qk, cos[at][:, None], sin[at][:, None])
+    q, k = qk[:, :num_heads], qk[:, num_heads:]
+    # Where the host may look, rows of one length, as a single row is, need no mask.
+    here = {*lengths.tolist()} if qkv.is_cpu else set()
+    position = max(here, default=slots)
+    if len(here) == 1 and 0 <= position < slots:
+        k_cache[:, :, position], v_cache[:, :, position] = k, v
+        seen = slice(0 if window is None else max(position - window + 1, 0), position + 1)
+        o = _attention(q, k_cache[:, :, seen], v_cache[:, :, seen], None, scale, softcap)
+        return o.reshape(rows, -1)
+    active, row, slot = lengths >= 0, torch.arange(rows, device=qkv.device), at % slots
     for cache, new in ((k_cache, k), (v_cache, v)):
-        cache[row, :, slot] = torch.where(active[:, None, None], new.to(cache.dtype), cache[row, :, slot])
-    if qkv.is_cpu:  # where the host may look: behind the longest row nothing is in use
-        slots = min(slots, int(at.max()) + 1)
-    age = (at[:, None] - torch.arange(slots, device=qkv.device)) % k_cache.shape[2]  # of what is in a slot
-    seen = age <= at[:, None] if window is None else age <= at[:, None].clamp_max(window - 1)
-    keys, values = k_cache[:, :, :slots].float(), v_cache[:, :, :slots].float()
-    scores = q.float().view(rows, kv_heads, -1, head_dim) @ keys.transpose(2, 3) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-    o = (scores.softmax(-1) @ values).to(qkv.dtype).reshape(rows, -1)
-    return o.masked_fill(~active[:, None], 0.0)
+        cache[row, :, slot] = torch.where(active[:, None, None], new, cache[row, :, slot])
+    used = min(slots, position + 1)
+    age = (at[:, None] - torch.arange(used, device=qkv.device)) % slots  # of what is in a slot
+    seen = age <= (at if window is None else at.clamp_max(window - 1))[:, None]
+    o = _attention(q, k_cache[:, :, :used], v_cache[:, :, :used], seen[:, None, None], scale, softcap)
+    return o.masked_fill(~active[:, None, None, None], 0.0).reshape(rows, -1)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """Q `(rows, heads, head_dim)`; PyTorch's attention, or the formula where scores are capped."""
+    if softcap is None:
+        grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, seen, scale=scale, enable_gqa=grouped)
+    scores = q.float().unflatten(1, (k.shape[1], -1)) @ k.float().transpose(2, 3) * scale
+    scores = torch.tanh(scores / softcap) * softcap
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return (scores.softmax(-1) @ v.float()).to(q.dtype).flatten(1, 2).unsqueeze(2)
 
 
 def _rms(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
-    y = x.float()
-    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
-    return (y * (offset + weight.float())).to(x.dtype)
+    weight = weight.float() if offset == 0.0 else offset + weight.float()
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

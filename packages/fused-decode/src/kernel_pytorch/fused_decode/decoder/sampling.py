@@ -1,8 +1,8 @@
 """The next token of each row: the largest logit, or a draw.
 
-A draw is transformers': temperature, then top-k, which keeps ties with the k-th, then top-p. Of what is kept the token
-with the largest `log p - log e` is taken, where e is exponential noise, which is a draw from p. Noise is a function of
-seed, row, step and token alone: the same on every device, and in a captured graph.
+A draw is transformers': temperature, then top-k, which keeps ties with the k-th, then top-p. It takes the kept token
+with the largest `log p - log e`, where e is exponential noise, which is a draw from p. Noise is a function of seed,
+row, step and token alone: the same on every device, and in a captured graph.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._core.philox import philox
+from kernel_pytorch.fused_decode._core.philox import philox
 
-STEPS = 1 << 27
-"""Steps that a seed serves."""
+STEPS = 1 << 20
+"""Draws of a row before its noise comes again."""
+CANDIDATES = 1024
+"""How many of the largest logits the kernel of a draw chooses among."""
 
 
 class Sampling:

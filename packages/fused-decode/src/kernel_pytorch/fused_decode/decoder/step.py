@@ -20,10 +20,11 @@ class Step:
 
     Attributes:
         tokens: int64 `(rows,)`, what a step begins with; the next tokens afterwards.
-        chosen: int64 `(rows,)`, what the last step chose: pad for rows that had ended, -1 for logits that are no numbers.
+        chosen: int64 `(rows,)`, what the last step chose: pad for rows that had ended, -1 where logits are not finite.
         ends: int64 `(ENDS,)`, tokens that end a row; -2 where there are fewer.
         pad: int64 `()`.
         caches: keys, values and lengths; a row that has ended has a length of -1.
+        last_logits: of the last step, `(rows, vocabulary)`.
     """
 
     def __init__(self, plan: Plan, caches: Caches, ops: Any, extra: dict[str, Any] | None = None) -> None:
@@ -33,15 +34,30 @@ class Step:
         self.ends = torch.full((ENDS,), -2, dtype=torch.int64, device=device)
         self.pad = torch.zeros((), dtype=torch.int64, device=device)
         self.sampling = Sampling(rows, device)
+        self.last_logits = torch.empty(0, device=device)
 
-    def __call__(self, sample: bool) -> None:
+    def __call__(self, how: str) -> None:
         """Compute the next tokens; nothing waits for the host."""
-        self.choose(self.logits(), sample)
+        self.last_logits = self.logits()
+        self.choose(self.last_logits, how)
 
-    def choose(self, logits: Tensor, sample: bool) -> None:
-        """Take the next token of each row from its logits `(rows, vocabulary)`, and end rows that are complete."""
-        lengths, active = self.caches.lengths, self.caches.lengths >= 0
-        next_token = self.sampling.draw(logits) if sample else self.sampling.greedy(logits)
+    def choose(self, logits: Tensor, how: str) -> None:
+        """Take the next token of each row from its logits `(rows, vocabulary)`, and end rows that are complete.
+
+        Args:
+            logits: of the rows.
+            how: "greedy"; "draw", among the `CANDIDATES` largest where there is a kernel; or "draw from all".
+        """
+        lengths = self.caches.lengths
+        state = self.tokens, self.chosen, lengths, self.ends, self.pad
+        if how == "greedy" and hasattr(self.ops, "greedy"):
+            self.ops.greedy(logits, *state, **self.extra)
+            return
+        if how == "draw" and hasattr(self.ops, "draw"):
+            self.ops.draw(logits, self.sampling, *state)
+            return
+        active = lengths >= 0
+        next_token = self.sampling.greedy(logits) if how == "greedy" else self.sampling.draw(logits)
         ended = (next_token[:, None] == self.ends).any(1) | (next_token < 0)
         self.chosen.copy_(torch.where(active, next_token, self.pad))
         lengths.copy_(torch.where(active & ~ended, lengths + 1, -1))

@@ -54,7 +54,7 @@ class Weights:
         return None
 
     def revert(self) -> None:
-        """Give each Parameter that is still a view memory of its own."""
+        """Copy each Parameter that is still a view."""
         while self._parts:
             parts = self._parts[-1]
             if _adjoin(parts):

@@ -11,5 +11,6 @@ technique = Technique(
     paper="https://pytorch.org/blog/flash-decoding/",
     operations=[*products.OPERATIONS, *attention.OPERATIONS],
     levels=f"{PACKAGE}.levels:LADDER",
+    replacements=f"{PACKAGE}.replacements",
     contracts={**products.CONTRACTS, **attention.CONTRACTS},
 )
