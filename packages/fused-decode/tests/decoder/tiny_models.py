@@ -55,7 +55,9 @@ def prompt(lengths: list[int], vocabulary: int = 96, seed: int = 1) -> tuple[tor
     return ids * mask, mask
 
 
-def stock(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, new: int = 30, **options: Any) -> torch.Tensor:
+def stock(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, new: int = 30, **options: Any
+) -> torch.Tensor:
     """Greedy tokens of transformers, unless options say otherwise."""
     return model.generate(ids, attention_mask=mask, max_new_tokens=new, **{"do_sample": False, **options})
 

@@ -53,7 +53,9 @@ class Generated:
 
     def __str__(self) -> str:
         """A line for the decoder, and one for each reason."""
-        return "\n".join([f"decoder: {self.decoded} calls", *(f"transformers: {n} calls, {r}" for r, n in self.left.items())])
+        return "\n".join(
+            [f"decoder: {self.decoded} calls", *(f"transformers: {n} calls, {r}" for r, n in self.left.items())]
+        )
 
 
 class _State:

@@ -69,7 +69,9 @@ def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int
         return [0] * len(input_ids)
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != input_ids.shape:
         given = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-        raise ValueError(f"attention_mask: given {given}; it must have the shape of input_ids, {tuple(input_ids.shape)}")
+        raise ValueError(
+            f"attention_mask: given {given}; it must have the shape of input_ids, {tuple(input_ids.shape)}"
+        )
     return [_pad(row, mask) for row, mask in enumerate((attention_mask != 0).tolist())]
 
 

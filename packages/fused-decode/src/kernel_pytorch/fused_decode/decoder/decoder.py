@@ -51,9 +51,7 @@ class Decoder:
         ValueError: `batch_size`, `max_length` or `level` is none that is allowed, or cannot run here.
     """
 
-    def __init__(
-        self, model: Any, batch_size: int = 1, max_length: int = 2048, *, level: str | None = None
-    ) -> None:
+    def __init__(self, model: Any, batch_size: int = 1, max_length: int = 2048, *, level: str | None = None) -> None:
         _check_sizes(batch_size, max_length)
         check_model(model)
         device = next(model.parameters()).device

@@ -166,7 +166,9 @@ def _norm(module: torch.nn.Module) -> Norm:
 def _scale(embedding: torch.nn.Module) -> float | None:
     """By a trial with a table of ones."""
     if not isinstance(embedding, torch.nn.Embedding) or embedding.max_norm is not None:
-        raise Refused(f"its embedding is a {type(embedding).__name__}; it must be a torch.nn.Embedding without max_norm")
+        raise Refused(
+            f"its embedding is a {type(embedding).__name__}; it must be a torch.nn.Embedding without max_norm"
+        )
     from .miniature import stand_in
 
     trial = stand_in(embedding, {id(embedding.weight): torch.ones(2, 1, dtype=torch.float64)})

@@ -88,7 +88,8 @@ def stand_in(
     }  # fmt: skip
     own["_buffers"] = {name: None if b is None else b.detach().cpu().clone() for name, b in module._buffers.items()}
     own["_modules"] = {
-        name: None if child is None else stand_in(child, small, made, configs) for name, child in module._modules.items()
+        name: None if child is None else stand_in(child, small, made, configs)
+        for name, child in module._modules.items()
     }
     if configs is not None and "config" in own:
         own["config"] = configs(own["config"])
@@ -174,4 +175,6 @@ def _check_complete(model: torch.nn.Module, plan: Plan) -> None:
         raise Refused("layers of it share a Parameter, which joined weights would part")
     others = [name for name, parameter in model.named_parameters() if id(parameter) not in places]
     if others:
-        raise Refused(f"{', '.join(others[:3])}{', ...' if len(others) > 3 else ''} have no place in what is computed here")
+        raise Refused(
+            f"{', '.join(others[:3])}{', ...' if len(others) > 3 else ''} have no place in what is computed here"
+        )

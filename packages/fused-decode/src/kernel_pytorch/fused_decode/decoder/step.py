@@ -103,9 +103,7 @@ class Step:
         if post is None:
             return self.ops.project(y, linear.weight, bias=linear.bias, residual=residual, **self.extra)
         y = self.ops.project(y, linear.weight, bias=linear.bias, **self.extra)
-        return self.ops.add_norm(
-            y, post.weight, residual=residual, norm_offset=post.offset, eps=post.eps, **self._pdl
-        )
+        return self.ops.add_norm(y, post.weight, residual=residual, norm_offset=post.offset, eps=post.eps, **self._pdl)
 
     @property
     def _pdl(self) -> dict[str, Any]:
