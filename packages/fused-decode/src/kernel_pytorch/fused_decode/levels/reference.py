@@ -162,8 +162,8 @@ def attend(
     rows, heads, depth = q.shape[0], q.shape[1], q.shape[2]
     seen = sees.unsqueeze(1).unsqueeze(-1)  # memory behind the last key may hold NaN, and zero times NaN is NaN
     keys, values = keys.to(q.dtype).masked_fill(~seen, 0.0), values.to(q.dtype).masked_fill(~seen, 0.0)
-    grouped = rows, keys.shape[1], heads // keys.shape[1]
-    s = torch.matmul(q.reshape(grouped + (depth,)), keys.transpose(-1, -2)).to(q.dtype) * scale
+    kv_heads = keys.shape[1]
+    s = torch.matmul(q.reshape(rows, kv_heads, heads // kv_heads, depth), keys.transpose(-1, -2)).to(q.dtype) * scale
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     s = s.flatten(1, 2).masked_fill(~sees.unsqueeze(1), float("-inf"))
@@ -174,7 +174,7 @@ def attend(
     top = s.amax(-1, keepdim=True)
     p = torch.exp(s - top.masked_fill(top == float("-inf"), 0.0))
     total = p.sum(-1, keepdim=True)
-    p = (p / total.masked_fill(total == 0.0, 1.0))[..., :-1].unflatten(1, grouped[1:])
+    p = (p / total.masked_fill(total == 0.0, 1.0))[..., :-1].unflatten(1, (kv_heads, heads // kv_heads))
     return torch.matmul(p, values).to(q.dtype).reshape(rows, heads, depth)
 
 

@@ -12,7 +12,7 @@ from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import Exemption
 from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, grid, point
 
-from .common import BENCH, CUDA, EXEMPTIONS, LOW, SOME, norm_weight, normal, public
+from .common import BENCH, CUDA, EXEMPTIONS, LOW, SOME, TENSOR_CORES, norm_weight, normal, public
 
 THETA = 10000.0
 
@@ -175,4 +175,4 @@ OPERATIONS = [
     ),
 ]  # fmt: skip
 
-CONTRACTS = {"attention_kernel": KernelContract(min_load_bits=128)}
+CONTRACTS = {"attention_kernel": KernelContract(min_load_bits=128, matrix_instructions=TENSOR_CORES)}

@@ -16,6 +16,7 @@ CUDA = ("cuda",)
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 SOME = (torch.float32, torch.float16)  # of what is no core case: float16 is what the interpreter computes rightly
 BENCH = (torch.bfloat16,)
+TENSOR_CORES = dict.fromkeys(("sm_80", "sm_90", "sm_120"), "mma")
 OPERATORS = ("reference", "native", "torchscript")
 
 BUDGETS = {

@@ -12,7 +12,7 @@ from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import Exemption
 from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, Point, grid, point
 
-from .common import BENCH, CUDA, EXEMPTIONS, LOW, SOME, norm_weight, normal, public
+from .common import BENCH, CUDA, EXEMPTIONS, LOW, SOME, TENSOR_CORES, norm_weight, normal, public
 
 ONE_ROW = "one row is computed by another kernel than several"
 
@@ -183,5 +183,6 @@ OPERATIONS = [
 
 CONTRACTS = {
     "vector_kernel": KernelContract(min_load_bits=128),
-    "rows_kernel": KernelContract(min_load_bits=128),
+    # Gated products of float32, which no tensor core multiplies exactly, keep a few values of two sums on the stack.
+    "rows_kernel": KernelContract(max_spill_bytes=32, min_load_bits=128, matrix_instructions=TENSOR_CORES),
 }
