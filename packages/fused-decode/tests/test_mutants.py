@@ -151,7 +151,7 @@ ATTENTION = {
     "case inactive": [writes_of_inactive_rows, inactive_rows_of_the_first],
     "case window": [changed("window off by one", lambda n: {"window": n["window"] and n["window"] - 1})],
     "case ring": [changed("no window", lambda n: {"window": None})],
-    "case ring with room": [changed("window of all slots", lambda n: {"window": n["window"] and n["k_cache"].shape[2]})],
+    "case ring with room": [changed("a wide window", lambda n: {"window": n["window"] and n["k_cache"].shape[2]})],
     "case pages": [
         changed(
             "pages in their order in memory",

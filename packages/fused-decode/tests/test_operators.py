@@ -164,7 +164,9 @@ def test_calling_an_operator_checks_what_would_read_foreign_memory(device):
         "weight: .* an even number": lambda: gated(x, w[:23], row, None, "silu", *NORM),
         "activation: given 'relu'": lambda: gated(x, w, row, None, "relu", *NORM),
         r"residual: shape is \(3, 32\)": lambda: residual(x, w, x, None),
-        r"qkv: dtype is torch\.float64": lambda: attend(qkv.double(), k.double(), v.double(), lengths, cos, sin, *OPTIONS),
+        r"qkv: dtype is torch\.float64": lambda: attend(
+            qkv.double(), k.double(), v.double(), lengths, cos, sin, *OPTIONS
+        ),
         "v_cache: shape is": lambda: attend(qkv, k, v[:, :, :3], lengths, cos, sin, *OPTIONS),
         "k_cache: stride is": lambda: attend(qkv, *[t.transpose(2, 3).contiguous().transpose(2, 3) for t in (k, v)],
                                              lengths, cos, sin, *OPTIONS),

@@ -25,6 +25,7 @@ def into_caches(function, *given):
     return (*(t + sum(g.sum() for g in given) * 0 for t in (found, *caches)),)
 
 
+NOT_TRACED = {"report": "it reads a model"}
 CALLS = {
     "norm_linear": (lambda f, x, w, n, b: without_gradient(f, x, w, n, b), (X, WEIGHT, ROW, normal(24))),
     "norm_gated_linear": (lambda f, x, w, n: without_gradient(f, x, w, n, norm="layer"), (X, WEIGHT, ROW)),

@@ -26,17 +26,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 def norm_linear(
-    x: Tensor,
-    weight: Tensor,
-    norm_weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: Norm = "rms",
-    norm_bias: Tensor | None = None,
-    norm_offset: float = 0.0,
-    eps: float = 1e-6,
-    level: str | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None = None, *, norm: Norm = "rms",
+    norm_bias: Tensor | None = None, norm_offset: float = 0.0, eps: float = 1e-6, level: str | None = None,
+) -> Tensor:  # fmt: skip
     """A linear layer of the norm of few rows: `norm(x) @ weight.T + bias`. No gradients.
 
     At level "triton" one kernel reads the weight once, and the norm costs no launch. Under autocast x, weight and bias
@@ -69,18 +61,10 @@ def norm_linear(
 
 
 def norm_gated_linear(
-    x: Tensor,
-    weight: Tensor,
-    norm_weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activation: Activation = "silu",
-    norm: Norm = "rms",
-    norm_bias: Tensor | None = None,
-    norm_offset: float = 0.0,
-    eps: float = 1e-6,
+    x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None = None, *, activation: Activation = "silu",
+    norm: Norm = "rms", norm_bias: Tensor | None = None, norm_offset: float = 0.0, eps: float = 1e-6,
     level: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """A gated linear layer of the norm of few rows: `act(n @ gate.T) * (n @ up.T)`, where n is norm(x). No gradients.
 
     `x`, `norm_weight`, `norm`, `norm_bias`, `norm_offset`, `eps` and `level` are as in `norm_linear`, and so are the
@@ -121,25 +105,11 @@ def linear_residual(
 
 
 def rotary_cache_attention(
-    qkv: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    lengths: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    num_heads: int,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    norm_offset: float = 0.0,
-    eps: float = 1e-6,
-    sinks: Tensor | None = None,
-    block_table: Tensor | None = None,
-    level: str | None = None,
-) -> Tensor:
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, cos: Tensor, sin: Tensor, *, num_heads: int,
+    scale: float | None = None, window: int | None = None, softcap: float | None = None, q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None, norm_offset: float = 0.0, eps: float = 1e-6, sinks: Tensor | None = None,
+    block_table: Tensor | None = None, level: str | None = None,
+) -> Tensor:  # fmt: skip
     """Attention of one new token of each sequence to its cache, into which its key and value are written. No gradients.
 
     q and k are normalised (with q_norm and k_norm) and rotated, k and v written, and all keys attended to that the

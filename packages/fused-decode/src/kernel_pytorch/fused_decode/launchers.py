@@ -29,13 +29,6 @@ def _check_dtype(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name}: dtype is {tensor.dtype}; allowed are {', '.join(map(str, DTYPES))}")
 
 
-def _of_norm(function: str, parts: int, x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Any, *norm: Any) -> None:
-    _check_dtype("x", x)
-    check_product(function, x, weight, bias, parts=parts)
-    check_norm(x, norm[0], norm_weight, *norm[1:])
-    check_dtypes(x=x, weight=weight, bias=bias)
-
-
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
@@ -49,36 +42,34 @@ def _project(x: Tensor, weight: Tensor, outputs: int, **options: Any) -> Tensor:
     return y
 
 
-@Planned
-def norm_linear(*given: Any) -> Callable[..., Tensor]:
-    """Plan `norm_linear` of the operators."""
-    _of_norm("norm_linear", 1, *given)
+def _of_norm(function: str, is_gated: bool) -> Planned:
+    """The launcher of an operator that normalises; the gated one has its activation ahead of the norm."""
 
-    def run(x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None, norm: str, *of_norm: Any) -> Tensor:
-        norm_bias, norm_offset, eps = of_norm
+    def split(options: tuple[Any, ...]) -> tuple[Any, ...]:
+        return options if is_gated else (None, *options)
+
+    def plan(x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None, *options: Any) -> Callable[..., Any]:
+        activation, norm, *of_norm = split(options)
+        _check_dtype("x", x)
+        check_product(function, x, weight, bias, parts=1 + is_gated)
+        check_norm(x, norm, norm_weight, *of_norm)
+        check_dtypes(x=x, weight=weight, bias=bias)
+        if is_gated:
+            check_choice("activation", activation, ACTIVATIONS)
+        return run
+
+    def run(x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        activation, norm, norm_bias, norm_offset, eps = split(options)
         return _project(
-            x, weight, weight.shape[0], norm=norm, norm_weight=norm_weight, norm_bias=norm_bias,
-            norm_offset=norm_offset, eps=eps, bias=bias,
-        )  # fmt: skip
-
-    return run
-
-
-@Planned
-def norm_gated_linear(*given: Any) -> Callable[..., Tensor]:
-    """Plan `norm_gated_linear` of the operators."""
-    x, weight, norm_weight, bias, activation, *norm = given
-    _of_norm("norm_gated_linear", 2, x, weight, norm_weight, bias, *norm)
-    check_choice("activation", activation, ACTIVATIONS)
-
-    def run(x: Tensor, weight: Tensor, norm_weight: Tensor, bias: Tensor | None, activation: str, *norm: Any) -> Tensor:
-        name, norm_bias, norm_offset, eps = norm
-        return _project(
-            x, weight, weight.shape[0] // 2, norm=name, norm_weight=norm_weight, norm_bias=norm_bias,
+            x, weight, weight.shape[0] // (1 + is_gated), norm=norm, norm_weight=norm_weight, norm_bias=norm_bias,
             norm_offset=norm_offset, eps=eps, bias=bias, gated=activation,
         )  # fmt: skip
 
-    return run
+    return Planned(plan)
+
+
+norm_linear = _of_norm("norm_linear", is_gated=False)
+norm_gated_linear = _of_norm("norm_gated_linear", is_gated=True)
 
 
 @Planned

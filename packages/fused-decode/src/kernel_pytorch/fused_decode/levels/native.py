@@ -5,7 +5,6 @@ What that attention lacks, soft caps and sinks, is computed by the formula.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -55,21 +54,13 @@ def rotary_cache_attention(
 
     PyTorch's attention reads masked keys too, so what is not seen is replaced by zeros: a copy of the cache.
     """
-    if softcap is not None or sinks is not None:
-        return reference.rotary_cache_attention(
-            qkv, k_cache, v_cache, lengths, cos, sin, num_heads, scale, window, softcap, q_norm, k_norm, norm_offset,
-            eps, sinks, block_table,
-        )  # fmt: skip
-    capacity = k_cache.shape[2] if block_table is None else k_cache.shape[2] * block_table.shape[1]
-    active = reference.active_rows(lengths, capacity, cos.shape[0], window)
-    q, k, v = reference.heads_of(qkv, lengths, cos, sin, num_heads, k_cache.shape[1], q_norm, k_norm, norm_offset, eps)
-    slots = lengths.to(torch.int64) % capacity
-    reference.write(k_cache, k, slots, active, block_table)
-    reference.write(v_cache, v, slots, active, block_table)
-    sees = reference.visible(lengths, active, capacity, window)
-    keys, values = (
-        reference.gathered(cache, block_table).masked_fill(~sees[:, None, :, None], 0.0) for cache in (k_cache, v_cache)
+    q, keys, values, sees, active = reference.written(
+        qkv, k_cache, v_cache, lengths, cos, sin, num_heads, window, q_norm, k_norm, norm_offset, eps, block_table
     )
+    if softcap is not None or sinks is not None:
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        return reference.attend(q, keys, values, sees, factor, softcap, sinks).flatten(1).to(qkv.dtype)
+    keys, values = (cache.masked_fill(~sees[:, None, :, None], 0.0) for cache in (keys, values))
     # A row that sees nothing takes all slots, whose values are zeros: PyTorch gives NaN for it on some devices.
     mask = (sees | ~active[:, None])[:, None, None]
     o = F.scaled_dot_product_attention(q.to(qkv.dtype).unsqueeze(2), keys, values, mask, scale=scale, enable_gqa=True)

@@ -138,6 +138,22 @@ def visible(lengths: Tensor, active: Tensor, capacity: int, window: Optional[int
     return sees if window is None else sees & (of_slot > position - window)
 
 
+def written(
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, cos: Tensor, sin: Tensor, num_heads: int,
+    window: Optional[int], q_norm: Optional[Tensor], k_norm: Optional[Tensor], norm_offset: float, eps: float,
+    block_table: Optional[Tensor],
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Write into the caches; then q `(rows, H, D)`, keys and values `(rows, HK, L, D)`, what is seen, active rows."""
+    capacity = k_cache.shape[2] if block_table is None else k_cache.shape[2] * block_table.shape[1]
+    active = active_rows(lengths, capacity, cos.shape[0], window)
+    q, k, v = heads_of(qkv, lengths, cos, sin, num_heads, k_cache.shape[1], q_norm, k_norm, norm_offset, eps)
+    slots = lengths.to(torch.int64) % capacity
+    write(k_cache, k, slots, active, block_table)
+    write(v_cache, v, slots, active, block_table)
+    sees = visible(lengths, active, capacity, window)
+    return q, gathered(k_cache, block_table), gathered(v_cache, block_table), sees, active
+
+
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, sees: Tensor, scale: float, softcap: Optional[float],
     sinks: Optional[Tensor],
@@ -146,8 +162,8 @@ def attend(
     rows, heads, depth = q.shape[0], q.shape[1], q.shape[2]
     seen = sees.unsqueeze(1).unsqueeze(-1)  # memory behind the last key may hold NaN, and zero times NaN is NaN
     keys, values = keys.to(q.dtype).masked_fill(~seen, 0.0), values.to(q.dtype).masked_fill(~seen, 0.0)
-    grouped = rows, keys.shape[1], heads // keys.shape[1]
-    s = torch.matmul(q.reshape(grouped + (depth,)), keys.transpose(-1, -2)).to(q.dtype) * scale
+    kv_heads = keys.shape[1]
+    s = torch.matmul(q.reshape(rows, kv_heads, heads // kv_heads, depth), keys.transpose(-1, -2)).to(q.dtype) * scale
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     s = s.flatten(1, 2).masked_fill(~sees.unsqueeze(1), float("-inf"))
@@ -158,7 +174,7 @@ def attend(
     top = s.amax(-1, keepdim=True)
     p = torch.exp(s - top.masked_fill(top == float("-inf"), 0.0))
     total = p.sum(-1, keepdim=True)
-    p = (p / total.masked_fill(total == 0.0, 1.0))[..., :-1].unflatten(1, grouped[1:])
+    p = (p / total.masked_fill(total == 0.0, 1.0))[..., :-1].unflatten(1, (kv_heads, heads // kv_heads))
     return torch.matmul(p, values).to(q.dtype).reshape(rows, heads, depth)
 
 
@@ -174,14 +190,8 @@ def rotary_cache_attention(
     `position % L`. cos, sin: `(positions, r / 2)`. A row whose position is negative, or beyond the angles or (without a
     window) the slots, writes nothing, and its result is 0. Returns `(rows, H * D)`.
     """
-    kv_heads, depth = k_cache.shape[1], k_cache.shape[3]
-    capacity = k_cache.shape[2] if block_table is None else k_cache.shape[2] * block_table.shape[1]
-    active = active_rows(lengths, capacity, cos.shape[0], window)
-    q, k, v = heads_of(qkv, lengths, cos, sin, num_heads, kv_heads, q_norm, k_norm, norm_offset, eps)
-    slots = lengths.to(torch.int64) % capacity
-    write(k_cache, k, slots, active, block_table)
-    write(v_cache, v, slots, active, block_table)
-    sees = visible(lengths, active, capacity, window)
-    factor = depth**-0.5 if scale is None else scale
-    o = attend(q, gathered(k_cache, block_table), gathered(v_cache, block_table), sees, factor, softcap, sinks)
+    q, keys, values, sees, active = written(
+        qkv, k_cache, v_cache, lengths, cos, sin, num_heads, window, q_norm, k_norm, norm_offset, eps, block_table
+    )
+    o = attend(q, keys, values, sees, q.shape[-1] ** -0.5 if scale is None else scale, softcap, sinks)
     return o.masked_fill(~active.unsqueeze(-1).unsqueeze(-1), 0.0).flatten(1).to(qkv.dtype)

@@ -12,7 +12,7 @@ from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import Exemption
 from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, grid, point
 
-from .common import BENCH, BUDGETS, CUDA, EXEMPTIONS, LOW, SOME, norm_weight, normal, public
+from .common import BENCH, CUDA, EXEMPTIONS, LOW, SOME, TENSOR_CORES, norm_weight, normal, public
 
 THETA = 10000.0
 
@@ -152,7 +152,6 @@ OPERATIONS = [
     Operation(
         name="rotary_cache_attention",
         **public("rotary_cache_attention"),
-        budgets=BUDGETS,
         exemptions=_EXEMPTIONS,
         inputs=inputs,
         cost=cost,
@@ -176,4 +175,4 @@ OPERATIONS = [
     ),
 ]  # fmt: skip
 
-CONTRACTS = {"attention_kernel": KernelContract(min_load_bits=128)}
+CONTRACTS = {"attention_kernel": KernelContract(min_load_bits=128, matrix_instructions=TENSOR_CORES)}

@@ -16,6 +16,7 @@ CUDA = ("cuda",)
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 SOME = (torch.float32, torch.float16)  # of what is no core case: float16 is what the interpreter computes rightly
 BENCH = (torch.bfloat16,)
+TENSOR_CORES = dict.fromkeys(("sm_80", "sm_90", "sm_120"), "mma")
 OPERATORS = ("reference", "native", "torchscript")
 
 BUDGETS = {
@@ -33,8 +34,8 @@ EXEMPTIONS = (
 
 
 def public(function: str) -> dict[str, Any]:
-    """The public function of that name and its levels, as fields of an operation."""
-    return {"function": f"{PACKAGE}:{function}", "levels": LADDER.levels(function)}
+    """The public function of that name, its levels and their budgets, as fields of an operation."""
+    return {"function": f"{PACKAGE}:{function}", "levels": LADDER.levels(function), "budgets": BUDGETS}
 
 
 def normal(shape: tuple[int, ...], case: Case, generator: torch.Generator, scale: float = 1.0) -> Tensor:
