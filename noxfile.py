@@ -76,7 +76,8 @@ PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable", "-
 EXAMPLES = ["scikit-learn", "networkx", "tokenizers", "safetensors", "accelerate", "peft"]
 
 QUICK = ["-m", "not slow and not examples"]
-QUICK_OF_ALL = ["-m", "not slow and not examples and not support"]  # all support tables take as long as all the rest
+# All support tables, and level compile in verification, each take half as long as all the rest.
+QUICK_OF_ALL = ["-m", "not slow and not examples and not support and not compiled"]
 
 nox.options.sessions = ["tests", "lint", "static", "docs"]
 nox.options.default_venv_backend = "virtualenv"  # uv does not see every wheel that pip sees: CONTRIBUTING.md
@@ -86,7 +87,7 @@ nox.options.error_on_missing_interpreters = True  # what a session did not test 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of all, or of one folder; with `-m support` every support table, with `-m slow` what takes long."""
+    """Run the tests of all, or of one folder; with `-m support`, `compiled` or `slow` what is left out otherwise."""
     choice, arguments = torch_choice(session)
     projects = projects_of_paths(arguments)
     prepare(session, choice, ["test"], more=["pytest-xdist", TRANSFORMERS], projects=projects)

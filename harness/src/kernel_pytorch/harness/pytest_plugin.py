@@ -35,7 +35,7 @@ from kernel_pytorch.harness.support import (
     check_declaration,
     examine,
 )
-from kernel_pytorch.harness.technique import Implementation, Operation
+from kernel_pytorch.harness.technique import Implementation, Level, Operation
 from kernel_pytorch.harness.timing import run_job
 from kernel_pytorch.harness.trials import Trial, is_economical, trials
 from kernel_pytorch.harness.workload import Job, JobKey, jobs
@@ -74,6 +74,17 @@ def pytest_configure(config: pytest.Config) -> None:
     interpret_without_gpu()
     os.environ.setdefault("KERNEL_PYTORCH_DEFAULTS", "off")
     config.addinivalue_line("markers", "support: a cell of a support table; `nox -s tests -- -m support` asks them all")
+    config.addinivalue_line("markers", "compiled: level compile in verification; run by `nox -s tests -- -m compiled`")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what verifies level compile: TorchInductor takes most of the time of all tests."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        implementation = parameters.params.get("implementation") if parameters is not None else None
+        if isinstance(implementation, Implementation) and implementation.level is Level.COMPILE:
+            item.add_marker("compiled")
 
 
 def best_device() -> torch.device:
