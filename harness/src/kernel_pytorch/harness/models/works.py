@@ -180,7 +180,7 @@ def _decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.devi
 
 
 def _own_decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.device) -> Step:
-    """The same with a decoder of its own, which chooses the next word too; the first is the last of the prompt."""
+    """The same with a decoder, which chooses the next word too; it begins with the last word of the prompt."""
     words, most = _prompt(work, spec, model, device)
     decoder = call(model, batch_size=len(words), max_length=most)
     decoder.start(words)
@@ -215,8 +215,8 @@ def _generation(work: Work, spec: Model, model: Any, device: torch.device, mode:
 def result_of(work: Work, model: Any, found: torch.Tensor) -> torch.Tensor:
     """What shows that the work was done right.
 
-    Of a generation, for each word, 1 plus how far below the largest logit its own is, over the largest: rounding
-    chooses among words that are nearly as likely, so generations themselves differ.
+    A generation gives, for each of its last words, 1 plus the distance of its logit from the largest, over the largest:
+    rounding chooses among words that are nearly as likely, so generations themselves differ.
     """
     if not work.new:
         return found
