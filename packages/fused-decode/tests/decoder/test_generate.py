@@ -231,6 +231,14 @@ def test_steps_of_ones_own_are_those_of_generate():
         found.append(decoder.tokens.clone())
         assert decoder.logits.argmax(-1).equal(decoder.tokens)
     assert torch.stack(found, 1).equal(expected)
+    for _ in range(64 - 7 - 5):
+        decoder.step()
+    for others in ((), (decoder.generate,)):  # a generation ends what was started
+        for other in others:
+            decoder.start(ids, mask)
+            other(ids, mask, max_new_tokens=2)
+        with pytest.raises(RuntimeError, match="call start first"):
+            decoder.step()
     with pytest.raises(ValueError, match="max_length=64"):
         decoder.start(torch.ones(1, 64, dtype=torch.int64))
     decoder.revert()

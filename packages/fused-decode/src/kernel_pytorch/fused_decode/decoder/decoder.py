@@ -58,7 +58,7 @@ class Decoder:
         self.model, self.batch_size, self.max_length = model, batch_size, max_length
         self.level = level_on(device) if level is None else level
         operators, extra = _operators(self.level, device)
-        self._lock = threading.RLock()
+        self._lock, self._room = threading.RLock(), 0
         with torch.inference_mode(False), torch.no_grad():  # training may use the weights afterwards
             plan = recognise(model)
             angles = tables(model, {layer.attention.rotary for layer in plan.layers} - {None}, max_length)
@@ -175,6 +175,7 @@ class Decoder:
     ) -> Tensor:  # fmt: skip
         """Generate from arguments that were checked; `choice` has what a draw needs, or is None."""
         with self._lock:
+            self._room = 0
             step, runner, how, rows = self._step, self._runner, _how(choice), len(pads)
             runner.prepare(how)
             step.ends.fill_(-2)
@@ -215,12 +216,21 @@ class Decoder:
             self._runner.prepare("greedy")
             self._step.ends.fill_(-2)
             self._step.choose(self._prompt(input_ids, pads), "greedy")
+            self._room = self.max_length - input_ids.shape[1]
 
     def step(self) -> None:
-        """Compute the next token of each row after `start`; see `tokens` and `logits`."""
+        """Compute the next token of each row after `start`; see `tokens` and `logits`.
+
+        Raises:
+            RuntimeError: nothing was started, all `max_length` slots are full, or the Decoder was reverted.
+        """
         if self._weights is None:
             raise RuntimeError("the Decoder was reverted; make a new one")
         with self._lock:
+            if self._room < 1:
+                raise RuntimeError(f"step: call start first; its prompt and the steps after it have room for "
+                                   f"max_length={self.max_length} tokens")  # fmt: skip
+            self._room -= 1
             self._runner.run("greedy")
 
     def _prompt(self, input_ids: Tensor, pads: list[int]) -> Tensor:
