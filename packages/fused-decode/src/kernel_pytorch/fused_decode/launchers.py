@@ -37,7 +37,7 @@ def _project(x: Tensor, weight: Tensor, outputs: int, **options: Any) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     y = x.new_empty((*x.shape[:-1], outputs))
     if rows.shape[0] > 0:
-        given = {name: _contiguous(v) if isinstance(v, Tensor) else v for name, v in options.items()}
+        given: dict[str, Any] = {name: _contiguous(v) if isinstance(v, Tensor) else v for name, v in options.items()}
         project(rows.contiguous(), weight.contiguous(), y.view(-1, outputs), **given)
     return y
 
@@ -105,8 +105,9 @@ def rotary_cache_attention(*given: Any) -> Callable[..., Tensor]:
         scale, window, softcap, q_norm, k_norm, norm_offset, eps, sinks, block_table = given[7:]
         o = qkv.new_empty((qkv.shape[0], num_heads * k_cache.shape[3]))
         if o.shape[0] > 0:
+            lengths, cos, sin = (t.contiguous() for t in others)
             attend(
-                qkv.contiguous(), k_cache, v_cache, *(t.contiguous() for t in others), o, num_heads=num_heads,
+                qkv.contiguous(), k_cache, v_cache, lengths, cos, sin, o, num_heads=num_heads,
                 scale=scale, window=window, softcap=softcap, q_norm=_contiguous(q_norm), k_norm=_contiguous(k_norm),
                 norm_offset=norm_offset, eps=eps, sinks=_contiguous(sinks), block_table=_contiguous(block_table),
             )  # fmt: skip

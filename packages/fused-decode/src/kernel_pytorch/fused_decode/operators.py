@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -42,10 +42,14 @@ def attention_flops(a: Any) -> int:
     return int(4 * a.qkv[0] * a.num_heads * slots * a.k_cache[3])
 
 
+def _choose(names: Container[str], there: Any, elsewhere: Any) -> Callable[[str], Any]:
+    return lambda name: there if name in names else elsewhere
+
+
 def sharding_rows(placements: Any, a: Any) -> Shardings:
     """Rows are independent."""
     for rows, _ in row_placements(placements, a.x.ndim):
-        yield [rows], _placed(a, lambda name, rows=rows: rows if name in OF_ROWS else placements.Replicate())
+        yield [rows], _placed(a, _choose(OF_ROWS, rows, placements.Replicate()))
 
 
 def sharding_outputs(placements: Any, a: Any) -> Shardings:

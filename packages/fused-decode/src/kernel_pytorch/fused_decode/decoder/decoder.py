@@ -61,7 +61,7 @@ class Decoder:
         self._lock, self._room = threading.RLock(), 0
         with torch.inference_mode(False), torch.no_grad():  # training may use the weights afterwards
             plan = recognise(model)
-            angles = tables(model, {layer.attention.rotary for layer in plan.layers} - {None}, max_length)
+            angles = tables(model, plan.rotaries, max_length)
             self._weights: Weights | None = Weights(model, plan)
             try:
                 caches = Caches(self._weights.plan, angles, batch_size, max_length)
@@ -253,7 +253,8 @@ class Decoder:
 
     def _columns(self, how: str, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:
         """The new tokens, step by step, until every row has ended."""
-        columns, live = [], set(range(rows))
+        columns: list[list[int]] = []
+        live = set(range(rows))
         for tokens in self._runner.tokens(how, new, rows):
             for row in live:
                 if tokens[row] < 0:

@@ -67,6 +67,7 @@ def _layer(model: Any, index: int, layer: torch.nn.Module, reading: Reading) -> 
     try:
         names = [name for name, child in layer.named_children() if child._parameters and "norm" in name]
         first, second = ("input_layernorm", "post_attention_layernorm")
+        roles: tuple[str | None, ...]
         if {"pre_feedforward_layernorm", "post_feedforward_layernorm"} <= {*names}:  # Gemma 2 and 3
             roles = (first, second, "pre_feedforward_layernorm", "post_feedforward_layernorm")
         elif "post_feedforward_layernorm" in names:  # OLMo 2
@@ -193,13 +194,14 @@ def tables(model: Any, names: set[str], length: int) -> dict[str, tuple[Tensor, 
     rotary, found = _part(model.model, "rotary_emb", "its rotary embedding"), {}
     device = model.model.embed_tokens.weight.device
     for name in names:
-        kinds, parameters = getattr(rotary, "rope_type", "default"), _config(model, "rope_parameters") or {}
-        typed = isinstance(kinds, dict)
-        kind, parameters = (kinds[name], parameters[name]) if typed else (kinds, parameters)
+        kind, parameters = getattr(rotary, "rope_type", "default"), _config(model, "rope_parameters") or {}
+        typed = isinstance(kind, dict)
+        if isinstance(kind, dict):
+            kind, parameters = kind[name], parameters[name]
         original = parameters.get("original_max_position_embeddings")
         if "dynamic" in kind:
             raise Refused(f"its rotary embedding is {kind!r}, whose angles depend on the length of the text")
-        if kind == "longrope" and length > original:
+        if kind == "longrope" and (original is None or length > original):
             raise Refused(f"its rotary embedding is 'longrope', whose angles change behind position {original}; "
                           f"max_length is {length} and must be at most {original}")  # fmt: skip
         x = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)

@@ -157,7 +157,7 @@ def _logits(model: Any, plan: Plan, tokens: Tensor) -> Tensor:
     from .step import Step
 
     plan = plan.joined(lambda parts: torch.cat([part.detach() for part in parts]))
-    names = {layer.attention.rotary for layer in plan.layers} - {None}
+    names = plan.rotaries
     step = Step(plan, Caches(plan, tables(model, names, LENGTH), 1, LENGTH), plain)
     rows = []
     for position, token in enumerate(tokens):

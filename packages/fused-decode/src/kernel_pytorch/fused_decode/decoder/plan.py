@@ -106,9 +106,14 @@ class Plan:
             layers.append(replace(layer, attention=attention, gate_up=one(layer.gate_up)))
         return replace(self, layers=tuple(layers))
 
+    @property
+    def rotaries(self) -> set[str]:
+        """Names of the rotary embeddings of its layers."""
+        return {layer.attention.rotary for layer in self.layers if layer.attention.rotary is not None}
+
     def parameters(self) -> Iterable[Tensor]:
         """All Parameters of a plan that is not joined."""
-        norms = [self.norm]
+        norms: list[Norm | None] = [self.norm]
         yield self.table
         yield from _tensors(self.head)
         for layer in self.layers:

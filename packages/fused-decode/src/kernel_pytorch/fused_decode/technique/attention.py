@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ MODELS = {"Llama 3.2 1B": (32, 8, 64), "Llama 3 8B": (32, 8, 128)}
 BENCH_CASES = grid(
     *[
         point(f"{model}, {rows} x {room}", shape=(rows, heads, depth), kv_heads=kv_heads, room=room,
-              **({} if (depth, rows) == (64, 1) else {"devices": CUDA}))
+              **cast(Any, {} if (depth, rows) == (64, 1) else {"devices": CUDA}))
         for model, (heads, kv_heads, depth) in MODELS.items() for rows in (1, 8) for room in (1024, 8192)
     ],
     point("Llama 3 8B, 8 x 8192, pages of 16", shape=(8, 32, 128), kv_heads=8, room=8192, page=16, devices=CUDA),

@@ -117,7 +117,7 @@ def _bench(outputs: str) -> Any:
         }[outputs]
         for layer, inner, columns in layers:
             for rows in (1, 8):
-                where = {} if (hidden, rows) == (2048, 1) else {"devices": CUDA}
+                where: Any = {} if (hidden, rows) == (2048, 1) else {"devices": CUDA}
                 found.append(point(f"{model}, {layer}, {rows} rows", shape=(rows, inner), outputs=columns, **where))
     return grid(*found, dtypes=BENCH)
 
