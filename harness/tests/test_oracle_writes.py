@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness.adversaries import packed_view
+from kernel_pytorch.harness.implementation import Level, PublicLevel
 from kernel_pytorch.harness.oracle import judge, run
 
 
@@ -90,3 +91,25 @@ def test_inputs_that_overlap_themselves_can_be_copied():
     outcome = run(lambda x: x * 2, ["x"], [broadcast], [torch.ones(4, 3)])
     assert outcome.written == ()
     assert outcome.outputs[0].eq(2.0).all()
+
+
+def append(x, cache, *, level=None):
+    """A public function that writes its result into the first row of a cache too."""
+    cache[0] = 2 * x
+    return 2 * x
+
+
+def test_what_a_public_function_is_to_write_is_a_result():
+    level = PublicLevel("native", Level.NATIVE, f"{__name__}:append", written=("cache",))
+    x, cache = torch.ones(3), torch.zeros(2, 3)
+    outcome = run(level.load(), ["x", "cache"], [x, cache])
+    assert outcome.written == ()
+    assert [o.tolist() for o in outcome.outputs] == [[2.0] * 3, [[2.0] * 3, [0.0] * 3]]
+    outputs = level.bound_to([x, cache])()
+    assert outputs[1] is cache  # what is timed writes where users let it write
+    assert cache[0].eq(2.0).all()
+
+
+def test_what_else_a_public_function_writes_is_found():
+    level = PublicLevel("native", Level.NATIVE, f"{__name__}:append")
+    assert run(level.load(), ["x", "cache"], [torch.ones(3), torch.zeros(2, 3)]).written == ("cache",)

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from kernel_pytorch.harness.tensors import as_tuple
+
 
 class Level(enum.Enum):
     """How an implementation is written. The order is the ladder, from the definition to CUDA C++."""
@@ -91,7 +93,13 @@ class Implementation:
 
 @dataclass(frozen=True)
 class PublicLevel(Implementation):
-    """A level of a public function, called as users call it: `function(..., level=name)`."""
+    """A level of a public function, called as users call it: `function(..., level=name)`.
+
+    Attributes:
+        written: names of the arguments that a call writes into: what it leaves in copies of them are further results.
+    """
+
+    written: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
         """Import the public function, wrapped to take the operation's arguments by position."""
@@ -101,18 +109,34 @@ class PublicLevel(Implementation):
         def call(*values: Any) -> Any:
             return function(*values[:count], **dict(zip(names, values[count:], strict=True)), level=level)
 
-        return call
+        return self._on_copies(call)
 
     def bound_to(self, arguments: Sequence[Any]) -> Callable[[], Any]:
-        """Bind the public function to these arguments by `functools.partial` alone."""
+        """Bind the public function to these arguments by `functools.partial` alone; it writes into them themselves."""
         function, count, names = self._parts()
         named = dict(zip(names, arguments[count:], strict=True))
-        return partial(function, *arguments[:count], **named, level=self.level.value)
+        call = partial(function, *arguments[:count], **named, level=self.level.value)
+        written = [a for a, is_written in zip(arguments, self._is_written(), strict=True) if is_written]
+        return partial(_and_written, call, written) if written else call
 
     def definition(self) -> Callable[..., Any]:
         """Return the level itself: errors of the public function must not become part of the truth."""
         function, names = imported(self.level_target()), list(self.signature().parameters)
-        return lambda *values: function(**dict(zip(names, values, strict=True)))
+        return self._on_copies(lambda *values: function(**dict(zip(names, values, strict=True))))
+
+    def _is_written(self) -> list[bool]:
+        # Not places: where sizes are dynamic, Dynamo finds no integer in a list of them.
+        return [name in self.written for name in self.signature().parameters]
+
+    def _on_copies(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that leaves its arguments alone, and returns what the given one has written too."""
+        is_written = self._is_written()
+
+        def call(*values: Any) -> Any:
+            own = [value.clone() if w else value for value, w in zip(values, is_written, strict=True)]
+            return _and_written(partial(function, *own), [a for a, w in zip(own, is_written, strict=True) if w])
+
+        return call if self.written else function
 
     def level_target(self) -> str:
         """Import string of the level itself, by convention `<package of the function>.levels.<level>:<function>`.
@@ -131,6 +155,10 @@ class PublicLevel(Implementation):
         """Return the public function, how many arguments it takes by position, and the names of the others."""
         names = [name for name, p in self.signature().parameters.items() if p.kind is p.KEYWORD_ONLY]
         return imported(self.target), len(self.signature().parameters) - len(names), names
+
+
+def _and_written(call: Callable[[], Any], written: Sequence[Any]) -> tuple[Any, ...]:
+    return *as_tuple(call()), *written
 
 
 def imported(target: str) -> Any:

@@ -25,7 +25,8 @@ def judge_known(operation: Operation, device: torch.device) -> tuple[ErrorCheck,
     for number, (args, kwargs, result) in enumerate(operation.known, 1):
         try:
             computed = operation.reference.definition()(*map(tensor, operation.bound((args, dict(kwargs)), "known")))
-            for ours, known in zip(as_tuple(computed), as_tuple(tensor(result)), strict=True):
+            results = result if isinstance(result, tuple) else (result,)
+            for ours, known in zip(as_tuple(computed), map(tensor, results), strict=True):
                 torch.testing.assert_close(ours, known, rtol=1e-12, atol=0.0)
         except Exception as error:  # a definition may raise anything
             found.append(failed(f"known result {number}", " ".join(str(error).split())))

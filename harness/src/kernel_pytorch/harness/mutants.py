@@ -71,7 +71,7 @@ def failures_of(
         declared,
         **_levels(declared, level, function, budget_factor, adversarial),
         test_grid=dataclasses.replace(declared.test_grid, points=kept),
-        roles=declared.roles if adversarial else {},
+        roles=declared.roles if adversarial else {"written": declared.roles.get("written", ())},
     )
     stand = contextlib.nullcontext()
     if declared.function:

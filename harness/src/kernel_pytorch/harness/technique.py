@@ -42,7 +42,7 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a call, by position and by name."""
 
 
-ROLES = ("data", "shift invariant", "rows", "constant")
+ROLES = ("data", "shift invariant", "rows", "constant", "written")
 """What `Operation.roles` may say of arguments."""
 
 
@@ -67,6 +67,7 @@ class Operation:
             or so, as parameters have not. "shift invariant": data of which only the differences in a row matter, as in
             a softmax; a common offset may cost no digits. "rows": not data, but with a row for each row of the data, as
             targets of tokens. "constant": floating-point arguments without a gradient at any level, as positions.
+            "written": tensors that a call of the public function writes into, as caches; they are results too.
         averaged: `arguments by name -> arguments by name` that give, element by element, what the given ones give the
             mean of; or None where they give no mean. A mean may err as far as what it is the mean of, because the
             reference's own error of a single number is noise.
@@ -76,7 +77,7 @@ class Operation:
             outlying channels of a trained network (`adversaries.imitated_activations`); None if the operation has no
             such input.
         known: results that do not come from the definition, and that it must give, as `(args, kwargs, result)`; a list
-            is a tensor of float64.
+            is a tensor of float64, a tuple several results.
         in_parts: the definition computed part by part, called with the arguments by name, for cases whose float64 graph
             does not fit on the GPU; None if there is no such function.
     """
@@ -184,7 +185,8 @@ class Operation:
 
     def _level(self, name: str) -> PublicLevel:
         level, (factor, reason) = Level(name), self.budgets.get(name, (BUDGET_FACTOR, ""))
-        return PublicLevel(name, level, self.function, factor, reason, unsupported_rows(level, self.exemptions))
+        rows, written = unsupported_rows(level, self.exemptions), self.roles.get("written", ())
+        return PublicLevel(name, level, self.function, factor, reason, rows, written)
 
     @property
     def reference(self) -> Implementation:
@@ -258,6 +260,8 @@ class Technique:
             `describe(level, device) -> str`.
         replacements: name of the module that puts the functions into models: `patch(model)` in place, with what was
             replaced and why the rest was not, and `unpatch(model)`, the way back. None: there is no such module.
+        decoder: import string of a class that decodes with causal models: it is called with a model, `batch_size` and
+            `max_length`, and has `start(input_ids)`, `step()`, `tokens` and `logits`. None: there is no such class.
         contracts: by kernel name, the limits of its compiled code; the others have the default contract.
             For instantiations of a CUDA kernel, "name<pattern>" goes before "name": "scale_kernel<*, 1>".
         slow_defaults: cases of benchmarks in which the default may be slower than another level, with the reasons, by
@@ -270,6 +274,7 @@ class Technique:
     operations: Sequence[Operation]
     levels: str
     replacements: str | None = None
+    decoder: str | None = None
     contracts: Mapping[str, KernelContract] = field(default_factory=dict)
     slow_defaults: Mapping[str, str] = field(default_factory=dict)
 

@@ -231,7 +231,7 @@ def _measure_all(
     device: torch.device, json: Path | None, *, rounds: int,
 ) -> bool:  # fmt: skip
     """Measure, print and keep each work of a model; whether stock or a variant of ours failed."""
-    failed, mine = False, [STOCK, *(each for each in VARIANTS if each.ours)]
+    failed, mine = False, [STOCK, *(each for each in VARIANTS if each.ours or each.decoder)]
     for spec, work in pending:
         with Steps(spec.name) as steps:
             rows = measure(spec, work, variants, techniques, device, rounds=rounds, on_step=steps)

@@ -14,6 +14,7 @@ from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model, find_model
 from kernel_pytorch.harness.report import markdown_table
 
 HEADLINE = ("compiled", "best", "liger", "ours", "ours-gpu-bound", "ours-compiled", "ours-best")
+DECODING = ("graphs", "autotune", "plain", "liger", "ours", "decoder")
 EVERY = (*MODELS, *SMALL)
 TITLES = {variant.name: variant.title for variant in (*VARIANTS, LIGER)}
 NOTHING = "-"
@@ -22,19 +23,28 @@ _table = functools.partial(markdown_table, rule="---")
 
 
 def headline(record: Record) -> str:
-    """A table of training steps, a row a model."""
+    """Tables of training steps, a row a model, and of decoding, a row a work of a model."""
     legend = "The median time of stock, and how many times as fast the others were in the same rounds."
-    training = [run for name, run in record.runs.items() if name.partition("/")[2] == WORKS[0].name]
-    models = {model.title: rows for model in EVERY if (rows := _rows(record, model, WORKS[0]))}
-    shown = [name for name in HEADLINE if any(_ratio(rows.get(name)) != NOTHING for rows in models.values())]
-    lines = [f"{_provenance(training)} {legend}", ""]
-    lines += _table(
-        ["training step", "stock, ms", *(TITLES[name] for name in shown)],
-        [
-            [title, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(name)) for name in shown)]
-            for title, rows in models.items()
-        ],
-    )
+    decoding = [work for work in WORKS if work.cached or work.new]
+    lines: list[str] = []
+    for title, works, variants in (("training step", WORKS[:1], HEADLINE), ("decoding", decoding, DECODING)):
+        names = {work.name for work in works}
+        runs = [run for name, run in record.runs.items() if name.partition("/")[2] in names]
+        found = {
+            model.title if len(works) == 1 else f"{model.title}: {work.title}": rows
+            for model in EVERY for work in works if (rows := _rows(record, model, work))
+        }  # fmt: skip
+        shown = [name for name in variants if any(_ratio(rows.get(name)) != NOTHING for rows in found.values())]
+        if not shown and lines:
+            continue
+        lines += [*([""] if lines else []), f"{_provenance(runs)} {legend}", ""]
+        lines += _table(
+            [title, "stock, ms", *(TITLES[name] for name in shown)],
+            [
+                [name, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(variant)) for variant in shown)]
+                for name, rows in found.items()
+            ],
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -27,7 +27,7 @@ from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.memory import peak
 from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Row
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, Variant, captured
-from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepare, step_of
+from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepare, result_of, step_of
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
@@ -139,6 +139,8 @@ def _measure(
         reason, failed = variant.why_not(spec, work, device), False
         if reason is None and variant.ours and not techniques:
             reason = "no technique is installed"
+        if reason is None and variant.decoder == "ours" and not any(each.decoder for each in techniques):
+            reason = "no technique that is installed, or named with --only, has a decoder"
         if reason is None:
             try:
                 ready.append(_ready(variant, spec, work, base, techniques, device))
@@ -180,8 +182,10 @@ def _ready(
     torch.manual_seed(0)
     began = time.perf_counter()
     gradients = gradients_of(work, spec, model, call, device) if work.training else None
-    step = step_of(work, spec, model, call, device)
-    result = step().float().cpu()
+    step = step_of(
+        work, spec, model, call, device, mode=variant.compiled, decodes=variant.decoder is not None
+    )  # fmt: skip
+    result = result_of(work, model, step()).float().cpu()
     wait_for(device)
     seconds = time.perf_counter() - began
     if variant.graph:

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.clock.cuda import graph_of
+from kernel_pytorch.harness.implementation import imported
+from kernel_pytorch.harness.models.plain import PlainDecoder
 from kernel_pytorch.harness.models.works import Step, Work
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.technique import Technique
 
+DECODED = ("llama", "qwen3", "gemma2")
 CAUSAL = "kernel_pytorch_causal"
 """Name under which attention that keeps its causal flag is registered with transformers."""
 
@@ -32,6 +35,8 @@ class Variant:
         gpu_bound: whether parts are replaced too that only pay where the GPU is the limit.
         liger: whether Liger-Kernel is.
         graph: whether the step is captured as a CUDA graph.
+        decoder: what decodes instead of the model: "plain", see `PlainDecoder`, or "ours", of the technique that has
+            one.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Variant:
     gpu_bound: bool = False
     liger: bool = False
     graph: bool = False
+    decoder: str | None = None
 
     def why_not(self, spec: Model, work: Work, device: torch.device) -> str | None:
         """Why a model cannot be run so for this work, or None if it can."""
@@ -55,6 +61,16 @@ class Variant:
             return "attention needs more than a causal flag"
         if self.gpu_bound and spec.family not in ("gpt2", "bert", "vit"):
             return "nothing more is replaced: its norms are not those of PyTorch"
+        if self.decoder is not None and not work.cached:
+            return "a decoder of its own, for works that decode"
+        if self.decoder is not None and spec.family not in (("llama",) if self.decoder == "plain" else DECODED):
+            return "the decoder does not cover this model"
+        if self.compiled == "max-autotune" and not (work.cached or work.new):
+            return "takes minutes, and is for works that decode"
+        if work.new and (self.graph or self.causal or (self.ours and self.compiled)):
+            return "generation is compiled by transformers, or captured by our patch"
+        if work.new and self.compiled and device.type != "cuda":
+            return "transformers compiles generation on a GPU alone"
         if (self.graph or self.compiled == "reduce-overhead") and (work.training or device.type != "cuda"):
             return "CUDA graphs of inference alone"
         if self.graph and work.name == "prefill":
@@ -64,6 +80,10 @@ class Variant:
     def prepare(self, spec: Model, work: Work, model: Any, techniques: Sequence[Technique]) -> tuple[Any, list[str]]:
         """The callable that replaces the model, and the parts of the model that were patched."""
         replaced: list[str] = []
+        if self.decoder == "plain":
+            return PlainDecoder, replaced
+        if self.decoder is not None:
+            return next(imported(technique.decoder) for technique in techniques if technique.decoder), replaced
         if self.causal:
             register_causal()
             model.config._attn_implementation = CAUSAL
@@ -75,7 +95,7 @@ class Variant:
             for technique in techniques:
                 report = technique.patch(model, gpu_bound=self.gpu_bound)
                 replaced += [f"{path}: {by}" for path, by in report.replaced.items()]
-        if self.compiled is None:
+        if self.compiled is None or work.new:
             return model, replaced
         mode = None if self.compiled == "default" else self.compiled
         return torch.compile(model, mode=mode), replaced
@@ -87,12 +107,15 @@ VARIANTS = (
     Variant("compiled", "torch.compile", compiled="default"),
     Variant("best", "torch.compile, causal flag kept", compiled="default", causal=True),
     Variant("graphs", "torch.compile, reduce-overhead", compiled="reduce-overhead"),
+    Variant("autotune", "torch.compile, max-autotune", compiled="max-autotune"),
+    Variant("plain", "plain decoder, torch.compile", decoder="plain"),
     Variant("ours", "ours", ours=True),
     Variant("ours-gpu-bound", "ours, gpu_bound", ours=True, gpu_bound=True),
     Variant("ours-compiled", "ours, torch.compile", compiled="default", ours=True),
     Variant("ours-best", "ours, torch.compile, causal flag kept", compiled="default", causal=True, ours=True),
     Variant("ours-graph", "ours, CUDA graph", ours=True, graph=True),
     Variant("ours-graphs", "ours, torch.compile, reduce-overhead", compiled="reduce-overhead", ours=True),
+    Variant("decoder", "our decoder", decoder="ours"),
 )
 LIGER = Variant("liger", "Liger-Kernel", liger=True)
 """Runs in another process with stock beside it, since it changes the classes of transformers."""

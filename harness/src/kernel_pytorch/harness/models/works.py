@@ -1,4 +1,4 @@
-"""The work that models do: a training step, the pass over a prompt, one more word after a prompt."""
+"""The work that models do: a training step, the pass over a prompt, one more word after a prompt, whole generations."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Work:
         checkpointing: whether activations are computed again in the backward.
         cached: whether words come one at a time, after a prompt in a cache.
         batch: sequences; None for those of the model's training step.
+        prompt: words before those that are decoded; None for those of the model.
+        new: words that `generate` adds to the prompt; 0: the work is another.
     """
 
     name: str
@@ -41,10 +43,12 @@ class Work:
     checkpointing: bool = False
     cached: bool = False
     batch: int | None = None
+    prompt: int | None = None
+    new: int = 0
 
     def applies(self, model: Model) -> bool:
         """Whether a model can do it: only causal models are decoded."""
-        return model.kind == "causal" or not (self.cached or self.name == "token")
+        return model.kind == "causal" or not (self.cached or self.new or self.name == "token")
 
     def shape(self, model: Model) -> Shape:
         """The shape of the inputs."""
@@ -59,6 +63,8 @@ WORKS = (
     Work("token", "one token, no cache", batch=1),
     Work("decode-1", "decode of 1 sequence, static cache", cached=True, batch=1),
     Work("decode-8", "decode of 8 sequences, static cache", cached=True, batch=8),
+    Work("decode-1-8k", "decode of 1 sequence after 8,192 words, static cache", cached=True, batch=1, prompt=8192),
+    Work("generate", "generation of 256 words after 128", batch=1, prompt=128, new=256),
 )
 
 
@@ -97,7 +103,10 @@ def _context(work: Work, device: torch.device) -> contextlib.AbstractContextMana
     return torch.autocast(device.type, torch.bfloat16) if work.autocast else contextlib.nullcontext()
 
 
-def step_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device) -> Step:
+def step_of(
+    work: Work, spec: Model, model: Any, call: Any, device: torch.device, *, mode: str | None = None,
+    decodes: bool = False,
+) -> Step:  # fmt: skip
     """The work as a function without arguments.
 
     Args:
@@ -106,13 +115,17 @@ def step_of(work: Work, spec: Model, model: Any, call: Any, device: torch.device
         model: after `prepare`, whose parameters are trained.
         call: what is called: the model, or what was made of it.
         device: where it is.
+        mode: of torch.compile, which transformers applies itself in a whole generation.
+        decodes: whether `call` makes a decoder of a model, see `PlainDecoder`.
     """
+    if work.new:
+        return _generation(work, spec, model, device, mode)
+    if work.cached:
+        return (_own_decoding if decodes else _decoding)(work, spec, model, call, device)
     inputs = spec.inputs(work.shape(spec), device)
     if work.training:
         return _training(work, model, call, inputs, device)
     inputs.pop("labels")
-    if work.cached:
-        return _decoding(spec, model, call, work.batch or 1, device)
 
     def step() -> torch.Tensor:
         with torch.no_grad():
@@ -137,17 +150,22 @@ def _training(work: Work, model: Any, call: Any, inputs: dict[str, torch.Tensor]
     return step
 
 
-def _decoding(spec: Model, model: Any, call: Any, batch: int, device: torch.device) -> Step:
-    """The next word after a prompt; the cache has room for `ROOM` of them, or half of what a table of positions has."""
-    from transformers import StaticCache
-
+def _prompt(work: Work, spec: Model, model: Any, device: torch.device) -> tuple[torch.Tensor, int]:
+    """Words `(batch, prompt)`, and how many there may be: `ROOM` more, or half of what a table of positions has."""
     positions = getattr(model.config, "n_positions", None)  # GPT-2 learns an embedding of each
-    prompt, room = spec.prompt, ROOM
+    prompt, room = spec.prompt if spec.is_tiny or work.prompt is None else work.prompt, ROOM
     if positions is not None and prompt + room > positions:
         prompt, room = min(prompt, positions // 2), positions // 2
-    words = spec.inputs(Shape(batch, prompt), device)["input_ids"]
+    return spec.inputs(Shape(work.batch or 1, prompt), device)["input_ids"], prompt + room
+
+
+def _decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.device) -> Step:
+    """The next word after a prompt in a static cache: the last of the prompt, over and over."""
+    from transformers import StaticCache
+
+    words, most = _prompt(work, spec, model, device)
     names = inspect.signature(type(model).forward).parameters  # the name changed in transformers 5.24
-    cache = StaticCache(config=model.config, max_cache_len=prompt + room)
+    cache = StaticCache(config=model.config, max_cache_len=most)
     cached = {"cache" if "cache" in names else "past_key_values": cache}
     with torch.no_grad():
         model(input_ids=words, **cached, use_cache=True)
@@ -159,3 +177,50 @@ def _decoding(spec: Model, model: Any, call: Any, batch: int, device: torch.devi
         return logits
 
     return step
+
+
+def _own_decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.device) -> Step:
+    """The same with a decoder, which chooses the next word too; it begins with the last word of the prompt."""
+    words, most = _prompt(work, spec, model, device)
+    decoder = call(model, batch_size=len(words), max_length=most)
+    decoder.start(words)
+    decoder.tokens.copy_(words[:, -1])
+
+    def step() -> torch.Tensor:
+        decoder.step()
+        logits: torch.Tensor = decoder.logits
+        return logits[:, None]
+
+    return step
+
+
+def _generation(work: Work, spec: Model, model: Any, device: torch.device, mode: str | None) -> Step:
+    """All words that `model.generate` makes of a prompt; no word ends them."""
+    from transformers import CompileConfig
+
+    words, _ = _prompt(work, spec, model, device)
+    model.generation_config.eos_token_id = None
+    options: dict[str, Any] = {"max_new_tokens": 4 if spec.is_tiny else work.new, "do_sample": False}
+    if mode is not None:
+        options |= {"cache_implementation": "static", "compile_config": CompileConfig(mode=mode)}
+    mask = torch.ones_like(words)
+
+    def step() -> torch.Tensor:
+        found: torch.Tensor = model.generate(words, attention_mask=mask, **options)
+        return found
+
+    return step
+
+
+def result_of(work: Work, model: Any, found: torch.Tensor) -> torch.Tensor:
+    """What shows that the work was done right.
+
+    A generation gives, for each of its last words, 1 plus the distance of its logit from the largest, over the largest:
+    rounding chooses among words that are nearly as likely, so generations themselves differ.
+    """
+    if not work.new:
+        return found
+    with torch.no_grad():
+        logits = model(input_ids=found).logits[:, :-1].float()
+    best = logits.amax(-1)
+    return 1.0 + (best - logits.gather(-1, found[:, 1:, None])[..., 0])[:, -4:] / best.abs().max()

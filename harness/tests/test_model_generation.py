@@ -1,0 +1,99 @@
+"""Works that decode and generate: decoders of their own, and generations that differ by rounding alone."""
+
+import pytest
+import torch
+
+from kernel_pytorch.harness.models import run
+from kernel_pytorch.harness.models.page import headline
+from kernel_pytorch.harness.models.plain import PlainDecoder
+from kernel_pytorch.harness.models.record import Record, Run
+from kernel_pytorch.harness.models.variants import VARIANTS
+from kernel_pytorch.harness.models.works import find_work
+from kernel_pytorch.harness.models.zoo import find_model
+from kernel_pytorch.harness.technique import Technique
+
+pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+NAMED = {variant.name: variant for variant in VARIANTS}
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+
+
+def measured(variant, work, techniques=(), model="llama"):
+    variants = (NAMED["stock"], NAMED[variant])
+    return run.measure(find_model(model).as_tiny(), find_work(work), variants, techniques, CPU, rounds=8)
+
+
+@pytest.mark.parametrize("work", ["decode-1", "decode-8"])
+def test_the_plain_decoder_gives_what_stock_gives(work):
+    _, plain = measured("plain", work)
+    assert plain.cost.difference < 1e-5
+
+
+class Forgetful(PlainDecoder):
+    """Writes each word over the one before it."""
+
+    def step(self):
+        super().step()
+        self.position.sub_(1)
+
+    def start(self, input_ids):
+        super().start(input_ids)
+        self.position.sub_(1)
+
+
+def test_a_wrong_decoder_is_seen():
+    planted = Technique("planted", "", "", [], "", decoder=f"{__name__}:Forgetful")
+    _, wrong = measured("decoder", "decode-1", [planted])
+    assert wrong.cost.difference > 1e-3
+    right = Technique("right", "", "", [], "", decoder="kernel_pytorch.harness.models.plain:PlainDecoder")
+    assert measured("decoder", "decode-1", [right])[1].cost.difference < 1e-5
+
+
+class Mumbling(Technique):
+    """A technique whose patch generates other words."""
+
+    def patch(self, model, *, gpu_bound=False):
+        generate = type(model).generate
+
+        def mumble(words, **options):
+            made = generate(model, words, **options)
+            return (made + torch.arange(made.shape[1])) % model.config.vocab_size
+
+        model.generate = mumble
+        return type("Patched", (), {"replaced": {"generate": "planted"}})()
+
+
+def test_a_wrong_generation_is_seen():
+    _, wrong = measured("ours", "generate", [Mumbling("planted", "", "", [], "", replacements="planted")])
+    assert wrong.cost.difference > 0.05
+    assert run.failures([wrong], [NAMED["ours"]])
+    assert measured("stock", "generate")[1].cost.difference == 0.0
+
+
+@pytest.mark.parametrize(
+    ("variant", "work", "model", "reason"),
+    [
+        ("decoder", "decode-1", "llama", "no technique that is installed, or named with --only, has a decoder"),
+        ("decoder", "training", "llama", "for works that decode"),
+        ("plain", "decode-1", "gemma2", "does not cover this model"),
+        ("autotune", "prefill", "llama", "takes minutes"),
+        ("graphs", "generate", "llama", "on a GPU alone"),
+        ("ours-best", "generate", "llama", "captured by our patch"),
+    ],
+)
+def test_what_does_not_run_says_why(variant, work, model, reason):
+    _, row = measured(variant, work, model=model)
+    assert reason in row.reason
+    assert not row.failed
+
+
+def test_decoding_has_a_table_of_its_own():
+    rows = measured("plain", "decode-1")
+    record = Record(runs={"llama/decode-1": Run(**dict(run.origin([], CPU, tiny=True)), rows=rows)})
+    table = headline(record)
+    assert "| decoding | stock, ms | plain decoder, torch.compile |" in table
+    assert "decode of 1 sequence, static cache |" in table

@@ -1,0 +1,68 @@
+"""Keys and values of all layers, and how those of a prompt get there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .plan import Plan
+
+ROUND = 16
+"""A window's slots are a multiple of this."""
+
+
+class Caches:
+    """Slots for the keys and values of each layer, and the number of tokens of each row.
+
+    A row's token at position p is in slot p, without its padding; in layers with a window in slot p % slots.
+
+    Attributes:
+        layers: keys, values, cosines and sines of each layer; keys and values `(rows, kv_heads, slots, head_dim)`.
+        lengths: int32 `(rows,)`, the position of the next token; below 0 where a row is not in use.
+    """
+
+    def __init__(self, plan: Plan, tables: Mapping[str, tuple[Tensor, Tensor]], rows: int, length: int) -> None:
+        table, self.layers = plan.table, []
+        shared: dict[int, tuple[Tensor, Tensor]] = {}
+        for layer in plan.layers:
+            attention = layer.attention
+            window = attention.window or length
+            slots = min(-(-window // ROUND) * ROUND, length)
+            shape = (rows, attention.kv_heads, slots, attention.head_dim)
+            k, v = (torch.zeros(shape, dtype=table.dtype, device=table.device) for _ in range(2))
+            if attention.rotary is not None:
+                cos, sin = tables[attention.rotary]
+            else:
+                cos, sin = shared.setdefault(attention.head_dim, _no_rotation(length, attention.head_dim, table.device))
+            self.layers.append((k, v, cos, sin))
+        self.lengths = torch.full((rows,), -1, dtype=torch.int32, device=table.device)
+
+    def fill(self, prompt: Any, width: int, pads: Sequence[int]) -> None:
+        """Copy what the model's own forward cached of a padded prompt.
+
+        Args:
+            prompt: a cache of transformers whose layers have the last columns of the prompt.
+            width: columns of the prompt, padding included.
+            pads: how many columns at the left of each row are padding.
+        """
+        found: dict[tuple[int, int], Tensor] = {}
+        for (k, v, _, _), layer in zip(self.layers, prompt.layers, strict=True):
+            kept, slots = layer.keys.shape[-2], k.shape[-2]
+            if (kept, slots) not in found:
+                places = [
+                    (row, column, (width - kept + column - pad) % slots)
+                    for row, pad in enumerate(pads)
+                    for column in range(max(pad - width + kept, kept - slots, 0), kept)
+                ]
+                found[kept, slots] = torch.tensor(places, device=k.device).reshape(-1, 3)
+            rows, columns, at = found[kept, slots].unbind(1)
+            for cache, new in ((k, layer.keys), (v, layer.values)):
+                cache.transpose(1, 2)[rows, at] = new.transpose(1, 2)[rows, columns].to(cache.dtype)
+
+
+def _no_rotation(length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    one = torch.ones(length, head_dim // 2, dtype=torch.float32, device=device)
+    return one, torch.zeros_like(one)

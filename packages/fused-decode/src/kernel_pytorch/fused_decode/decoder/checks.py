@@ -1,0 +1,103 @@
+"""What must hold of a model and of a prompt; each error says what was given and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.fused_decode._core.patching import is_autocast_enabled
+from kernel_pytorch.fused_decode._core.stock import why_not_replaceable
+
+from .families import Refused
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_model(model: Any) -> None:
+    """Raise Refused unless the decoder can read the weights of this model, and its modules do nothing beside."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: given {type(model).__name__}; it must be a causal model of transformers")
+    reason = why_not(model)
+    if reason is not None:
+        raise Refused(f"{type(model).__name__}: {reason}")
+
+
+def why_not(model: Any) -> str | None:
+    """Why a decoder cannot stand in for the model's own steps, whatever it computes; None if nothing speaks against."""
+    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+        return "it is compiled or scripted; give the model itself"
+    if not hasattr(model, "config") or not hasattr(model, "generate"):
+        return "it is no model of transformers that generates"
+    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
+        return "its weights are quantised, and the decoder reads float16, bfloat16 and float32"
+    parameters = [*model.parameters()]
+    for what, found in (("devices", {p.device for p in parameters}), ("dtypes", {p.dtype for p in parameters})):
+        if len(found) != 1:
+            return f"its parameters have {len(found)} {what}, {', '.join(sorted(map(str, found)))}; it must be one"
+    first = parameters[0]
+    if first.device.type not in ("cpu", "cuda"):
+        return f"its device is {first.device}; allowed are cpu and cuda"
+    if first.dtype not in DTYPES:
+        return f"its dtype is {first.dtype}; allowed are {', '.join(map(str, DTYPES))}"
+    special = next((p for p in parameters if type(p) is not torch.nn.Parameter or type(p.data) is not Tensor), None)
+    if special is not None:
+        return f"a parameter is a {type(special.data).__name__}; it must be a plain tensor, and not sharded"
+    if model.training:
+        return "it is in training mode; call model.eval() first"
+    if is_autocast_enabled(first.device.type):
+        return "autocast is on, which a step does not follow"
+    return why_not_replaceable(model.modules())
+
+
+def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int) -> list[int]:
+    """Raise TypeError or ValueError unless a step can go on from this prompt.
+
+    Returns:
+        For each row, how many columns at its left are padding.
+    """
+    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+        given = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise TypeError(f"input_ids: given {given}; it must be a tensor of torch.int64")
+    if input_ids.dim() != 2 or 0 in input_ids.shape:
+        raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be (rows, columns), and not empty")
+    if input_ids.shape[0] > rows:
+        raise ValueError(f"input_ids: {input_ids.shape[0]} rows; the Decoder was made for batch_size={rows}")
+    low, high = input_ids.min().item(), input_ids.max().item()
+    if low < 0 or high >= vocabulary:
+        raise ValueError(f"input_ids: tokens from {low} to {high}; the model has those from 0 to {vocabulary - 1}")
+    if attention_mask is None:
+        return [0] * len(input_ids)
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != input_ids.shape:
+        given = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        raise ValueError(
+            f"attention_mask: given {given}; it must have the shape of input_ids, {tuple(input_ids.shape)}"
+        )
+    return [_pad(row, mask) for row, mask in enumerate((attention_mask != 0).tolist())]
+
+
+def _pad(row: int, mask: Sequence[bool]) -> int:
+    if not any(mask):
+        raise ValueError(f"attention_mask: row {row} is all padding; it must have one token at least")
+    pad = mask.index(True)
+    if not all(mask[pad:]):
+        raise ValueError(
+            f"attention_mask: row {row} has zeros behind its first token; padding must be at the left alone "
+            "(padding_side='left' of the tokenizer)"
+        )
+    return pad
+
+
+def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
+    """Raise TypeError or ValueError unless these are what transformers takes."""
+    for name, value in (("temperature", temperature), ("top_p", top_p)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
+    if not 0.0 < temperature < float("inf"):
+        raise ValueError(f"temperature: given {temperature}; it must be above 0, and do_sample=False is greedy")
+    if not 0.0 <= top_p <= 1.0:
+        raise ValueError(f"top_p: given {top_p}; it must be from 0 to 1")
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
+        raise ValueError(f"top_k: given {top_k!r}; it must be an integer, at least 1, or 0 for all tokens")

@@ -1,0 +1,310 @@
+"""The Decoder."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_pytorch.fused_decode._core.device import compute_capability
+
+from . import plain
+from .cache import Caches
+from .checks import check_model, check_prompt, check_sampling, why_not
+from .families import Refused, tables
+from .miniature import recognise
+from .runner import Runner
+from .sampling import CANDIDATES
+from .step import ENDS, Step
+from .weights import Weights
+
+ROWS = 16
+LEVELS = ("native", "triton")
+
+
+class Decoder:
+    """Generates with a causal model of transformers, each token by one fused step.
+
+    Prompts go through the model's own forward. From then on each token is one step over weights that are read once:
+    queries, keys and values are one product, and so are gate and up of the gated unit. On a GPU the step is a CUDA
+    graph. A model is known by what its modules compute, which a trial on a miniature proves: Llama, Mistral, Qwen 2 and
+    3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what computes the same.
+
+    Weights are joined in place: the model's Parameters become views of the joined tensors, with the same names and
+    values, so its state_dict saves and loads as before, and `revert` separates them again. Weights that
+    are changed in place count; a model whose Parameters were replaced (`to`, `load_state_dict(assign=True)`) needs a
+    new Decoder.
+
+    Args:
+        model: in evaluation, float16, bfloat16 or float32, all on one device.
+        batch_size: how many sequences it can generate at once, from 1 to 16.
+        max_length: tokens of a sequence at most, its prompt among them.
+        level: "triton" for fused kernels, "native" for PyTorch's operators; None is "triton" on a GPU of compute
+            capability 8.0 or newer, else "native".
+
+    Raises:
+        TypeError: the model is none that is computed here, with the reason; it is as before.
+        ValueError: `batch_size`, `max_length` or `level` is none that is allowed, or cannot run here.
+    """
+
+    def __init__(self, model: Any, batch_size: int = 1, max_length: int = 2048, *, level: str | None = None) -> None:
+        _check_sizes(batch_size, max_length)
+        check_model(model)
+        device = next(model.parameters()).device
+        self.model, self.batch_size, self.max_length = model, batch_size, max_length
+        self.level = level_on(device) if level is None else level
+        operators, extra = _operators(self.level, device)
+        self._lock, self._room = threading.RLock(), 0
+        with torch.inference_mode(False), torch.no_grad():  # training may use the weights afterwards
+            plan = recognise(model)
+            angles = tables(model, plan.rotaries, max_length)
+            self._weights: Weights | None = Weights(model, plan)
+            try:
+                caches = Caches(self._weights.plan, angles, batch_size, max_length)
+                self._step = Step(self._weights.plan, caches, operators, extra)
+                self._runner = Runner(self._step)
+            except BaseException:
+                self._weights.revert()
+                raise
+
+    def __repr__(self) -> str:
+        """The model's class, the sizes and the level."""
+        return (
+            f"Decoder({type(self.model).__name__}, batch_size={self.batch_size}, max_length={self.max_length}, "
+            f"level={self.level!r})"
+        )
+
+    def is_outdated(self) -> bool:
+        """Whether the Decoder was reverted, or a Parameter of the model has other memory than when it was made."""
+        return self._weights is None or self._weights.replaced() is not None
+
+    def revert(self) -> None:
+        """Separate the model's Parameters again, bit for bit; the Decoder cannot be used any more."""
+        with self._lock:
+            if self._weights is not None:
+                self._runner.close()
+                self._weights.revert()
+                self._weights = None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        max_new_tokens: int = 20,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int = 50,
+        top_p: float = 1.0,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        seed: int | None = None,
+        streamer: Any = None,
+    ) -> Tensor:
+        """Go on from a prompt, with the tokens that transformers' `generate` gives.
+
+        Args:
+            input_ids: int64 `(rows, columns)`, at most `batch_size` rows, padded at the left.
+            attention_mask: `(rows, columns)`, 0 where a row is padded; None as in transformers: ones, or, where that
+                can be inferred, what is not the padding token.
+            max_new_tokens: tokens that are added at most.
+            do_sample: whether tokens are drawn; else the one with the largest logit is taken, the lowest of several.
+            temperature: above 0; the logits are divided by it.
+            top_k: draw among this many of the largest, and those that equal the last of them; 0 for all.
+            top_p: draw among the fewest tokens whose probabilities sum to this.
+            eos_token_id: one or more tokens that end a row; None for those of the model's generation_config.
+            pad_token_id: what follows the end of a row; None for that of the generation_config, or the first end token.
+            seed: for the draws; None takes one from PyTorch's generator. Row, step and seed determine a draw, whatever
+                the device and the other rows.
+            streamer: gets the prompt, then the tokens of each step, as from transformers.
+
+        Returns:
+            int64 `(rows, columns + new)` on the device of `input_ids`.
+
+        Raises:
+            TypeError: an argument has another type or dtype, or the model changed.
+            ValueError: a prompt is too long, is all padding, or has padding elsewhere than at the left.
+            RuntimeError: the logits of a row are NaN or infinite, or the Decoder was reverted.
+        """
+        config = _generation_config(self.model, eos_token_id, pad_token_id)
+        mask = attention_mask
+        if mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and len(input_ids):
+            self.model._prepare_special_tokens(config, False, device=input_ids.device, batch_size=len(input_ids))
+            mask = self.model._prepare_attention_mask_for_generation(input_ids, config, {})
+        ends = [] if config.eos_token_id is None else config.eos_token_id
+        ends = [ends] if isinstance(ends, int) else list(ends)
+        pad = config.pad_token_id if config.pad_token_id is not None else next(iter(ends), 0)
+        pads = self.check(input_ids, mask, max_new_tokens, ends)
+        if do_sample:
+            check_sampling(temperature, top_k, top_p)
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
+        choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed} if do_sample else None
+        return self.run(input_ids, pads, max_new_tokens, ends, pad, choice, streamer)
+
+    def check(self, input_ids: Any, mask: Any, new: Any, ends: Sequence[int]) -> list[int]:
+        """Raise what `generate` raises before anything runs; how many columns of each row are padding."""
+        if self._weights is None:
+            raise RuntimeError("the Decoder was reverted; make a new one")
+        reason = why_not(self.model)
+        if reason is None and (name := self._weights.replaced()) is not None:
+            reason = f"{name} has other memory than when the Decoder was made; make a new Decoder"
+        if reason is not None:
+            raise Refused(f"{type(self.model).__name__}: {reason}")
+        pads = check_prompt(input_ids, mask, self.batch_size, self._weights.plan.table.shape[0])
+        if isinstance(new, bool) or not isinstance(new, int) or new < 1:
+            raise ValueError(f"max_new_tokens: given {new!r}; it must be an integer, at least 1")
+        width = input_ids.shape[1]
+        if width + new > self.max_length:
+            raise ValueError(f"max_new_tokens: a prompt of {width} and {new} new tokens are {width + new}; the Decoder "
+                             f"was made for max_length={self.max_length}")  # fmt: skip
+        if len(ends) > ENDS:
+            raise ValueError(f"eos_token_id: given {len(ends)}; at most {ENDS} are allowed")
+        return pads
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def run(
+        self, input_ids: Tensor, pads: list[int], new: int, ends: Sequence[int], pad: int,
+        choice: dict[str, Any] | None, streamer: Any = None,
+    ) -> Tensor:  # fmt: skip
+        """Generate from arguments that were checked; `choice` has what a draw needs, or is None."""
+        with self._lock:
+            self._room = 0
+            step, runner, how, rows = self._step, self._runner, _how(choice), len(pads)
+            runner.prepare(how)
+            step.ends.fill_(-2)
+            step.ends[: len(ends)] = torch.tensor(ends, dtype=torch.int64, device=step.ends.device)
+            step.pad.fill_(pad)
+            if choice is not None:
+                seed, k = choice["seed"], choice["top_k"]
+                seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu")) if seed is None else seed
+                step.sampling.set(seed, choice["temperature"], k or step.plan.table.shape[0], choice["top_p"])
+            try:
+                step.choose(self._prompt(input_ids, pads), how)
+                columns = self._columns(how, new, rows, {*ends}, streamer)
+            finally:
+                step.caches.lengths.fill_(-1)
+        added = torch.tensor(columns, dtype=input_ids.dtype, device=input_ids.device).t()
+        return torch.cat([input_ids, added], 1)
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens that were chosen last, int64 `(batch_size,)`; the next step begins with what is here."""
+        return self._step.tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits of the last step, `(batch_size, vocabulary)`; the next step writes over them."""
+        return self._step.last_logits
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def start(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Run a prompt, for steps of your own: `step()` then computes a greedy token of each row, without waiting.
+
+        Arguments and errors are those of `generate`; no token ends a row. The cache has room for `max_length` tokens.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        pads = self.check(input_ids, mask, 1, ())
+        with self._lock:
+            self._runner.prepare("greedy")
+            self._step.ends.fill_(-2)
+            self._step.choose(self._prompt(input_ids, pads), "greedy")
+            self._room = self.max_length - input_ids.shape[1]
+
+    def step(self) -> None:
+        """Compute the next token of each row after `start`; see `tokens` and `logits`.
+
+        Raises:
+            RuntimeError: nothing was started, all `max_length` slots are full, or the Decoder was reverted.
+        """
+        if self._weights is None:
+            raise RuntimeError("the Decoder was reverted; make a new one")
+        with self._lock:
+            if self._room < 1:
+                raise RuntimeError(f"step: call start first; its prompt and the steps after it have room for "
+                                   f"max_length={self.max_length} tokens")  # fmt: skip
+            self._room -= 1
+            self._runner.run("greedy")
+
+    def _prompt(self, input_ids: Tensor, pads: list[int]) -> Tensor:
+        """Run the model's own forward, and take its keys and values; the logits of the next token."""
+        step, width = self._step, input_ids.shape[1]
+        device = step.tokens.device
+        column, first = torch.arange(width, device=device), torch.tensor(pads, device=device)[:, None]
+        mask = (column >= first).long() if any(pads) else None
+        out = self.model(
+            input_ids=input_ids.to(device), attention_mask=mask, position_ids=(column - first).clamp_min(0),
+            use_cache=True, logits_to_keep=1, return_dict=True,
+        )  # fmt: skip
+        cache = out["cache"] if "cache" in out else out["past_key_values"]
+        step.caches.fill(cache, width, pads)
+        step.caches.lengths.fill_(-1)
+        step.caches.lengths[: len(pads)] = (width - 1 - first[:, 0]).int()
+        logits = torch.zeros(self.batch_size, out.logits.shape[-1], dtype=out.logits.dtype, device=device)
+        logits[: len(pads)] = out.logits[:, -1]
+        return logits
+
+    def _columns(self, how: str, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:
+        """The new tokens, step by step, until every row has ended."""
+        columns: list[list[int]] = []
+        live = set(range(rows))
+        for tokens in self._runner.tokens(how, new, rows):
+            for row in live:
+                if tokens[row] < 0:
+                    raise RuntimeError(f"the logits of row {row} are NaN or infinite in step {len(columns)}")
+            columns.append(tokens)
+            if streamer is not None:
+                streamer.put(torch.tensor(tokens, device="cpu"))
+            live -= {row for row in live if tokens[row] in ends}
+            if not live:
+                break
+        if streamer is not None:
+            streamer.end()
+        return columns
+
+
+def _how(choice: dict[str, Any] | None) -> str:
+    """How a step chooses, see `Step.choose`."""
+    if choice is None:
+        return "greedy"
+    return "draw" if 0 < choice["top_k"] <= CANDIDATES else "draw from all"
+
+
+def level_on(device: torch.device) -> str:
+    """The level that None means."""
+    if device.type == "cuda" and compute_capability(device) >= (8, 0):
+        return "triton"
+    return "native"
+
+
+def _operators(level: str, device: torch.device) -> tuple[Any, dict[str, Any]]:
+    if level not in LEVELS:
+        raise ValueError(f"level: given {level!r}; allowed are {', '.join(map(repr, LEVELS))}")
+    if level == "native":
+        return plain, {}
+    from kernel_pytorch.fused_decode import launch
+
+    pdl = device.type == "cuda" and compute_capability(device) >= (9, 0)
+    return launch, {"workspace": launch.Workspace(device), "pdl": pdl}
+
+
+def _check_sizes(batch_size: Any, max_length: Any) -> None:
+    for name, value, most in (("batch_size", batch_size, ROWS), ("max_length", max_length, 2**31 - 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"{name}: given {value!r}; it must be an integer from 1 to {most}")
+
+
+def _generation_config(model: Any, eos_token_id: Any, pad_token_id: Any) -> Any:
+    config = copy.deepcopy(model.generation_config)
+    if eos_token_id is not None:
+        config.eos_token_id = eos_token_id if isinstance(eos_token_id, int) else list(eos_token_id) or None
+    if pad_token_id is not None:
+        config.pad_token_id = pad_token_id
+    return config

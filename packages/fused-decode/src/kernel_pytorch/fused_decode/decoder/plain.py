@@ -1,0 +1,99 @@
+"""What a step is made of, in PyTorch's own operators: the functions of `launch.py`, for all devices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .families import ACTIVATIONS
+
+
+def embed(tokens: Tensor, table: Tensor, *, scale: float | None = None) -> Tensor:
+    """`table[tokens]`, times a scale that is rounded to the table's dtype first."""
+    x = table[tokens]
+    return x if scale is None else x * torch.full((), scale, dtype=x.dtype, device=x.device)
+
+
+def add_norm(
+    y: Tensor, norm_weight: Tensor, residual: Tensor | None = None, out: Tensor | None = None, *,
+    norm_offset: float = 0.0, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
+    """`residual + norm(y)`."""
+    normed = _rms(y, norm_weight, norm_offset, eps)
+    if residual is not None:
+        normed = normed + residual
+    return normed if out is None else out.copy_(normed)
+
+
+def project(
+    x: Tensor, weight: Tensor, *, norm: str | None = None, norm_weight: Tensor | None = None, norm_offset: float = 0.0,
+    eps: float = 1e-6, bias: Tensor | None = None, gated: str | None = None, residual: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """A norm, a product with bias, a gated unit, a residual and a soft cap; all but the product may be left out."""
+    if norm is not None and norm_weight is not None:
+        x = _rms(x, norm_weight, norm_offset, eps)
+    y = F.linear(x, weight, bias)
+    if gated is not None:
+        gate, up = y.chunk(2, -1)
+        y = ACTIVATIONS[gated](gate) * up
+    if residual is not None:
+        y = residual + y
+    return y if softcap is None else torch.tanh(y / softcap) * softcap
+
+
+def attend(
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, cos: Tensor, sin: Tensor, *, num_heads: int,
+    scale: float, window: int | None = None, softcap: float | None = None, q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None, norm_offset: float = 0.0, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
+    """Rotate, write the new key and value into their slots, and attend to what is in the caches."""
+    rows, kv_heads, slots, head_dim = k_cache.shape
+    heads = qkv.view(rows, -1, head_dim)
+    qk, v = heads[:, : num_heads + kv_heads], heads[:, num_heads + kv_heads :]
+    if q_norm is not None and k_norm is not None:
+        q, k = qk.split([num_heads, kv_heads], 1)
+        qk = torch.cat([_rms(q, q_norm, norm_offset, eps), _rms(k, k_norm, norm_offset, eps)], 1)
+    at = lengths.clamp_min(0).long()
+    qk = _rotate(qk, cos[at][:, None], sin[at][:, None])
+    q, k = qk[:, :num_heads], qk[:, num_heads:]
+    # Where the host may look, rows of one length, as a single row is, need no mask.
+    here = {*lengths.tolist()} if qkv.is_cpu else set()
+    position = max(here, default=slots)
+    if len(here) == 1 and 0 <= position < slots:
+        k_cache[:, :, position], v_cache[:, :, position] = k, v
+        seen = slice(0 if window is None else max(position - window + 1, 0), position + 1)
+        o = _attention(q, k_cache[:, :, seen], v_cache[:, :, seen], None, scale, softcap)
+        return o.reshape(rows, -1)
+    active, row, slot = lengths >= 0, torch.arange(rows, device=qkv.device), at % slots
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache[row, :, slot] = torch.where(active[:, None, None], new, cache[row, :, slot])
+    used = min(slots, position + 1)
+    age = (at[:, None] - torch.arange(used, device=qkv.device)) % slots  # of what is in a slot
+    seen = age <= (at if window is None else at.clamp_max(window - 1))[:, None]
+    o = _attention(q, k_cache[:, :, :used], v_cache[:, :, :used], seen[:, None, None], scale, softcap)
+    return o.masked_fill(~active[:, None, None, None], 0.0).reshape(rows, -1)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """Q `(rows, heads, head_dim)`; PyTorch's attention, or the formula where scores are capped."""
+    if softcap is None:
+        grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, seen, scale=scale, enable_gqa=grouped)
+    scores = q.float().unflatten(1, (k.shape[1], -1)) @ k.float().transpose(2, 3) * scale
+    scores = torch.tanh(scores / softcap) * softcap
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return (scores.softmax(-1) @ v.float()).to(q.dtype).flatten(1, 2).unsqueeze(2)
+
+
+def _rms(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+    weight = weight.float() if offset == 0.0 else offset + weight.float()
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x.float().split([half, half, x.shape[-1] - 2 * half], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)

@@ -1,0 +1,88 @@
+"""Runs steps: captured as CUDA graphs on a GPU, called on a CPU; and brings their tokens to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .step import Step
+
+BEHIND = 2
+"""How many steps the host reads behind the GPU."""
+
+
+class Runner:
+    """Replays of a step; each way to choose is a graph, captured when first needed."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.device = step, step.tokens.device
+        self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}  # with their logits
+        on_gpu = self.device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        slots = (2 * BEHIND, step.tokens.shape[0])
+        self._slots = torch.zeros(slots, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
+        self._events = [torch.cuda.Event() for _ in range(len(self._slots))] if on_gpu else []
+
+    def prepare(self, how: str) -> None:
+        """Capture the step while no row is in use, so that nothing is written.
+
+        A failed capture leaves no graph, and gives its memory back.
+        """
+        if self.device.type != "cuda" or how in self._graphs:
+            return
+        self.step.caches.lengths.fill_(-1)
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # kernels are compiled and their memory is found before the capture
+                for _ in range(2):
+                    self.step(how)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                    self.step(how)
+            except BaseException:
+                graph.reset()
+                raise
+        self._graphs[how] = graph, self.step.last_logits
+
+    @torch.no_grad()
+    def run(self, how: str) -> None:
+        """Run one step."""
+        if self.device.type != "cuda":
+            self.step(how)
+            return
+        graph, self.step.last_logits = self._graphs[how]
+        with torch.cuda.device(self.device):
+            graph.replay()
+
+    def tokens(self, how: str, count: int, rows: int) -> Iterator[list[int]]:
+        """The tokens that the step chose last, and those of the `count - 1` steps that follow.
+
+        On a GPU they come `BEHIND` steps late, while the GPU works on; who has enough stops asking.
+        """
+        if self.device.type != "cuda":
+            for index in range(count):
+                if index:
+                    self.run(how)
+                yield self.step.chosen[:rows].tolist()
+            return
+        with torch.cuda.device(self.device):
+            for index in range(count + BEHIND):
+                if index < count:
+                    if index:
+                        self.run(how)
+                    self._slots[index % len(self._slots)].copy_(self.step.chosen, non_blocking=True)
+                    self._events[index % len(self._slots)].record()
+                if index >= BEHIND:
+                    slot = (index - BEHIND) % len(self._slots)
+                    self._events[slot].synchronize()
+                    yield self._slots[slot][:rows].tolist()
+
+    def close(self) -> None:
+        """Give the graphs' memory back."""
+        for graph, _ in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
