@@ -1,6 +1,6 @@
 """Launches of the kernels of a decoding step, into memory that the caller may give: what the decoder captures.
 
-The public functions allocate their results; a captured step writes into memory of its own, keeps one `Workspace`, and
+The public functions allocate their results; a captured step writes into memory that it keeps, has one `Workspace`, and
 asks for programmatic dependent launch (`pdl`). What a call computes is the same.
 """
 
