@@ -169,3 +169,33 @@ def test_training_goes_on_with_joined_weights():
     check_state(model, state_of(other))
     ids, _ = prompt([6])
     assert decoder.generate(ids, max_new_tokens=30).equal(stock(other, ids))
+
+
+@pytest.mark.parametrize("where", ["inference mode", "another default device", "another default dtype"])
+def test_surroundings_of_the_call(where):
+    model, other = make("qwen3"), make("qwen3")
+    ids, mask = prompt([5, 9])
+    expected = stock(other, ids, mask)
+    contexts = {"inference mode": torch.inference_mode(), "another default device": torch.device("meta")}
+    try:
+        if where == "another default dtype":
+            torch.set_default_dtype(torch.float64)
+        with contexts.get(where, torch.enable_grad()):
+            decoder = Decoder(model, 2, 64)
+            assert decoder.generate(ids, mask, 30).equal(expected)
+        assert decoder.generate(ids, mask, 30).equal(expected)
+        decoder.generate(ids, mask, 30, do_sample=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for each in (model, other):
+        each(input_ids=ids, labels=ids).loss.backward()
+    assert all(a.grad.equal(b.grad) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    with torch.inference_mode():
+        decoder.revert()
+    assert not any(p.is_inference() for p in model.parameters())
+
+
+def test_autocast_is_refused():
+    decoder = Decoder(make("llama"), 1, 32)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="autocast is on"):
+        decoder.generate(prompt([3])[0])

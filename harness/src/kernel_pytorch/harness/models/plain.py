@@ -32,6 +32,8 @@ class PlainDecoder:
         ]
         size = (batch_size, self.kv_heads, max_length, self.depth)
         self.caches = [(head.new_zeros(size), head.new_zeros(size)) for _ in model.model.layers]
+        for cache in (tensor for pair in self.caches for tensor in pair):
+            torch._dynamo.mark_static_address(cache)  # a graph may write what has one address
         self.visible = torch.ones(max_length, max_length, dtype=torch.bool, device=head.device).tril()
         positions = torch.arange(max_length, device=head.device)[None]
         self.cos, self.sin = (table[0] for table in model.model.rotary_emb(head, positions))

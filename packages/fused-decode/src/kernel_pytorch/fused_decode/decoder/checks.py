@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.fused_decode._core.patching import is_autocast_enabled
 from kernel_pytorch.fused_decode._core.stock import why_not_replaceable
 
 from .families import Refused
@@ -46,6 +47,8 @@ def why_not(model: Any) -> str | None:
         return f"a parameter is a {type(special.data).__name__}; it must be a plain tensor, and not sharded"
     if model.training:
         return "it is in training mode; call model.eval() first"
+    if is_autocast_enabled(first.device.type):
+        return "autocast is on, which a step does not follow"
     return why_not_replaceable(model.modules())
 
 

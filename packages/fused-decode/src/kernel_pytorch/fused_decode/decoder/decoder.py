@@ -59,7 +59,7 @@ class Decoder:
         self.level = level_on(device) if level is None else level
         operators, extra = _operators(self.level, device)
         self._lock = threading.RLock()
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # training may use the weights afterwards
             plan = recognise(model)
             angles = tables(model, {layer.attention.rotary for layer in plan.layers} - {None}, max_length)
             self._weights: Weights | None = Weights(model, plan)
@@ -90,6 +90,7 @@ class Decoder:
                 self._weights.revert()
                 self._weights = None
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def generate(
         self,
@@ -166,6 +167,7 @@ class Decoder:
             raise ValueError(f"eos_token_id: given {len(ends)}; at most {ENDS} are allowed")
         return pads
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def run(
         self, input_ids: Tensor, pads: list[int], new: int, ends: Sequence[int], pad: int,
@@ -176,7 +178,7 @@ class Decoder:
             step, runner, how, rows = self._step, self._runner, _how(choice), len(pads)
             runner.prepare(how)
             step.ends.fill_(-2)
-            step.ends[: len(ends)] = torch.tensor(ends, dtype=torch.int64)
+            step.ends[: len(ends)] = torch.tensor(ends, dtype=torch.int64, device=step.ends.device)
             step.pad.fill_(pad)
             if choice is not None:
                 seed, k = choice["seed"], choice["top_k"]
@@ -187,7 +189,7 @@ class Decoder:
                 columns = self._columns(how, new, rows, {*ends}, streamer)
             finally:
                 step.caches.lengths.fill_(-1)
-        added = torch.tensor(columns, dtype=input_ids.dtype).t().to(input_ids.device)
+        added = torch.tensor(columns, dtype=input_ids.dtype, device=input_ids.device).t()
         return torch.cat([input_ids, added], 1)
 
     @property
@@ -200,6 +202,7 @@ class Decoder:
         """The logits of the last step, `(batch_size, vocabulary)`; the next step writes over them."""
         return self._step.last_logits
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def start(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
         """Run a prompt, for steps of your own: `step()` then computes a greedy token of each row, without waiting.
@@ -247,7 +250,7 @@ class Decoder:
                     raise RuntimeError(f"the logits of row {row} are NaN or infinite in step {len(columns)}")
             columns.append(tokens)
             if streamer is not None:
-                streamer.put(torch.tensor(tokens))
+                streamer.put(torch.tensor(tokens, device="cpu"))
             live -= {row for row in live if tokens[row] in ends}
             if not live:
                 break

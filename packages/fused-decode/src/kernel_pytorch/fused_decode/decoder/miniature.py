@@ -36,12 +36,12 @@ def recognise(model: torch.nn.Module) -> Plan:
     Raises:
         Refused: the decoder computes something else, or a part of the model has no place in it.
     """
-    try:
-        plan = read(model, Reading())
-    except (AttributeError, IndexError, KeyError, RuntimeError) as error:
-        raise Refused(f"its parts are not those of a model that is computed here: {error}") from error
-    _check_complete(model, plan)
     with trials():
+        try:
+            plan = read(model, Reading())
+        except (AttributeError, IndexError, KeyError, RuntimeError) as error:
+            raise Refused(f"its parts are not those of a model that is computed here: {error}") from error
+        _check_complete(model, plan)
         try:
             small, tokens = _miniature(model, plan), torch.arange(LENGTH)[None] * 5 % VOCABULARY
             expected, differences = small(input_ids=tokens, use_cache=False).logits[0], []

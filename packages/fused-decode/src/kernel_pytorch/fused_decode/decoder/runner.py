@@ -21,7 +21,7 @@ class Runner:
         on_gpu = self.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         slots = (2 * BEHIND, step.tokens.shape[0])
-        self._slots = torch.zeros(slots, dtype=torch.int64, pin_memory=on_gpu)
+        self._slots = torch.zeros(slots, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
         self._events = [torch.cuda.Event() for _ in range(len(self._slots))] if on_gpu else []
 
     def prepare(self, how: str) -> None:

@@ -53,6 +53,8 @@ class Weights:
                 return path
         return None
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def revert(self) -> None:
         """Copy each Parameter that is still a view."""
         while self._parts:

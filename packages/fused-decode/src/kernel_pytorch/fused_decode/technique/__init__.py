@@ -12,5 +12,6 @@ technique = Technique(
     operations=[*products.OPERATIONS, *attention.OPERATIONS],
     levels=f"{PACKAGE}.levels:LADDER",
     replacements=f"{PACKAGE}.replacements",
+    decoder=f"{PACKAGE}:Decoder",
     contracts={**products.CONTRACTS, **attention.CONTRACTS},
 )
