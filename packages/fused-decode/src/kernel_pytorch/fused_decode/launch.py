@@ -1,6 +1,6 @@
 """Launches of the kernels of a decoding step, into memory that the caller may give: what the decoder captures.
 
-The public functions allocate their results; a captured step gives the memory, keeps one `Workspace`, and
+The public functions allocate their results; a captured step writes into memory that it keeps, has one `Workspace`, and
 asks for programmatic dependent launch (`pdl`). What a call computes is the same.
 """
 
@@ -96,7 +96,8 @@ def project(
         tiles, padded = cdiv(n, s.columns), 8 if narrow else 16
         sums = tiles * s.splits * (2 if gated else 1) * s.columns * padded if s.splits > 1 else 0
         scratch = Workspace(x.device) if workspace is None else workspace
-        partials, counters = scratch.reserve(sums + tiles * s.splits * padded, tiles)
+        # One share needs no counters, and so no kernel that clears them.
+        partials, counters = scratch.reserve(sums + tiles * s.splits * padded, tiles if s.splits > 1 else 0)
         rows_kernel[(tiles, s.splits)](
             x, weight, out, norm_weight, norm_bias, bias, residual, partials, partials[sums:], counters, m, n,
             K=k, ROWS=padded, COLUMNS=s.columns, BLOCK=s.block, SPLITS=s.splits,
@@ -140,7 +141,7 @@ def attend(
     c = configurations.attention(batch, kv_heads, group, depth, capacity, qkv.element_size(), qkv.device)
     padded, parts = max(16, next_power_of_2(depth)), batch * kv_heads * c.splits * group
     scratch = Workspace(qkv.device) if workspace is None else workspace
-    partials, counters = scratch.reserve(parts * (padded + 2), batch * kv_heads)
+    partials, counters = scratch.reserve(parts * (padded + 2), batch * kv_heads if c.splits > 1 else 0)
     with on_device(qkv):
         attention_kernel[(batch, kv_heads, c.splits)](
             qkv, k_cache, v_cache, lengths, cos, sin, out, q_norm, k_norm, sinks, block_table,
