@@ -5,6 +5,7 @@ Queries, keys and values are one product, caches are static, and one step is one
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -32,13 +33,15 @@ class PlainDecoder:
         ]
         size = (batch_size, self.kv_heads, max_length, self.depth)
         self.caches = [(head.new_zeros(size), head.new_zeros(size)) for _ in model.model.layers]
-        for cache in (tensor for pair in self.caches for tensor in pair):
-            torch._dynamo.mark_static_address(cache)  # a graph may write what has one address
         self.visible = torch.ones(max_length, max_length, dtype=torch.bool, device=head.device).tril()
         positions = torch.arange(max_length, device=head.device)[None]
         self.cos, self.sin = (table[0] for table in model.model.rotary_emb(head, positions))
         self.tokens = torch.zeros(batch_size, dtype=torch.int64, device=head.device)
         self.position = torch.zeros(1, dtype=torch.int64, device=head.device)
+        # A graph reads and writes them where they are; it would copy others in each step, and not write them.
+        kept = self.visible, self.cos, self.sin, self.tokens, self.position
+        for tensor in (*kept, *itertools.chain(*self.joined, *self.caches)):
+            torch._dynamo.mark_static_address(tensor)
         options = {**torch._inductor.list_mode_options("reduce-overhead"), "coordinate_descent_tuning": True}
         self._compiled = torch.compile(self._forward, fullgraph=True, options=options)
 
