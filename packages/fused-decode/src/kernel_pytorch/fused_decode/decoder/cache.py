@@ -52,13 +52,11 @@ class Caches:
         for (k, v, _, _), layer in zip(self.layers, prompt.layers, strict=True):
             kept, slots = layer.keys.shape[-2], k.shape[-2]
             if (kept, slots) not in found:
-                places = [
-                    (row, column, (width - kept + column - pad) % slots)
-                    for row, pad in enumerate(pads)
-                    for column in range(max(pad - width + kept, kept - slots, 0), kept)
-                ]
-                found[kept, slots] = torch.tensor(places, device=k.device).reshape(-1, 3)
-            rows, columns, at = found[kept, slots].unbind(1)
+                start = torch.tensor([max(pad - width + kept, kept - slots, 0) for pad in pads], device="cpu")
+                rows, columns = (torch.arange(kept, device="cpu") >= start[:, None]).nonzero(as_tuple=True)
+                at = (width - kept + columns - torch.tensor(pads, device="cpu")[rows]) % slots
+                found[kept, slots] = torch.stack([rows, columns, at]).to(k.device)
+            rows, columns, at = found[kept, slots]
             for cache, new in ((k, layer.keys), (v, layer.values)):
                 cache.transpose(1, 2)[rows, at] = new.transpose(1, 2)[rows, columns].to(cache.dtype)
 
