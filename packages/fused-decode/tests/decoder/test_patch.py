@@ -236,3 +236,16 @@ def test_without_memory_for_the_decoder_transformers_generates(pair, monkeypatch
     monkeypatch.setattr(replacements, "Decoder", full)
     assert stock(patched, ids, mask).equal(stock(model, ids, mask))
     assert dict(report(patched).left) == {"no memory": 1}
+
+
+def test_a_pickled_model_comes_back_unpatched():
+    model, (ids, mask) = make("llama"), prompt([4])
+    patch(model)
+    model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    other = pickle.loads(pickle.dumps(model))
+    with pytest.raises(ValueError, match="not patched"):
+        report(other)
+    unpatch(other)
+    assert list(patch(other).replaced) == [""]
+    other.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    assert report(other).decoded == 1

@@ -94,7 +94,7 @@ def patch(model: torch.nn.Module) -> Patched:
     top-p alone, then go on with the decoder, which is made at the first of them: it joins weights in place (see
     `Decoder`) and keeps its caches. All other calls, such as beams, penalties, scores or a cache of your own, run as
     without the patch, and `report(model)` says why. Nothing but `generate` changes: training, forward, names and
-    classes stay, and a copy of the model is patched too.
+    classes stay, and a copy of the model is patched too; one that was pickled is not.
 
     Args:
         model: a model, or what holds one, before it is compiled.
@@ -110,9 +110,9 @@ def patch(model: torch.nn.Module) -> Patched:
     for path, module in model.named_modules():
         if not _generates(module):
             continue
-        if STATE in module.__dict__:
+        if _is_patched(module):
             done.replaced[path] = f"{BY}, patched before"
-        elif "generate" in module.__dict__:
+        elif getattr(module.__dict__.get("generate"), "__func__", type(module).generate) is not type(module).generate:
             done.left[path] = "its generate was replaced before by something else"
         elif "custom_generate" not in inspect.signature(type(module).generate).parameters:
             done.left[path] = "its generate takes no `custom_generate`, through which the decoder is called"
@@ -132,10 +132,9 @@ def unpatch(model: torch.nn.Module) -> None:
     """Undo `patch`: the class's own `generate` again, and separate Parameters, bit for bit."""
     _check_model(model)
     for module in model.modules():
-        state = module.__dict__.pop(STATE, None)
-        if state is not None:
+        if _is_patched(module):
             del module.__dict__["generate"]
-            state.close()
+            module.__dict__.pop(STATE).close()
 
 
 def report(model: torch.nn.Module) -> Generated:
@@ -144,10 +143,14 @@ def report(model: torch.nn.Module) -> Generated:
     Raises:
         ValueError: the model is not patched.
     """
-    state = getattr(model, STATE, None)
-    if state is None:
+    if not _is_patched(model):
         raise ValueError("model: it is not patched; call kernel_pytorch.fused_decode.patch(model) first")
-    return state.generated  # type: ignore[no-any-return]
+    return model.__dict__[STATE].generated  # type: ignore[no-any-return]
+
+
+def _is_patched(module: torch.nn.Module) -> bool:
+    """Whether `generate` is ours; a model that was pickled comes back with that of its class."""
+    return getattr(module.__dict__.get("generate"), "__func__", None) is _generate
 
 
 def _generates(module: torch.nn.Module) -> bool:
