@@ -223,6 +223,10 @@ BAD = {
     "rows of attention": (
         lambda: attend(torch.randn(17, 64), *[torch.randn(17, 2, 9, 8)] * 2), ValueError, "v_cache: it is k_cache|rows",
     ),
+    "one cache": (
+        lambda: rotary_cache_attention(QKV, K, K, LENGTHS, TURNS, TURNS, num_heads=4),
+        ValueError, "v_cache: it is k_cache; it must be another tensor",
+    ),
     "rows of pages": (
         lambda: attend(torch.randn(17, 64), lengths=LENGTHS.repeat(6)[:17], block_table=TABLE.repeat(6, 1)[:17]),
         ValueError, "qkv: 17 rows; rotary_cache_attention.*qkv_fusion and kernel_pytorch.flash_attn_triton",

@@ -120,7 +120,7 @@ def test_rows_that_ended_are_not_written():
     ({"max_new_tokens": 0}, ValueError, "max_new_tokens: given 0; it must be an integer, at least 1"),
     ({"max_new_tokens": 30}, ValueError, "a prompt of 3 and 30 new tokens are 33; .* max_length=32"),
     ({"eos_token_id": range(65)}, ValueError, "eos_token_id: given 65; at most 64"),
-    ({"do_sample": True, "temperature": 0.0}, ValueError, "temperature: given 0.0; it must be above 0"),
+    ({"do_sample": True, "temperature": 0.0}, ValueError, "temperature: given 0.0; it must be from 1e-30"),
     ({"do_sample": True, "temperature": "1"}, TypeError, "temperature: given str"),
     ({"do_sample": True, "top_p": 1.5}, ValueError, "top_p: given 1.5; it must be from 0 to 1"),
     ({"do_sample": True, "top_k": -1}, ValueError, "top_k: given -1"),
@@ -244,6 +244,52 @@ def test_steps_of_ones_own_are_those_of_generate():
     decoder.revert()
     with pytest.raises(RuntimeError, match="was reverted"):
         decoder.step()
+
+
+def test_a_prompt_with_padding_starts_as_it_generates():
+    model = make("llama")
+    decoder, ids = Decoder(model, 1, 64), torch.tensor([[0, 0, 4, 5]])
+    expected = stock(model, ids, (ids != 0).long(), new=3)
+    decoder.start(ids)
+    assert decoder.logits.argmax(-1).equal(decoder.tokens)
+    found = [decoder.tokens.clone()]
+    decoder.step()
+    assert torch.stack([*found, decoder.tokens], 1).equal(expected[:, 4:6])
+    for wrong in ([[1, 2]], None):
+        with pytest.raises(TypeError, match="input_ids: given"):
+            decoder.start(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"eos_token_id": [1.5]}, TypeError, "eos_token_id: given .* it must be an integer"),
+        ({"eos_token_id": "a"}, TypeError, "eos_token_id: given 'a'"),
+        ({"do_sample": True, "seed": 1.5}, TypeError, "seed: given float"),
+        ({"do_sample": True, "seed": 2**70}, ValueError, "seed: given .* must fit in 64 bits"),
+        ({"do_sample": True, "temperature": 1e-50}, ValueError, "temperature: given 1e-50; it must be from 1e-30"),
+    ],
+)
+def test_arguments_that_are_none(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Decoder(make("llama"), 1, 64).generate(torch.tensor([[3, 4]]), **arguments)
+
+
+def test_ends_in_a_tensor_and_all_of_a_large_k():
+    model = make("llama")
+    decoder, (ids, mask) = Decoder(model, 1, 64), prompt([4])
+    end = int(stock(model, ids, mask, new=12)[0, 9])
+    expected = stock(model, ids, mask, new=12, eos_token_id=end)
+    assert decoder.generate(ids, mask, max_new_tokens=12, eos_token_id=torch.tensor([end])).equal(expected)
+    draws = (decoder.generate(ids, mask, do_sample=True, top_k=k, seed=1) for k in (0, 10**30))
+    assert next(draws).equal(next(draws))
+
+
+def test_a_level_that_cannot_run_says_so(monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match="level: given 'triton' for a model on cpu; move it to a GPU"):
+        Decoder(make("llama"), 1, 64, level="triton")
 
 
 def test_a_gpu_is_read_two_steps_behind(monkeypatch):

@@ -9,7 +9,7 @@ import transformers
 from tiny_models import make, prompt, stock
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from kernel_pytorch.fused_decode import patch, replacements, report, unpatch
+from kernel_pytorch.fused_decode import Decoder, patch, replacements, report, unpatch
 
 
 @pytest.fixture
@@ -236,6 +236,51 @@ def test_without_memory_for_the_decoder_transformers_generates(pair, monkeypatch
     monkeypatch.setattr(replacements, "Decoder", full)
     assert stock(patched, ids, mask).equal(stock(model, ids, mask))
     assert dict(report(patched).left) == {"no memory": 1}
+
+
+class Nested:
+    """A streamer that generates itself."""
+
+    def __init__(self, generate):
+        self.generate, self.count = generate, 0
+
+    def put(self, value):
+        self.count += 1
+        if self.count == 4:
+            self.generate(torch.tensor([[7, 8]] * 3), max_new_tokens=2)
+
+    def end(self):
+        pass
+
+
+def test_a_call_within_a_call(pair):
+    model, patched = pair
+    ids, mask = prompt([4])
+    expected = stock(model, ids, mask)
+    streamer = Nested(lambda ids, **options: patched.generate(ids, do_sample=False, **options))
+    assert stock(patched, ids, mask, streamer=streamer).equal(expected)
+    assert report(patched).decoded == 1
+    assert any("within a call of the same Decoder" in reason for reason in report(patched).left)
+    decoder = Decoder(model, 3, 64)
+    with pytest.raises(ValueError, match="within a call of the same Decoder"):
+        decoder.generate(ids, streamer=Nested(decoder.generate), max_new_tokens=9)
+    assert decoder.generate(ids, max_new_tokens=30).equal(expected)
+
+
+def test_classes_with_steps_of_their_own_are_left_alone():
+    class Padded(type(make("llama"))):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            out.logits[..., 50:] = float("-inf")
+            return out
+
+    model = make("llama")
+    model.__class__ = Padded
+    patch(model)
+    ids, mask = prompt([4])
+    found = model.generate(ids, attention_mask=mask, max_new_tokens=30, do_sample=False)
+    assert found[:, 4:].max() < 50
+    assert any("has its own forward" in reason for reason in report(model).left)
 
 
 def test_a_pickled_model_comes_back_unpatched():

@@ -37,12 +37,15 @@ def test_parameters_become_views_and_come_back(family):
     if family != "phi3":
         attention = layer.self_attn
         joined = decoder._step.plan.layers[0].attention.qkv.weight
-        assert len({*storages(layer.self_attn)}) < len([*layer.self_attn.parameters()])
+        rows = attention.q_proj.weight.numel() * attention.q_proj.weight.element_size()
+        assert attention.k_proj.weight.data_ptr() == attention.q_proj.weight.data_ptr() + rows
         assert joined.data_ptr() == attention.q_proj.weight.data_ptr()
         assert joined.equal(torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]))
     decoder.revert()
     check_state(model, before)
     assert len({*storages(model)}) == apart
+    if family != "phi3":
+        assert attention.k_proj.weight.data_ptr() != joined.data_ptr() + rows
     assert all(p.untyped_storage().nbytes() == p.numel() * p.element_size() for p in model.parameters())
     if "tied" in family:
         assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -61,6 +64,53 @@ def test_saved_models_load(family, tmp_path):
     fresh = make(family, seed=3)
     fresh.load_state_dict(model.state_dict())
     check_state(fresh, before)
+
+
+def test_checkpoints_of_other_libraries_have_every_weight(tmp_path):
+    """Those that look for shared storages drop Parameters, or refuse."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, other = make("qwen3"), make("qwen3", seed=3)
+    before = state_of(model)
+    decoder = Decoder(model, 1, 32)
+    safetensors.save_model(model, tmp_path / "joined.safetensors")
+    safetensors.load_model(other, tmp_path / "joined.safetensors")
+    check_state(other, before)
+    assert len({*storages(model)}) == len([*model.parameters()])
+    del decoder
+    check_state(model, before)  # each Parameter keeps its memory
+    assert Decoder(model, 1, 32).generate(prompt([3])[0]).shape == (1, 23)
+
+
+CHANGES = {
+    "a head": lambda m: setattr(m, "lm_head", torch.nn.Linear(32, 96, bias=False)),
+    "a wrapped layer": lambda m: setattr(
+        m.model.layers[0].mlp, "down_proj", torch.nn.Sequential(m.model.layers[0].mlp.down_proj)
+    ),
+    "an activation": lambda m: setattr(m.model.layers[1].mlp, "act_fn", torch.nn.ReLU()),
+    "a bias": lambda m: setattr(m.lm_head, "bias", torch.nn.Parameter(torch.ones(96))),
+    "a scale": lambda m: setattr(m.model.layers[0].self_attn, "scaling", 3.0),
+    "an eps": lambda m: setattr(m.model.norm, "variance_epsilon", 5.0),
+    "angles": lambda m: m.model.rotary_emb.inv_freq.mul_(0.1),
+    "fewer layers": lambda m: setattr(m.model, "layers", m.model.layers[:1]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_was_changed_is_refused(name):
+    model, (ids, _) = make("llama"), prompt([4])
+    decoder = Decoder(model, 1, 32)
+    decoder.generate(ids)
+    CHANGES[name](model)
+    assert decoder.is_outdated()
+    with pytest.raises(TypeError, match="is not as it was when the Decoder was made; make a new Decoder"):
+        decoder.generate(ids)
+
+
+def test_a_model_of_inference_tensors_is_refused():
+    with torch.inference_mode():
+        model = make("llama")
+    with pytest.raises(TypeError, match=r"it was made under torch\.inference_mode"):
+        Decoder(model, 1, 32)
 
 
 def test_loaded_and_changed_weights_count():
@@ -87,7 +137,7 @@ def test_replaced_parameters_are_refused(name):
     decoder = Decoder(model, 1, 32)
     part = model.get_submodule(name)
     part.weight = torch.nn.Parameter(part.weight.detach().clone())
-    with pytest.raises(TypeError, match=f"{name}.weight has other memory .* make a new Decoder"):
+    with pytest.raises(TypeError, match=f"{name}.weight is not as it was .* make a new Decoder"):
         decoder.generate(prompt([3])[0])
     before = state_of(model)
     decoder.revert()

@@ -129,7 +129,11 @@ def check_heads(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, num_heads: int, b
             raise ValueError(f"{name}: stride is {cache.stride()}; it is written into, and must not be expanded")
     if v_cache.shape != k_cache.shape:
         raise ValueError(f"v_cache: shape is {shape_of(v_cache)}; it must be that of k_cache, {shape_of(k_cache)}")
-    if v_cache is k_cache:
+    # A call hands a tensor that it was given twice on as two views of one memory.
+    if v_cache is k_cache or (
+        v_cache.untyped_storage()._cdata == k_cache.untyped_storage()._cdata
+        and v_cache.storage_offset() == k_cache.storage_offset()
+    ):
         raise ValueError("v_cache: it is k_cache; it must be another tensor")
     check_dtypes(qkv=qkv, k_cache=k_cache, v_cache=v_cache)
     check_integer("num_heads", num_heads)

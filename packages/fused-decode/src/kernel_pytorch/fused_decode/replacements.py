@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from types import MethodType
@@ -63,6 +64,7 @@ class _State:
 
     def __init__(self) -> None:
         self.decoder: Decoder | None = None
+        self.lock = threading.RLock()  # a call that needs more room closes the decoder of the others
         self.generated = Generated()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,6 +73,8 @@ class _State:
     def decoder_for(self, model: Any, rows: int, length: int) -> Decoder:
         """The decoder, with room for so many rows and tokens."""
         old = self.decoder
+        if old is not None:
+            old.check_idle()
         if old is not None and (old.is_outdated() or old.batch_size < rows or old.max_length < length):
             rows, length = max(rows, old.batch_size), max(length, old.max_length)
             self.close()
@@ -82,9 +86,10 @@ class _State:
         return self.decoder
 
     def close(self) -> None:
-        if self.decoder is not None:
-            self.decoder.revert()
-            self.decoder = None
+        with self.lock:
+            if self.decoder is not None:
+                self.decoder.revert()
+                self.decoder = None
 
 
 def patch(model: torch.nn.Module) -> Patched:
@@ -200,6 +205,16 @@ def _decode(
 ) -> Any:  # fmt: skip
     """What transformers calls when all is prepared: the decoder, or the class's own loop."""
     state = self.__dict__[STATE]
+    with state.lock:
+        return _decode_alone(
+            self, state, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
+        )
+
+
+def _decode_alone(
+    self: Any, state: _State, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
+    streamer: Any, model_kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
     try:
         choice = _choice(logits_processor, generation_config.do_sample)
         criteria = _by_name(stopping_criteria, CRITERIA)
@@ -213,7 +228,7 @@ def _decode(
         _check_positions(model_kwargs.get("position_ids"), input_ids.shape[1], pads)
         decoder = state.decoder_for(self, len(pads), input_ids.shape[1] + new)
         decoder.check(input_ids, mask, new, ends)
-    except (TypeError, ValueError, KeyError, torch.OutOfMemoryError) as error:
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:  # no memory for the caches, among others
         state.generated.left[str(error)] += 1
         return type(self)._sample(
             self, input_ids, logits_processor, stopping_criteria, generation_config, streamer=streamer, **model_kwargs

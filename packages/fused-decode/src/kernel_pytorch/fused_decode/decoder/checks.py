@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from kernel_pytorch.fused_decode._core.stock import why_not_replaceable
 
 from .families import Refused
 
+OVERRIDDEN = ("forward", "generate", "_sample", "prepare_inputs_for_generation")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -45,11 +47,22 @@ def why_not(model: Any) -> str | None:
     special = next((p for p in parameters if type(p) is not torch.nn.Parameter or type(p.data) is not Tensor), None)
     if special is not None:
         return f"a parameter is a {type(special.data).__name__}; it must be a plain tensor, and not sharded"
+    if any(p.is_inference() for p in parameters):
+        return "it was made under torch.inference_mode, and its weights cannot be joined; make it outside"
+    own = next((name for name in OVERRIDDEN for kind in _own_classes(model) if name in vars(kind)), None)
+    if own is not None:
+        return f"its class has its own {own}, which may do what the decoder does not"
     if model.training:
         return "it is in training mode; call model.eval() first"
     if is_autocast_enabled(first.device.type):
         return "autocast is on, which a step does not follow"
     return why_not_replaceable(model.modules())
+
+
+def _own_classes(model: Any) -> list[type]:
+    """The classes of a model that are not of transformers, up to the first that is."""
+    kinds = type(model).__mro__
+    return [*itertools.takewhile(lambda kind: not kind.__module__.startswith("transformers."), kinds)]
 
 
 def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int) -> list[int]:
@@ -95,9 +108,31 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
     for name, value in (("temperature", temperature), ("top_p", top_p)):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{name}: given {type(value).__name__}; it must be a Python number")
-    if not 0.0 < temperature < float("inf"):
-        raise ValueError(f"temperature: given {temperature}; it must be above 0, and do_sample=False is greedy")
+    if not 1e-30 <= temperature <= 1e30:  # float32 divides by it
+        raise ValueError(
+            f"temperature: given {temperature}; it must be from 1e-30 to 1e30, and do_sample=False is greedy"
+        )
     if not 0.0 <= top_p <= 1.0:
         raise ValueError(f"top_p: given {top_p}; it must be from 0 to 1")
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
         raise ValueError(f"top_k: given {top_k!r}; it must be an integer, at least 1, or 0 for all tokens")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise TypeError or ValueError unless this is a seed, or None."""
+    if seed is None:
+        return
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed: given {type(seed).__name__}; it must be an integer, or None")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed: given {seed}; it must fit in 64 bits")
+
+
+def end_tokens(given: Any) -> list[int]:
+    """End tokens as a list, from an integer, a sequence, a tensor or None. Raises TypeError for others."""
+    if given is None:
+        return []
+    found = given.reshape(-1).tolist() if isinstance(given, Tensor) else [given] if isinstance(given, int) else given
+    if not isinstance(found, Sequence) or any(isinstance(t, bool) or not isinstance(t, int) for t in found):
+        raise TypeError(f"eos_token_id: given {given!r}; it must be an integer, or a list of them")
+    return [*found]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from kernel_pytorch.fused_decode._core.device import compute_capability
 
 from . import plain
 from .cache import Caches
-from .checks import check_model, check_prompt, check_sampling, why_not
+from .checks import check_model, check_prompt, check_sampling, check_seed, end_tokens, why_not
 from .families import Refused, tables
 from .miniature import recognise
 from .runner import Runner
@@ -29,15 +31,17 @@ LEVELS = ("native", "triton")
 class Decoder:
     """Generates with a causal model of transformers, each token by one fused step.
 
+    What `generate` is given decides, not the model's generation_config: of that, end and padding tokens count alone.
+
     Prompts go through the model's own forward. From then on each token is one step over weights that are read once:
     queries, keys and values are one product, and so are gate and up of the gated unit. On a GPU the step is a CUDA
     graph. A model is known by what its modules compute, which a trial on a miniature proves: Llama, Mistral, Qwen 2 and
     3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what computes the same.
 
-    Weights are joined in place: the model's Parameters become views of the joined tensors, with the same names and
-    values, so its state_dict saves and loads as before, and `revert` separates them again. Weights that
-    are changed in place count; a model whose Parameters were replaced (`to`, `load_state_dict(assign=True)`) needs a
-    new Decoder.
+    Weights are joined in place: each of the model's Parameters becomes a part of a joined tensor, with the same name,
+    values and a storage of its own, so its state_dict saves and loads as before, and `revert` gives them memory of
+    their own again. Weights that are changed in place count; a model whose modules or Parameters were replaced (`to`,
+    an adapter, `load_state_dict(assign=True)`) needs a new Decoder.
 
     Args:
         model: in evaluation, float16, bfloat16 or float32, all on one device.
@@ -59,6 +63,7 @@ class Decoder:
         self.level = level_on(device) if level is None else level
         operators, extra = _operators(self.level, device)
         self._lock, self._room = threading.RLock(), 0
+        self._thread: int | None = None
         with torch.inference_mode(False), torch.no_grad():  # training may use the weights afterwards
             plan = recognise(model)
             angles = tables(model, plan.rotaries, max_length)
@@ -132,28 +137,39 @@ class Decoder:
             RuntimeError: the logits of a row are NaN or infinite, or the Decoder was reverted.
         """
         config = _generation_config(self.model, eos_token_id, pad_token_id)
-        mask = attention_mask
-        if mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and len(input_ids):
-            self.model._prepare_special_tokens(config, False, device=input_ids.device, batch_size=len(input_ids))
-            mask = self.model._prepare_attention_mask_for_generation(input_ids, config, {})
-        ends = [] if config.eos_token_id is None else config.eos_token_id
-        ends = [ends] if isinstance(ends, int) else list(ends)
+        ends, mask = end_tokens(config.eos_token_id), self._mask(input_ids, attention_mask, config)
         pad = config.pad_token_id if config.pad_token_id is not None else next(iter(ends), 0)
         pads = self.check(input_ids, mask, max_new_tokens, ends)
         if do_sample:
             check_sampling(temperature, top_k, top_p)
+            check_seed(seed)
         if streamer is not None:
             streamer.put(input_ids.cpu())
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed} if do_sample else None
         return self.run(input_ids, pads, max_new_tokens, ends, pad, choice, streamer)
 
+    def _mask(self, input_ids: Any, mask: Any, config: Any) -> Any:
+        """The mask that was given, or the one that transformers makes of a prompt."""
+        if mask is None and isinstance(input_ids, Tensor) and input_ids.dim() == 2 and len(input_ids):
+            self.model._prepare_special_tokens(config, False, device=input_ids.device, batch_size=len(input_ids))
+            mask = self.model._prepare_attention_mask_for_generation(input_ids, config, {})
+        return mask
+
+    def check_idle(self) -> None:
+        """Raise ValueError within a call of this Decoder in this thread, which another call would disturb."""
+        if self._thread == threading.get_ident():
+            raise ValueError(
+                "generate: it was called within a call of the same Decoder, such as by a streamer; make another one"
+            )
+
     def check(self, input_ids: Any, mask: Any, new: Any, ends: Sequence[int]) -> list[int]:
         """Raise what `generate` raises before anything runs; how many columns of each row are padding."""
         if self._weights is None:
             raise RuntimeError("the Decoder was reverted; make a new one")
+        self.check_idle()
         reason = why_not(self.model)
         if reason is None and (name := self._weights.replaced()) is not None:
-            reason = f"{name} has other memory than when the Decoder was made; make a new Decoder"
+            reason = f"{name} is not as it was when the Decoder was made; make a new Decoder"
         if reason is not None:
             raise Refused(f"{type(self.model).__name__}: {reason}")
         pads = check_prompt(input_ids, mask, self.batch_size, self._weights.plan.table.shape[0])
@@ -174,7 +190,7 @@ class Decoder:
         choice: dict[str, Any] | None, streamer: Any = None,
     ) -> Tensor:  # fmt: skip
         """Generate from arguments that were checked; `choice` has what a draw needs, or is None."""
-        with self._lock:
+        with self._running():
             self._room = 0
             step, runner, how, rows = self._step, self._runner, _how(choice), len(pads)
             runner.prepare(how)
@@ -184,7 +200,8 @@ class Decoder:
             if choice is not None:
                 seed, k = choice["seed"], choice["top_k"]
                 seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu")) if seed is None else seed
-                step.sampling.set(seed, choice["temperature"], k or step.plan.table.shape[0], choice["top_p"])
+                size = step.plan.table.shape[0]
+                step.sampling.set(seed, choice["temperature"], min(k or size, size), choice["top_p"])
             try:
                 step.choose(self._prompt(input_ids, pads), how)
                 columns = self._columns(how, new, rows, {*ends}, streamer)
@@ -195,12 +212,15 @@ class Decoder:
 
     @property
     def tokens(self) -> Tensor:
-        """The tokens that were chosen last, int64 `(batch_size,)`; the next step begins with what is here."""
+        """The tokens that were chosen last, int64 `(batch_size,)`; the next step begins with what is here.
+
+        The token is 0 where the logits of a row are NaN or infinite.
+        """
         return self._step.tokens
 
     @property
     def logits(self) -> Tensor:
-        """The logits of the last step, `(batch_size, vocabulary)`; the next step writes over them."""
+        """The logits of the last step or prompt, `(batch_size, vocabulary)`; the next step writes over them."""
         return self._step.last_logits
 
     @torch.inference_mode(False)
@@ -208,14 +228,16 @@ class Decoder:
     def start(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
         """Run a prompt, for steps of your own: `step()` then computes a greedy token of each row, without waiting.
 
-        Arguments and errors are those of `generate`; no token ends a row. The cache has room for `max_length` tokens.
+        Both arguments and their errors are those of `generate`; no token ends a row, and a row whose logits are NaN or
+        infinite is no error. The cache has room for `max_length` tokens.
         """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = self._mask(input_ids, attention_mask, _generation_config(self.model, None, None))
         pads = self.check(input_ids, mask, 1, ())
-        with self._lock:
+        with self._running():
             self._runner.prepare("greedy")
             self._step.ends.fill_(-2)
-            self._step.choose(self._prompt(input_ids, pads), "greedy")
+            self._step.last_logits = self._prompt(input_ids, pads)
+            self._step.choose(self._step.last_logits, "greedy")
             self._room = self.max_length - input_ids.shape[1]
 
     def step(self) -> None:
@@ -232,6 +254,16 @@ class Decoder:
                                    f"max_length={self.max_length} tokens")  # fmt: skip
             self._room -= 1
             self._runner.run("greedy")
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Have the Decoder for this thread alone; a call within it is refused by `check`."""
+        with self._lock:
+            self._thread = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._thread = None
 
     def _prompt(self, input_ids: Tensor, pads: list[int]) -> Tensor:
         """Run the model's own forward, and take its keys and values; the logits of the next token."""
@@ -279,7 +311,7 @@ def _how(choice: dict[str, Any] | None) -> str:
 
 def level_on(device: torch.device) -> str:
     """The level that None means."""
-    if device.type == "cuda" and compute_capability(device) >= (8, 0):
+    if device.type == "cuda" and compute_capability(device) >= (8, 0) and importlib.util.find_spec("triton"):
         return "triton"
     return "native"
 
@@ -289,8 +321,17 @@ def _operators(level: str, device: torch.device) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"level: given {level!r}; allowed are {', '.join(map(repr, LEVELS))}")
     if level == "native":
         return plain, {}
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("level: given 'triton', which is not installed; pip install triton, or take 'native'")
+    import triton
+
     from kernel_pytorch.fused_decode import launch
 
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(
+            f"level: given 'triton' for a model on {device}; move it to a GPU, or take 'native' (TRITON_INTERPRET=1 "
+            "interprets kernels slowly on a CPU)"
+        )
     pdl = device.type == "cuda" and compute_capability(device) >= (9, 0)
     return launch, {"workspace": launch.Workspace(device), "pdl": pdl}
 
@@ -304,7 +345,7 @@ def _check_sizes(batch_size: Any, max_length: Any) -> None:
 def _generation_config(model: Any, eos_token_id: Any, pad_token_id: Any) -> Any:
     config = copy.deepcopy(model.generation_config)
     if eos_token_id is not None:
-        config.eos_token_id = eos_token_id if isinstance(eos_token_id, int) else list(eos_token_id) or None
+        config.eos_token_id = end_tokens(eos_token_id) or None
     if pad_token_id is not None:
         config.pad_token_id = pad_token_id
     return config
