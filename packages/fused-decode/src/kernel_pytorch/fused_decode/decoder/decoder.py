@@ -39,8 +39,8 @@ class Decoder:
     3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what computes the same.
 
     Weights are joined in place: each of the model's Parameters becomes a part of a joined tensor, with the same name,
-    values and a storage of its own, so its state_dict saves and loads as before, and `revert` gives them memory of
-    their own again. Weights that are changed in place count; a model whose modules or Parameters were replaced (`to`,
+    values and a separate storage, so its state_dict saves and loads as before, and `revert` gives them separate memory
+    again. Weights that are changed in place count; a model whose modules or Parameters were replaced (`to`,
     an adapter, `load_state_dict(assign=True)`) needs a new Decoder.
 
     Args:

@@ -20,7 +20,7 @@ class Weights:
     """The weights of a plan, joined without a second copy of them in memory.
 
     The Parameters stay the same objects with the same names, shapes and values. A layer's weights are copied into one
-    tensor and then given back, so the most memory in use is one layer more. Each Parameter has a storage of its own in
+    tensor and then given back, so the most memory in use is one layer more. Each Parameter has a separate storage in
     that memory, as what saves checkpoints expects.
     """
 
@@ -46,7 +46,7 @@ class Weights:
         for part, view in zip(parts, views, strict=True):
             view.copy_(part.detach())
         for part, view in zip(parts, views, strict=True):
-            part.data = torch.from_dlpack(view)  # a storage of its own, which keeps the memory
+            part.data = torch.from_dlpack(view)  # a separate storage, which keeps the memory
         _joined[_addresses(parts)] = joined
         return joined
 
