@@ -27,9 +27,16 @@ PATCHES = [t for t in discover().techniques.values() if t.replacements]
 NAMES = [model.name for model in MODELS]
 
 REPLACED = {
-    "llama": {"rmsnorm": 7, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
-    "qwen3": {"rmsnorm": 11, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
-    "gemma2": {"rmsnorm": 9, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2, "flash-attn-triton": 2},
+    "llama": {"fused-decode": 1, "rmsnorm": 7, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
+    "qwen3": {"fused-decode": 1, "rmsnorm": 11, "fused-ln-act": 2, "linear-cross-entropy": 1, "qkv-fusion": 2},
+    "gemma2": {
+        "fused-decode": 1,
+        "rmsnorm": 9,
+        "fused-ln-act": 2,
+        "linear-cross-entropy": 1,
+        "qkv-fusion": 2,
+        "flash-attn-triton": 2,
+    },
     "gpt2": {"fused-ln-act": 7, "linear-cross-entropy": 1},
     "bert": {"fused-ln-act": 10, "linear-cross-entropy": 1},
     "vit": {"fused-ln-act": 5},

@@ -17,6 +17,11 @@ def gate(x, weight, factor=2.0):
     return torch.sigmoid(x * weight) * factor
 
 
+def rounded_alike(x, weight):
+    """Elements of which none knows where in a vector of the processor it lies, as those of a sigmoid do on some."""
+    return torch.relu(x * weight) * 2.0
+
+
 def arguments(rows=6):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(rows, 5, generator=generator), torch.randn(5, generator=generator)]
@@ -163,14 +168,14 @@ def test_determinism():
 
 @pytest.mark.parametrize("rows", [1, 2, 6])
 def test_rows_that_do_not_know_of_each_other(rows):
-    checks.check_rows_independent(gate, arguments(rows))
+    checks.check_rows_independent(rounded_alike, arguments(rows))
 
 
 def test_rows_that_depend_on_how_many_there_are():
     with pytest.raises(AssertionError, match="1 of 6 leading rows: Tensor-likes are not equal"):
-        checks.check_rows_independent(lambda x, weight: gate(x, weight) - x.mean(), arguments())
+        checks.check_rows_independent(lambda x, weight: rounded_alike(x, weight) - x.mean(), arguments())
     with pytest.raises(AssertionError, match="5 of 6 leading rows"):
-        checks.check_rows_independent(lambda x, w: gate(x, w) + (x.shape[0] == 5), arguments())
+        checks.check_rows_independent(lambda x, w: rounded_alike(x, w) + (x.shape[0] == 5), arguments())
 
 
 def test_a_trial(toy, monkeypatch):
