@@ -1,0 +1,7 @@
+"""Training on several devices: PyTorch's engine around our functions, a loss and an attention that are divided."""
+
+from .loss import vocabulary_parallel_linear_cross_entropy
+from .strategies import Parallelized, data_parallel, fully_sharded, tensor_parallel
+
+__all__ = ["Parallelized", "data_parallel", "fully_sharded", "tensor_parallel"]
+__all__ += ["vocabulary_parallel_linear_cross_entropy"]
