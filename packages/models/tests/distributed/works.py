@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import spawned
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
-from kernel_pytorch.models.distributed import shards
+from kernel_pytorch.flash_attn_triton import flash_attention
+from kernel_pytorch.linear_cross_entropy import linear_cross_entropy
+from kernel_pytorch.models.distributed import loss as losses_module
+from kernel_pytorch.models.distributed import ring as ring_module
+from kernel_pytorch.models.distributed import ring_attention, shards, vocabulary_parallel_linear_cross_entropy
 
 
 def whole(case: str, steps: int) -> list[float]:
@@ -48,3 +57,151 @@ MUTANTS = {
     "gradients are not added up": ("entering", _alone),
     "packed layers are cut elsewhere": ("split", lambda whole, parts: SPLIT(whole.roll(1, 0), parts)),
 }
+
+
+@contextlib.contextmanager
+def _mutated(module: Any, name: str | None, replacement: Any) -> Iterator[None]:
+    before = getattr(module, name) if name else None
+    if name:
+        setattr(module, name, replacement)
+    yield
+    if name:
+        setattr(module, name, before)
+
+
+LOSSES = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "softcap": {"softcap": 2.0},
+    "few tokens at a time": {},
+    "plain rows": {},
+    "all ignored": {"ignore_index": 5},
+}
+
+
+def loss(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Loss and gradients of a divided head, and of `linear_cross_entropy` in one process."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    words = 36 if case == "plain rows" else 37
+    options = LOSSES[case]
+    hidden, head, target = _head(words)
+    if case == "all ignored":
+        target.fill_(5)
+    whole = [each.clone().requires_grad_() for each in (hidden, head)]
+    expected = linear_cross_entropy(*whole, target, level="native", **options)
+    (3 * expected).backward()
+    hidden.requires_grad_()
+    if case == "plain rows":
+        weight = head.chunk(ranks)[rank].clone().requires_grad_()
+    else:
+        mesh = init_device_mesh("cpu", (ranks,))
+        weight = distribute_tensor(head, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+    with (
+        _mutated(losses_module, "LOGITS" if case == "few tokens at a time" else None, 13 * 8 * 2),
+        _mutated(losses_module.dist, "all_reduce" if mutant else None, LOSS_MUTANTS.get(mutant)),
+    ):
+        found = vocabulary_parallel_linear_cross_entropy(hidden, weight, target, **options)
+        (3 * found).backward()
+    expected_rows = whole[1].grad.chunk(ranks)[rank]
+    rows = weight.grad if case == "plain rows" else weight.grad.to_local()
+    return [found.detach(), hidden.grad, rows], [expected.detach(), whole[0].grad, expected_rows]
+
+
+def _head(words: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(words, 8, dtype=torch.float64)
+    target = torch.randint(words, (3, 5))
+    target[0, :2] = -100
+    return hidden, head, target
+
+
+def _only(*kept: str) -> Any:
+    """`all_reduce` of some kinds alone: of the maximum, of the sums of tokens, of the gradient."""
+    reduce = dist.all_reduce
+
+    def all_reduce(x: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+        kind = "maximum" if op == dist.ReduceOp.MAX else "gradient" if x.shape[-1] == 8 else "sums"
+        if kind in kept:
+            reduce(x, op, group)
+
+    return all_reduce
+
+
+LOSS_MUTANTS: dict[str | None, Any] = {
+    "no maximum": _only("sums", "gradient"),
+    "no sums": _only("maximum", "gradient"),
+    "no gradient": _only("maximum", "sums"),
+}
+
+
+RINGS = {"causal": {}, "all": {"causal": False}, "scale": {"scale": 0.7}}
+
+
+def ring(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Output and gradients of this rank's part of a sequence, and of `flash_attention` of all of it."""
+    rank, ranks, options = dist.get_rank(), dist.get_world_size(), {"causal": True, **RINGS[case]}
+    torch.manual_seed(0)
+    shapes = [(2, heads, 4 * ranks, 8) for heads in (4, 2, 2)]
+    whole = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    incoming = torch.randn(shapes[0], dtype=torch.float64)
+    expected = flash_attention(*whole, level="native", **options)
+    expected.backward(incoming)
+    parts = [each.detach().chunk(ranks, 2)[rank].clone().requires_grad_() for each in whole]
+    with _mutated(ring_module, *RING_MUTANTS[mutant]):
+        found = ring_attention(*parts, level="reference", **options)
+        found.backward(incoming.chunk(ranks, 2)[rank])
+    mine = [expected.detach(), *(each.grad for each in whole)]
+    return [found.detach(), *(each.grad for each in parts)], [each.chunk(ranks, 2)[rank] for each in mine]
+
+
+def _mean(output: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> Any:
+    return (output + more) / 2, torch.logaddexp(lse, more_lse)
+
+
+def _maximum(output: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> Any:
+    return ring_module_combine(output, lse, more, more_lse)[0], torch.maximum(lse, more_lse)
+
+
+ring_module_combine = ring_module.combine
+RING_MUTANTS: dict[str | None, tuple[Any, Any]] = {
+    None: (None, None),
+    "parts weigh the same": ("combine", _mean),
+    "lse is that of one part": ("combine", _maximum),
+    "keys behind are seen": ("_sees", lambda step, group, causal: True),
+    "nothing goes round": ("_pass_on", lambda x, group: lambda: x),
+}
+
+
+def every(kind: str) -> dict[Any, Any]:
+    """All cases of the loss or of the ring, then the first case with each mutant."""
+    work, cases, mutants = (loss, LOSSES, LOSS_MUTANTS) if kind == "loss" else (ring, RINGS, RING_MUTANTS)
+    found = {(case, None): work(case) for case in cases}
+    first = next(iter(cases))
+    return found | {(first, mutant): work(first, mutant) for mutant in mutants if mutant is not None}
+
+
+def refused() -> list[str]:
+    """What the divided loss and the ring say of arguments that do not fit."""
+    hidden, head, target = _head(37)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    divided = distribute_tensor(head, mesh, [Shard(1)], src_data_rank=None)
+    calls = [
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, divided, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head[:, :4], target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head.float(), target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target[0]),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target, softcap=0.0),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target, reduction="none"),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target + 37 * dist.get_world_size()),
+        lambda: ring_attention(head[None, None], head[None, None, :4], head[None, None, :4]),
+    ]
+    return [said(call) for call in calls]
+
+
+def said(call: Any) -> str:
+    """The message of the error that a call raises, "" if it raises none."""
+    try:
+        call()
+    except (IndexError, TypeError, ValueError) as error:
+        return str(error)
+    return ""
