@@ -81,9 +81,9 @@ def loss_of(model: torch.nn.Module, texts: torch.Tensor, targets: torch.Tensor) 
     return torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), targets.flatten())
 
 
-def train(model: torch.nn.Module, steps: int, rank: int = 0, ranks: int = 1) -> list[float]:
-    """The losses of some steps, of which this rank sees its part; they are averaged over `ranks` ranks."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def train(model: torch.nn.Module, steps: int, rank: int = 0, ranks: int = 1, optimizer: Any = None) -> list[float]:
+    """The losses of some steps, of which this rank sees its part, one of `ranks`."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     model.train()
     for step in range(steps):

@@ -26,7 +26,7 @@ def test_three_ranks_give_what_one_process_gives(kind, tmp_path):
 @pytest.mark.slow
 def test_what_does_not_fit_is_named(tmp_path):
     (said, _) = spawned.spawn(works.refused, 2, tmp_path)
-    beginnings = ("weight: placed as", "weight: shape", "weight: dtype", "target: given", "softcap: given 0.0")
+    beginnings = ("weight: given Tensor", "weight: placed as", "weight: shape", "weight: dtype", "target: given")
     beginnings += ("reduction: given 'none'", "target: it has a value", "q, k, v: they have 37, 4 and 4 tokens")
     assert len(said) == len(beginnings)
     for message, beginning in zip(said, beginnings, strict=True):

@@ -1,6 +1,6 @@
 """Training on several ranks has the losses of one process; these need minutes and are marked `slow`, all but one.
 
-nox -s tests -- packages/models/tests/distributed -m "slow or not slow"
+.venv/bin/nox -s tests -- packages/models/tests/distributed -m slow
 """
 
 import pytest
@@ -43,3 +43,34 @@ def test_every_strategy_has_the_losses_of_one_process(ranks, names, tmp_path):
 def test_a_wrong_division_is_seen(mutant, tmp_path):
     found = spawned.spawn(works.losses, 2, tmp_path, ("tp",), ("ours",), 3, mutant)
     assert differences(found, "ours", "tp", 3) > 1e-6
+
+
+@pytest.mark.slow
+def test_what_cannot_be_divided_is_named(tmp_path):
+    (said, _) = spawned.spawn(works.undivided, 2, tmp_path)
+    beginnings = (
+        "blocks.0.attention.qkv: 2 ranks do not divide 1 heads",
+        "blocks.0.mlp.gate_up: 2 ranks do not divide 25 columns",
+        "model.layers.0.self_attn.q_proj: it is Identity",
+        "model.layers.0.self_attn.q_norm.weight: it is not known",
+        "model.layers.0.self_attn.q_proj.group: its layers were fused; call",
+        "model: it is FSDPLanguageModel; call tensor_parallel before",
+        "model: it has sharded parameters; call tensor_parallel first",
+        "model: it has no attention",
+        "mesh: it has 2 dimensions",
+        "model: it has sharded parameters; beside",
+    )
+    assert len(said) == len(beginnings)
+    for message, beginning in zip(said, beginnings, strict=True):
+        assert message.startswith(beginning)
+
+
+@pytest.mark.slow
+def test_logits_and_generation_are_those_of_one_process(tmp_path):
+    assert spawned.spawn(works.generated, 2, tmp_path) == [(True, True)] * 2
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_fits_one_and_four(tmp_path):
+    for ranks, action in ((2, "save"), (1, "load"), (4, "load")):
+        assert all(spawned.spawn(works.checkpoint, ranks, tmp_path / str(ranks), str(tmp_path / "saved"), action))

@@ -9,14 +9,24 @@ from typing import Any
 import spawned
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from kernel_pytorch.flash_attn_triton import flash_attention
 from kernel_pytorch.linear_cross_entropy import linear_cross_entropy
+from kernel_pytorch.models.distributed import (
+    data_parallel,
+    fully_sharded,
+    ring_attention,
+    shards,
+    tensor_parallel,
+    vocabulary_parallel_linear_cross_entropy,
+)
 from kernel_pytorch.models.distributed import loss as losses_module
 from kernel_pytorch.models.distributed import ring as ring_module
-from kernel_pytorch.models.distributed import ring_attention, shards, vocabulary_parallel_linear_cross_entropy
+from kernel_pytorch.qkv_fusion import fuse
 
 
 def whole(case: str, steps: int) -> list[float]:
@@ -51,11 +61,15 @@ def _alone(x: torch.Tensor, mesh: Any) -> torch.Tensor:
     return x
 
 
-SPLIT = shards.split
+def _cut_as_one(layer: torch.nn.Linear, parts: dict[str, int], mesh: Any) -> torch.nn.Module:
+    return PACKED(layer, {"all": sum(parts.values())}, mesh)
+
+
+PACKED = shards.Packed
 MUTANTS = {
     "outputs are not added up": ("leaving", _alone),
     "gradients are not added up": ("entering", _alone),
-    "packed layers are cut elsewhere": ("split", lambda whole, parts: SPLIT(whole.roll(1, 0), parts)),
+    "packed layers are cut as one": ("Packed", _cut_as_one),
 }
 
 
@@ -72,9 +86,7 @@ def _mutated(module: Any, name: str | None, replacement: Any) -> Iterator[None]:
 LOSSES = {
     "mean": {},
     "sum": {"reduction": "sum"},
-    "softcap": {"softcap": 2.0},
     "few tokens at a time": {},
-    "plain rows": {},
     "all ignored": {"ignore_index": 5},
 }
 
@@ -82,20 +94,16 @@ LOSSES = {
 def loss(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Loss and gradients of a divided head, and of `linear_cross_entropy` in one process."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    words = 36 if case == "plain rows" else 37
     options = LOSSES[case]
-    hidden, head, target = _head(words)
+    hidden, head, target = _head()
     if case == "all ignored":
         target.fill_(5)
     whole = [each.clone().requires_grad_() for each in (hidden, head)]
     expected = linear_cross_entropy(*whole, target, level="native", **options)
     (3 * expected).backward()
     hidden.requires_grad_()
-    if case == "plain rows":
-        weight = head.chunk(ranks)[rank].clone().requires_grad_()
-    else:
-        mesh = init_device_mesh("cpu", (ranks,))
-        weight = distribute_tensor(head, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+    mesh = init_device_mesh("cpu", (ranks,))
+    weight = distribute_tensor(head, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
     with (
         _mutated(losses_module, "LOGITS" if case == "few tokens at a time" else None, 13 * 8 * 2),
         _mutated(losses_module.dist, "all_reduce" if mutant else None, LOSS_MUTANTS.get(mutant)),
@@ -103,14 +111,13 @@ def loss(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list
         found = vocabulary_parallel_linear_cross_entropy(hidden, weight, target, **options)
         (3 * found).backward()
     expected_rows = whole[1].grad.chunk(ranks)[rank]
-    rows = weight.grad if case == "plain rows" else weight.grad.to_local()
-    return [found.detach(), hidden.grad, rows], [expected.detach(), whole[0].grad, expected_rows]
+    return [found.detach(), hidden.grad, weight.grad.to_local()], [expected.detach(), whole[0].grad, expected_rows]
 
 
-def _head(words: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _head() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    hidden, head = torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(words, 8, dtype=torch.float64)
-    target = torch.randint(words, (3, 5))
+    hidden, head = torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(37, 8, dtype=torch.float64)
+    target = torch.randint(37, (3, 5))
     target[0, :2] = -100
     return hidden, head, target
 
@@ -182,17 +189,17 @@ def every(kind: str) -> dict[Any, Any]:
 
 def refused() -> list[str]:
     """What the divided loss and the ring say of arguments that do not fit."""
-    hidden, head, target = _head(37)
+    hidden, head, target = _head()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    divided = distribute_tensor(head, mesh, [Shard(1)], src_data_rank=None)
+    columns, rows = (distribute_tensor(head, mesh, [Shard(i)], src_data_rank=None) for i in (1, 0))
     calls = [
-        lambda: vocabulary_parallel_linear_cross_entropy(hidden, divided, target),
-        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head[:, :4], target),
-        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head.float(), target),
-        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target[0]),
-        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target, softcap=0.0),
-        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target, reduction="none"),
-        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target + 37 * dist.get_world_size()),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, columns, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden[..., :4], rows, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden.float(), rows, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target[0]),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target, reduction="none"),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target + 37),
         lambda: ring_attention(head[None, None], head[None, None, :4], head[None, None, :4]),
     ]
     return [said(call) for call in calls]
@@ -205,3 +212,59 @@ def said(call: Any) -> str:
     except (IndexError, TypeError, ValueError) as error:
         return str(error)
     return ""
+
+
+def undivided() -> list[str]:
+    """What the helpers say of models and meshes that they refuse."""
+    mesh, both = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    adapted, normed, twice = spawned.llama(), spawned.llama(), spawned.ours()
+    adapted.model.layers[0].self_attn.q_proj = torch.nn.Identity()
+    normed.model.layers[0].self_attn.q_norm = torch.nn.RMSNorm(4)
+    sharded = fully_sharded(spawned.ours(), mesh).model
+    tensor_parallel(twice, mesh)
+    calls = [
+        lambda: tensor_parallel(spawned.ours(num_kv_heads=1), mesh),
+        lambda: tensor_parallel(spawned.ours(hidden_dim=25), mesh),
+        lambda: tensor_parallel(adapted, mesh),
+        lambda: tensor_parallel(normed, mesh),
+        lambda: tensor_parallel(fuse(spawned.llama()), mesh),
+        lambda: tensor_parallel(sharded, mesh),
+        lambda: tensor_parallel(twice, mesh),
+        lambda: tensor_parallel(torch.nn.Linear(2, 2), mesh),
+        lambda: tensor_parallel(spawned.ours(), both),
+        lambda: data_parallel(twice, mesh),
+    ]
+    return [said(call) for call in calls]
+
+
+def generated() -> tuple[bool, bool]:
+    """Whether a divided model has the logits of a whole one, and continues texts as it does."""
+    alone, divided = spawned.ours().eval(), spawned.ours().eval()
+    tensor_parallel(divided, init_device_mesh("cpu", (2,)))
+    texts, _ = spawned.batch(0)
+    logits = torch.allclose(divided(texts), alone(texts), rtol=0, atol=1e-12)
+    return logits, torch.equal(divided.generate(texts, 4, temperature=0), alone.generate(texts, 4, temperature=0))
+
+
+def checkpoint(folder: str, action: str) -> bool:
+    """Train and save a divided model and its optimizer, or load them and see whether the next losses are the same."""
+    model = spawned.ours(num_heads=8, num_kv_heads=4)
+    tensor_parallel(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    if action == "load":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if action == "save":
+        spawned.train(model, 3, optimizer=optimizer)
+    else:
+        spawned.train(model, 1, optimizer=optimizer)  # makes its state
+    parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    if action == "save":
+        torch.distributed.checkpoint.save(parts, checkpoint_id=folder)
+        torch.save(spawned.train(model, 3, optimizer=optimizer), f"{folder}/losses")
+        return True
+    torch.distributed.checkpoint.load(parts, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+    found, expected = spawned.train(model, 3, optimizer=optimizer), torch.load(f"{folder}/losses")
+    return max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-12

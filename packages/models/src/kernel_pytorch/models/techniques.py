@@ -94,7 +94,7 @@ class Techniques:
 
     def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """`activation(x @ weight.T + bias)`, with a name of `ACTIVATIONS`."""
-        weight, bias = _local(weight), None if bias is None else _local(bias)
+        weight, bias = local(weight), None if bias is None else local(bias)
         if "fused-ln-act" in self.names and self.level == "cuda":  # the product is PyTorch's, what follows has a kernel
             return fused_ln_act.bias_act(F.linear(x, weight), bias, activation, level=self.level)
         if "fused-ln-act" in self.names:
@@ -103,7 +103,7 @@ class Techniques:
 
     def gated_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
         """`(activation(gate(x)) * up(x)) @ down.T`; gate_up `(2I, N)` holds the rows of the gate first."""
-        gate_up, down = _local(gate_up), _local(down)
+        gate_up, down = local(gate_up), local(down)
         if "fused-ln-act" in self.names:
             level = self.level_for(x)
             if activation in GATES and (level == "cuda" or (level is None and x.device.type == "cpu")):
@@ -210,7 +210,7 @@ class Techniques:
         return F.cross_entropy(logits, target.flatten())
 
 
-def _local(weight: Tensor) -> Tensor:
+def local(weight: Tensor) -> Tensor:
     """This rank's part of a weight that `distributed.tensor_parallel` divided."""
     return weight.to_local() if hasattr(weight, "to_local") else weight
 

@@ -14,52 +14,39 @@ from kernel_pytorch.flash_attn_triton import flash_attention_with_lse
 
 
 def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    group: dist.ProcessGroup | None = None,
-    causal: bool = True,
-    scale: float | None = None,
-    level: str | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, group: dist.ProcessGroup | None = None, causal: bool = True,
+    scale: float | None = None, level: str | None = None,
+) -> Tensor:  # fmt: skip
     """Compute `flash_attention` of a sequence of which each rank has an equal part, in the order of the ranks.
 
-    Each of n steps attends to the keys of one rank while those of the next are under way, and weighs the results by
-    their lse. The split is plain: with causal, rank r has r + 1 parts to compute, so the last rank decides the time.
-    The backward sends keys, values and their gradients round once more and computes each part's forward again, so a
-    rank never holds more than two parts. Second derivatives are refused.
+    Each of n steps attends to the keys of one rank while those of the next are under way; lse weighs the results. The
+    split is plain: with causal, rank r has r + 1 parts to compute, so the last rank decides the time. The backward
+    sends keys, values and their gradients round and computes each part's forward again. No second derivatives.
 
     Args:
         q: `(B, H, S / n, D)`, the queries of this rank; dtypes as in `flash_attention`.
-        k: `(B, K, S / n, D)`, its keys; K divides H.
-        v: `(B, K, S / n, D)`, its values.
+        k, v: `(B, K, S / n, D)`, its keys and values; K divides H.
         group: the ranks, of which each calls this with the same shapes; None for all.
-        causal: whether a token sees no later token of the whole sequence.
-        scale: of the scores; None for `D ** -0.5`.
-        level: as in `flash_attention_with_lse`.
+        causal, scale, level: as in `flash_attention_with_lse`, of the whole sequence.
 
     Returns:
-        `(B, H, S / n, D)`, this rank's part of the output, in the dtype of q.
+        This rank's part of the output, as q.
 
     Raises:
-        ValueError: k or v is not as long as q.
-        TypeError, ValueError, RuntimeError: as `flash_attention_with_lse`.
+        TypeError, ValueError, RuntimeError: k or v is not as long as q; as `flash_attention_with_lse`.
 
     Source: Liu et al., "Ring Attention", 2023, https://arxiv.org/abs/2310.01889.
     """
     if not q.shape[2] == k.shape[2] == v.shape[2]:
         lengths = f"{q.shape[2]}, {k.shape[2]} and {v.shape[2]}"
-        raise ValueError(f"q, k, v: they have {lengths} tokens; on each rank all must have the same number")
+        raise ValueError(f"q, k, v: they have {lengths} tokens; all must have the same number, on each rank")
     return _Ring.apply(q, k, v, group, causal, scale, level)  # type: ignore[no-any-return]
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Any, causal: bool, scale: float | None, level: str | None
-    ) -> Tensor:
-        ctx.given = group, causal, scale, level
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
+        group, causal, scale, level = ctx.given = given
         pair, ranks = torch.stack((k, v)), dist.get_world_size(group)
         output = lse = None
         for step in range(ranks):
@@ -79,8 +66,7 @@ class _Ring(torch.autograd.Function):
         q, k, v, output, lse = ctx.saved_tensors
         group, causal, scale, level = ctx.given
         wide, ranks = lse.dtype, dist.get_world_size(group)
-        pair, q = torch.stack((k, v)), q.detach().requires_grad_()
-        incoming = incoming.to(wide)
+        pair, q, incoming = torch.stack((k, v)), q.detach().requires_grad_(), incoming.to(wide)
         common = (incoming * output).sum(-1)
         to_q, to_pair = torch.zeros_like(q, dtype=wide), torch.zeros_like(pair, dtype=wide)
         for step in range(ranks):
@@ -96,7 +82,7 @@ class _Ring(torch.autograd.Function):
                 found = torch.autograd.grad(part, inputs, (to_output, to_lse))
                 to_q += found[0]
                 to_pair += torch.stack(found[1:])
-            to_pair = _pass_on(to_pair, group)()  # beside the keys; after n steps it is at home
+            to_pair = _pass_on(to_pair, group)() if ranks > 1 else to_pair  # after n steps it is at home
             pair = pair if arrived is None else arrived()
         return to_q.to(q.dtype), *to_pair.to(k.dtype), None, None, None, None
 
@@ -116,13 +102,10 @@ def _sees(step: int, group: Any, causal: bool) -> bool:
 def _pass_on(x: Tensor, group: Any) -> Callable[[], Tensor]:
     """Send x to the next rank; a call of the result waits for what comes from the one before."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    if ranks == 1:
-        return lambda: x
-    found, peers = torch.empty_like(x), [(rank + shift) % ranks for shift in (1, -1)]
-    if group is not None:
-        peers = [dist.get_global_rank(group, peer) for peer in peers]
-    sent = dist.P2POp(dist.isend, x, peers[0], group), dist.P2POp(dist.irecv, found, peers[1], group)
-    under_way = dist.batch_isend_irecv([*sent])
+    ring = dist.get_process_group_ranks(group or dist.group.WORLD)
+    found, after, before = torch.empty_like(x), ring[(rank + 1) % ranks], ring[rank - 1]
+    both = [dist.P2POp(dist.isend, x, after, group), dist.P2POp(dist.irecv, found, before, group)]
+    under_way = dist.batch_isend_irecv(both)
 
     def wait() -> Tensor:
         for each in under_way:

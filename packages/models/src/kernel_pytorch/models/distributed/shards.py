@@ -6,7 +6,7 @@ in a smaller model, so no operator needs a rule for DTensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,43 +17,32 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
 from kernel_pytorch.models.block import Attention, FeedForward
+from kernel_pytorch.models.techniques import local
 
 from .loss import entering, first_row, leaving
 
 
-class Columns(nn.Linear):
-    """A linear layer of which a rank computes some outputs, from what every rank has."""
+class Divided(nn.Linear):
+    """A linear layer of which a rank computes some outputs; or reads some inputs, and others add sum and bias."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map `(..., in_features)` to this rank's `(..., out_features / n)`."""
-        return F.linear(input, local(self.weight), None if self.bias is None else local(self.bias))
-
-
-class Rows(nn.Linear):
-    """A linear layer of which a rank reads some inputs. Results are to be added up over ranks, and then the bias."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map this rank's `(..., in_features / n)` to its part of the sum, `(..., out_features)`."""
-        return F.linear(input, local(self.weight))
+        """Compute `(..., out_features / n)` of `(..., in_features)`, or `(..., out_features)` of a rank's inputs."""
+        bias = local(self.bias) if isinstance(self.bias, DTensor) else None
+        return F.linear(input, local(self.weight), bias)
 
 
 class Packed(nn.Module):
     """Several layers of which a rank computes some outputs each, as one product, such as `Attention.qkv`.
 
-    Each is a parameter of its own, `(rows, in_features)` with `Shard(0)`, so that a checkpoint fits any number of
-    ranks. `weight` and `bias` are this rank's rows of all of them, one plain tensor.
-
-    Args:
-        layer: the whole, the same on every rank; its rows are copied.
-        parts: name and rows of each.
-        mesh: the ranks.
+    Each is one parameter, `(rows, in_features)` with `Shard(0)`, so that a checkpoint fits any number of
+    ranks. `weight` and `bias` are this rank's rows of all `parts` (names and rows), one plain tensor.
     """
 
     def __init__(self, layer: nn.Linear, parts: dict[str, int], mesh: DeviceMesh) -> None:
         super().__init__()
         self.names = {"weight": [*parts], "bias": [] if layer.bias is None else [f"{name}_bias" for name in parts]}
         for kind, names in self.names.items():
-            for name, piece in zip(names, split(getattr(layer, kind), parts) if names else (), strict=True):
+            for name, piece in zip(names, getattr(layer, kind).split([*parts.values()]) if names else (), strict=True):
                 self.register_parameter(name, _placed(piece, mesh, Shard(0)))
 
     @property
@@ -81,9 +70,9 @@ class Words(nn.Embedding):
 
 
 def divide(layer: nn.Module, kind: type[nn.Module], dimension: int, mesh: DeviceMesh) -> None:
-    """Make a layer's weight, and the bias of `Columns`, DTensors of which each rank has a part, in place."""
+    """Make a layer's weight, and the bias of its outputs, DTensors of which each rank has a part, in place."""
     layer.weight = _placed(layer.weight, mesh, Shard(dimension))
-    if kind is Columns and layer.bias is not None:
+    if kind is Divided and dimension == 0 and layer.bias is not None:
         layer.bias = _placed(layer.bias, mesh, Shard(0))
     layer.__class__ = kind
 
@@ -91,9 +80,7 @@ def divide(layer: nn.Module, kind: type[nn.Module], dimension: int, mesh: Device
 class Sharded(ParallelStyle):
     """Shard one attention or feed-forward: it gets what every rank has, and returns the sum over the ranks.
 
-    Args:
-        columns: names of the layers that read the input, each with the parts that it packs, or None.
-        rows: the name of the layer whose results are added up.
+    `columns` names the layers that read the input, with what each packs, or None; `rows` the one that is added up.
     """
 
     def __init__(self, columns: dict[str, dict[str, int] | None], rows: str) -> None:
@@ -102,61 +89,44 @@ class Sharded(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, parts in self.columns.items():
             if parts is None:
-                divide(getattr(module, name), Columns, 0, device_mesh)
+                divide(getattr(module, name), Divided, 0, device_mesh)
             else:
                 setattr(module, name, Packed(getattr(module, name), parts, device_mesh))
         last = getattr(module, self.rows)
-        divide(last, Rows, 1, device_mesh)
+        divide(last, Divided, 1, device_mesh)
         if isinstance(module, Attention):  # those of transformers count the heads that they find
             module.num_heads //= device_mesh.size()
             module.num_kv_heads //= device_mesh.size()
-        module.register_forward_pre_hook(_enter(device_mesh), with_kwargs=True)
-        module.register_forward_hook(_leave(last, device_mesh))
+        module.register_forward_pre_hook(partial(_enter, device_mesh), with_kwargs=True)
+        module.register_forward_hook(partial(_leave, device_mesh, last))
         return module
 
 
-def parts_of(module: nn.Module) -> Sharded:
+def parts_of(module: Attention | FeedForward) -> Sharded:
     """Return how to shard an `Attention` or a `FeedForward`."""
     if isinstance(module, Attention):
         queries, keys = module.num_heads * module.head_dim, module.num_kv_heads * module.head_dim
         return Sharded({"qkv": {"query": queries, "key": keys, "value": keys}}, "out")
-    assert isinstance(module, FeedForward)
     if not module.gated:
         return Sharded({"up": None}, "down")
     hidden = module.gate_up.out_features // 2
     return Sharded({"gate_up": {"gate": hidden, "up": hidden}}, "down")
 
 
-def _enter(mesh: DeviceMesh) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if args:
-            return (entering(args[0], mesh), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"], mesh)}
-
-    return hook
-
-
-def _leave(last: nn.Linear, mesh: DeviceMesh) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        found = leaving(output[0] if isinstance(output, tuple) else output, mesh)
-        if last.bias is not None:
-            found = found + last.bias
-        return (found, *output[1:]) if isinstance(output, tuple) else found
-
-    return hook
+def _enter(
+    mesh: DeviceMesh, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (entering(args[0], mesh), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"], mesh)}
 
 
-def local(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a parameter, plain; its gradient goes to the parameter."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def split(whole: Tensor, parts: dict[str, int]) -> Sequence[Tensor]:
-    """Return the rows of each part."""
-    return whole.split([*parts.values()])
+def _leave(mesh: DeviceMesh, last: nn.Linear, module: nn.Module, args: Any, output: Any) -> Any:
+    found = leaving(output[0] if isinstance(output, tuple) else output, mesh)
+    found = found if last.bias is None else found + last.bias
+    return (found, *output[1:]) if isinstance(output, tuple) else found
 
 
 def _placed(whole: Tensor, mesh: DeviceMesh, placement: Shard) -> nn.Parameter:
-    # Every rank has the whole of it, so nothing is sent.
-    found = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=None)
+    found = distribute_tensor(whole.detach(), mesh, [placement], src_data_rank=None)  # nothing is sent
     return nn.Parameter(found, whole.requires_grad)
