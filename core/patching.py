@@ -11,7 +11,6 @@ and so does one that a spawned worker gets; one that cloudpickle carries comes b
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes as _without_modes  # a private name of PyTorch
 
 from .measured import why_not_measured
-from .stock import BELOW, HOOKS, OWNER, has_foreign_forward, holder_of, owner_of
+from .stock import BELOW, HOOKS, OWNER, class_of, has_foreign_forward, holder_of, owner_of
 
 Forward = Callable[..., Any]
 """What becomes the `forward` of a module; it takes the module first."""
@@ -181,7 +180,8 @@ def stand_in(module: torch.nn.Module, children: Mapping[str, Any], **attributes:
 
     Its other children have stand-ins too. A call runs the forward alone, without the hooks of all modules.
     """
-    probe = copy.copy(module)
+    probe: torch.nn.Module = object.__new__(class_of(module))  # `copy.copy` fails after `fully_shard`
+    probe.__dict__.update(module.__dict__)
     given = {**module._modules, **children}
     probe.__dict__["_modules"] = {
         name: stand_in(child, {}) if isinstance(child, torch.nn.Module) else child for name, child in given.items()

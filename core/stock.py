@@ -86,6 +86,12 @@ def owner_of(module: torch.nn.Module, attribute: str = "forward") -> str | None:
     return owner if function is forward.__func__ else None
 
 
+def class_of(module: torch.nn.Module) -> type:
+    """The class of a module as it was written: `fully_shard` puts a subclass there, with another name."""
+    kind = type(module)
+    return kind.__bases__[1] if kind.__bases__[0].__name__ == "FSDPModule" else kind
+
+
 def holder_of(module: torch.nn.Module) -> Any:
     """What has the forward of a patch as an attribute: the module, or what runs it (`fuse` of qkv-fusion)."""
     forward = module.__dict__.get("forward")

@@ -285,6 +285,26 @@ def test_under_data_parallelism(wrap, alone):
         torch.testing.assert_close(whole, expected[1][path.removeprefix("module.")], rtol=1e-4, atol=1e-6, msg=path)
 
 
+def in_training(model):
+    """What is replaced, but for generation, which reads parameters that would have to be gathered."""
+    found = [technique.patch(model).replaced for technique in PATCHES]
+    return [{path: by for path, by in each.items() if not by.endswith("in generate")} for each in found]
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_after_fully_shard_the_same_is_replaced(name, alone):
+    model, inputs = small(name)
+    expected = loss_and_gradients(patched(model), inputs)[0]
+    before = in_training(copy.deepcopy(model))
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList):
+            for layer in module:
+                fully_shard(layer)
+    fully_shard(model)
+    assert in_training(model) == before
+    torch.testing.assert_close(loss_and_gradients(model, inputs)[0], expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_compiled_as_one_graph(name):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found, Patched
-from ._core.stock import why_not_replaceable
+from ._core.stock import class_of, why_not_replaceable
 from .functional import linear_cross_entropy
 
 PACKAGE = "linear-cross-entropy"
@@ -39,7 +39,7 @@ def patch(model: torch.nn.Module) -> Patched:
     None: they are never in memory (of the output as a tuple they are missing). Without labels, in evaluation, with
     another loss than transformers' own, and in bfloat16 on a CPU, where PyTorch's products are faster since they round
     the logits to 16 bits, the class's own forward runs. If all labels are ignored the loss is 0, where PyTorch's is
-    NaN. Patch before `fully_shard`, which renames the class.
+    NaN.
 
     Args:
         model: a model of transformers, before it is compiled, or what holds one.
@@ -60,8 +60,8 @@ def unpatch(model: torch.nn.Module) -> None:
 
 def _find(module: torch.nn.Module) -> Found | str | None:
     """A language model with a head of one linear layer."""
-    name = type(module).__name__
-    if name not in {**CAUSAL, **MASKED} or not type(module).__module__.startswith("transformers."):
+    name = class_of(module).__name__
+    if name not in {**CAUSAL, **MASKED} or not class_of(module).__module__.startswith("transformers."):
         return _look_alike(module)
     head = module.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
@@ -73,7 +73,7 @@ def _find(module: torch.nn.Module) -> Found | str | None:
 
 def _look_alike(module: torch.nn.Module) -> str | None:
     """Why a module with a head over the words of its embedding is left alone; None if it has none."""
-    name = type(module).__name__
+    name = class_of(module).__name__
     if hasattr(module, "get_output_embeddings"):
         try:
             head = module.get_output_embeddings()
@@ -176,6 +176,6 @@ def _loss(model: Any, hidden: Tensor, head: torch.nn.Linear, labels: Tensor, giv
 
 def _output_of(module: torch.nn.Module) -> Callable[[Any, Tensor], Any]:
     """What makes the output of the class's forward, without logits, of that of the model without its head."""
-    kind = getattr(sys.modules["transformers.modeling_outputs"], {**CAUSAL, **MASKED}[type(module).__name__])
+    kind = getattr(sys.modules["transformers.modeling_outputs"], {**CAUSAL, **MASKED}[class_of(module).__name__])
     names = [each.name for each in dataclasses.fields(kind) if each.name not in ("loss", "logits")]
     return lambda outputs, loss: kind(loss=loss, **{name: getattr(outputs, name, None) for name in names})

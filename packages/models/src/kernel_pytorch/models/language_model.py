@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kernel_pytorch.qkv_fusion import RotaryTable
 
@@ -160,7 +159,7 @@ class LanguageModel(TechniqueModule):
         x, _ = self.techniques.norm(self.norm, x, update)
         if targets is not None:
             return self.techniques.linear_cross_entropy(x, self.head_weight, targets)
-        return F.linear(x, self.head_weight)
+        return self.techniques.logits(x, self.head_weight)
 
     def new_cache(self, batch: int, length: int | None = None) -> KeyValueCache:
         """Make an empty cache for batch sequences of length tokens (None: max_position), in the dtype of autocast."""

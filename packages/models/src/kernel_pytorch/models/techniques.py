@@ -94,6 +94,7 @@ class Techniques:
 
     def linear_act(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         """`activation(x @ weight.T + bias)`, with a name of `ACTIVATIONS`."""
+        weight, bias = local(weight), None if bias is None else local(bias)
         if "fused-ln-act" in self.names and self.level == "cuda":  # the product is PyTorch's, what follows has a kernel
             return fused_ln_act.bias_act(F.linear(x, weight), bias, activation, level=self.level)
         if "fused-ln-act" in self.names:
@@ -102,6 +103,7 @@ class Techniques:
 
     def gated_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
         """`(activation(gate(x)) * up(x)) @ down.T`; gate_up `(2I, N)` holds the rows of the gate first."""
+        gate_up, down = local(gate_up), local(down)
         if "fused-ln-act" in self.names:
             level = self.level_for(x)
             if activation in GATES and (level == "cuda" or (level is None and x.device.type == "cpu")):
@@ -182,18 +184,35 @@ class Techniques:
             y = _plain_attention(q, keys, values, mask, False)
         return y.transpose(1, 2)
 
+    def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """`hidden @ weight.T`, whole on every rank where the words are divided."""
+        if hasattr(weight, "placements"):
+            from .distributed.loss import vocabulary_parallel_logits
+
+            return vocabulary_parallel_logits(hidden, weight)
+        return F.linear(hidden, weight)
+
     def linear_cross_entropy(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         """Mean cross entropy of the logits `hidden @ weight.T`; targets of -100 do not count.
 
         With a small vocabulary the logits need no more memory than a block; they are then computed, which is faster.
         """
         words, columns = weight.shape
+        if hasattr(weight, "placements"):  # a DTensor: `distributed.tensor_parallel` divided the words
+            from .distributed.loss import vocabulary_parallel_linear_cross_entropy
+
+            return vocabulary_parallel_linear_cross_entropy(hidden, weight, target)
         if "linear-cross-entropy" in self.names and (words > SMALL_VOCABULARY * columns or self.level is not None):
             return linear_cross_entropy.linear_cross_entropy(hidden, weight, target, level=self.level)
         logits = F.linear(hidden, weight)
         # In float32 also under autocast, like the fused loss.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
         return F.cross_entropy(logits, target.flatten())
+
+
+def local(weight: Tensor) -> Tensor:
+    """This rank's part of a weight that `distributed.tensor_parallel` divided."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._core import patching
 from ._core.patching import Found
-from ._core.stock import has_hooks, owner_of
+from ._core.stock import class_of, has_hooks, owner_of
 from .functional import Casting, add_rms_norm
 
 FIRST, ATTENTION, SECOND, FEED = "input_layernorm", "self_attn", "post_attention_layernorm", "mlp"
@@ -59,7 +59,7 @@ def proven_keywords(module: torch.nn.Module) -> dict[str, Any] | None:
     if {name for name, child in module._modules.items() if child is not None} != {FIRST, ATTENTION, SECOND, FEED}:
         return None
     own = any(isinstance(value, float) for value in vars(module).values())  # a factor, which may be 1 today
-    if own or module._parameters or module._buffers or not type(module).__module__.startswith("transformers."):
+    if own or module._parameters or module._buffers or not class_of(module).__module__.startswith("transformers."):
         return None
     _, first, *others = inspect.signature(inspect.unwrap(patching.forward_of_class(module))).parameters.values()
     named = [each for each in others if each.kind is not each.VAR_KEYWORD]

@@ -1,0 +1,183 @@
+"""Training on several devices by PyTorch's own engine: which module gets which treatment, and a report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from kernel_pytorch.models.block import Attention, FeedForward
+from kernel_pytorch.models.language_model import LanguageModel
+from kernel_pytorch.qkv_fusion import LinearGroup
+
+from .shards import Sharded, Words, divide, parts_of
+
+LIKE_LLAMA = (("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj")
+"""Names, in models of transformers like Llama, of the layers that read the input, and of that whose results add up."""
+
+
+@dataclass
+class Parallelized:
+    """What a helper did, by paths, and did not: `treated` and `left`. `model` is what to call from now on."""
+
+    model: nn.Module
+    treated: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line for each path."""
+        lines = self.treated | {path: f"left alone, {why}" for path, why in self.left.items()}
+        return "\n".join(f"{path or 'the model'}: {what}" for path, what in lines.items())
+
+
+def data_parallel(model: nn.Module, mesh: DeviceMesh, **options: Any) -> Parallelized:
+    """Give every rank the whole model and a part of the batch: gradients are averaged in the backward (DDP).
+
+    Fuse the model before. Each backward sends all gradients, but for those under `no_sync()` of the result.
+
+    Args:
+        model: the same on every rank, on this rank's device.
+        mesh: the ranks, of one dimension.
+        options: of `torch.nn.parallel.DistributedDataParallel`; `gradient_as_bucket_view` is True unless given.
+
+    Raises:
+        ValueError: mesh has several dimensions, or the model is sharded.
+    """
+    _check_mesh(mesh)
+    if _is_sharded(model):
+        raise ValueError("model: it has sharded parameters; beside tensor_parallel use fully_sharded")
+    options = {"process_group": mesh.get_group(), "gradient_as_bucket_view": True, **options}
+    found = DistributedDataParallel(model, **options)
+    return Parallelized(found, {"": f"whole on each of {mesh.size()} ranks, gradients averaged"})
+
+
+def fully_sharded(
+    model: nn.Module, mesh: DeviceMesh, *, layers: Iterable[nn.Module] | None = None,
+    param_dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None, **options: Any,
+) -> Parallelized:  # fmt: skip
+    """Give every rank a part of each parameter: a layer's are gathered before it computes, in place (FSDP2).
+
+    Each decoder layer is a unit, whose parameters travel together, and the rest of the model is another. `patch` comes
+    before or after this, `fuse` before. Inputs of layers are not cast: tables of rotations stay float32.
+
+    Args:
+        model: the same on every rank, or after `tensor_parallel` on the other dimension of a mesh of two.
+        mesh: the ranks that divide parameters among them; of two dimensions for replicas of such groups.
+        layers: the units; None for the children of the model's outermost lists of modules.
+        param_dtype, reduce_dtype: of parameters in use, and of sums of gradients, as in `MixedPrecisionPolicy`.
+        options: of `torch.distributed.fsdp.fully_shard`, such as `reshard_after_forward` and `offload_policy`.
+    """
+    found, among = Parallelized(model), f"divided among {mesh.size(mesh.ndim - 1)} ranks"
+    paths = {module: path for path, module in model.named_modules()}
+    for module in decoder_layers(model) if layers is None else layers:
+        policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
+        fully_shard(module, mesh=mesh, mp_policy=policy, **options)
+        found.treated[paths[module]] = f"a unit, {among}"
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype, reduce_dtype), **options)
+    found.treated[""] = f"the rest is a unit, {among}"
+    return found
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> Parallelized:
+    """Divide the heads of attention and the columns of feed-forwards among ranks that get the same batch, in place.
+
+    `LanguageModel`: packed projections stay one product, embedding and head are divided by words, and the loss is
+    `vocabulary_parallel_linear_cross_entropy`. Models of transformers like Llama: the seven projections of a layer
+    are divided, embedding and head stay whole; `patch` comes before or after this. Each attention and each feed-forward
+    adds up its outputs in the forward, and the gradients of its input in the backward. Every rank computes everything
+    else. Divided parameters are DTensors: `fully_sharded` on another dimension comes after this, then the optimizer.
+
+    Args:
+        model: the same on every rank; unfused.
+        mesh: the ranks, of one dimension, which should be devices of one host.
+
+    Raises:
+        TypeError: a projection is no plain torch.nn.Linear.
+        ValueError: mesh has several dimensions; ranks do not divide heads or columns; the model is fused or sharded;
+            there are parameters beside the projections; or there is nothing to divide.
+    """
+    _check_mesh(mesh)
+    _check_order(model)
+    found = Parallelized(model)
+    plan: dict[str, Sharded] = {}
+    for path, module in model.named_modules():
+        style = parts_of(module) if isinstance(module, (Attention, FeedForward)) else _like_llama(path, module)
+        if style is not None:
+            _check_layers(path, module, style, mesh.size())
+            plan[path] = style
+            found.treated[path] = f"{', '.join(style.columns)} and {style.rows} divided among {mesh.size()} ranks"
+    if not plan:
+        raise ValueError("model: it has no attention or feed-forward like those of LanguageModel or Llama")
+    parallelize_module(model, mesh, {**plan})
+    _divide_words(model, mesh, found)
+    return found
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the children of the outermost lists of modules, in which models keep their layers."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        is_list = isinstance(child, nn.ModuleList) and not all(isinstance(each, nn.Linear) for each in child)
+        found += [*child] if is_list else decoder_layers(child)
+    return found
+
+
+def _divide_words(model: nn.Module, mesh: DeviceMesh, found: Parallelized) -> None:
+    if isinstance(model, LanguageModel):
+        divide(model.embedding, Words, 0, mesh)
+        found.treated["embedding"] = f"its words divided among {mesh.size()} ranks"
+        if model.head is not None:
+            divide(model.head, nn.Linear, 0, mesh)
+            found.treated["head"] = found.treated["embedding"]
+        return
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    whole = [path for path, each in model.named_modules() if isinstance(each, nn.Embedding) or each is head]
+    found.left |= dict.fromkeys(whole, "whole on every rank")
+
+
+def _like_llama(path: str, module: nn.Module) -> Sharded | None:
+    """How to shard an attention or a feed-forward of transformers, None for other modules."""
+    for columns, rows in LIKE_LLAMA:
+        if module._modules.keys() >= {*columns, rows}:
+            if more := [name for name, _ in module.named_parameters() if name.split(".")[0] not in (*columns, rows)]:
+                raise ValueError(f"{path}.{more[0]}: it is not known how to divide it, beside {', '.join(columns)}")
+            return Sharded(dict.fromkeys(columns), rows)
+    return None
+
+
+def _check_layers(path: str, module: nn.Module, style: Sharded, ranks: int) -> None:
+    """Raise TypeError or ValueError unless ranks can divide these layers."""
+    unit, what = (getattr(module, "head_dim", 1), "heads") if style.rows in ("out", "o_proj") else (1, "columns")
+    for name, parts in {**style.columns, style.rows: None}.items():
+        if type(layer := getattr(module, name)) is not nn.Linear:
+            raise TypeError(f"{path}.{name}: it is {type(layer).__name__}; it must be torch.nn.Linear")
+        for width in (parts or {"": layer.in_features if name == style.rows else layer.out_features}).values():
+            if width // unit % ranks:
+                raise ValueError(f"{path}.{name}: {ranks} ranks do not divide {width // unit} {what}; use a divisor")
+
+
+def _check_mesh(mesh: DeviceMesh) -> None:
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh: it has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; give one of them, as mesh['tp']")
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(each, DTensor) for each in model.parameters())
+
+
+def _check_order(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, LinearGroup):
+            raise ValueError(f"{path}: its layers were fused; call kernel_pytorch.qkv_fusion.unfuse(model) before this")
+        if isinstance(module, (FSDPModule, DistributedDataParallel)):
+            raise ValueError(f"{path or 'model'}: it is {type(module).__name__}; call tensor_parallel before that")
+    if _is_sharded(model):
+        raise ValueError("model: it has sharded parameters; call tensor_parallel first, and once")

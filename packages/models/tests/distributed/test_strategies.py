@@ -1,0 +1,76 @@
+"""Training on several ranks has the losses of one process; these need minutes and are marked `slow`, all but one.
+
+.venv/bin/nox -s tests -- packages/models/tests/distributed -m slow
+"""
+
+import pytest
+import spawned
+import works
+
+CASES = ("ours", "ours untied", "llama", "llama, patched before", "llama, patched after")
+STEPS = 20
+
+
+def differences(found, case, name, steps):
+    """The largest difference of the mean loss of all ranks to that of one process."""
+    alone = works.whole(case.replace("after", "before"), steps)
+    assert len(set(alone)) == steps
+    mean = [sum(each) / len(found) for each in zip(*(rank[name, case][0] for rank in found), strict=True)]
+    return max(abs(a - b) for a, b in zip(mean, alone, strict=True))
+
+
+def test_tensor_parallel_has_the_losses_of_one_process(tmp_path):
+    """The short one."""
+    found = spawned.spawn(works.losses, 2, tmp_path, ("tp",), ("ours",), 3)
+    assert differences(found, "ours", "tp", 3) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "names"), [(2, ("ddp", "fsdp", "tp")), (4, ("fsdp+tp",))])
+def test_every_strategy_has_the_losses_of_one_process(ranks, names, tmp_path):
+    found = spawned.spawn(works.losses, ranks, tmp_path, names, CASES, STEPS)
+    for name in names:
+        for case in CASES:
+            assert differences(found, case, name, STEPS) < 1e-9, (name, case)
+            assert found[0][name, case][1].count("\n") >= (0 if name == "ddp" else 2)
+        before, after = (found[0][name, f"llama, patched {when}"][2] for when in ("before", "after"))
+        assert before == [path.replace("module.", "", 1) for path in after]
+        assert len(before) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", works.MUTANTS)
+def test_a_wrong_division_is_seen(mutant, tmp_path):
+    found = spawned.spawn(works.losses, 2, tmp_path, ("tp",), ("ours",), 3, mutant)
+    assert differences(found, "ours", "tp", 3) > 1e-6
+
+
+@pytest.mark.slow
+def test_what_cannot_be_divided_is_named(tmp_path):
+    (said, _) = spawned.spawn(works.undivided, 2, tmp_path)
+    beginnings = (
+        "blocks.0.attention.qkv: 2 ranks do not divide 1 heads",
+        "blocks.0.mlp.gate_up: 2 ranks do not divide 25 columns",
+        "model.layers.0.self_attn.q_proj: it is Identity",
+        "model.layers.0.self_attn.q_norm.weight: it is not known",
+        "model.layers.0.self_attn.q_proj.group: its layers were fused; call",
+        "model: it is FSDPLanguageModel; call tensor_parallel before",
+        "model: it has sharded parameters; call tensor_parallel first",
+        "model: it has no attention",
+        "mesh: it has 2 dimensions",
+        "model: it has sharded parameters; beside",
+    )
+    assert len(said) == len(beginnings)
+    for message, beginning in zip(said, beginnings, strict=True):
+        assert message.startswith(beginning)
+
+
+@pytest.mark.slow
+def test_logits_and_generation_are_those_of_one_process(tmp_path):
+    assert spawned.spawn(works.generated, 2, tmp_path) == [(True, True)] * 2
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_ranks_fits_one_and_four(tmp_path):
+    for ranks, action in ((2, "save"), (1, "load"), (4, "load")):
+        assert all(spawned.spawn(works.checkpoint, ranks, tmp_path / str(ranks), str(tmp_path / "saved"), action))

@@ -1,0 +1,270 @@
+"""What the processes of the tests do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import spawned
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from kernel_pytorch.flash_attn_triton import flash_attention
+from kernel_pytorch.linear_cross_entropy import linear_cross_entropy
+from kernel_pytorch.models.distributed import (
+    data_parallel,
+    fully_sharded,
+    ring_attention,
+    shards,
+    tensor_parallel,
+    vocabulary_parallel_linear_cross_entropy,
+)
+from kernel_pytorch.models.distributed import loss as losses_module
+from kernel_pytorch.models.distributed import ring as ring_module
+from kernel_pytorch.qkv_fusion import fuse
+
+
+def whole(case: str, steps: int) -> list[float]:
+    """The losses of one process."""
+    return spawned.train(_made(case)[0], steps)
+
+
+def losses(names: tuple[str, ...], cases: tuple[str, ...], steps: int, mutant: str | None = None) -> dict[Any, Any]:
+    """Each strategy of each model: its losses on this rank, its report, and what is patched in the end."""
+    if mutant is not None:
+        setattr(shards, *MUTANTS[mutant])
+    found = {}
+    for name in names:
+        for case in cases:
+            model, before = _made(case)
+            report, rank, ranks = spawned.strategy(name, model)
+            after = spawned.patched(model) if case.endswith("patched after") else before
+            found[name, case] = spawned.train(report.model, steps, rank, ranks), str(report), after
+    return found
+
+
+def _made(case: str) -> tuple[torch.nn.Module, list[str]]:
+    kind, _, patches = case.partition(", ")
+    given: dict[str, Any] = {}
+    if kind.endswith("untied"):
+        given = {"tie_embeddings": False, "attention_bias": True, "num_kv_heads": 4}
+    model = (spawned.llama if kind == "llama" else spawned.ours)(**given)
+    return model, spawned.patched(model) if patches == "patched before" else []
+
+
+def _alone(x: torch.Tensor, mesh: Any) -> torch.Tensor:
+    return x
+
+
+def _cut_as_one(layer: torch.nn.Linear, parts: dict[str, int], mesh: Any) -> torch.nn.Module:
+    return PACKED(layer, {"all": sum(parts.values())}, mesh)
+
+
+PACKED = shards.Packed
+MUTANTS = {
+    "outputs are not added up": ("leaving", _alone),
+    "gradients are not added up": ("entering", _alone),
+    "packed layers are cut as one": ("Packed", _cut_as_one),
+}
+
+
+@contextlib.contextmanager
+def _mutated(module: Any, name: str | None, replacement: Any) -> Iterator[None]:
+    before = getattr(module, name) if name else None
+    if name:
+        setattr(module, name, replacement)
+    yield
+    if name:
+        setattr(module, name, before)
+
+
+LOSSES = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "few tokens at a time": {},
+    "all ignored": {"ignore_index": 5},
+}
+
+
+def loss(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Loss and gradients of a divided head, and of `linear_cross_entropy` in one process."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    options = LOSSES[case]
+    hidden, head, target = _head()
+    if case == "all ignored":
+        target.fill_(5)
+    whole = [each.clone().requires_grad_() for each in (hidden, head)]
+    expected = linear_cross_entropy(*whole, target, level="native", **options)
+    (3 * expected).backward()
+    hidden.requires_grad_()
+    mesh = init_device_mesh("cpu", (ranks,))
+    weight = distribute_tensor(head, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+    with (
+        _mutated(losses_module, "LOGITS" if case == "few tokens at a time" else None, 13 * 8 * 2),
+        _mutated(losses_module.dist, "all_reduce" if mutant else None, LOSS_MUTANTS.get(mutant)),
+    ):
+        found = vocabulary_parallel_linear_cross_entropy(hidden, weight, target, **options)
+        (3 * found).backward()
+    expected_rows = whole[1].grad.chunk(ranks)[rank]
+    return [found.detach(), hidden.grad, weight.grad.to_local()], [expected.detach(), whole[0].grad, expected_rows]
+
+
+def _head() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(37, 8, dtype=torch.float64)
+    target = torch.randint(37, (3, 5))
+    target[0, :2] = -100
+    return hidden, head, target
+
+
+def _only(*kept: str) -> Any:
+    """`all_reduce` of some kinds alone: of the maximum, of the sums of tokens, of the gradient."""
+    reduce = dist.all_reduce
+
+    def all_reduce(x: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> None:
+        kind = "maximum" if op == dist.ReduceOp.MAX else "gradient" if x.shape[-1] == 8 else "sums"
+        if kind in kept:
+            reduce(x, op, group)
+
+    return all_reduce
+
+
+LOSS_MUTANTS: dict[str | None, Any] = {
+    "no maximum": _only("sums", "gradient"),
+    "no sums": _only("maximum", "gradient"),
+    "no gradient": _only("maximum", "sums"),
+}
+
+
+RINGS = {"causal": {}, "all": {"causal": False}, "scale": {"scale": 0.7}}
+
+
+def ring(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Output and gradients of this rank's part of a sequence, and of `flash_attention` of all of it."""
+    rank, ranks, options = dist.get_rank(), dist.get_world_size(), {"causal": True, **RINGS[case]}
+    torch.manual_seed(0)
+    shapes = [(2, heads, 4 * ranks, 8) for heads in (4, 2, 2)]
+    whole = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    incoming = torch.randn(shapes[0], dtype=torch.float64)
+    expected = flash_attention(*whole, level="native", **options)
+    expected.backward(incoming)
+    parts = [each.detach().chunk(ranks, 2)[rank].clone().requires_grad_() for each in whole]
+    with _mutated(ring_module, *RING_MUTANTS[mutant]):
+        found = ring_attention(*parts, level="reference", **options)
+        found.backward(incoming.chunk(ranks, 2)[rank])
+    mine = [expected.detach(), *(each.grad for each in whole)]
+    return [found.detach(), *(each.grad for each in parts)], [each.chunk(ranks, 2)[rank] for each in mine]
+
+
+def _mean(output: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> Any:
+    return (output + more) / 2, torch.logaddexp(lse, more_lse)
+
+
+def _maximum(output: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> Any:
+    return ring_module_combine(output, lse, more, more_lse)[0], torch.maximum(lse, more_lse)
+
+
+ring_module_combine = ring_module.combine
+RING_MUTANTS: dict[str | None, tuple[Any, Any]] = {
+    None: (None, None),
+    "parts weigh the same": ("combine", _mean),
+    "lse is that of one part": ("combine", _maximum),
+    "keys behind are seen": ("_sees", lambda step, group, causal: True),
+    "nothing goes round": ("_pass_on", lambda x, group: lambda: x),
+}
+
+
+def every(kind: str) -> dict[Any, Any]:
+    """All cases of the loss or of the ring, then the first case with each mutant."""
+    work, cases, mutants = (loss, LOSSES, LOSS_MUTANTS) if kind == "loss" else (ring, RINGS, RING_MUTANTS)
+    found = {(case, None): work(case) for case in cases}
+    first = next(iter(cases))
+    return found | {(first, mutant): work(first, mutant) for mutant in mutants if mutant is not None}
+
+
+def refused() -> list[str]:
+    """What the divided loss and the ring say of arguments that do not fit."""
+    hidden, head, target = _head()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    columns, rows = (distribute_tensor(head, mesh, [Shard(i)], src_data_rank=None) for i in (1, 0))
+    calls = [
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, head, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, columns, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden[..., :4], rows, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden.float(), rows, target),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target[0]),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target, reduction="none"),
+        lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target + 37),
+        lambda: ring_attention(head[None, None], head[None, None, :4], head[None, None, :4]),
+    ]
+    return [said(call) for call in calls]
+
+
+def said(call: Any) -> str:
+    """The message of the error that a call raises, "" if it raises none."""
+    try:
+        call()
+    except (IndexError, TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def undivided() -> list[str]:
+    """What the helpers say of models and meshes that they refuse."""
+    mesh, both = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    adapted, normed, twice = spawned.llama(), spawned.llama(), spawned.ours()
+    adapted.model.layers[0].self_attn.q_proj = torch.nn.Identity()
+    normed.model.layers[0].self_attn.q_norm = torch.nn.RMSNorm(4)
+    sharded = fully_sharded(spawned.ours(), mesh).model
+    tensor_parallel(twice, mesh)
+    calls = [
+        lambda: tensor_parallel(spawned.ours(num_kv_heads=1), mesh),
+        lambda: tensor_parallel(spawned.ours(hidden_dim=25), mesh),
+        lambda: tensor_parallel(adapted, mesh),
+        lambda: tensor_parallel(normed, mesh),
+        lambda: tensor_parallel(fuse(spawned.llama()), mesh),
+        lambda: tensor_parallel(sharded, mesh),
+        lambda: tensor_parallel(twice, mesh),
+        lambda: tensor_parallel(torch.nn.Linear(2, 2), mesh),
+        lambda: tensor_parallel(spawned.ours(), both),
+        lambda: data_parallel(twice, mesh),
+    ]
+    return [said(call) for call in calls]
+
+
+def generated() -> tuple[bool, bool]:
+    """Whether a divided model has the logits of a whole one, and continues texts as it does."""
+    alone, divided = spawned.ours().eval(), spawned.ours().eval()
+    tensor_parallel(divided, init_device_mesh("cpu", (2,)))
+    texts, _ = spawned.batch(0)
+    logits = torch.allclose(divided(texts), alone(texts), rtol=0, atol=1e-12)
+    return logits, torch.equal(divided.generate(texts, 4, temperature=0), alone.generate(texts, 4, temperature=0))
+
+
+def checkpoint(folder: str, action: str) -> bool:
+    """Train and save a divided model and its optimizer, or load them and see whether the next losses are the same."""
+    model = spawned.ours(num_heads=8, num_kv_heads=4)
+    tensor_parallel(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    if action == "load":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if action == "save":
+        spawned.train(model, 3, optimizer=optimizer)
+    else:
+        spawned.train(model, 1, optimizer=optimizer)  # makes its state
+    parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    if action == "save":
+        torch.distributed.checkpoint.save(parts, checkpoint_id=folder)
+        torch.save(spawned.train(model, 3, optimizer=optimizer), f"{folder}/losses")
+        return True
+    torch.distributed.checkpoint.load(parts, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+    found, expected = spawned.train(model, 3, optimizer=optimizer), torch.load(f"{folder}/losses")
+    return max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-12
