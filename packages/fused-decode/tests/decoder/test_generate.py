@@ -202,7 +202,7 @@ def test_nothing_grows_with_the_steps():
 
     Decoder(make("gemma2"), 1, 320).generate(prompt([5])[0], max_new_tokens=301, streamer=Counter())
     assert len(counts) == 4
-    assert len({*counts}) == 1
+    assert max(counts[1:]) <= counts[0]  # garbage of other tests may go meanwhile
 
 
 def test_errors_in_a_streamer_leave_the_decoder_usable():
