@@ -131,7 +131,8 @@ def check_heads(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, num_heads: int, b
         raise ValueError(f"v_cache: shape is {shape_of(v_cache)}; it must be that of k_cache, {shape_of(k_cache)}")
     # A call hands a tensor that it was given twice on as two views of one memory.
     if v_cache is k_cache or (
-        v_cache.untyped_storage()._cdata == k_cache.untyped_storage()._cdata
+        not torch.compiler.is_compiling()  # Dynamo knows no storages
+        and v_cache.untyped_storage()._cdata == k_cache.untyped_storage()._cdata
         and v_cache.storage_offset() == k_cache.storage_offset()
     ):
         raise ValueError("v_cache: it is k_cache; it must be another tensor")
