@@ -197,6 +197,23 @@ def test_a_page_of_another_row_stays_when_no_row_is_active(level):
     hold((qkv, k, v, lengths, *turns), keywords, level)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_page_that_does_not_exist_is_the_first_or_the_last(level):
+    """Nothing beyond the cache is read or written, whatever a table says."""
+    available(level)
+    (qkv, k, v, lengths, *turns), keywords = make({**PLAIN, "page": 8, "lengths": [12, 4, 18]}, {})
+    keywords["block_table"][0, 0], keywords["block_table"][2, 1] = -(2**30), 2**30
+    caches = [cache.fill_(0.5) for cache in (k, v)]
+    found = []
+    for each in ("reference", level):
+        copies = [cache.clone() for cache in caches]
+        with torch.no_grad():
+            o = rotary_cache_attention(qkv, *copies, lengths, *turns, **keywords, level=each)
+        found.append((o, *copies))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("level", ["reference", "native", "torchscript"])
 def test_a_strided_cache_is_written_where_it_lies(level):
     (qkv, *caches, lengths, cos, sin), keywords = make({**PLAIN, "lengths": [12, 4, 18]}, {})

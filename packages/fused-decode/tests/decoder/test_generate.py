@@ -5,23 +5,10 @@ import threading
 
 import pytest
 import torch
-from tiny_models import make, prompt, stock
+from tiny_models import Recorder, make, prompt, stock
 
 from kernel_pytorch.fused_decode import Decoder
 from kernel_pytorch.fused_decode.decoder import runner
-
-
-class Recorder:
-    """A streamer that keeps what it gets."""
-
-    def __init__(self):
-        self.got = []
-
-    def put(self, value):
-        self.got.append(value.tolist())
-
-    def end(self):
-        self.got.append("end")
 
 
 def ends_of(model, ids, mask, steps):

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import transformers
-from tiny_models import make, prompt, stock
+from tiny_models import Recorder, make, prompt, stock
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from kernel_pytorch.fused_decode import Decoder, patch, replacements, report, unpatch
@@ -19,17 +19,6 @@ def pair():
     patched = copy.deepcopy(model)
     assert patch(patched).replaced == {"": "Decoder, in generate"}
     return model, patched
-
-
-class Recorder:
-    def __init__(self):
-        self.got = []
-
-    def put(self, value):
-        self.got.append(value.tolist())
-
-    def end(self):
-        self.got.append("end")
 
 
 OURS = {

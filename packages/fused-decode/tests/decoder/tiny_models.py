@@ -78,3 +78,16 @@ def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **chang
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.to(dtype)
+
+
+class Recorder:
+    """A streamer that keeps what it gets."""
+
+    def __init__(self):
+        self.got = []
+
+    def put(self, value):
+        self.got.append(value.tolist())
+
+    def end(self):
+        self.got.append("end")

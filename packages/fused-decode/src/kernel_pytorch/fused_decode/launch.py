@@ -146,7 +146,7 @@ def attend(
         attention_kernel[(batch, kv_heads, c.splits)](
             qkv, k_cache, v_cache, lengths, cos, sin, out, q_norm, k_norm, sinks, block_table,
             partials, partials[parts * padded :], partials[parts * (padded + 1) :], counters,
-            capacity, stride, kv_heads * page * depth, (window or 1) - 1, cos.shape[0],
+            capacity, stride, kv_heads * page * depth, k_cache.shape[0], (window or 1) - 1, cos.shape[0],
             H=num_heads, HK=kv_heads, D=depth, ROTARY=2 * cos.shape[1], SPLITS=c.splits, COLUMNS=c.columns,
             DEPTH=padded, HEADS=max(16, next_power_of_2(group)),
             SCALE=depth**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, WINDOW=window is not None,

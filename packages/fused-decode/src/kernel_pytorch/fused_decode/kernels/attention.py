@@ -46,23 +46,24 @@ def rotated(
 
 
 @triton.jit
-def slots_of(position, capacity, table_ptr, stride, RING: tl.constexpr, PAGE: tl.constexpr):
-    """First element of the slot of each key, in a KV head's part of a cache; pages are looked up."""
+def slots_of(position, capacity, table_ptr, stride, pages, RING: tl.constexpr, PAGE: tl.constexpr):
+    """First element of the slot of each key, in a KV head's part of a cache; pages are looked up, and exist."""
     slot = position % capacity if RING else position
     if PAGE > 0:
-        return tl.load(table_ptr + slot // PAGE).to(tl.int64) * stride, slot % PAGE
+        page = tl.minimum(tl.maximum(tl.load(table_ptr + slot // PAGE), 0), pages - 1)
+        return page.to(tl.int64) * stride, slot % PAGE
     else:
         return 0, slot
 
 
 @triton.jit
 def load_tile(
-    k_base, v_base, first, high, d, capacity, table_ptr, page_stride,
+    k_base, v_base, first, high, d, capacity, table_ptr, page_stride, pages,
     D: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Keys and values of COLUMNS positions, zeros from `high` on."""
     j = first + tl.arange(0, COLUMNS)
-    page, slot = slots_of(tl.where(j < high, j, 0), capacity, table_ptr, page_stride, RING, PAGE)
+    page, slot = slots_of(tl.where(j < high, j, 0), capacity, table_ptr, page_stride, pages, RING, PAGE)
     offset = (page + slot * D)[:, None] + d[None, :]
     seen = (j < high)[:, None] & (d < D)[None, :]
     return tl.load(k_base + offset, seen, 0.0), tl.load(v_base + offset, seen, 0.0)
@@ -86,16 +87,63 @@ def attend_tile(
 
 
 @triton.jit
+def take_new_key(
+    q, heads, k_base, v_base, cos_ptr, sin_ptr, k_norm_ptr, at, kv_head, d, capacity, table_ptr, page_stride, pages,
+    H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr,
+    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, FACTOR: tl.constexpr, RING: tl.constexpr, PAGE: tl.constexpr,
+    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """Write the new key and value into the cache; the maximum, sum and output of attention to that key alone."""
+    one = tl.arange(0, 1)
+    k = rotated(heads + (H + kv_head) * D + one[:, None], d, (one < 1)[:, None], cos_ptr, sin_ptr, at, k_norm_ptr,
+                D, ROTARY, HAS_NORM, OFFSET, EPS).to(k_base.dtype.element_ty)  # fmt: skip
+    v = tl.load(heads + (H + HK + kv_head) * D + d, d < D, 0.0)
+    page, slot = slots_of(at, capacity, table_ptr, page_stride, pages, RING, PAGE)
+    tl.store(k_base + page + slot * D + one[:, None] + d[None, :], k, (one < 1)[:, None] & (d < D)[None, :])
+    tl.store(v_base + page + slot * D + d, v, d < D)
+    s = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
+    if SOFTCAP > 0.0:
+        s = SOFTCAP * tanh(s * SCALE / SOFTCAP)
+    acc = tl.zeros([HEADS, DEPTH], tl.float32) + v.to(tl.float32)[None, :]
+    return s * FACTOR, tl.full([HEADS], 1.0, tl.float32), acc
+
+
+@triton.jit
+def merge_shares(
+    o_base, partial_ptr, top_ptr, sum_ptr, sinks_ptr, place, d, active,
+    G: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Write the heads of one KV head, each merged from all shares, whose loads are under way at once."""
+    each = tl.arange(0, SPLITS)
+    for head in tl.static_range(G):
+        tops = tl.load(top_ptr + (place + each) * G + head, cache_modifier=".cg")
+        sums = tl.load(sum_ptr + (place + each) * G + head, cache_modifier=".cg")
+        parts = tl.load(partial_ptr + ((place + each) * G + head)[:, None] * DEPTH + d[None, :], cache_modifier=".cg")
+        most = tl.max(tops)
+        rest = 0.0
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
+            most = tl.maximum(most, sink)
+            rest = tl.exp2(sink - most)
+        weight = tl.exp2(tops - most)
+        denominator = tl.where(active, tl.sum(sums * weight) + rest, float("inf"))  # an inactive row is 0
+        y = tl.sum(parts * weight[:, None], 0) / denominator
+        tl.store(o_base + head * D + d, y.to(o_base.dtype.element_ty), d < D)
+
+
+@triton.jit
 def attention_kernel(
     qkv_ptr, k_ptr, v_ptr, lengths_ptr, cos_ptr, sin_ptr, o_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, table_ptr,
-    partial_ptr, top_ptr, sum_ptr, counter_ptr, capacity, table_stride, page_stride, seen_before, positions,
+    partial_ptr, top_ptr, sum_ptr, counter_ptr, capacity, table_stride, page_stride, pages, seen_before,
+    positions,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, SPLITS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HEADS: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr,
     HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One step: qkv (B, (H + 2 HK) D); k, v (B, HK, capacity, D) or pages
-    (n, HK, PAGE, D); o (B, H D); see `launch.attend`.
+    """One step: qkv (B, (H + 2 HK) D); k, v (B, HK, capacity, D) or pages (pages, HK, PAGE, D); o (B, H D).
+
+    See `launch.attend`.
 
     seen_before: how many keys before the new one the window shows. positions: rows of cos and sin.
     """
@@ -124,11 +172,10 @@ def attention_kernel(
         k_base = k_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
         v_base = v_ptr + (b * HK + kv_head).to(tl.int64) * capacity * D
     # No kernel of a step writes a length or an old key: the first tile of keys is on its way before the wait.
-    k, v = load_tile(k_base, v_base, low, high, d, capacity, table, page_stride, D, COLUMNS, WINDOW, PAGE)
+    k, v = load_tile(k_base, v_base, low, high, d, capacity, table, page_stride, pages, D, COLUMNS, WINDOW, PAGE)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-
     q = rotated(heads + (kv_head * G + g)[:, None] * D, d, is_head, cos_ptr, sin_ptr, at, q_norm_ptr, D, ROTARY,
                 HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
     factor: tl.constexpr = LOG2E if SOFTCAP > 0.0 else SCALE * LOG2E
@@ -136,23 +183,14 @@ def attention_kernel(
     total = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, DEPTH], tl.float32)
     if (split == 0) & active:
-        one = tl.arange(0, 1)
-        k_new = rotated(heads + (H + kv_head) * D + one[:, None], d, (one < 1)[:, None], cos_ptr, sin_ptr, at,
-                        k_norm_ptr, D, ROTARY, HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
-        v_new = tl.load(heads + (H + HK + kv_head) * D + d, d < D, 0.0)
-        page, slot = slots_of(at, capacity, table, page_stride, WINDOW, PAGE)
-        tl.store(k_base + page + slot * D + one[:, None] + d[None, :], k_new, (one < 1)[:, None] & (d < D)[None, :])
-        tl.store(v_base + page + slot * D + d, v_new, d < D)
-        s = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1)
-        if SOFTCAP > 0.0:
-            s = SOFTCAP * tanh(s * SCALE / SOFTCAP)
-        top = s * factor
-        total = tl.full([HEADS], 1.0, tl.float32)
-        acc = tl.zeros([HEADS, DEPTH], tl.float32) + v_new.to(tl.float32)[None, :]
+        top, total, acc = take_new_key(
+            q, heads, k_base, v_base, cos_ptr, sin_ptr, k_norm_ptr, at, kv_head, d, capacity, table, page_stride, pages,
+            H, HK, D, ROTARY, HEADS, DEPTH, SCALE, SOFTCAP, factor, WINDOW, PAGE, HAS_NORM, OFFSET, EPS,
+        )  # fmt: skip
     if low < high:
         top, total, acc = attend_tile(q, k, v, low, high, top, total, acc, SCALE, SOFTCAP, factor, COLUMNS)
     for first in tl.range(low + COLUMNS, high, COLUMNS):
-        k, v = load_tile(k_base, v_base, first, high, d, capacity, table, page_stride, D, COLUMNS, WINDOW, PAGE)
+        k, v = load_tile(k_base, v_base, first, high, d, capacity, table, page_stride, pages, D, COLUMNS, WINDOW, PAGE)
         top, total, acc = attend_tile(q, k, v, first, high, top, total, acc, SCALE, SOFTCAP, factor, COLUMNS)
     place = (b * HK + kv_head) * SPLITS
     is_last = True
@@ -167,22 +205,8 @@ def attention_kernel(
     if is_last:
         if SPLITS > 1:
             tl.store(counter_ptr + b * HK + kv_head, 0)
-            each = tl.arange(0, SPLITS)
-            for head in tl.static_range(G):  # all loads of a head are under way at once
-                tops = tl.load(top_ptr + (place + each) * G + head, cache_modifier=".cg")
-                sums = tl.load(sum_ptr + (place + each) * G + head, cache_modifier=".cg")
-                parts = tl.load(partial_ptr + ((place + each) * G + head)[:, None] * DEPTH + d[None, :],
-                                cache_modifier=".cg")  # fmt: skip
-                most = tl.max(tops)
-                rest = 0.0
-                if HAS_SINKS:
-                    sink = tl.load(sinks_ptr + kv_head * G + head).to(tl.float32) * LOG2E
-                    most = tl.maximum(most, sink)
-                    rest = tl.exp2(sink - most)
-                weight = tl.exp2(tops - most)
-                denominator = tl.where(active, tl.sum(sums * weight) + rest, float("inf"))  # an inactive row is 0
-                y = tl.sum(parts * weight[:, None], 0) / denominator
-                tl.store(o_base + head * D + d, y.to(o_ptr.dtype.element_ty), d < D)
+            sinks = sinks_ptr + kv_head * G if HAS_SINKS else sinks_ptr
+            merge_shares(o_base, partial_ptr, top_ptr, sum_ptr, sinks, place, d, active, G, D, DEPTH, SPLITS, HAS_SINKS)
         else:
             if HAS_SINKS:
                 sink = tl.load(sinks_ptr + kv_head * G + g, g < G, 0.0).to(tl.float32) * LOG2E

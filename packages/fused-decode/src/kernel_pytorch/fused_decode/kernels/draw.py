@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .greedy import begin_next
+
 
 @triton.jit
 def exponential(seed, row, step, token, STEPS: tl.constexpr):
@@ -47,9 +49,4 @@ def draw_kernel(
     race = tl.where(kept, scores - tl.log(noise), float("-inf"))
     found = tl.min(tl.where(race == tl.max(race, 0), token, 2147483647), 0)
     found = tl.where(is_number, found, -1).to(tl.int64)
-    ends = tl.load(ends_ptr + tl.arange(0, ENDS))
-    has_ended = (tl.max((ends == found).to(tl.int32), 0) > 0) | (found < 0)
-    position = tl.load(lengths_ptr + b)
-    tl.store(chosen_ptr + b, tl.where(position >= 0, found, tl.load(pad_ptr)))
-    tl.store(lengths_ptr + b, tl.where((position >= 0) & (has_ended == 0), position + 1, -1))
-    tl.store(tokens_ptr + b, tl.maximum(found, 0))
+    begin_next(found, b, tokens_ptr, chosen_ptr, lengths_ptr, ends_ptr, pad_ptr, ENDS)

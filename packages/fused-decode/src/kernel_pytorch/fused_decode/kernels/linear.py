@@ -154,6 +154,60 @@ def row_tile(
 
 
 @triton.jit
+def sum_shares(
+    total, up, squares, partial_ptr, square_ptr, counter_ptr, tile, split,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, IS_GATED: tl.constexpr, HAS_SQUARES: tl.constexpr,
+):  # fmt: skip
+    """Store this program's share; the last program of a tile gets True and the sums of all shares, in their order."""
+    row = tl.arange(0, ROWS)
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + row[None, :]
+    size: tl.constexpr = (2 if IS_GATED else 1) * COLUMNS * ROWS
+    base = partial_ptr + (tile * SPLITS + split) * size
+    tl.store(base + place, total)
+    if IS_GATED:
+        tl.store(base + COLUMNS * ROWS + place, up)
+    if HAS_SQUARES:
+        tl.store(square_ptr + (tile * SPLITS + split) * ROWS + row, squares)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
+    tl.debug_barrier()
+    if is_last:
+        tl.store(counter_ptr + tile, 0)
+        total = tl.zeros([COLUMNS, ROWS], tl.float32)
+        up = tl.zeros([COLUMNS, ROWS], tl.float32)
+        squares = tl.zeros([ROWS], tl.float32)
+        for i in tl.static_range(SPLITS):
+            base = partial_ptr + (tile * SPLITS + i) * size
+            total += tl.load(base + place, cache_modifier=".cg")
+            if IS_GATED:
+                up += tl.load(base + COLUMNS * ROWS + place, cache_modifier=".cg")
+            if HAS_SQUARES:
+                squares += tl.load(square_ptr + (tile * SPLITS + i) * ROWS + row, cache_modifier=".cg")
+    return is_last, total, up, squares
+
+
+@triton.jit
+def finish_rows(
+    total, up, y_ptr, bias_ptr, residual_ptr, n, row, exists, row_exists, N,
+    GATED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of y from its sums `(COLUMNS, ROWS)`: bias, gate, residual and soft cap."""
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + n, exists, 0.0).to(tl.float32)[:, None]
+        if GATED != "none":
+            up += tl.load(bias_ptr + N + n, exists, 0.0).to(tl.float32)[:, None]
+    if GATED != "none":
+        total = activate(total, GATED) * up
+    to = row[None, :] * N + n[:, None]
+    written = exists[:, None] & row_exists[None, :]
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + to, written, 0.0).to(tl.float32)
+    if SOFTCAP > 0.0:
+        total = SOFTCAP * tanh(total / SOFTCAP)
+    tl.store(y_ptr + to, total.to(y_ptr.dtype.element_ty), written)
+
+
+@triton.jit
 def rows_kernel(
     x_ptr, w_ptr, y_ptr, norm_weight_ptr, norm_bias_ptr, bias_ptr, residual_ptr, partial_ptr, square_ptr, counter_ptr,
     M, N,
@@ -214,44 +268,14 @@ def rows_kernel(
             up = tl.dot(tl.load(up_ptr + at + k, seen, 0.0), x, up, input_precision="ieee")
     is_last = True
     if SPLITS > 1:
-        place = tl.arange(0, COLUMNS)[:, None] * ROWS + row[None, :]
-        PARTS: tl.constexpr = 1 if GATED == "none" else 2
-        base = partial_ptr + (tile * SPLITS + split) * PARTS * COLUMNS * ROWS
-        tl.store(base + place, total)
-        if GATED != "none":
-            tl.store(base + COLUMNS * ROWS + place, up)
-        if NORM != "none" and SCALED_AFTER:
-            tl.store(square_ptr + (tile * SPLITS + split) * ROWS + row, squares)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
-        tl.debug_barrier()
+        is_last, total, up, squares = sum_shares(
+            total, up, squares, partial_ptr, square_ptr, counter_ptr, tile, split,
+            ROWS, COLUMNS, SPLITS, GATED != "none", NORM != "none" and SCALED_AFTER,
+        )  # fmt: skip
     if is_last:
-        if SPLITS > 1:
-            tl.store(counter_ptr + tile, 0)
-            total = tl.zeros([COLUMNS, ROWS], tl.float32)
-            up = tl.zeros([COLUMNS, ROWS], tl.float32)
-            squares = tl.zeros([ROWS], tl.float32)
-            for i in tl.static_range(SPLITS):  # in this order, whichever program is last
-                base = partial_ptr + (tile * SPLITS + i) * PARTS * COLUMNS * ROWS
-                total += tl.load(base + place, cache_modifier=".cg")
-                if GATED != "none":
-                    up += tl.load(base + COLUMNS * ROWS + place, cache_modifier=".cg")
-                if NORM != "none" and SCALED_AFTER:
-                    squares += tl.load(square_ptr + (tile * SPLITS + i) * ROWS + row, cache_modifier=".cg")
         if NORM != "none" and SCALED_AFTER:
             r = tl.rsqrt(squares / K + EPS)[None, :]
             total *= r
             up *= r
-        if HAS_BIAS:
-            total += tl.load(bias_ptr + n, exists, 0.0).to(tl.float32)[:, None]
-            if GATED != "none":
-                up += tl.load(bias_ptr + N + n, exists, 0.0).to(tl.float32)[:, None]
-        if GATED != "none":
-            total = activate(total, GATED) * up
-        to = row[None, :] * N + n[:, None]
-        written = exists[:, None] & row_exists[None, :]
-        if HAS_RESIDUAL:
-            total += tl.load(residual_ptr + to, written, 0.0).to(tl.float32)
-        if SOFTCAP > 0.0:
-            total = SOFTCAP * tanh(total / SOFTCAP)
-        tl.store(y_ptr + to, total.to(y_ptr.dtype.element_ty), written)
+        finish_rows(total, up, y_ptr, bias_ptr, residual_ptr, n, row, exists, row_exists, N,
+                    GATED, SOFTCAP, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
