@@ -11,7 +11,6 @@ RESULTS = Path(__file__).parents[3] / "results"
 RECORDS = sorted(RESULTS.glob("*/support/fused-decode.json"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("operation", "implementation", "row"), support_cases("fused-decode"))
 def test_support(check_support, operation, implementation, row):
     check_support("fused-decode", operation, implementation, row)
