@@ -139,6 +139,7 @@ def test_list_where_nothing_is_installed_says_what_to_install(site, command_line
     assert "pip install ./packages/<technique>" in command_line("list").out
 
 
+@pytest.mark.slow
 def test_verify_is_green_and_says_what_could_not_run(toy_alone, command_line):
     printed = command_line("verify", "--device", "cpu", "--jobs", "2")
     assert printed.code == 0, printed.out

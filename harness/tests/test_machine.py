@@ -95,6 +95,8 @@ def test_the_ceilings_are_measured_and_survive_json(tiny: None) -> None:
     ]
     assert all(0.0 < point.bytes_per_second <= point.peak_bytes_per_second for point in ceilings.bandwidth)
     assert set(ceilings.matmul_flops_per_second) == {"float32", "bfloat16"}
+    # A kernel may compute in float32 where that is faster.
+    assert ceilings.matmul_flops_per_second["bfloat16"] >= ceilings.matmul_flops_per_second["float32"]
     assert ceilings.launch_overhead_seconds > 0.0
     assert steps[0] == "launch overhead"
     assert steps[-1] == "matmul bfloat16"

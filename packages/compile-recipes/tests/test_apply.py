@@ -135,6 +135,7 @@ def test_the_rewritten_forward_runs_the_fused_operator(alone):
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in operators(model, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_rewrite_lasts_beyond_the_recompile_limit(alone, causal):
     model = Attention(causal=causal).eval()
@@ -202,6 +203,7 @@ def test_a_forward_that_is_compiled_again_in_each_call_is_left_alone(alone):
     assert result.rejected["rewrite attention"] == "its forward would be compiled again in each call"
 
 
+@pytest.mark.slow
 def test_copies_pickles_and_compilation_of_a_changed_model(alone):
     model, x = nn.Sequential(Attention()).eval(), torch.randn(2, 12, 32)
     before = model(x)
@@ -383,6 +385,7 @@ def test_everything_is_as_before_a_validation():
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_twice_is_proven_block_by_block(alone, monkeypatch, tried):
     monkeypatch.setattr(sys.modules[Verdict.__module__], "fits", lambda module: False)
     model, x = nn.Sequential(Attention(), Attention()), torch.randn(2, 12, 32)

@@ -49,6 +49,7 @@ def test_a_packed_encoder_computes_what_the_mask_shows(batch, implementation):
     assert model.config._attn_implementation == implementation
 
 
+@pytest.mark.slow
 def test_a_packed_encoder_compiles(batch):
     model = bert()
     with torch.no_grad():

@@ -163,6 +163,7 @@ def test_export():
     assert sum("qk_norm_rope" in str(node.target) for node in program.graph.nodes) == 1
 
 
+@pytest.mark.slow
 def test_first_call_of_a_process_is_compiled():
     program = """
         import torch

@@ -146,7 +146,7 @@ def test_levels_of_pytorch(level, count):
     drawn(count)(given(call=calls())(lambda call: check(call, level)))()
 
 
-@pytest.mark.parametrize("most", [12, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (17, 24))])
+@pytest.mark.parametrize("most", [33, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 17, 24))])
 def test_triton(most):
     """500 in all: another size draws other numbers."""
     available("triton")
@@ -160,15 +160,15 @@ def test_many(level):
     drawn(5000)(given(call=calls(most=130))(lambda call: check(call, level)))()
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)])
-def test_compiled(count):
+@pytest.mark.slow
+def test_compiled():
     """Each is compiled anew, which takes seconds."""
 
     def compiled(call):
         torch._dynamo.reset()
         check(call, "compile")
 
-    drawn(count)(given(call=calls())(compiled))()
+    drawn(20)(given(call=calls())(compiled))()
 
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=4)

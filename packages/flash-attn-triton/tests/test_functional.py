@@ -276,6 +276,7 @@ def test_a_seed_of_more_than_64_bits_is_refused(seed):
         flash_attention(q, k, v, dropout_p=0.5, seed=seed)
 
 
+@pytest.mark.slow
 def test_an_integer_seed_may_be_compiled():
     """As a constant of the graph it made TorchInductor write Philox's rounds into each other without end."""
     q, k, v = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)

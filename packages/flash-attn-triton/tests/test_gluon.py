@@ -129,9 +129,14 @@ json.dump([[c.model_dump(mode="json") for c in found], [str(v) for v in broken]]
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Triton's compiler")
 @pytest.mark.parametrize(
     ("depth", "mask"),
-    [(64, "full"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((64, "causal"), (128, "full"))),
-     (128, "causal")],
-)  # fmt: skip
+    [
+        (64, "full"),
+        *(
+            pytest.param(n, mask, marks=pytest.mark.slow)
+            for n, mask in ((64, "causal"), (128, "full"), (128, "causal"))
+        ),
+    ],
+)
 def test_it_compiles_to_matrix_and_copy_instructions(depth, mask):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -182,7 +182,9 @@ def reduction_layouts(*arguments):
     return [json.loads(line) for line in printed.splitlines()]
 
 
-@pytest.mark.parametrize("columns", [768, 1000, 1001])  # whole; not known to be aligned in the second row; nor at all
+@pytest.mark.parametrize(
+    "columns", [768, *(pytest.param(n, marks=pytest.mark.slow) for n in (1000, 1001))]
+)  # whole; not known to be aligned in the second row; nor at all
 def test_few_rows_are_summed_in_the_order_of_many(columns):
     found = reduction_layouts(columns)
     assert len(found) == 16
@@ -190,6 +192,7 @@ def test_few_rows_are_summed_in_the_order_of_many(columns):
         assert few == many != [], what
 
 
+@pytest.mark.slow
 def test_without_a_look_few_rows_would_be_summed_in_another_order():
     differing = [what for what, few, many in reduction_layouts(1000, "unlooked") if few != many]
     assert any("_forward_kernel" in what for what in differing)

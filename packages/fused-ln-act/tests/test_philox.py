@@ -119,6 +119,7 @@ def test_manual_seed_repeats_and_calls_differ(device):
         assert not torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_levels_draw_one_mask_for_one_seed(device):
     x, seed = torch.randn(9, 32, device=device), draw_seed(device)
     masks = [

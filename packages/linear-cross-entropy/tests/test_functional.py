@@ -237,6 +237,7 @@ def test_importing_imports_no_triton():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_limit_of_a_compiler_says_what_to_do():
     hidden, weight, target = problem()
     torch._dynamo.reset()

@@ -112,6 +112,7 @@ def test_a_training_step_compiles_without_a_graph_break(level, device):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 def test_first_call_of_a_process_is_compiled(device):
     """Lazy imports happen inside the operator: nothing is imported while Dynamo traces."""
     program = f"""

@@ -27,6 +27,7 @@ def losses(folder):
     return [line.split(maxsplit=1) for line in (folder / "losses.txt").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_has_the_trajectory_of_one_that_is_not(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(whole)

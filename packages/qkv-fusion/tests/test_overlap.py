@@ -48,7 +48,7 @@ def test_what_overlaps():
     check_no_overlap("x", torch.randn(2, 5, 24, 16)[:, :, 4:8])
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled(dynamic):
     """Strides are symbolic there; a repeated dimension is not."""
     turn = torch.compile(
@@ -63,6 +63,7 @@ def test_compiled(dynamic):
         turn(torch.randn(3, 5, 4, 16), single.expand(3, 5, 2, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(strict):
     class Turn(torch.nn.Module):

@@ -26,7 +26,7 @@ def arguments(name, dtype, device):
 FUNCTIONS = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm, "head_rms_norm": head_rms_norm}
 
 
-@pytest.mark.parametrize("level", [*LEVELS, "compile"])
+@pytest.mark.parametrize("level", [*LEVELS, pytest.param("compile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_combination_of_inputs(name, level, device):
     def function(*tensors):

@@ -88,7 +88,7 @@ def test_bitwise_reproducible(columns, device):
     check_deterministic(function, arguments)
 
 
-@pytest.mark.parametrize("columns", [1, 16, 300, 16400])
+@pytest.mark.parametrize("columns", [1, 16, 300, pytest.param(16400, marks=pytest.mark.slow)])
 def test_row_does_not_depend_on_the_number_of_rows(columns, device):
     for function, arguments in calls(device, columns).values():
         check_rows_independent(function, arguments)

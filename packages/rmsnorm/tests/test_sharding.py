@@ -103,6 +103,7 @@ def test_rows_are_sharded_over_any_dimension_but_the_last(processes, name, level
         assert found.messages == 0
 
 
+@pytest.mark.slow
 def test_compiled_functions_are_sharded_too(processes):
     """Nothing that differs between ranks: they share the cache of torch.compile, which does not tell them apart.
 

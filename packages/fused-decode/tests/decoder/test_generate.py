@@ -177,6 +177,7 @@ def test_decoders_in_threads():
     assert all(one.equal(other) for one, other in zip(given, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_the_steps():
     counts = []
 

@@ -254,6 +254,9 @@ linear_cross_entropy_bench = grid(
     point("Gemma 2 9B, 4096 tokens", shape=(4096, 3584), words=256000, softcap=30.0, **MEAN, devices=CUDA),
     point("Qwen3 0.6B, 8192 tokens", shape=(8192, 1024), words=151936, **MEAN, devices=CUDA),
     point("GPT-2, 8 x 1024 tokens", shape=(8192, 768), words=50257, **MEAN, devices=CUDA),
+    # First, for a short run: a processor without bfloat16 instructions takes minutes for the next two.
+    point("MiniLM-L6, 64 tokens", shape=(64, 384), words=30522, **MEAN, devices=("cpu",), dtypes=(F32,)),
+    point("MiniLM-L6, 256 tokens", shape=(256, 384), words=30522, bias=True, **MEAN, devices=("cpu",), dtypes=(F32,)),
     point("GPT-2, 64 tokens", shape=(64, 768), words=50257, **MEAN),
     point("BERT-base, 256 tokens", shape=(256, 768), words=30522, bias=True, **MEAN),
     dtypes=(BF16,),

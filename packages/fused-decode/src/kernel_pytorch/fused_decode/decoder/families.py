@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from kernel_pytorch.fused_decode.arguments import ACTIVATIONS
+from kernel_pytorch.fused_decode.levels.reference import activated
 
 from .plan import Attention, Layer, Linear, Norm, Plan
 
 EPS = ("variance_epsilon", "eps", "epsilon")
 """Attributes in which norms keep what is added to the mean square."""
-ACTIVATIONS = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 
 
 class Refused(TypeError):
@@ -182,8 +179,8 @@ def _activation(module: Any) -> str:
 
     x = torch.linspace(-6.0, 6.0, 97, dtype=torch.float64)
     trial = stand_in(module, {}) if isinstance(module, torch.nn.Module) else module
-    for name, function in ACTIVATIONS.items():
-        if callable(trial) and torch.allclose(trial(x), function(x), rtol=0.0, atol=1e-12):
+    for name in ACTIVATIONS:
+        if callable(trial) and torch.allclose(trial(x), activated(x, name), rtol=0.0, atol=1e-12):
             return name
     raise Refused(f"the activation of its unit is {type(module).__name__}; allowed are {', '.join(ACTIVATIONS)}")
 

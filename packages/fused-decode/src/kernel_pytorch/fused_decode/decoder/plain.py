@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .families import ACTIVATIONS
+from kernel_pytorch.fused_decode.levels import reference
 
 
 def embed(tokens: Tensor, table: Tensor, *, scale: float | None = None) -> Tensor:
@@ -37,7 +37,7 @@ def project(
     y = F.linear(x, weight, bias)
     if gated is not None:
         gate, up = y.chunk(2, -1)
-        y = ACTIVATIONS[gated](gate) * up
+        y = reference.activated(gate, gated) * up
     if residual is not None:
         y = residual + y
     return y if softcap is None else torch.tanh(y / softcap) * softcap
@@ -56,7 +56,7 @@ def attend(
         q, k = qk.split([num_heads, kv_heads], 1)
         qk = torch.cat([_rms(q, q_norm, norm_offset, eps), _rms(k, k_norm, norm_offset, eps)], 1)
     at = lengths.clamp_min(0).long()
-    qk = _rotate(qk, cos[at][:, None], sin[at][:, None])
+    qk = reference.rotated(qk.float(), cos[at], sin[at]).to(qk.dtype)
     q, k = qk[:, :num_heads], qk[:, num_heads:]
     # Where the host may look, rows of one length, as a single row is, need no mask.
     here = {*lengths.tolist()} if qkv.is_cpu else set()
@@ -72,28 +72,19 @@ def attend(
     used = min(slots, position + 1)
     age = (at[:, None] - torch.arange(used, device=qkv.device)) % slots  # of what is in a slot
     seen = age <= (at if window is None else at.clamp_max(window - 1))[:, None]
-    o = _attention(q, k_cache[:, :, :used], v_cache[:, :, :used], seen[:, None, None], scale, softcap)
-    return o.masked_fill(~active[:, None, None, None], 0.0).reshape(rows, -1)
+    o = _attention(q, k_cache[:, :, :used], v_cache[:, :, :used], seen, scale, softcap)
+    return o.masked_fill(~active[:, None, None], 0.0).reshape(rows, -1)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    """Q `(rows, heads, head_dim)`; PyTorch's attention, or the formula where scores are capped."""
-    if softcap is None:
-        grouped = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, seen, scale=scale, enable_gqa=grouped)
-    scores = q.float().unflatten(1, (k.shape[1], -1)) @ k.float().transpose(2, 3) * scale
-    scores = torch.tanh(scores / softcap) * softcap
-    if seen is not None:
-        scores = scores.masked_fill(~seen, float("-inf"))
-    return (scores.softmax(-1) @ v.float()).to(q.dtype).flatten(1, 2).unsqueeze(2)
+    """Attention of q `(rows, heads, head_dim)` to what is seen `(rows, slots)`: PyTorch's; the formula with a cap."""
+    if softcap is not None:
+        sees = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if seen is None else seen
+        return reference.attend(q.float(), k, v, sees, scale, softcap, None).to(q.dtype)
+    mask, grouped = None if seen is None else seen[:, None, None], q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=scale, enable_gqa=grouped).squeeze(2)
 
 
 def _rms(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
     weight = weight.float() if offset == 0.0 else offset + weight.float()
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    first, second, rest = x.float().split([half, half, x.shape[-1] - 2 * half], -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
