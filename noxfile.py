@@ -70,7 +70,8 @@ except Exception as error:
 """
 
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
-PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--benchmark-disable", "--durations=10", "--durations-min=10"]
+PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--dist=worksteal", "--benchmark-disable"]
+PARALLEL += ["--durations=10", "--durations-min=10"]
 
 # What the examples need beside the packages; ONNX Runtime, OpenVINO and peft are in their tables where they install.
 EXAMPLES = ["scikit-learn", "networkx", "tokenizers", "safetensors", "accelerate", "peft"]

@@ -14,7 +14,7 @@ OWNER = "_kernel_pytorch_package"
 """Attribute of a function that is the forward of a patched module: the package that put it there, and the function
 itself, since wrappers copy the attributes of what they wrap."""
 HOLDS = "_kernel_pytorch_holds"
-"""Attribute of what is the forward of a module and runs that of a patch: the module."""
+"""Attribute of an object of which a method is the forward of a module, and runs that of a patch: the module."""
 
 BELOW = "_old_forward"
 """Attribute in which accelerate keeps the forward that its own, which moves weights, calls and brings back later."""
@@ -94,5 +94,5 @@ def class_of(module: torch.nn.Module) -> type:
 
 def holder_of(module: torch.nn.Module) -> Any:
     """What has the forward of a patch as an attribute: the module, or what runs it (`fuse` of qkv-fusion)."""
-    forward = module.__dict__.get("forward")
-    return forward if getattr(forward, HOLDS, None) is module else module
+    holder = getattr(module.__dict__.get("forward"), "__self__", None)
+    return holder if getattr(holder, HOLDS, None) is module else module

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.nn import functional as F
 
 from kernel_pytorch.qkv_fusion import fuse
@@ -54,3 +55,14 @@ def test_a_model_with_dropout_is_evaluated_without_it_where_it_is_compiled():
     stock = model(ids).last_hidden_state
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(fuse(model), backend="eager")(ids).last_hidden_state, stock)
+
+
+def test_layers_that_are_compiled_one_by_one_share_a_graph():
+    """Ten would be two more than the limit of graphs, beyond which layers run in eager."""
+    layers = torch.nn.Sequential(*(fuse(Asking()).eval() for _ in range(10)))
+    torch._dynamo.reset()
+    compiles = torch._dynamo.testing.CompileCounter()
+    for layer in layers:
+        layer.compile(backend=compiles, fullgraph=True)
+        layer(torch.randn(3, 8))
+    assert compiles.frame_count == 1

@@ -194,13 +194,13 @@ def _replace(parent: torch.nn.Module, names: Sequence[str]) -> None:
         scope.groups += before.groups
     if (inner := (before or parent).__dict__.get("forward")) is not None:  # of a patch
         scope.forward = inner
-    parent.forward = scope  # type: ignore[method-assign]
+    parent.forward = scope.method  # type: ignore[method-assign]
 
 
 def _scope(module: torch.nn.Module) -> Scope | None:
     """The `Scope` that `fuse` made the module's forward, or None."""
-    forward = module.__dict__.get("forward")
-    return forward if isinstance(forward, Scope) and forward.module is module else None
+    scope = getattr(module.__dict__.get("forward"), "__self__", None)
+    return scope if isinstance(scope, Scope) and scope.module is module else None
 
 
 def _first(parent: torch.nn.Module) -> Member | None:

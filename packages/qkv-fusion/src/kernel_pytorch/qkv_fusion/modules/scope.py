@@ -7,9 +7,10 @@ and exceptions never see it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from types import CodeType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ SPECIAL = (*HOOKS, "forward")
 
 
 class Scope:
-    """The forward of one module whose layers are fused.
+    """What the forward of one module whose layers are fused needs; `method` is that forward.
 
     Layers compute one by one in a call with another tensor that they could read, as in cross-attention, and where
     they have hooks or a custom forward, or were replaced.
@@ -48,7 +49,8 @@ class Scope:
 
     def __init__(self, module: torch.nn.Module, groups: Sequence[Sequence[str]]) -> None:
         self.module, self.groups = module, [tuple(names) for names in groups]
-        self.others, self.traced = other_inputs(type(module).forward), _traced(type(module))
+        kind: Any = type(module)
+        self.others, self.traced = other_inputs(kind.forward), _traced(kind)
         self.shadowing = _shadowing(module)
 
     @property
@@ -56,16 +58,42 @@ class Scope:
         return self.module
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """Whose signature this has."""
-        return MethodType(type(self.module).forward, self.module)
+    def method(self) -> MethodType:
+        """The forward. Modules of one class share its function, so that compiled layers need one graph."""
+        kind: Any = type(self.module)
+        return MethodType(_forward_of(kind), self)
 
-    @property
-    def __code__(self) -> CodeType:
-        """Where torch.export says that dimensions come from."""
-        return type(self).__call__.__code__
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "traced"}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kind: Any = type(state["module"])
+        self.__dict__.update(state, traced=_traced(kind))
+
+
+STATE = ("training", "_parameters", "_buffers")
+"""What Dynamo and the methods of torch.nn.Module read of a module itself."""
+
+
+def _shadowing(module: torch.nn.Module) -> list[str]:
+    """Names that a stand-in must have itself: what its class has is not asked of the module."""
+    own = {name for name in module.__dict__ if name != "forward" and hasattr(type(module), name)}
+    for kind in type(module).__mro__[: type(module).__mro__.index(torch.nn.Module)]:
+        own |= {n for n, value in vars(kind).items() if not n.startswith("__") and _is_data(value)}
+    return [*STATE, *sorted(own)]
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a class attribute may be replaced by one of an instance: no method, property or other descriptor."""
+    return not hasattr(value, "__get__")
+
+
+@functools.cache
+def _forward_of(kind: Any) -> Callable[..., Any]:
+    """A method of `Scope` with the signature of the class's forward."""
+
+    @functools.wraps(kind.forward)
+    def method(self: Scope, *args: Any, **kwargs: Any) -> Any:
         """Run the class's forward with one product per group."""
         module, inner = self.module, self.__dict__.get("forward")
         forward = type(module).forward if inner is None else inner.__func__
@@ -87,31 +115,12 @@ class Scope:
             view.__dict__["_modules"] = {**module._modules, **parts}
         return forward(view, *args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "traced"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, traced=_traced(type(state["module"])))
+    method.__name__ = "method"  # where pickle finds it, in a `Scope`
+    return method
 
 
-STATE = ("training", "_parameters", "_buffers")
-"""What Dynamo and the methods of torch.nn.Module read of a module itself."""
-
-
-def _shadowing(module: torch.nn.Module) -> list[str]:
-    """Names that a stand-in must have itself: what its class has is not asked of the module."""
-    own = {name for name in module.__dict__ if name != "forward" and hasattr(type(module), name)}
-    for kind in type(module).__mro__[: type(module).__mro__.index(torch.nn.Module)]:
-        own |= {n for n, value in vars(kind).items() if not n.startswith("__") and _is_data(value)}
-    return [*STATE, *sorted(own)]
-
-
-def _is_data(value: Any) -> bool:
-    """Whether a class attribute may be replaced by one of an instance: no method, property or other descriptor."""
-    return not hasattr(value, "__get__")
-
-
-def _traced(kind: type) -> type:
+@functools.cache
+def _traced(kind: Any) -> type:
     """The class of the stand-in for a module where a compiler traces its forward."""
 
     def find(self: Any, name: str) -> Any:
