@@ -47,14 +47,18 @@ class Run:
         command = [sys.executable, *launcher, str(self.driver), "--parallel", parallel, "--every", "3"]
         command += ["--timeout", "20", "--out", str(out), *more]
         environment = os.environ | {"STRUCK": struck, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=200)
-        self.printed, self.errors = done.stdout, done.stderr
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment, **pipes) as process:
+            try:
+                self.printed, self.errors = process.communicate(timeout=200)
+            finally:
+                process.terminate()  # torchrun then ends its ranks
         if not struck:
-            assert done.returncode == 0, done.stderr
+            assert process.returncode == 0, self.errors
         steps, losses = zip(*(line.split() for line in (out / "losses.txt").read_text().splitlines()), strict=True)
         assert steps == tuple(map(str, range(1, len(steps) + 1)))
         assert struck or len(steps) == STEPS
-        return done.returncode, [float(loss) for loss in losses]
+        return process.returncode, [float(loss) for loss in losses]
 
     def until(self, name, copy, step):
         """Copy the folder of a run without the checkpoints behind a step."""
