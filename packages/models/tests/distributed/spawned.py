@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-SECONDS = 60
+SECONDS = 180
 SEQUENCE, BATCH, WORDS = 6, 4, 37
 
 

@@ -50,6 +50,18 @@ def test_triton_kernels_have_the_losses_of_one_process(ranks, names, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["ours", "llama"])
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [(2, "ddp"), (2, "fsdp"), (2, "tp"), (2, "tp, sequence"), (4, "fsdp+tp"), (4, "fsdp+tp, sequence")],
+)
+def test_compiled_models_have_the_losses_of_one_process(ranks, name, case, tmp_path):
+    found, alone = spawned.spawn(works.compiled, ranks, tmp_path, name, case), works.whole(case, 3)
+    mean = [sum(each) / ranks for each in zip(*found, strict=True)]
+    assert mean == pytest.approx(alone, rel=0, abs=1e-9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", works.MUTANTS)
 def test_a_wrong_division_is_seen(mutant, tmp_path):
     divided = works.MUTANTS[mutant][0] is works.sequence or "bias" in mutant

@@ -53,6 +53,14 @@ def losses(names: tuple[str, ...], cases: tuple[str, ...], steps: int, mutant: s
     return found
 
 
+def compiled(name: str, case: str) -> list[float]:
+    """The losses of a model that is compiled after the strategy; in one graph under tensor parallelism alone."""
+    report, rank, ranks = spawned.strategy(name, _made(case)[0])
+    # This backend traces forward and backward as the default does; it leaves out the minutes of compiling kernels.
+    traced = torch.compile(report.model, backend="aot_eager", fullgraph=name.startswith("tp"))
+    return spawned.train(traced, 3, rank, ranks)
+
+
 def _made(case: str) -> tuple[torch.nn.Module, list[str]]:
     kind, _, patches = case.partition(", ")
     given: dict[str, Any] = {}

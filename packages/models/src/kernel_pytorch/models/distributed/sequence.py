@@ -44,6 +44,11 @@ def scattered(x: Tensor, mesh: DeviceMesh, *, differ: bool = True) -> Tensor:
     return _Exchange.apply(x, _part_of_sum if differ else _part, _joined, mesh.get_group())  # type: ignore[no-any-return]
 
 
+# torch 2.13 gave both another name, and warns of the old one.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class OfPart:
     """A norm of a rank's part of a sequence: the backward adds up the gradients of its parameters over the ranks."""
 
@@ -93,7 +98,7 @@ class _Exchange(torch.autograd.Function):
 def _joined(x: Tensor, group: Any) -> Tensor:
     ranks = dist.get_world_size(group)
     found = x.new_empty(ranks * x.shape[0], *x.shape[1:])  # of one rank after the other
-    dist.all_gather_into_tensor(found, x.contiguous(), group=group)
+    _all_gather(found, x.contiguous(), group=group)
     return found.unflatten(0, (ranks, -1)).movedim(0, 1).flatten(1, 2)
 
 
@@ -104,5 +109,5 @@ def _part(x: Tensor, group: Any) -> Tensor:
 def _part_of_sum(x: Tensor, group: Any) -> Tensor:
     parts = x.unflatten(1, (dist.get_world_size(group), -1)).movedim(1, 0)
     found = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    dist.reduce_scatter_tensor(found, parts.flatten(0, 1), group=group)
+    _reduce_scatter(found, parts.flatten(0, 1), group=group)
     return found

@@ -17,11 +17,14 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
+from kernel_pytorch.models import techniques
 from kernel_pytorch.models.block import Attention, FeedForward
 from kernel_pytorch.models.techniques import local
 
 from .loss import entering, first_row, leaving
 from .sequence import gathered, scattered
+
+techniques.DIVIDED = (DTensor,)
 
 
 class Divided(nn.Linear):
