@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-SECONDS = 60
+SECONDS = 180
 SEQUENCE, BATCH, WORDS = 6, 4, 37
 
 
@@ -42,8 +42,8 @@ def ours(**given: Any) -> torch.nn.Module:
     from kernel_pytorch.models import LanguageModel
 
     torch.manual_seed(0)
-    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 24, "max_position": 16, **given}
-    return LanguageModel(WORDS, 16, level="native", **sizes).double()
+    sizes = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 24, "max_position": 16}
+    return LanguageModel(WORDS, 16, **{"level": "native", **sizes, **given}).double()
 
 
 def llama(**given: Any) -> torch.nn.Module:
@@ -73,12 +73,13 @@ def loss_of(model: torch.nn.Module, texts: torch.Tensor, targets: torch.Tensor) 
     """The mean loss of the next word, of a model of ours or of transformers."""
     if not hasattr(getattr(model, "module", model), "config"):
         return model(texts, targets=targets)
-    labels = torch.cat((targets.new_full((len(targets), 1), -100), targets), 1)  # transformers shifts them itself
-    output = model(input_ids=torch.cat((texts, targets[:, -1:]), 1), labels=labels)
+    none = targets.new_full((len(targets), 1), -100)
+    labels = torch.cat((none, targets, none), 1)  # transformers shifts them itself; 8 tokens, which ranks divide
+    output = model(input_ids=torch.cat((texts, targets[:, -1:], targets[:, -1:]), 1), labels=labels)
     if output.logits is None:  # `linear_cross_entropy` is in it
         return output.loss
     # transformers' own loss rounds the logits to float32.
-    return torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), targets.flatten())
+    return torch.nn.functional.cross_entropy(output.logits[:, :-2].flatten(0, 1), targets.flatten())
 
 
 def train(model: torch.nn.Module, steps: int, rank: int = 0, ranks: int = 1, optimizer: Any = None) -> list[float]:
@@ -110,11 +111,12 @@ def strategy(name: str, model: torch.nn.Module) -> tuple[Any, int, int]:
     from kernel_pytorch.models.distributed import data_parallel, fully_sharded, tensor_parallel
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    if name == "fsdp+tp":
+    divided = {"sequence_parallel": name.endswith("sequence")}
+    if name.startswith("fsdp+tp"):
         mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
-        tensor_parallel(model, mesh["tp"])
+        tensor_parallel(model, mesh["tp"], **divided)
         return fully_sharded(model, mesh["dp"]), rank // 2, ranks // 2
     mesh = init_device_mesh("cpu", (ranks,))
-    if name == "tp":
-        return tensor_parallel(model, mesh), 0, 1
+    if name.startswith("tp"):
+        return tensor_parallel(model, mesh, **divided), 0, 1
     return {"ddp": data_parallel, "fsdp": fully_sharded}[name](model, mesh), rank, ranks

@@ -28,6 +28,11 @@ def test_what_does_not_fit_is_named(tmp_path):
     (said, _) = spawned.spawn(works.refused, 2, tmp_path)
     beginnings = ("weight: given Tensor", "weight: placed as", "weight: shape", "weight: dtype", "target: given")
     beginnings += ("reduction: given 'none'", "target: it has a value", "q, k, v: they have 37, 4 and 4 tokens")
+    beginnings += (
+        "layout: given 'striped'",
+        "layout: given 'zigzag' for 37 tokens",
+        "length: given 6; it must be a mul",
+    )
     assert len(said) == len(beginnings)
     for message, beginning in zip(said, beginnings, strict=True):
         assert message.startswith(beginning)

@@ -26,7 +26,9 @@ def test_tensor_parallel_has_the_losses_of_one_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "names"), [(2, ("ddp", "fsdp", "tp")), (4, ("fsdp+tp",))])
+@pytest.mark.parametrize(
+    ("ranks", "names"), [(2, ("ddp", "fsdp", "tp", "tp, sequence")), (4, ("fsdp+tp", "fsdp+tp, sequence"))]
+)
 def test_every_strategy_has_the_losses_of_one_process(ranks, names, tmp_path):
     found = spawned.spawn(works.losses, ranks, tmp_path, names, CASES, STEPS)
     for name in names:
@@ -39,10 +41,33 @@ def test_every_strategy_has_the_losses_of_one_process(ranks, names, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "names"), [(2, ("ddp", "fsdp", "tp")), (4, ("fsdp+tp",))])
+def test_triton_kernels_have_the_losses_of_one_process(ranks, names, tmp_path):
+    """In float32; the interpreter needs most of the time of these tests."""
+    found = spawned.spawn(works.losses, ranks, tmp_path, names, ("ours, triton",), STEPS)
+    for name in names:
+        assert differences(found, "ours, triton", name, STEPS) < 1e-5, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ours", "llama"])
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [(2, "ddp"), (2, "fsdp"), (2, "tp"), (2, "tp, sequence"), (4, "fsdp+tp"), (4, "fsdp+tp, sequence")],
+)
+def test_compiled_models_have_the_losses_of_one_process(ranks, name, case, tmp_path):
+    found, alone = spawned.spawn(works.compiled, ranks, tmp_path, name, case), works.whole(case, 3)
+    mean = [sum(each) / ranks for each in zip(*found, strict=True)]
+    assert mean == pytest.approx(alone, rel=0, abs=1e-9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", works.MUTANTS)
 def test_a_wrong_division_is_seen(mutant, tmp_path):
-    found = spawned.spawn(works.losses, 2, tmp_path, ("tp",), ("ours",), 3, mutant)
-    assert differences(found, "ours", "tp", 3) > 1e-6
+    divided = works.MUTANTS[mutant][0] is works.sequence or "bias" in mutant
+    name, case = "tp, sequence" if divided else "tp", "ours untied" if "bias" in mutant else "ours"
+    found = spawned.spawn(works.losses, 2, tmp_path, (name,), (case,), 3, mutant)
+    assert differences(found, case, name, 3) > 1e-6
 
 
 @pytest.mark.slow
@@ -59,6 +84,11 @@ def test_what_cannot_be_divided_is_named(tmp_path):
         "model: it has no attention",
         "mesh: it has 2 dimensions",
         "model: it has sharded parameters; beside",
+        "sequence: shape is (4, 5, 16); it must be",
+        "sequence: shape is (4, 5, 16); it must be",
+        "cache: given with targets, cu_seqlens or a divided sequence",
+        "model: it needs a list of layers and `norm`",
+        "norm: given LayerNorm; in a divided sequence",
     )
     assert len(said) == len(beginnings)
     for message, beginning in zip(said, beginnings, strict=True):
@@ -68,6 +98,14 @@ def test_what_cannot_be_divided_is_named(tmp_path):
 @pytest.mark.slow
 def test_logits_and_generation_are_those_of_one_process(tmp_path):
     assert spawned.spawn(works.generated, 2, tmp_path) == [(True, True)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks"), [("ddp", 2), ("fsdp", 2), ("tp", 2), ("fsdp+tp", 4)])
+def test_clipped_gradients_have_the_norm_of_one_process(name, ranks, tmp_path):
+    for found, expected in spawned.spawn(works.clipped, ranks, tmp_path, name):
+        assert found == pytest.approx(expected, rel=1e-12, abs=0)
+        assert expected[0] > 0.1
 
 
 @pytest.mark.slow

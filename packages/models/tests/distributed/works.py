@@ -15,14 +15,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from kernel_pytorch.flash_attn_triton import flash_attention
+from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.linear_cross_entropy import linear_cross_entropy
 from kernel_pytorch.models.distributed import (
+    clip_gradients,
     data_parallel,
     fully_sharded,
+    parameter_kinds,
     ring_attention,
+    sequence,
     shards,
     tensor_parallel,
     vocabulary_parallel_linear_cross_entropy,
+    zigzag_positions,
 )
 from kernel_pytorch.models.distributed import loss as losses_module
 from kernel_pytorch.models.distributed import ring as ring_module
@@ -37,7 +42,7 @@ def whole(case: str, steps: int) -> list[float]:
 def losses(names: tuple[str, ...], cases: tuple[str, ...], steps: int, mutant: str | None = None) -> dict[Any, Any]:
     """Each strategy of each model: its losses on this rank, its report, and what is patched in the end."""
     if mutant is not None:
-        setattr(shards, *MUTANTS[mutant])
+        setattr(*MUTANTS[mutant])
     found = {}
     for name in names:
         for case in cases:
@@ -48,11 +53,22 @@ def losses(names: tuple[str, ...], cases: tuple[str, ...], steps: int, mutant: s
     return found
 
 
+def compiled(name: str, case: str) -> list[float]:
+    """The losses of a model that is compiled after the strategy; in one graph under tensor parallelism alone."""
+    report, rank, ranks = spawned.strategy(name, _made(case)[0])
+    # This backend traces forward and backward as the default does; it leaves out the minutes of compiling kernels.
+    traced = torch.compile(report.model, backend="aot_eager", fullgraph=name.startswith("tp"))
+    return spawned.train(traced, 3, rank, ranks)
+
+
 def _made(case: str) -> tuple[torch.nn.Module, list[str]]:
     kind, _, patches = case.partition(", ")
     given: dict[str, Any] = {}
     if kind.endswith("untied"):
         given = {"tie_embeddings": False, "attention_bias": True, "num_kv_heads": 4}
+    if patches == "triton":
+        interpret_without_gpu()
+        return spawned.ours(level="triton").float(), []
     model = (spawned.llama if kind == "llama" else spawned.ours)(**given)
     return model, spawned.patched(model) if patches == "patched before" else []
 
@@ -67,9 +83,12 @@ def _cut_as_one(layer: torch.nn.Linear, parts: dict[str, int], mesh: Any) -> tor
 
 PACKED = shards.Packed
 MUTANTS = {
-    "outputs are not added up": ("leaving", _alone),
-    "gradients are not added up": ("entering", _alone),
-    "packed layers are cut as one": ("Packed", _cut_as_one),
+    "outputs are not added up": (shards, "leaving", _alone),
+    "gradients are not added up": (shards, "entering", _alone),
+    "packed layers are cut as one": (shards, "Packed", _cut_as_one),
+    "gradients of norms are not added up": (sequence, "entering", _alone),
+    "gradients of a bias are not added up": (shards, "entering", _alone),
+    "parts of a sequence are not added up": (sequence, "_part_of_sum", sequence._part),
 }
 
 
@@ -141,7 +160,15 @@ LOSS_MUTANTS: dict[str | None, Any] = {
 }
 
 
-RINGS = {"causal": {}, "all": {"causal": False}, "scale": {"scale": 0.7}}
+ZIGZAG = {"layout": "zigzag"}
+RINGS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "all": {"causal": False},
+    "scale": {"scale": 0.7},
+    "zigzag": ZIGZAG,
+    "zigzag, all": {"causal": False, **ZIGZAG},
+    "zigzag, scale": {"scale": 0.7, **ZIGZAG},
+}
 
 
 def ring(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -151,14 +178,18 @@ def ring(case: str, mutant: str | None = None) -> tuple[list[torch.Tensor], list
     shapes = [(2, heads, 4 * ranks, 8) for heads in (4, 2, 2)]
     whole = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     incoming = torch.randn(shapes[0], dtype=torch.float64)
+    own = torch.arange(4 * ranks).chunk(ranks)[rank]
+    layout = {"layout": options.pop("layout")} if "layout" in options else {}
+    if layout:
+        own = zigzag_positions(4 * ranks)
     expected = flash_attention(*whole, level="native", **options)
     expected.backward(incoming)
-    parts = [each.detach().chunk(ranks, 2)[rank].clone().requires_grad_() for each in whole]
+    parts = [each.detach()[:, :, own].requires_grad_() for each in whole]
     with _mutated(ring_module, *RING_MUTANTS[mutant]):
-        found = ring_attention(*parts, level="reference", **options)
-        found.backward(incoming.chunk(ranks, 2)[rank])
+        found = ring_attention(*parts, level="reference", **options, **layout)
+        found.backward(incoming[:, :, own])
     mine = [expected.detach(), *(each.grad for each in whole)]
-    return [found.detach(), *(each.grad for each in parts)], [each.chunk(ranks, 2)[rank] for each in mine]
+    return [found.detach(), *(each.grad for each in parts)], [each[:, :, own] for each in mine]
 
 
 def _mean(output: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor) -> Any:
@@ -174,9 +205,14 @@ RING_MUTANTS: dict[str | None, tuple[Any, Any]] = {
     None: (None, None),
     "parts weigh the same": ("combine", _mean),
     "lse is that of one part": ("combine", _maximum),
-    "keys behind are seen": ("_sees", lambda step, group, causal: True),
+    "keys behind are seen": ("_contiguous", lambda *given: (slice(None), slice(None))),
     "nothing goes round": ("_pass_on", lambda x, group: lambda: x),
 }
+ZIGZAG_MUTANTS: dict[str | None, tuple[Any, Any]] = {
+    "both chunks are seen": ("_zigzag", lambda *given: (slice(None), slice(None))),
+    "the split is contiguous": ("_zigzag", ring_module._contiguous),
+}
+RING_MUTANTS |= ZIGZAG_MUTANTS
 
 
 def every(kind: str) -> dict[Any, Any]:
@@ -184,7 +220,9 @@ def every(kind: str) -> dict[Any, Any]:
     work, cases, mutants = (loss, LOSSES, LOSS_MUTANTS) if kind == "loss" else (ring, RINGS, RING_MUTANTS)
     found = {(case, None): work(case) for case in cases}
     first = next(iter(cases))
-    return found | {(first, mutant): work(first, mutant) for mutant in mutants if mutant is not None}
+    seen_in = dict.fromkeys(ZIGZAG_MUTANTS, "zigzag")
+    broken = [(seen_in.get(mutant, first), mutant) for mutant in mutants if mutant is not None]
+    return found | {(case, mutant): work(case, mutant) for case, mutant in broken}
 
 
 def refused() -> list[str]:
@@ -201,6 +239,9 @@ def refused() -> list[str]:
         lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target, reduction="none"),
         lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target + 37),
         lambda: ring_attention(head[None, None], head[None, None, :4], head[None, None, :4]),
+        lambda: ring_attention(*[head[None, None]] * 3, layout="striped"),
+        lambda: ring_attention(*[head[None, None]] * 3, layout="zigzag"),
+        lambda: zigzag_positions(6),
     ]
     return [said(call) for call in calls]
 
@@ -222,6 +263,11 @@ def undivided() -> list[str]:
     normed.model.layers[0].self_attn.q_norm = torch.nn.RMSNorm(4)
     sharded = fully_sharded(spawned.ours(), mesh).model
     tensor_parallel(twice, mesh)
+    parted, short, (texts, _) = spawned.ours(), spawned.llama(), spawned.batch(0)
+    for each in (parted, short):
+        tensor_parallel(each, mesh, sequence_parallel=True)
+    alone, other = spawned.ours().blocks[0], spawned.ours()
+    other.blocks[1].norm2 = torch.nn.LayerNorm(16)
     calls = [
         lambda: tensor_parallel(spawned.ours(num_kv_heads=1), mesh),
         lambda: tensor_parallel(spawned.ours(hidden_dim=25), mesh),
@@ -233,6 +279,11 @@ def undivided() -> list[str]:
         lambda: tensor_parallel(torch.nn.Linear(2, 2), mesh),
         lambda: tensor_parallel(spawned.ours(), both),
         lambda: data_parallel(twice, mesh),
+        lambda: parted(texts[:, :5]),
+        lambda: short(texts[:, :5]),
+        lambda: parted.generate(texts, 2),
+        lambda: tensor_parallel(alone, mesh, sequence_parallel=True),
+        lambda: tensor_parallel(other, mesh, sequence_parallel=True),
     ]
     return [said(call) for call in calls]
 
@@ -244,6 +295,20 @@ def generated() -> tuple[bool, bool]:
     texts, _ = spawned.batch(0)
     logits = torch.allclose(divided(texts), alone(texts), rtol=0, atol=1e-12)
     return logits, torch.equal(divided.generate(texts, 4, temperature=0), alone.generate(texts, 4, temperature=0))
+
+
+def clipped(name: str) -> tuple[list[float], list[float]]:
+    """The norm before clipping and that of the gradients after it, of a divided model and of a whole one."""
+    alone, divided = spawned.ours(attention_bias=True), spawned.ours(attention_bias=True)
+    report, rank, ranks = spawned.strategy(name, divided)
+    texts, targets = spawned.batch(0)
+    spawned.loss_of(alone, texts, targets).backward()
+    part = slice(rank * len(texts) // ranks, (rank + 1) * len(texts) // ranks)
+    spawned.loss_of(report.model, texts[part], targets[part]).backward()
+    found = [float(clip_gradients(report.model, most)) for most in (0.1, 1.0)]
+    grouped = torch.optim.AdamW([{"params": kind} for kind in parameter_kinds(report.model)], fused=True)
+    grouped.step()
+    return found, [float(torch.nn.utils.clip_grad_norm_(alone.parameters(), most)) for most in (0.1, 1.0)]
 
 
 def checkpoint(folder: str, action: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,9 @@ class LanguageModel(TechniqueModule):
     Source: Touvron et al., "LLaMA", 2023, https://arxiv.org/abs/2302.13971; "The Llama 3 Herd of Models", 2024,
     https://arxiv.org/abs/2407.21783.
     """
+
+    join_sequence: Callable[[Tensor], Tensor] | None = None
+    """Set by `distributed.tensor_parallel` where ranks divide the sequence."""
 
     def __init__(
         self,
@@ -157,6 +160,7 @@ class LanguageModel(TechniqueModule):
             rows = torch.arange(x.shape[0], device=x.device)
             x, update = x[rows, logits_at], None if update is None else update[rows, logits_at]
         x, _ = self.techniques.norm(self.norm, x, update)
+        x = x if self.join_sequence is None else self.join_sequence(x)
         if targets is not None:
             return self.techniques.linear_cross_entropy(x, self.head_weight, targets)
         return self.techniques.logits(x, self.head_weight)
@@ -244,8 +248,8 @@ class LanguageModel(TechniqueModule):
         if cache is not None and len(cache.lengths) != len(input_ids):
             raise ValueError(f"cache: it is for {len(cache.lengths)} sequences; input_ids has {len(input_ids)}")
         for name, given in (("cache", cache), ("logits_at", logits_at)):
-            if given is not None and (targets is not None or cu_seqlens is not None):
-                raise ValueError(f"{name}: given with targets or cu_seqlens; it must be None then")
+            if given is not None and (targets is not None or cu_seqlens is not None or self.join_sequence is not None):
+                raise ValueError(f"{name}: given with targets, cu_seqlens or a divided sequence; it must be None then")
         tokens = input_ids.shape[-1] + (0 if cache is None else cache.filled)
         if cu_seqlens is None and tokens > self.max_position:
             raise ValueError(f"input_ids: {tokens} tokens with those cached; max_position is {self.max_position}")

@@ -36,6 +36,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 GATES: dict[str, Any] = {"silu": fused_ln_act.swiglu, "gelu": fused_ln_act.geglu, "relu": fused_ln_act.reglu}
 """Gated units with a level "cuda"; `gated_mlp`, which includes the matrix products, has none."""
 
+DIVIDED: tuple[Any, ...] = ()
+"""The type of divided weights, DTensor once `distributed` is imported: that takes time, and some builds lack it."""
+
 Names: TypeAlias = Iterable[str] | None
 Norm: TypeAlias = nn.RMSNorm | nn.LayerNorm
 Model = TypeVar("Model", bound="TechniqueModule")
@@ -186,7 +189,7 @@ class Techniques:
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """`hidden @ weight.T`, whole on every rank where the words are divided."""
-        if hasattr(weight, "placements"):
+        if isinstance(weight, DIVIDED):
             from .distributed.loss import vocabulary_parallel_logits
 
             return vocabulary_parallel_logits(hidden, weight)
@@ -198,7 +201,7 @@ class Techniques:
         With a small vocabulary the logits need no more memory than a block; they are then computed, which is faster.
         """
         words, columns = weight.shape
-        if hasattr(weight, "placements"):  # a DTensor: `distributed.tensor_parallel` divided the words
+        if isinstance(weight, DIVIDED):  # `distributed.tensor_parallel` divided the words
             from .distributed.loss import vocabulary_parallel_linear_cross_entropy
 
             return vocabulary_parallel_linear_cross_entropy(hidden, weight, target)
@@ -212,7 +215,8 @@ class Techniques:
 
 def local(weight: Tensor) -> Tensor:
     """This rank's part of a weight that `distributed.tensor_parallel` divided."""
-    return weight.to_local() if hasattr(weight, "to_local") else weight
+    found: Tensor = weight.to_local() if isinstance(weight, DIVIDED) else weight
+    return found
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

@@ -36,14 +36,15 @@ def vocabulary_parallel_linear_cross_entropy(
 
     Raises:
         TypeError, ValueError: weight is no DTensor, or something does not fit; the message names the argument.
-        IndexError: a target is neither a word nor ignore_index, on a CPU. Elsewhere such a token is ignored.
+        IndexError: a target is neither a word nor ignore_index, on a CPU. Elsewhere, and compiled, such a token is
+            ignored.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053, section 3.
     """
     _check(hidden, weight, target, reduction)
     mesh, words, flat = weight.device_mesh, weight.shape[0], target.flatten()
     counted, is_word = flat != ignore_index, (flat >= 0) & (flat < words)
-    if flat.is_cpu and bool((counted & ~is_word).any()):
+    if flat.is_cpu and not torch.compiler.is_compiling() and bool((counted & ~is_word).any()):
         raise IndexError(f"target: it has a value outside of 0 to {words - 1} that is not ignore_index, {ignore_index}")
     counted = counted & is_word
     items = counted.sum().clamp(min=1) if reduction == "mean" else None

@@ -6,6 +6,7 @@ in a smaller model, so no operator needs a rule for DTensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,14 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
+from kernel_pytorch.models import techniques
 from kernel_pytorch.models.block import Attention, FeedForward
 from kernel_pytorch.models.techniques import local
 
 from .loss import entering, first_row, leaving
+from .sequence import gathered, scattered
+
+techniques.DIVIDED = (DTensor,)
 
 
 class Divided(nn.Linear):
@@ -60,13 +65,16 @@ class Packed(nn.Module):
 class Words(nn.Embedding):
     """An embedding of which a rank has some words."""
 
+    leave = staticmethod(leaving)
+    """How ranks add up what each has found."""
+
     def forward(self, input: Tensor) -> Tensor:
-        """Look words `(...)` up: `(..., dim)`, the same on every rank."""
+        """Look words `(...)` up: `(..., dim)`, the same on every rank unless `leave` divides the sequence."""
         mesh, rows = self.weight.device_mesh, local(self.weight)
         places = input - first_row(self.num_embeddings, mesh)
         other = (places < 0) | (places >= rows.shape[0])
         found = F.embedding(places.masked_fill(other, 0), rows).masked_fill(other.unsqueeze(-1), 0.0)
-        return leaving(found, mesh)
+        return self.leave(found, mesh)
 
 
 def divide(layer: nn.Module, kind: type[nn.Module], dimension: int, mesh: DeviceMesh) -> None:
@@ -81,10 +89,11 @@ class Sharded(ParallelStyle):
     """Shard one attention or feed-forward: it gets what every rank has, and returns the sum over the ranks.
 
     `columns` names the layers that read the input, with what each packs, or None; `rows` the one that is added up.
+    With `sequence` ranks get and return parts of the sequence.
     """
 
     def __init__(self, columns: dict[str, dict[str, int] | None], rows: str) -> None:
-        self.columns, self.rows = columns, rows
+        self.columns, self.rows, self.sequence = columns, rows, False
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, parts in self.columns.items():
@@ -97,9 +106,14 @@ class Sharded(ParallelStyle):
         if isinstance(module, Attention):  # those of transformers count the heads that they find
             module.num_heads //= device_mesh.size()
             module.num_kv_heads //= device_mesh.size()
-        module.register_forward_pre_hook(partial(_enter, device_mesh), with_kwargs=True)
-        module.register_forward_hook(partial(_leave, device_mesh, last))
+        enter, leave = (gathered, scattered) if self.sequence else (entering, leaving)
+        module.register_forward_pre_hook(partial(_enter, partial(enter, mesh=device_mesh)), with_kwargs=True)
+        module.register_forward_hook(partial(_leave, partial(leave, mesh=device_mesh), self._bias(last, device_mesh)))
         return module
+
+    def _bias(self, last: nn.Linear, mesh: DeviceMesh) -> Callable[[], Tensor | None]:
+        """What is added to the sum; its gradients come from a part of the sequence if that is divided."""
+        return lambda: entering(last.bias, mesh) if self.sequence and last.bias is not None else last.bias
 
 
 def parts_of(module: Attention | FeedForward) -> Sharded:
@@ -114,16 +128,18 @@ def parts_of(module: Attention | FeedForward) -> Sharded:
 
 
 def _enter(
-    mesh: DeviceMesh, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    enter: Callable[[Tensor], Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if args:
-        return (entering(args[0], mesh), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": entering(kwargs["hidden_states"], mesh)}
+        return (enter(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": enter(kwargs["hidden_states"])}
 
 
-def _leave(mesh: DeviceMesh, last: nn.Linear, module: nn.Module, args: Any, output: Any) -> Any:
-    found = leaving(output[0] if isinstance(output, tuple) else output, mesh)
-    found = found if last.bias is None else found + last.bias
+def _leave(
+    leave: Callable[[Tensor], Tensor], bias_of: Callable[[], Tensor | None], module: nn.Module, args: Any, output: Any
+) -> Any:
+    found, bias = leave(output[0] if isinstance(output, tuple) else output), bias_of()
+    found = found if bias is None else found + bias
     return (found, *output[1:]) if isinstance(output, tuple) else found
 
 

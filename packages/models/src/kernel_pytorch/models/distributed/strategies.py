@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from kernel_pytorch.models.block import Attention, FeedForward
 from kernel_pytorch.models.language_model import LanguageModel
 from kernel_pytorch.qkv_fusion import LinearGroup
 
+from .sequence import divide_between, divide_norm, gathered, scattered
 from .shards import Sharded, Words, divide, parts_of
 
 LIKE_LLAMA = (("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj")
@@ -86,7 +88,7 @@ def fully_sharded(
     return found
 
 
-def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> Parallelized:
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> Parallelized:
     """Divide the heads of attention and the columns of feed-forwards among ranks that get the same batch, in place.
 
     `LanguageModel`: packed projections stay one product, embedding and head are divided by words, and the loss is
@@ -98,11 +100,15 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> Parallelized:
     Args:
         model: the same on every rank; unfused.
         mesh: the ranks, of one dimension, which should be devices of one host.
+        sequence_parallel: whether ranks also divide the sequence between attention and feed-forward: norms and
+            residual sums are of S / n tokens. A forward then raises ValueError unless n divides S, and refuses caches
+            and packed sequences.
 
     Raises:
-        TypeError: a projection is no plain torch.nn.Linear.
+        TypeError: a projection is no plain torch.nn.Linear; or, for a divided sequence, a norm has not one weight.
         ValueError: mesh has several dimensions; ranks do not divide heads or columns; the model is fused or sharded;
-            there are parameters beside the projections; or there is nothing to divide.
+            there are parameters beside the projections; there is nothing to divide; or sequence_parallel is given for
+            a model without one list of layers and a `norm` after it.
     """
     _check_mesh(mesh)
     _check_order(model)
@@ -112,12 +118,18 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> Parallelized:
         style = parts_of(module) if isinstance(module, (Attention, FeedForward)) else _like_llama(path, module)
         if style is not None:
             _check_layers(path, module, style, mesh.size())
+            style.sequence = sequence_parallel
             plan[path] = style
             found.treated[path] = f"{', '.join(style.columns)} and {style.rows} divided among {mesh.size()} ranks"
     if not plan:
         raise ValueError("model: it has no attention or feed-forward like those of LanguageModel or Llama")
+    if sequence_parallel:
+        _divide_sequence(model, mesh, found)
     parallelize_module(model, mesh, {**plan})
     _divide_words(model, mesh, found)
+    if sequence_parallel and isinstance(model, LanguageModel):
+        model.embedding.leave = scattered
+        model.join_sequence = partial(gathered, mesh=mesh, differ=False)
     return found
 
 
@@ -128,6 +140,22 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
         is_list = isinstance(child, nn.ModuleList) and not all(isinstance(each, nn.Linear) for each in child)
         found += [*child] if is_list else decoder_layers(child)
     return found
+
+
+def _divide_sequence(model: nn.Module, mesh: DeviceMesh, found: Parallelized) -> None:
+    """Divide what is between attention and feed-forward: from the first layer to the `norm` after the last."""
+    layers, paths = decoder_layers(model), {module: path for path, module in model.named_modules()}
+    last = [each.norm for each in model.modules() if hasattr(each, "norm") and decoder_layers(each)[:1] == layers[:1]]
+    if len(last) != 1 or not layers:
+        raise ValueError(
+            "model: it needs a list of layers and `norm` after them, so that ranks can divide the sequence"
+        )
+    if not isinstance(model, LanguageModel):
+        divide_between(layers[0], last[0], mesh)
+    for module in [child for layer in layers for child in layer.children()] + last:
+        if paths[module] not in found.treated and any(True for _ in module.parameters()):
+            divide_norm(module, mesh)
+            found.treated[paths[module]] = f"of a part of the sequence, gradients added up over {mesh.size()} ranks"
 
 
 def _divide_words(model: nn.Module, mesh: DeviceMesh, found: Parallelized) -> None:
