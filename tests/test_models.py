@@ -97,7 +97,7 @@ def test_the_same_loss_gradients_and_logits(name):
     torch.testing.assert_close(logits(ours, inputs), logits(model, inputs))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "llama")])
 def test_patches_come_off_bitwise_in_any_order(name):
     model, inputs = small(name)
     expected = logits(copy.deepcopy(model), inputs)

@@ -147,6 +147,7 @@ def ask(site, monkeypatch, **environment):
     return subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_from_measuring_to_calls_and_back(install, clock, site, command_line, monkeypatch, tmp_path):
     install()
     found = command_line("adopt", "made-up", "--device", "cpu")

@@ -187,6 +187,7 @@ def test_the_machine_is_printed_and_written(toy_alone, machine, command_line, tm
     assert type(machine).model_validate_json(path.read_text()) == machine
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_the_file_that_it_is_told_to(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "out" / "toy.json"

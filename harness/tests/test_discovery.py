@@ -55,6 +55,7 @@ def test_where_nothing_is_installed_that_is_said(site):
         discover().get("nope")
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_the_broken_and_the_healthy(broken_site):
     printed = broken_site.run("list", "--device", "cpu")
     assert printed.code == 0, printed.err
@@ -71,10 +72,12 @@ def test_verify_fails_while_a_package_is_broken(broken_site, command_line):
     assert "technique raising is broken and left out: RuntimeError: no [/luck] today" in printed.err.splitlines()
 
 
+@pytest.mark.slow
 def test_verify_of_a_healthy_one_alone_passes(broken_site, command_line):
     assert command_line("verify", "toy", "--device", "cpu", "--level", "native").code == 0
 
 
+@pytest.mark.slow
 def test_an_unknown_name_is_one_line_and_exit_code_2(broken_site):
     printed = broken_site.run("verify", "nope")
     assert printed.code == 2

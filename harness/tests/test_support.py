@@ -298,6 +298,7 @@ def test_support(check_support, operation, implementation, row):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is skipped is counted as on a CPU")
 def test_every_cell_is_a_test(site, tmp_path):
     site.install_toy()

@@ -370,6 +370,7 @@ def sharded_gate(mesh, file, fault):
     return ""
 
 
+@pytest.mark.slow
 def test_sharding():
     file = str(Path(__file__).with_name("toy.py"))
     with Processes() as processes:

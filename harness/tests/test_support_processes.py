@@ -72,6 +72,7 @@ def test_what_does_not_end_is_ended():
             processes.call(hanging)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_said():
     with Processes(1, timeout=60) as processes:
         with pytest.raises(ProcessesError, match=r"rank 0: (?s:.*)[Cc]an't (get local|pickle)"):

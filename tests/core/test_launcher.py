@@ -17,7 +17,7 @@ from kernel_pytorch.rmsnorm._core.plans import Planned, forget_plans
 from kernel_pytorch.rmsnorm.kernels.forward import _forward_kernel
 
 
-@pytest.mark.parametrize("program", ["launches", "group_launches"])
+@pytest.mark.parametrize("program", ["launches", pytest.param("group_launches", marks=pytest.mark.slow)])
 def test_what_is_handed_to_cuda_is_what_triton_hands_over(program, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, str(Path(__file__).with_name(f"{program}.py"))]

@@ -100,7 +100,7 @@ def test_a_mask_that_hides_nothing_in_the_proof_is_kept(how, given, alone):
     torch.testing.assert_close(model(x, padding), type(model).forward(model, x, padding))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_attention_by_hand_becomes_one_call_and_comes_back(alone, causal):
     model, x = nn.Sequential(Attention(causal=causal), Attention(causal=causal)), torch.randn(2, 12, 32)
     names, before, grads = list(model.state_dict()), model(x), gradients(model, x)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(
-    ("what", "said"), [pytest.param("changes", "changes hold: ", marks=pytest.mark.slow), ("ranks", "ranks agree")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "said"), [("changes", "changes hold: "), ("ranks", "ranks agree")])
 def test_changes_hold_in_a_fresh_process(what, said):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).parent / "independent.py"), what]

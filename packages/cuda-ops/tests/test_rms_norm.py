@@ -242,6 +242,7 @@ def test_export(device):
     assert sum("kernel_pytorch_cuda" in str(node.target) for node in program.graph.nodes) == 1
 
 
+@pytest.mark.slow
 def test_first_call_of_a_process_is_compiled(run_python):
     run_python("""
         import torch

@@ -146,7 +146,8 @@ def test_levels_of_pytorch(level, count):
     drawn(count)(given(call=calls())(lambda call: check(call, level)))()
 
 
-@pytest.mark.parametrize("most", [33, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 17, 24))])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [12, 17, 24, 33])
 def test_triton(most):
     """500 in all: another size draws other numbers."""
     available("triton")

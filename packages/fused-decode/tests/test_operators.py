@@ -48,7 +48,7 @@ def test_opcheck(name, device):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("page", [0, 4])
+@pytest.mark.parametrize("page", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_opcheck_of_what_writes(page, device):
     given, table = attention(device, page=page)
     torch.library.opcheck(operators.rotary_cache_attention.default, (*given, *OPTIONS[:-1], table))
@@ -66,7 +66,9 @@ def attend(*given, level="triton"):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("level", ["triton", "native", "reference"])
+@pytest.mark.parametrize(
+    "level", ["triton", *(pytest.param(level, marks=pytest.mark.slow) for level in ("native", "reference"))]
+)
 def test_another_number_of_rows_needs_no_other_graph(level, device):
     """The caches are written in a compiled caller too, which is captured whole."""
     graphs = []

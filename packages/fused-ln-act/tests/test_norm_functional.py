@@ -16,7 +16,7 @@ from kernel_pytorch.fused_ln_act import (
     rms_norm_act,
 )
 
-LEVELS = ["reference", "native", "torchscript", "compile", "triton"]
+LEVELS = ["reference", "native", "torchscript", pytest.param("compile", marks=pytest.mark.slow), "triton"]
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")
 
 

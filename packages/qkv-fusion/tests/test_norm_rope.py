@@ -99,7 +99,12 @@ def test_compiled_is_bitwise_eager(function, dynamic, device):
 
 @pytest.mark.parametrize(
     ("function", "level"),
-    [(f, level) for f in (qk_norm_rope, qk_layer_norm_rope) for level in LEVELS if level in LADDER.levels(f.__name__)],
+    [
+        pytest.param(f, level, marks=[pytest.mark.slow] if (f, level) == (qk_layer_norm_rope, "triton") else [])
+        for f in (qk_norm_rope, qk_layer_norm_rope)
+        for level in LEVELS
+        if level in LADDER.levels(f.__name__)
+    ],
 )
 def test_derivatives(function, level, device):
     *tensors, cos, sin = arguments(2, heads=(2, 1), columns=6, rotated=4, table=torch.float64, device=device)

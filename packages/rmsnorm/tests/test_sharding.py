@@ -305,7 +305,12 @@ def fully_sharded(mesh, level):
     compare(ours, exact, scale=2)
 
 
-MODULE_LEVELS = [None, "reference", "compile", pytest.param("triton", marks=triton_runs)]
+MODULE_LEVELS = [
+    None,
+    "reference",
+    pytest.param("compile", marks=pytest.mark.slow),
+    pytest.param("triton", marks=triton_runs),
+]
 
 
 @pytest.mark.parametrize("level", MODULE_LEVELS)
