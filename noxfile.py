@@ -19,6 +19,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -70,6 +71,7 @@ except Exception as error:
 """
 
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
+# Each has one thread: with more than cores, those that wait spin and hold the others up.
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--dist=worksteal", "--benchmark-disable"]
 PARALLEL += ["--durations=10", "--durations-min=10"]
 
@@ -93,7 +95,7 @@ def tests(session: nox.Session) -> None:
     projects = projects_of_paths(arguments)
     prepare(session, choice, ["test"], more=["pytest-xdist", TRANSFORMERS], projects=projects)
     quick = [] if "-m" in arguments else QUICK_OF_ALL if projects == PROJECTS else QUICK
-    session.run("python", "-m", "pytest", *PARALLEL, *quick, *arguments)
+    run_tests(session, *quick, *arguments)
 
 
 @nox.session
@@ -118,10 +120,10 @@ def architectures(session: nox.Session) -> None:
         session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "timm")
     found = Path(session.create_tmp(), "architectures.xml").resolve()
     every = ["-m", "architectures or not architectures", f"--junitxml={found}", "tests/architectures"]
-    session.run("python", "-m", "pytest", *PARALLEL, *every, *arguments, success_codes=[0, 1])
+    run_tests(session, *every, *arguments, success_codes=[0, 1])
     session.run("python", "tests/architectures/record.py", str(found))  # fails where a test did
     blocks = ROOT.glob("packages/*/tests/test_blocks.py")  # of timm too
-    session.run("python", "-m", "pytest", *PARALLEL, *map(str, blocks))
+    run_tests(session, *map(str, blocks))
 
 
 @nox.session(default=False)
@@ -195,7 +197,7 @@ def matrix(session: nox.Session, torch: str, device: str) -> None:
     if device == "cpu":
         session.env["CUDA_VISIBLE_DEVICES"] = ""
     prepare(session, torch, ["test"], more=["pytest-xdist"])
-    session.run("python", "-m", "pytest", *PARALLEL, *([] if "-m" in session.posargs else QUICK), *session.posargs)
+    run_tests(session, *([] if "-m" in session.posargs else QUICK), *session.posargs)
 
 
 @nox.session(default=False)
@@ -205,7 +207,7 @@ def oldest(session: nox.Session) -> None:
     prepare(session, OLDEST, ["test"], more=["pytest-xdist"])
     # Tracing with sizes that may change takes twice as long; `nox -s tests -- -m support` does it with the default one.
     which = ["tests/test_traceable.py", "tests/core", "-k", "not [dynamic-"]
-    session.run("python", "-m", "pytest", *PARALLEL, *which, *session.posargs)
+    run_tests(session, *which, *session.posargs)
 
 
 @nox.session(default=False)
@@ -228,7 +230,7 @@ def sanitize(session: nox.Session) -> None:
         environment = {**watched(session), "KERNEL_PYTORCH_LIBRARY": str(output)}
         # Tests of building call compilers, which would load the sanitizer too, and nvcc does not survive it.
         tests = [f"--ignore={package / 'tests' / 'test_build.py'}", str(package / "tests")]
-        session.run("python", "-m", "pytest", *PARALLEL, *QUICK, *tests, *arguments, env=environment)
+        run_tests(session, *QUICK, *tests, *arguments, env=environment)
         session.run("kernel-pytorch", "verify", "--level", "cuda", env=environment)
 
 
@@ -245,9 +247,7 @@ def emulate(session: nox.Session) -> None:
         environment = watched(session) if sanitized else {}
         environment |= {"KERNEL_PYTORCH_LIBRARY": str(output), "KERNEL_PYTORCH_EMULATED_ORDER": "random"}
         others = [f"--ignore={package / 'tests' / name}.py" for name in NOT_OF_KERNELS]
-        session.run(
-            "python", "-m", "pytest", *PARALLEL, *QUICK, *others, str(package / "tests"), *arguments, env=environment
-        )
+        run_tests(session, *QUICK, *others, str(package / "tests"), *arguments, env=environment)
 
 
 @nox.session(default=False)
@@ -279,7 +279,7 @@ def abi(session: nox.Session) -> None:
     if before != [file.read_bytes() for file in libraries]:
         session.error("the library was compiled anew: run `nox -s tests` first, with the same compilers")
     tests = [str(package / "tests") for package in COMPILED]
-    session.run("python", "-m", "pytest", *PARALLEL, *QUICK, *tests, *session.posargs)
+    run_tests(session, *QUICK, *tests, *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none")
@@ -291,6 +291,12 @@ def gpu(session: nox.Session) -> None:
     session.run(python, "-m", "pytest", **options)
     main = "from kernel_pytorch.harness.cli import main; main()"
     session.run(python, "-c", main, "bench", *session.posargs, **options)
+
+
+def run_tests(session: nox.Session, *arguments: str, env: dict[str, str] | None = None, **options: Any) -> None:
+    """Run pytest in two processes of one thread each."""
+    env = {"OMP_NUM_THREADS": "1", **(env or {})}
+    session.run("python", "-m", "pytest", *PARALLEL, *arguments, env=env, **options)
 
 
 def watched(session: nox.Session) -> dict[str, str]:
