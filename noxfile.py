@@ -71,7 +71,7 @@ except Exception as error:
 """
 
 # Two processes at most: each holds torch, and a compiler now and then. They cannot time anything, so nothing is timed.
-# Each has one thread: with more than cores, those that wait spin and hold the others up.
+# Each uses one thread: threads that outnumber the cores spin while they wait, and slow each other down.
 PARALLEL = ["--numprocesses=auto", "--maxprocesses=2", "--dist=worksteal", "--benchmark-disable"]
 PARALLEL += ["--durations=10", "--durations-min=10"]
 

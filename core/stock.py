@@ -14,7 +14,7 @@ OWNER = "_kernel_pytorch_package"
 """Attribute of a function that is the forward of a patched module: the package that put it there, and the function
 itself, since wrappers copy the attributes of what they wrap."""
 HOLDS = "_kernel_pytorch_holds"
-"""Attribute of an object of which a method is the forward of a module, and runs that of a patch: the module."""
+"""Attribute of an object whose method replaces the forward of a module and calls that of a patch: the module."""
 
 BELOW = "_old_forward"
 """Attribute in which accelerate keeps the forward that its own, which moves weights, calls and brings back later."""

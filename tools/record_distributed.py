@@ -100,7 +100,7 @@ def measure(name: str, mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def costs(step: Callable[[], object]) -> dict[str, float]:
-    """Peak memory in bytes, with that of models that are there; seconds of NCCL's kernels, and how much was hidden."""
+    """Peak memory in bytes, other models included; seconds of NCCL's kernels, and the share that others overlap."""
     torch.cuda.reset_peak_memory_stats()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         seconds_of(step)

@@ -123,6 +123,20 @@ def test_where_truth_and_reference_are_not_a_number_the_candidate_must_not_be_on
     assert error_check.message == "is not infinite in 1 elements where the truth is (got 3, truth -inf)"
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_finite_numbers_are_judged_alike_beside_what_is_no_number(dtype):
+    """Where all are finite no masks are made. Of 70,000, float16 has its largest number: the truth is cut off there."""
+    torch.manual_seed(0)
+    truth = torch.cat((torch.randn(50, dtype=torch.float64), torch.tensor([0.0, 7e4, -7e4])))
+    rounded = truth.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+    nan = torch.full((1,), math.nan, dtype=torch.float64)
+    for candidate in (rounded, rounded / 1.1, -rounded):
+        three = (candidate, rounded, truth)
+        found = verdict(*three)
+        assert found == verdict(*(torch.cat((each, nan.to(each.dtype))) for each in three))
+        assert found.passed == (candidate is rounded)
+
+
 def test_where_the_reference_overflowed_nan_of_the_truth_asks_nothing():
     truth = torch.tensor([1.0, math.nan], dtype=torch.float64)
     for reference in (5.0, math.inf):

@@ -38,8 +38,7 @@ class Attention(nn.Module):
 
 
 def gradients(model, x):
-    loss = model(x).square().sum()
-    return torch.autograd.grad(loss, [*model.parameters()])
+    return torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
 
 
 def operators(model, x):
@@ -91,9 +90,7 @@ class Masked(Attention):
 @pytest.mark.parametrize("given", [False, True])
 def test_a_mask_that_hides_nothing_in_the_proof_is_kept(how, given, alone):
     model, x = Masked(how).eval(), torch.randn(2, 12, 32)
-    nothing = torch.zeros(2, 12, dtype=torch.bool)
-    padding = nothing.clone()
-    padding[:, 8:] = True
+    nothing, padding = torch.zeros(2, 12, dtype=torch.bool), (torch.arange(12) >= 8).expand(2, 12)
     optimize(model, x, *([nothing] if given else []), rounds=0)
     if how == "buffer":
         model.seen.tril_()

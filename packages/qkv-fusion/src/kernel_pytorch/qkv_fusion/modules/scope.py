@@ -32,7 +32,7 @@ SPECIAL = (*HOOKS, "forward")
 
 
 class Scope:
-    """What the forward of one module whose layers are fused needs; `method` is that forward.
+    """State of the forward of one module whose layers are fused; `method` is that forward.
 
     Layers compute one by one in a call with another tensor that they could read, as in cross-attention, and where
     they have hooks or a custom forward, or were replaced.
@@ -59,7 +59,7 @@ class Scope:
 
     @property
     def method(self) -> MethodType:
-        """The forward. Modules of one class share its function, so that compiled layers need one graph."""
+        """The forward. Modules of one class share its function, so Dynamo compiles one graph for all of them."""
         kind: Any = type(self.module)
         return MethodType(_forward_of(kind), self)
 
@@ -90,7 +90,7 @@ def _is_data(value: Any) -> bool:
 
 @functools.cache
 def _forward_of(kind: Any) -> Callable[..., Any]:
-    """A method of `Scope` with the signature of the class's forward."""
+    """Make a method of `Scope` with the signature of the class's forward, once for each class."""
 
     @functools.wraps(kind.forward)
     def method(self: Scope, *args: Any, **kwargs: Any) -> Any:
