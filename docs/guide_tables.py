@@ -5,6 +5,7 @@ tuned             how the Triton kernel of RMSNorm is launched, and what it comp
 triton-and-cuda   the same function at both levels: time, registers, lines
 against-hugging-face, optimize      training steps of whole models, from results/<device>/examples
 packing                             sentences per second of padded and packed batches, from the same
+distributed                         training steps on two GPUs, from the same
 """
 
 from __future__ import annotations
@@ -82,6 +83,23 @@ def packing() -> str:
     ]
     head = ["batches of 32", "threads", "texts/s", *(f"x of {base}" for base in BASES)]
     return _measured_on(next(iter(record.values())), table_of(head, rows))
+
+
+def distributed() -> str:
+    """Training steps of Llama on two GPUs by strategy, stock and patched."""
+    tables = []
+    for file in sorted(ROOT.glob("results/*/examples/distributed.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        rows = []
+        for strategy, each in found["strategies"].items():
+            both = each["stock"], each["patched"]
+            cells = [f"{row['seconds'] * 1e3:.1f} ms" for row in both] + [each["speedup"]]
+            cells += [f"{row['peak'] / 2**30:.1f} GiB" for row in both]
+            rows.append([strategy, *cells, *(f"{row['overlapped']:.0%}" for row in both)])
+        head = ["strategy", "stock", "patched", "x of stock", "peak memory, stock", "patched", "overlapped, stock",
+                "patched"]  # fmt: skip
+        tables.append(_measured_on(found | {"device": f"{found['ranks']} x {found['device']}"}, table_of(head, rows)))
+    return "\n\n".join(tables) or "Not measured yet."
 
 
 def _measured_on(found: dict[str, str], table: str) -> str:
@@ -194,4 +212,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "against-hugging-face": against_hugging_face,
     "optimize": optimized,
     "packing": packing,
+    "distributed": distributed,
 }
