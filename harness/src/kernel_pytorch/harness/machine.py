@@ -189,6 +189,12 @@ def _stream_rates(device: torch.device, size: int, rounds: int) -> dict[str, flo
     return {name: moved / statistics.median(timings[name].samples) for name, (_, moved) in streams.items()}
 
 
+def reading_rate(device: torch.device) -> float:
+    """The rate of reading a working set of up to 4 GiB, in bytes per second: the best of three medians."""
+    size = min(2**32, memory_bytes(device) // 16)
+    return max(_stream_rates(device, size, rounds=5)["read"] for _ in range(3))
+
+
 def _matmul_rate(device: torch.device, dtype: torch.dtype, quick: bool) -> float:
     """The best rate of a linear layer, in FLOP/s, under torch's current float32 matmul precision."""
     best = 0.0

@@ -85,11 +85,11 @@ def test_filled_to_the_last_slot():
 
 def test_rows_that_ended_are_not_written():
     model = make("llama")
-    ids, mask = prompt([4, 9])
+    ids, mask = prompt([9, 4])
     end = ends_of(model, ids, mask, [2, 2])[0]
     decoder = Decoder(model, 2, 64)
     decoder.generate(ids, mask, 30, eos_token_id=end)
-    assert [k[0].any(0).any(-1).sum().item() for k, *_ in decoder._step.caches.layers] == [4 + 2, 4 + 2]
+    assert [k[0].any(0).any(-1).sum().item() for k, *_ in decoder._step.caches.layers] == [9 + 2, 9 + 2]
 
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [

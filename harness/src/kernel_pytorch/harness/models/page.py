@@ -38,13 +38,15 @@ def headline(record: Record) -> str:
         if not shown and lines:
             continue
         lines += [*([""] if lines else []), f"{_provenance(runs)} {legend}", ""]
-        lines += _table(
-            [title, "stock, ms", *(TITLES[name] for name in shown)],
-            [
-                [name, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(variant)) for variant in shown)]
-                for name, rows in found.items()
-            ],
-        )
+        heads = [title, "stock, ms", *(TITLES[name] for name in shown)]
+        cells = [
+            [name, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(variant)) for variant in shown)]
+            for name, rows in found.items()
+        ]
+        if variants is DECODING:
+            heads.append("its share of the limit")
+            cells = [[*row, _share(rows.get("decoder"))] for row, rows in zip(cells, found.values(), strict=True)]
+        lines += _table(heads, cells)
     return "\n".join(lines) + "\n"
 
 
@@ -67,7 +69,8 @@ def markdown(record: Record) -> str:
         lines += [f"**{work.title.capitalize()}**", "", *_table(["model", *(each.title for each in shown)], cells), ""]
         costs = [[title, each.title, *_costs(rows[each.name])] for title, rows in found.items() for each in shown
                  if each.name in rows and rows[each.name].cost]  # fmt: skip
-        heads = ["model", "variant", "host, ms", "device, ms", "launches", "peak, GiB", "first call, s", "difference"]
+        heads = ["model", "variant", "host, ms", "device, ms", "launches", "peak, GiB", "first call, s", "difference",
+                 "of the limit"]  # fmt: skip
         lines += [f'??? info "{work.title.capitalize()}: what it costs"', "", *_indented(_table(heads, costs)), ""]
     if kernels := _kernels(record):
         lines += ['??? info "Where the device\'s time goes"', "", *_indented(kernels), ""]
@@ -138,6 +141,15 @@ def _ratio(row: Row | None) -> str:
     return NOTHING if row is None or row.ratio is None else f"{row.ratio.median:.2f}x"
 
 
+def _share(row: Row | None) -> str:
+    """Of the time of a decoded word, that in which memory is read as fast as it can be."""
+    return (
+        NOTHING
+        if row is None or row.cost is None or row.cost.limit is None
+        else f"{row.cost.limit / row.cost.wall:.2f}"
+    )
+
+
 def _cell(row: Row | None, *, stock: bool) -> str:
     if row is None or row.cost is None or row.ratio is None:
         return NOTHING
@@ -156,6 +168,7 @@ def _costs(row: Row) -> list[str]:
         NOTHING if cost.peak_bytes is None else f"{cost.peak_bytes / 2**30:.1f}",
         f"{cost.first_call:.1f}",
         f"{cost.difference:.1e}",
+        _share(row),
     ]
 
 

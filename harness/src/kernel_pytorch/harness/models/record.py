@@ -47,6 +47,8 @@ class Cost(Part):
         gradients: the same of the norms of the gradients of all parameters; None where nothing is trained, and where a
             run did not compare them yet.
         replaced: parts of the model that were patched.
+        limit: seconds in which the device reads what a decoded word needs, at the rate of the same run; None for other
+            works, and on a CPU.
     """
 
     wall: Amount
@@ -62,6 +64,7 @@ class Cost(Part):
     difference: Amount
     gradients: Amount | None = None
     replaced: Count
+    limit: Amount | None = None
 
 
 class Row(Part):

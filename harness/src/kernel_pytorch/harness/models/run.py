@@ -24,10 +24,11 @@ from kernel_pytorch.harness.clock.wall import host_seconds, step_seconds, wait_f
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import said
 from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.machine import reading_rate
 from kernel_pytorch.harness.memory import peak
 from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Row
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, Variant, captured
-from kernel_pytorch.harness.models.works import Step, Work, gradients_of, prepare, result_of, step_of
+from kernel_pytorch.harness.models.works import Step, Work, elements_read, gradients_of, prepare, result_of, step_of
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
@@ -131,6 +132,7 @@ def _measure(
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = RECOMPILES
     torch.manual_seed(0)
+    spec = spec.as_whole() if work.whole else spec
     base = spec.build()
     ready: list[Prepared] = []
     rows: dict[str, Row] = {}
@@ -155,10 +157,13 @@ def _measure(
     on_step(f"{spec.name}, {work.name}: {rounds} rounds")
     steps = {str(index): each.step for index, each in enumerate(ready)}
     timed = step_seconds(steps, device, rounds) if steps else {}
+    limit = None
+    if ready and work.cached and device.type == "cuda":
+        limit = 2 * elements_read(work, spec, base) / reading_rate(device)  # of bfloat16
     for each, times in zip(ready, timed.values(), strict=True):
         on_step(f"{spec.name}, {work.name}: memory and kernels of {each.variant.name}")
         ratio = compare_paired(timed["0"][0], times[0]).speedup
-        cost = _cost(each, ready[0], times, device)
+        cost = _cost(each, ready[0], times, device, limit)
         rows[each.variant.name] = Row(
             model=spec.name, work=work.name, variant=each.variant.name, cost=cost, ratio=ratio
         )
@@ -196,8 +201,9 @@ def _ready(
 
 
 def _cost(
-    each: Prepared, baseline: Prepared, times: tuple[Sequence[float], Sequence[float]], device: torch.device
-) -> Cost:
+    each: Prepared, baseline: Prepared, times: tuple[Sequence[float], Sequence[float]], device: torch.device,
+    limit: float | None,
+) -> Cost:  # fmt: skip
     wall, host = map(median_interval, times)
     on_gpu = device.type == "cuda"
     kernels = profile(each.step) if on_gpu else []
@@ -205,7 +211,7 @@ def _cost(
         wall=wall.median, wall_low=wall.low, wall_high=wall.high, host=host.median,
         device=sum(kernel.seconds for kernel in kernels) or None, launches=sum(kernel.count for kernel in kernels),
         peak_bytes=peak(each.step, device) if on_gpu else None, first_call=each.first_call,
-        kernels=tuple(kernels[:KERNELS]), losses=tuple(each.losses), replaced=len(each.replaced),
+        kernels=tuple(kernels[:KERNELS]), losses=tuple(each.losses), replaced=len(each.replaced), limit=limit,
         difference=_difference(each.result, baseline.result),
         gradients=None if each.gradients is None or baseline.gradients is None
         else _difference(each.gradients, baseline.gradients),

@@ -34,6 +34,7 @@ class Work:
         batch: sequences; None for those of the model's training step.
         prompt: words before those that are decoded; None for those of the model.
         new: words that `generate` adds to the prompt; 0: the work is another.
+        whole: whether the model has all layers of the published one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Work:
     batch: int | None = None
     prompt: int | None = None
     new: int = 0
+    whole: bool = False
 
     def applies(self, model: Model) -> bool:
         """Whether a model can do it: only causal models are decoded."""
@@ -64,6 +66,7 @@ WORKS = (
     Work("decode-1", "decode of 1 sequence, static cache", cached=True, batch=1),
     Work("decode-8", "decode of 8 sequences, static cache", cached=True, batch=8),
     Work("decode-1-8k", "decode of 1 sequence after 8,192 words, static cache", cached=True, batch=1, prompt=8192),
+    Work("decode-1-whole", "decode of 1 sequence, all published layers", cached=True, batch=1, whole=True),
     Work("generate", "generation of 256 words after 128", batch=1, prompt=128, new=256),
 )
 
@@ -157,6 +160,21 @@ def _prompt(work: Work, spec: Model, model: Any, device: torch.device) -> tuple[
     if positions is not None and prompt + room > positions:
         prompt, room = min(prompt, positions // 2), positions // 2
     return spec.inputs(Shape(work.batch or 1, prompt), device)["input_ids"], prompt + room
+
+
+def elements_read(work: Work, spec: Model, model: Any) -> int:
+    """How many numbers a decoded word cannot do without: each weight once, and keys and values of the words before."""
+    config, embedding, head = model.config, model.get_input_embeddings(), model.get_output_embeddings()
+    weights = {p.data_ptr(): p.numel() for p in model.parameters()}
+    if head.weight is not embedding.weight:  # of which a word reads one row
+        weights.pop(embedding.weight.data_ptr())
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    batch, before = _prompt(work, spec, model, torch.device("cpu"))[0].shape
+    window = min(getattr(config, "sliding_window", None) or before, before)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    seen = sum(window if kind == "sliding_attention" else before for kind in kinds)
+    return sum(weights.values()) + 2 * batch * seen * heads * depth
 
 
 def _decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.device) -> Step:

@@ -44,6 +44,7 @@ class Model:
         attention: implementation of attention that the published model needs, where transformers chooses one that
             computes something else; None for the choice of transformers.
         prompt: words before those that are decoded.
+        layers: of the published model, where `options` has fewer.
         is_tiny: whether it is the version that a CPU runs in a second.
     """
 
@@ -58,6 +59,7 @@ class Model:
     training: Shape
     attention: str | None = None
     prompt: int = 1024
+    layers: int | None = None
     is_tiny: bool = False
 
     @property
@@ -69,6 +71,12 @@ class Model:
         """The version that a CPU runs in a second, for tests."""
         shape = Shape(2, 32 if self.kind == "image" else 64)
         return replace(self, options={**self.options, **self.tiny}, training=shape, prompt=32, is_tiny=True)
+
+    def as_whole(self) -> Model:
+        """The version with all layers of the published model; a tiny one stays as it is."""
+        if self.is_tiny or self.layers is None:
+            return self
+        return replace(self, options={**self.options, "num_hidden_layers": self.layers})
 
     def build(self, *, attention: str | None = None) -> Any:
         """The model, with weights drawn from the present seed, in float32 on the CPU.
@@ -126,7 +134,7 @@ MODELS = (
             hidden_size=2048, intermediate_size=8192, num_hidden_layers=8, num_attention_heads=32,
             num_key_value_heads=8, head_dim=64, vocab_size=128256, rms_norm_eps=1e-5, tie_word_embeddings=True,
         ),
-        TINY_DECODER, Shape(4, 2048),
+        TINY_DECODER, Shape(4, 2048), layers=16,
     ),
     Model(
         "qwen3", "Qwen3, 0.6B widths, 8 layers", "Qwen/Qwen3-0.6B", "causal", "Qwen3Config", "Qwen3ForCausalLM",
@@ -134,7 +142,7 @@ MODELS = (
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16,
             num_key_value_heads=8, head_dim=128, vocab_size=151936, rms_norm_eps=1e-6, tie_word_embeddings=True,
         ),
-        TINY_DECODER, Shape(4, 2048),
+        TINY_DECODER, Shape(4, 2048), layers=28,
     ),
     Model(
         "gemma2", "Gemma 2, 2B widths, 8 layers, capped scores", "google/gemma-2-2b", "causal", "Gemma2Config",
@@ -144,7 +152,7 @@ MODELS = (
             num_key_value_heads=4, head_dim=256, vocab_size=256000, query_pre_attn_scalar=256,
         ),
         # transformers before 5.24 chooses "sdpa", which leaves out the soft cap of the scores.
-        TINY_DECODER, Shape(4, 1024), attention="eager",
+        TINY_DECODER, Shape(4, 1024), attention="eager", layers=26,
     ),
     Model(
         "gpt2", "GPT-2 small", "openai-community/gpt2", "causal", "GPT2Config", "GPT2LMHeadModel",
@@ -166,9 +174,10 @@ MODELS = (
 
 def _small(name: str, title: str, shape: Shape, **options: int) -> Model:
     model = next(model for model in MODELS if model.name == name)
+    options = {**model.options, **options}
     return replace(
-        model, name=name + SUFFIX, title=f"{title}, small", options={**model.options, **options}, training=shape
-    )
+        model, name=name + SUFFIX, title=f"{title}, small", options=options, training=shape, layers=None
+    )  # fmt: skip
 
 
 _DECODER = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64}

@@ -148,7 +148,7 @@ def attend(
             partials, partials[parts * padded :], partials[parts * (padded + 1) :], counters,
             capacity, stride, kv_heads * page * depth, k_cache.shape[0], (window or 1) - 1, cos.shape[0],
             H=num_heads, HK=kv_heads, D=depth, ROTARY=2 * cos.shape[1], SPLITS=c.splits, COLUMNS=c.columns,
-            DEPTH=padded, HEADS=max(16, next_power_of_2(group)),
+            DEPTH=padded, HEADS=max(16, next_power_of_2(group)), GROUP=next_power_of_2(group),
             SCALE=depth**-0.5 if scale is None else scale, SOFTCAP=softcap or 0.0, WINDOW=window is not None,
             PAGE=page if paged else 0, HAS_NORM=q_norm is not None, OFFSET=norm_offset, EPS=eps,
             HAS_SINKS=sinks is not None, PDL=pdl, num_warps=c.warps, num_stages=c.stages, **_options(pdl),

@@ -35,7 +35,8 @@ def why_not(model: Any) -> str | None:
         return "it is no model of transformers that generates"
     if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
         return "its weights are quantised, and the decoder reads float16, bfloat16 and float32"
-    parameters = [*model.parameters()]
+    modules = [*model.modules()]
+    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
     for what, found in (("devices", {p.device for p in parameters}), ("dtypes", {p.dtype for p in parameters})):
         if len(found) != 1:
             return f"its parameters have {len(found)} {what}, {', '.join(sorted(map(str, found)))}; it must be one"
@@ -56,7 +57,7 @@ def why_not(model: Any) -> str | None:
         return "it is in training mode; call model.eval() first"
     if is_autocast_enabled(first.device.type):
         return "autocast is on, which a step does not follow"
-    return why_not_replaceable(model.modules())
+    return why_not_replaceable(modules)
 
 
 def _own_classes(model: Any) -> list[type]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernel_pytorch.fused_decode._core.device import compute_capability
 
@@ -33,10 +34,11 @@ class Decoder:
 
     What `generate` is given decides, not the model's generation_config: of that, end and padding tokens count alone.
 
-    Prompts go through the model's own forward. From then on each token is one step over weights that are read once:
-    queries, keys and values are one product, and so are gate and up of the gated unit. On a GPU the step is a CUDA
-    graph. A model is known by what its modules compute, which a trial on a miniature proves: Llama, Mistral, Qwen 2 and
-    3, Gemma 1 to 3, Phi-3, OLMo 2, SmolLM3 and what computes the same.
+    Each token is one step over weights that are read once: queries, keys and values are one product, and so are gate
+    and up of the gated unit. On a GPU the step is a CUDA graph. A prompt goes through the same layers, and through the
+    model's own forward where attention has a soft cap or a window that is shorter than the prompt. A model is known by
+    what its modules compute, which a trial on a miniature proves: Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3,
+    OLMo 2, SmolLM3 and what computes the same.
 
     Weights are joined in place: each of the model's Parameters becomes a part of a joined tensor, with the same name,
     values and a separate storage, so its state_dict saves and loads as before, and `revert` gives them separate memory
@@ -266,21 +268,29 @@ class Decoder:
                 self._thread = None
 
     def _prompt(self, input_ids: Tensor, pads: list[int]) -> Tensor:
-        """Run the model's own forward, and take its keys and values; the logits of the next token."""
-        step, width = self._step, input_ids.shape[1]
+        """Compute the prompt's keys and values; the logits of the next token, `(batch_size, vocabulary)`."""
+        step, (rows, width) = self._step, input_ids.shape
         device = step.tokens.device
         column, first = torch.arange(width, device=device), torch.tensor(pads, device=device)[:, None]
-        mask = (column >= first).long() if any(pads) else None
-        out = self.model(
-            input_ids=input_ids.to(device), attention_mask=mask, position_ids=(column - first).clamp_min(0),
-            use_cache=True, logits_to_keep=1, return_dict=True,
-        )  # fmt: skip
-        cache = out["cache"] if "cache" in out else out["past_key_values"]
-        step.caches.fill(cache, width, pads)
+        tokens = input_ids.to(device, torch.int64)
+        if any(pads):  # without the padding
+            tokens = tokens.gather(1, (column + first).clamp_max(width - 1))
+        found = self._runner.prompts.run(tokens, width - 1 - first[:, 0])
+        if found is None:
+            found = self._own_forward(input_ids.to(device), pads, column - first)
         step.caches.lengths.fill_(-1)
-        step.caches.lengths[: len(pads)] = (width - 1 - first[:, 0]).int()
-        logits = torch.zeros(self.batch_size, out.logits.shape[-1], dtype=out.logits.dtype, device=device)
-        logits[: len(pads)] = out.logits[:, -1]
+        step.caches.lengths[:rows] = (width - 1 - first[:, 0]).int()
+        return F.pad(found, (0, 0, 0, self.batch_size - rows))
+
+    def _own_forward(self, input_ids: Tensor, pads: list[int], positions: Tensor) -> Tensor:
+        """The same by the model's own forward."""
+        mask = (positions >= 0).long() if any(pads) else None
+        out = self.model(
+            input_ids=input_ids, attention_mask=mask, position_ids=positions.clamp_min(0), use_cache=True,
+            logits_to_keep=1, return_dict=True,
+        )  # fmt: skip
+        self._step.caches.fill(out["cache"] if "cache" in out else out["past_key_values"], input_ids.shape[1], pads)
+        logits: Tensor = out.logits[:, -1]
         return logits
 
     def _columns(self, how: str, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:

@@ -20,7 +20,7 @@ def add_norm(
     norm_offset: float = 0.0, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
     """`residual + norm(y)`."""
-    normed = _rms(y, norm_weight, norm_offset, eps)
+    normed = rms(y, norm_weight, norm_offset, eps)
     if residual is not None:
         normed = normed + residual
     return normed if out is None else out.copy_(normed)
@@ -33,7 +33,7 @@ def project(
 ) -> Tensor:  # fmt: skip
     """A norm, a product with bias, a gated unit, a residual and a soft cap; all but the product may be left out."""
     if norm is not None and norm_weight is not None:
-        x = _rms(x, norm_weight, norm_offset, eps)
+        x = rms(x, norm_weight, norm_offset, eps)
     y = F.linear(x, weight, bias)
     if gated is not None:
         gate, up = y.chunk(2, -1)
@@ -54,7 +54,7 @@ def attend(
     qk, v = heads[:, : num_heads + kv_heads], heads[:, num_heads + kv_heads :]
     if q_norm is not None and k_norm is not None:
         q, k = qk.split([num_heads, kv_heads], 1)
-        qk = torch.cat([_rms(q, q_norm, norm_offset, eps), _rms(k, k_norm, norm_offset, eps)], 1)
+        qk = torch.cat([rms(q, q_norm, norm_offset, eps), rms(k, k_norm, norm_offset, eps)], 1)
     at = lengths.clamp_min(0).long()
     qk = reference.rotated(qk.float(), cos[at], sin[at]).to(qk.dtype)
     q, k = qk[:, :num_heads], qk[:, num_heads:]
@@ -85,6 +85,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: floa
     return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=scale, enable_gqa=grouped).squeeze(2)
 
 
-def _rms(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+def rms(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+    """The norm of the last dimension, in float32."""
     weight = weight.float() if offset == 0.0 else offset + weight.float()
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
+from .prompt import Prompts
 from .step import Step
 
 BEHIND = 2
@@ -23,6 +24,7 @@ class Runner:
         slots = (2 * BEHIND, step.tokens.shape[0])
         self._slots = torch.zeros(slots, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
         self._events = [torch.cuda.Event() for _ in range(len(self._slots))] if on_gpu else []
+        self.prompts = Prompts(step.plan, step.caches, self._capture if on_gpu else None)
 
     def prepare(self, how: str) -> None:
         """Capture the step while no row is in use, so that nothing is written.
@@ -32,21 +34,25 @@ class Runner:
         if self.device.type != "cuda" or how in self._graphs:
             return
         self.step.caches.lengths.fill_(-1)
+        self._graphs[how] = self._capture(lambda: self.step(how))
+
+    def _capture(self, call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """Capture a call after it ran twice, with what it returns."""
         with torch.cuda.device(self.device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # kernels are compiled and their memory is found before the capture
                 for _ in range(2):
-                    self.step(how)
+                    call()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                    self.step(how)
+                    found = call()
             except BaseException:
                 graph.reset()
                 raise
-        self._graphs[how] = graph, self.step.last_logits
+        return graph, found
 
     @torch.no_grad()
     def run(self, how: str) -> None:
@@ -83,6 +89,7 @@ class Runner:
 
     def close(self) -> None:
         """Give the graphs' memory back."""
+        self.prompts.close()
         for graph, _ in self._graphs.values():
             graph.reset()
         self._graphs.clear()

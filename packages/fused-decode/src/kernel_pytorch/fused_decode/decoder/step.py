@@ -36,10 +36,11 @@ class Step:
         self.sampling = Sampling(rows, device)
         self.last_logits = torch.empty(0, device=device)
 
-    def __call__(self, how: str) -> None:
-        """Compute the next tokens; nothing waits for the host."""
+    def __call__(self, how: str) -> Tensor:
+        """Compute the next tokens, and return their logits; nothing waits for the host."""
         self.last_logits = self.logits()
         self.choose(self.last_logits, how)
+        return self.last_logits
 
     def choose(self, logits: Tensor, how: str) -> None:
         """Take the next token of each row from its logits `(rows, vocabulary)`, and end rows that are complete.
@@ -65,12 +66,19 @@ class Step:
 
     def logits(self) -> Tensor:
         """Run all layers on `tokens`, which are stored at `lengths`; `(rows, vocabulary)`."""
-        plan, ops = self.plan, self.ops
-        x = ops.embed(self.tokens, plan.table, scale=plan.scale, **self._pdl)
-        for layer, caches in zip(plan.layers, self.caches.layers, strict=True):
+        return self.head(self.hidden(self.tokens))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Run all layers on tokens `(rows,)`; `(rows, width)`."""
+        x = self.ops.embed(tokens, self.plan.table, scale=self.plan.scale, **self._pdl)
+        for layer, caches in zip(self.plan.layers, self.caches.layers, strict=True):
             x = self._layer(layer, caches, x)
-        head = plan.head
-        return ops.project(x, head.weight, bias=head.bias, softcap=plan.softcap, **_norm(plan.norm), **self.extra)
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits `(rows, vocabulary)` of what the layers made of tokens, `(rows, width)`."""
+        head, norm = self.plan.head, _norm(self.plan.norm)
+        return self.ops.project(x, head.weight, bias=head.bias, softcap=self.plan.softcap, **norm, **self.extra)
 
     def _layer(self, layer: Layer, caches: tuple[Tensor, ...], x: Tensor) -> Tensor:
         attention, project = layer.attention, self.ops.project

@@ -87,48 +87,42 @@ def attend_tile(
 
 
 @triton.jit
-def take_new_key(
-    q, heads, k_base, v_base, cos_ptr, sin_ptr, k_norm_ptr, at, kv_head, d, capacity, table_ptr, page_stride, pages,
-    H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, HEADS: tl.constexpr, DEPTH: tl.constexpr,
-    SCALE: tl.constexpr, SOFTCAP: tl.constexpr, FACTOR: tl.constexpr, RING: tl.constexpr, PAGE: tl.constexpr,
-    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr,
-):  # fmt: skip
-    """Write the new key and value into the cache; the maximum, sum and output of attention to that key alone."""
-    one = tl.arange(0, 1)
-    k = rotated(heads + (H + kv_head) * D + one[:, None], d, (one < 1)[:, None], cos_ptr, sin_ptr, at, k_norm_ptr,
-                D, ROTARY, HAS_NORM, OFFSET, EPS).to(k_base.dtype.element_ty)  # fmt: skip
-    v = tl.load(heads + (H + HK + kv_head) * D + d, d < D, 0.0)
-    page, slot = slots_of(at, capacity, table_ptr, page_stride, pages, RING, PAGE)
-    tl.store(k_base + page + slot * D + one[:, None] + d[None, :], k, (one < 1)[:, None] & (d < D)[None, :])
-    tl.store(v_base + page + slot * D + d, v, d < D)
+def attend_to_new_key(q, k, v, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, FACTOR: tl.constexpr):
+    """The maximum, sum and output of attention to the new key `(1, DEPTH)` alone."""
     s = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)
     if SOFTCAP > 0.0:
         s = SOFTCAP * tanh(s * SCALE / SOFTCAP)
-    acc = tl.zeros([HEADS, DEPTH], tl.float32) + v.to(tl.float32)[None, :]
-    return s * FACTOR, tl.full([HEADS], 1.0, tl.float32), acc
+    acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32) + v.to(tl.float32)[None, :]
+    return s * FACTOR, tl.full([q.shape[0]], 1.0, tl.float32), acc
 
 
 @triton.jit
 def merge_shares(
     o_base, partial_ptr, top_ptr, sum_ptr, sinks_ptr, place, d, active,
-    G: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Write the heads of one KV head, each merged from all shares, whose loads are under way at once."""
-    each = tl.arange(0, SPLITS)
+    """Write the heads of one KV head, each merged from all shares. Nothing is stored before all loads are under way."""
+    g = tl.arange(0, GROUP)
+    share = place + tl.arange(0, SPLITS)
+    at = share[:, None] * G + g[None, :]
+    tops = tl.load(top_ptr + at, (g < G)[None, :], 0.0, cache_modifier=".cg")
+    sums = tl.load(sum_ptr + at, (g < G)[None, :], 0.0, cache_modifier=".cg")
+    most = tl.max(tops, 0)
+    rest = tl.zeros([GROUP], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + g, g < G, 0.0).to(tl.float32) * LOG2E
+        most = tl.maximum(most, sink)
+        rest = tl.exp2(sink - most)
+    weight = tl.exp2(tops - most[None, :])
+    denominator = tl.where(active, tl.sum(sums * weight, 0) + rest, float("inf"))  # an inactive row is 0
+    y = tl.zeros([GROUP, DEPTH], tl.float32)
     for head in tl.static_range(G):
-        tops = tl.load(top_ptr + (place + each) * G + head, cache_modifier=".cg")
-        sums = tl.load(sum_ptr + (place + each) * G + head, cache_modifier=".cg")
-        parts = tl.load(partial_ptr + ((place + each) * G + head)[:, None] * DEPTH + d[None, :], cache_modifier=".cg")
-        most = tl.max(tops)
-        rest = 0.0
-        if HAS_SINKS:
-            sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
-            most = tl.maximum(most, sink)
-            rest = tl.exp2(sink - most)
-        weight = tl.exp2(tops - most)
-        denominator = tl.where(active, tl.sum(sums * weight) + rest, float("inf"))  # an inactive row is 0
-        y = tl.sum(parts * weight[:, None], 0) / denominator
-        tl.store(o_base + head * D + d, y.to(o_base.dtype.element_ty), d < D)
+        parts = tl.load(partial_ptr + (share * G + head)[:, None] * DEPTH + d[None, :], cache_modifier=".cg")
+        of_head = tl.sum(tl.where(g[None, :] == head, weight, 0.0), 1)
+        y = tl.where(g[:, None] == head, tl.sum(parts * of_head[:, None], 0)[None, :], y)
+    y = y / denominator[:, None]
+    tl.store(o_base + g[:, None] * D + d[None, :], y.to(o_base.dtype.element_ty), (g < G)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -137,9 +131,9 @@ def attention_kernel(
     partial_ptr, top_ptr, sum_ptr, counter_ptr, capacity, table_stride, page_stride, pages, seen_before,
     positions,
     H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, SPLITS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HEADS: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, EPS: tl.constexpr,
-    HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr,
+    EPS: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One step: qkv (B, (H + 2 HK) D); k, v (B, HK, capacity, D) or pages (pages, HK, PAGE, D); o (B, H D).
 
@@ -178,15 +172,20 @@ def attention_kernel(
         gdc_wait()
     q = rotated(heads + (kv_head * G + g)[:, None] * D, d, is_head, cos_ptr, sin_ptr, at, q_norm_ptr, D, ROTARY,
                 HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
+    # Every program loads the new key, so that its loads are under way with those of q.
+    one = tl.arange(0, 1)
+    new_k = rotated(heads + (H + kv_head) * D + one[:, None], d, (one < 1)[:, None], cos_ptr, sin_ptr, at, k_norm_ptr,
+                    D, ROTARY, HAS_NORM, OFFSET, EPS).to(k_ptr.dtype.element_ty)  # fmt: skip
+    new_v = tl.load(heads + (H + HK + kv_head) * D + d, d < D, 0.0)
     factor: tl.constexpr = LOG2E if SOFTCAP > 0.0 else SCALE * LOG2E
     top = tl.full([HEADS], NOTHING, tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     acc = tl.zeros([HEADS, DEPTH], tl.float32)
     if (split == 0) & active:
-        top, total, acc = take_new_key(
-            q, heads, k_base, v_base, cos_ptr, sin_ptr, k_norm_ptr, at, kv_head, d, capacity, table, page_stride, pages,
-            H, HK, D, ROTARY, HEADS, DEPTH, SCALE, SOFTCAP, factor, WINDOW, PAGE, HAS_NORM, OFFSET, EPS,
-        )  # fmt: skip
+        page, slot = slots_of(at, capacity, table, page_stride, pages, WINDOW, PAGE)
+        tl.store(k_base + page + slot * D + d[None, :], new_k, (d < D)[None, :])
+        tl.store(v_base + page + slot * D + d, new_v, d < D)
+        top, total, acc = attend_to_new_key(q, new_k, new_v, SCALE, SOFTCAP, factor)
     if low < high:
         top, total, acc = attend_tile(q, k, v, low, high, top, total, acc, SCALE, SOFTCAP, factor, COLUMNS)
     for first in tl.range(low + COLUMNS, high, COLUMNS):
@@ -206,7 +205,9 @@ def attention_kernel(
         if SPLITS > 1:
             tl.store(counter_ptr + b * HK + kv_head, 0)
             sinks = sinks_ptr + kv_head * G if HAS_SINKS else sinks_ptr
-            merge_shares(o_base, partial_ptr, top_ptr, sum_ptr, sinks, place, d, active, G, D, DEPTH, SPLITS, HAS_SINKS)
+            merge_shares(
+                o_base, partial_ptr, top_ptr, sum_ptr, sinks, place, d, active, G, D, DEPTH, GROUP, SPLITS, HAS_SINKS
+            )  # fmt: skip
         else:
             if HAS_SINKS:
                 sink = tl.load(sinks_ptr + kv_head * G + g, g < G, 0.0).to(tl.float32) * LOG2E

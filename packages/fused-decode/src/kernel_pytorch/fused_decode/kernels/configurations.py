@@ -70,13 +70,14 @@ LARGE_SHARED_MEMORY = (90, 100, 103, 110)  # 227 KiB a program
 def vector(n: int, k: int, device: torch.device) -> Vector:
     """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated.
 
-    Within 4 % of the fastest of 20 that were timed on an H200, for all widths of Llama 3.2 1B and 3 8B.
+    For widths of Llama 3.2 1B within 1 % of the fastest of 3 to 7 that were timed in a whole step on an H100; for those
+    of 3 8B within 4 % of the fastest of 20 that were timed alone on an H200.
     """
     if architecture(device) is None:
         return Vector(4, min(64, next_power_of_2(k)), 4)
-    if k >= 4096 and n > 2048:
-        return Vector(2, 2048, 4 if k > n else 8)
-    return Vector(1 if k >= 4096 else 2, min(1024, next_power_of_2(k)), 4)
+    if k >= 4096:
+        return Vector(1, 4096, 4) if n <= 2048 else Vector(2, 2048, 4 if k > n else 8)
+    return Vector(4 if n >= 8192 else 2, min(1024, next_power_of_2(k)), 4)
 
 
 def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Rows:
