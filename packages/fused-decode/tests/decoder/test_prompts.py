@@ -66,6 +66,11 @@ def test_a_prompt_gives_what_the_models_own_forward_gives(family, pads, monkeypa
     assert decoder._step.caches.lengths.tolist() == [10 - pads[0], 10 - pads[1], -1]
 
 
+def test_a_soft_cap_alone_needs_the_models_own_forward():
+    decoder = Decoder(make("gemma2", sliding_window=64), 1, 64)
+    assert decoder._runner.prompts.run(prompt([11])[0], torch.tensor([10])) is None
+
+
 def test_the_second_prompt_of_a_rounded_size_is_captured(monkeypatch):
     monkeypatch.setattr(prompts, "ROUND", 8)
     decoder = Decoder(make("qwen3"), 3, 64)

@@ -93,7 +93,9 @@ class Prompts:
 class _Operators:
     """The functions of `plain.py`, with attention of whole rows."""
 
-    embed, project, add_norm = map(staticmethod, (plain.embed, plain.project, plain.add_norm))
+    embed = staticmethod(plain.embed)
+    project = staticmethod(plain.project)
+    add_norm = staticmethod(plain.add_norm)
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
