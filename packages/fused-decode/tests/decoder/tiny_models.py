@@ -35,7 +35,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {**SIZES, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", {
         **SIZES, "num_hidden_layers": 3, "layer_types": MIXED, "sliding_window": 4, "query_pre_attn_scalar": 12,
-        "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5, "tie_word_embeddings": False}),
+        "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.5, "tie_word_embeddings": False,
+        "attn_implementation": "eager"}),  # transformers before 5.24 chooses one that leaves the cap of scores out
     "gemma3": ("Gemma3", {
         **SIZES, "num_hidden_layers": 3, "layer_types": MIXED, "sliding_window": 4, "query_pre_attn_scalar": 12,
         "tie_word_embeddings": False,

@@ -103,9 +103,9 @@ def merge_shares(
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write the heads of one KV head, each merged from all shares. Nothing is stored before all loads are under way."""
+    PART: tl.constexpr = SPLITS if SPLITS < 32 else 32  # shares at a time: registers
     g = tl.arange(0, GROUP)
-    share = place + tl.arange(0, SPLITS)
-    at = share[:, None] * G + g[None, :]
+    at = (place + tl.arange(0, SPLITS))[:, None] * G + g[None, :]
     tops = tl.load(top_ptr + at, (g < G)[None, :], 0.0, cache_modifier=".cg")
     sums = tl.load(sum_ptr + at, (g < G)[None, :], 0.0, cache_modifier=".cg")
     most = tl.max(tops, 0)
@@ -114,14 +114,18 @@ def merge_shares(
         sink = tl.load(sinks_ptr + g, g < G, 0.0).to(tl.float32) * LOG2E
         most = tl.maximum(most, sink)
         rest = tl.exp2(sink - most)
-    weight = tl.exp2(tops - most[None, :])
-    denominator = tl.where(active, tl.sum(sums * weight, 0) + rest, float("inf"))  # an inactive row is 0
+    total = tl.sum(sums * tl.exp2(tops - most[None, :]), 0) + rest
     y = tl.zeros([GROUP, DEPTH], tl.float32)
     for head in tl.static_range(G):
-        parts = tl.load(partial_ptr + (share * G + head)[:, None] * DEPTH + d[None, :], cache_modifier=".cg")
-        of_head = tl.sum(tl.where(g[None, :] == head, weight, 0.0), 1)
-        y = tl.where(g[:, None] == head, tl.sum(parts * of_head[:, None], 0)[None, :], y)
-    y = y / denominator[:, None]
+        top = tl.max(tl.where(g == head, most, float("-inf")), 0)
+        of_head = tl.zeros([DEPTH], tl.float32)
+        for first in tl.static_range(0, SPLITS, PART):
+            share = (place + first + tl.arange(0, PART)) * G + head
+            weight = tl.exp2(tl.load(top_ptr + share, cache_modifier=".cg") - top)
+            parts = tl.load(partial_ptr + share[:, None] * DEPTH + d[None, :], cache_modifier=".cg")
+            of_head += tl.sum(parts * weight[:, None], 0)
+        y = tl.where(g[:, None] == head, of_head[None, :], y)
+    y = y / tl.where(active, total, float("inf"))[:, None]  # an inactive row is 0
     tl.store(o_base + g[:, None] * D + d[None, :], y.to(o_base.dtype.element_ty), (g < G)[:, None] & (d < D)[None, :])
 
 
