@@ -239,6 +239,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--offload is of fsdp, not of {options.parallel}")
     if dist.is_torchelastic_launched() and options.out is None:
         parser.error("--out is missing: the ranks need one folder")
+    if options.every < 1 or options.timeout <= 0:
+        parser.error(f"--every, --timeout: given {options.every} and {options.timeout}; both must be above 0")
     options.timeout, s = datetime.timedelta(seconds=options.timeout), sizes(options.quick)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)

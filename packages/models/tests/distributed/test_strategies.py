@@ -88,7 +88,16 @@ def test_what_cannot_be_divided_is_named(tmp_path):
         "sequence: shape is (4, 5, 16); it must be",
         "cache: given with targets, cu_seqlens or a divided sequence",
         "model: it needs a list of layers and `norm`",
-        "norm: given LayerNorm; in a divided sequence",
+        "blocks.1.norm2: it is LayerNorm; between attention",
+        "sequence_parallel: given for Sequential, which has layers",
+        "model: it is compiled; call torch.compile after",
+        "mesh: given ",
+        "model: it is DistributedDataParallel; call data_parallel before",
+        "model: it is DistributedDataParallel; call fully_sharded before",
+        "mesh: its dimensions are None; the model is divided by tensor_parallel",
+        "model: given list_iterator; it must be",
+        "module: DistributedDataParallel knows its parameters already; unfuse, then",
+        "module: its parameters are divided among ranks; unfuse before",
     )
     assert len(said) == len(beginnings)
     for message, beginning in zip(said, beginnings, strict=True):

@@ -31,7 +31,7 @@ from kernel_pytorch.models.distributed import (
 )
 from kernel_pytorch.models.distributed import loss as losses_module
 from kernel_pytorch.models.distributed import ring as ring_module
-from kernel_pytorch.qkv_fusion import fuse
+from kernel_pytorch.qkv_fusion import fuse, unfuse
 
 
 def whole(case: str, steps: int) -> list[float]:
@@ -239,18 +239,33 @@ def refused() -> list[str]:
         lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target, reduction="none"),
         lambda: vocabulary_parallel_linear_cross_entropy(hidden, rows, target + 37),
         lambda: ring_attention(head[None, None], head[None, None, :4], head[None, None, :4]),
+        lambda: ring_attention(head, head, head),
+        lambda: ring_attention(*3 * [head[None, None]], scale="much"),
         lambda: ring_attention(*[head[None, None]] * 3, layout="striped"),
         lambda: ring_attention(*[head[None, None]] * 3, layout="zigzag"),
         lambda: zigzag_positions(6),
+        lambda: second_derivative(lambda x: vocabulary_parallel_linear_cross_entropy(x, rows, target), hidden),
+        lambda: second_derivative(lambda x: ring_attention(*3 * [x[None]]).sum(), hidden),
     ]
-    return [said(call) for call in calls]
+    messages = [said(call) for call in calls]
+    dist.barrier()  # nothing was left under way by what was refused
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, len(messages))
+    assert gathered == [len(messages)] * len(gathered)
+    return messages
+
+
+def second_derivative(function: Any, x: torch.Tensor) -> None:
+    """Ask for a gradient that can be differentiated again, where the incoming one needs none."""
+    x = x.clone().requires_grad_()
+    torch.autograd.grad(function(x), x, create_graph=True)
 
 
 def said(call: Any) -> str:
     """The message of the error that a call raises, "" if it raises none."""
     try:
         call()
-    except (IndexError, TypeError, ValueError) as error:
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
         return str(error)
     return ""
 
@@ -266,8 +281,10 @@ def undivided() -> list[str]:
     parted, short, (texts, _) = spawned.ours(), spawned.llama(), spawned.batch(0)
     for each in (parted, short):
         tensor_parallel(each, mesh, sequence_parallel=True)
-    alone, other = spawned.ours().blocks[0], spawned.ours()
+    alone, other, within = spawned.ours().blocks[0], spawned.ours(), torch.nn.Sequential(spawned.ours())
     other.blocks[1].norm2 = torch.nn.LayerNorm(16)
+    replicated, names = data_parallel(spawned.ours(), mesh).model, [*dict(other.named_parameters())]
+    fused = data_parallel(fuse(spawned.llama()), mesh).model
     calls = [
         lambda: tensor_parallel(spawned.ours(num_kv_heads=1), mesh),
         lambda: tensor_parallel(spawned.ours(hidden_dim=25), mesh),
@@ -284,8 +301,20 @@ def undivided() -> list[str]:
         lambda: parted.generate(texts, 2),
         lambda: tensor_parallel(alone, mesh, sequence_parallel=True),
         lambda: tensor_parallel(other, mesh, sequence_parallel=True),
+        lambda: tensor_parallel(within, mesh, sequence_parallel=True),
+        lambda: tensor_parallel(torch.compile(spawned.ours()), mesh),
+        lambda: tensor_parallel(spawned.ours(), dist.group.WORLD),
+        lambda: data_parallel(replicated, mesh),
+        lambda: fully_sharded(replicated, mesh),
+        lambda: fully_sharded(twice, mesh),
+        lambda: clip_gradients(iter([]), 1.0),
+        lambda: unfuse(fused),
+        lambda: unfuse(fully_sharded(fuse(spawned.llama()), mesh).model),
     ]
-    return [said(call) for call in calls]
+    messages = [said(call) for call in calls]
+    assert [*dict(other.named_parameters())] == names, "what was refused is as it was"
+    assert not any(type(each).__name__.endswith("OfPart") for each in other.modules())
+    return messages
 
 
 def generated() -> tuple[bool, bool]:

@@ -249,7 +249,8 @@ class LanguageModel(TechniqueModule):
             raise ValueError(f"cache: it is for {len(cache.lengths)} sequences; input_ids has {len(input_ids)}")
         for name, given in (("cache", cache), ("logits_at", logits_at)):
             if given is not None and (targets is not None or cu_seqlens is not None or self.join_sequence is not None):
-                raise ValueError(f"{name}: given with targets, cu_seqlens or a divided sequence; it must be None then")
+                raise ValueError(f"{name}: given with targets, cu_seqlens or a divided sequence; it must be None then, "
+                                 "and a model with a divided sequence cannot generate")  # fmt: skip
         tokens = input_ids.shape[-1] + (0 if cache is None else cache.filled)
         if cu_seqlens is None and tokens > self.max_position:
             raise ValueError(f"input_ids: {tokens} tokens with those cached; max_position is {self.max_position}")

@@ -196,7 +196,7 @@ class Techniques:
         return F.linear(hidden, weight)
 
     def linear_cross_entropy(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        """Mean cross entropy of the logits `hidden @ weight.T`; targets of -100 do not count.
+        """Mean cross entropy of the logits `hidden @ weight.T`; targets of -100 do not count, and if all are, it is 0.
 
         With a small vocabulary the logits need no more memory than a block; they are then computed, which is faster.
         """
@@ -210,7 +210,8 @@ class Techniques:
         logits = F.linear(hidden, weight)
         # In float32 also under autocast, like the fused loss.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
-        return F.cross_entropy(logits, target.flatten())
+        target = target.flatten()
+        return F.cross_entropy(logits, target, reduction="sum") / (target != -100).sum().clamp(min=1)
 
 
 def local(weight: Tensor) -> Tensor:

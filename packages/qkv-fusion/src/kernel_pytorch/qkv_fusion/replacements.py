@@ -95,8 +95,14 @@ def unfuse(module: torch.nn.Module) -> torch.nn.Module:
 
     Raises:
         TypeError: `module` is no module.
+        ValueError: the model is in DistributedDataParallel, or `fully_shard` divided its parameters.
     """
     _check_module(module)
+    for each in module.modules():
+        if isinstance(each, DistributedDataParallel):
+            raise ValueError("module: DistributedDataParallel knows its parameters already; unfuse, then wrap it")
+        if (first := _first(each)) is not None and any(hasattr(p, "placements") for p in first.group.parameters()):
+            raise ValueError("module: its parameters are divided among ranks; unfuse before fully_shard")
     for parent in list(module.modules()):
         while (first := _first(parent)) is not None:
             group = first.group

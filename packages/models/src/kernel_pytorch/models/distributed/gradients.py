@@ -10,32 +10,44 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from .strategies import Parallelized
 
-def parameter_kinds(model: nn.Module) -> list[list[nn.Parameter]]:
+
+def parameter_kinds(model: nn.Module | Parallelized) -> list[list[nn.Parameter]]:
     """Return lists of parameters for an optimizer's groups: plain tensors, and the DTensors of each mesh.
 
     Optimizers with `fused=True` or `foreach=True` need this after `tensor_parallel`: a group must be of one kind.
+
+    Args:
+        model: after any of the helpers, or what the helper returned.
     """
-    return [*_kinds(model.parameters()).values()]
+    return [*_kinds(_parameters(model)).values()]
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+def clip_gradients(model: nn.Module | Parallelized, max_norm: float) -> Tensor:
     """Scale the gradients so that their norm, of all ranks together, is at most max_norm; return the norm before.
 
     This is `torch.nn.utils.clip_grad_norm_` for models after any of the helpers. Each rank must call it.
 
     Args:
-        model: what the helper returned, after the last backward of a step.
+        model: after any of the helpers, or what the helper returned; after the last backward of a step.
         max_norm: the largest Euclidean norm.
 
     Returns:
         `()`, the same on every rank, float32 (float64 of float64).
     """
-    kinds = [*_kinds(each for each in model.parameters() if each.grad is not None).values()]
+    kinds = [*_kinds(each for each in _parameters(model) if each.grad is not None).values()]
     total = torch.stack([_square_of_norm(kind) for kind in kinds]).sum().sqrt() if kinds else torch.zeros(())
     for kind in kinds:
         torch.nn.utils.clip_grads_with_norm_(kind, max_norm, total)
     return total
+
+
+def _parameters(model: Any) -> Iterable[nn.Parameter]:
+    model = model.model if isinstance(model, Parallelized) else model
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: given {type(model).__name__}; it must be a torch.nn.Module, or what a helper returned")
+    return model.parameters()
 
 
 def _square_of_norm(kind: list[nn.Parameter]) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional as F
 
@@ -87,6 +86,12 @@ class _Sum(torch.autograd.Function):
         return incoming, None
 
 
+def refuse_graph(name: str) -> None:
+    """Raise RuntimeError in a backward whose result is to be differentiated again, which would be wrong in silence."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(f"{name}: it has no second derivatives; call backward or grad without create_graph=True")
+
+
 def first_row(rows: int, mesh: Any) -> int:
     """Return where the rows of this rank begin in a tensor with `Shard(0)`, which `torch.chunk` divides."""
     return min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
@@ -133,8 +138,8 @@ class _Loss(torch.autograd.Function):
         return loss * scale
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph("vocabulary_parallel_linear_cross_entropy")
         to_hidden, to_weight = (each * incoming for each in ctx.saved_tensors)
         dist.all_reduce(to_hidden, group=ctx.group)
         return to_hidden, to_weight.to(ctx.dtype), None, None, None, None, None

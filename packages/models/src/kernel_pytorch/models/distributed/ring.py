@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernel_pytorch.flash_attn_triton import flash_attention_with_lse
+
+from .loss import refuse_graph
 
 
 def ring_attention(
@@ -41,8 +42,11 @@ def ring_attention(
     Source: Liu et al., "Ring Attention", 2023, https://arxiv.org/abs/2310.01889; zigzag: Grattafiori et al., "The Llama
     3 Herd of Models", 2024, https://arxiv.org/abs/2407.21783, section 3.3.2.
     """
-    if not q.shape[2] == k.shape[2] == v.shape[2]:
-        lengths = f"{q.shape[2]}, {k.shape[2]} and {v.shape[2]}"
+    if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
+        raise ValueError(f"q, k, v: shapes are {shapes}; they must be (B, H, S / n, D) and twice (B, K, S / n, D)")
+    if q.shape[2] != k.shape[2]:
+        lengths = f"{q.shape[2]} and {k.shape[2]}"
         raise ValueError(f"q, k, v: they have {lengths} tokens; all must have the same number, on each rank")
     if layout not in ("contiguous", "zigzag"):
         raise ValueError(f"layout: given {layout!r}; allowed are 'contiguous', 'zigzag'")
@@ -80,7 +84,12 @@ class _Ring(torch.autograd.Function):
         for step in range(ranks):
             arrived = _pass_on(pair, group) if step + 1 < ranks else None
             if step == 0:
-                output, lse = flash_attention_with_lse(q, *pair, causal=causal, scale=scale, level=level)
+                try:
+                    output, lse = flash_attention_with_lse(q, *pair, causal=causal, scale=scale, level=level)
+                except BaseException:
+                    if arrived is not None:  # what is under way would be what the next call of a group gets
+                        arrived()
+                    raise
                 output = output.to(lse.dtype)
             elif (both := chosen(step, group, causal, q.shape[2])) is not None:
                 queries, keys = both
@@ -93,8 +102,8 @@ class _Ring(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_graph("ring_attention")
         q, k, v, output, lse = ctx.saved_tensors
         group, causal, scale, level, chosen = ctx.given
         wide, ranks = lse.dtype, dist.get_world_size(group)

@@ -62,10 +62,15 @@ class OfPart:
         return weight if isinstance(weight, DTensor) else entering(weight, self.mesh)
 
 
-def divide_norm(norm: nn.Module, mesh: DeviceMesh) -> None:
-    """Make a norm one of a part of the sequence, in place; TypeError if it is none, or has other parameters."""
+def check_norm(path: str, norm: nn.Module) -> None:
+    """Raise TypeError unless this is a norm with one weight."""
     if "Norm" not in type(norm).__name__ or [name for name, _ in norm.named_parameters()] != ["weight"]:
-        raise TypeError(f"norm: given {type(norm).__name__}; in a divided sequence it must be an RMSNorm with a weight")
+        raise TypeError(f"{path}: it is {type(norm).__name__}; between attention and feed-forward of a divided "
+                        "sequence it must be a norm with one weight; leave out sequence_parallel")  # fmt: skip
+
+
+def divide_norm(norm: nn.Module, mesh: DeviceMesh) -> None:
+    """Make a norm one of a part of the sequence, in place."""
     norm.mesh = mesh
     norm.__class__ = type(f"{type(norm).__name__}OfPart", (OfPart, type(norm)), {})
 

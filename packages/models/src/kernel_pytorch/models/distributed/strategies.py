@@ -19,7 +19,7 @@ from kernel_pytorch.models.block import Attention, FeedForward
 from kernel_pytorch.models.language_model import LanguageModel
 from kernel_pytorch.qkv_fusion import LinearGroup
 
-from .sequence import divide_between, divide_norm, gathered, scattered
+from .sequence import check_norm, divide_between, divide_norm, gathered, scattered
 from .shards import Sharded, Words, divide, parts_of
 
 LIKE_LLAMA = (("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj")
@@ -51,11 +51,13 @@ def data_parallel(model: nn.Module, mesh: DeviceMesh, **options: Any) -> Paralle
         options: of `torch.nn.parallel.DistributedDataParallel`; `gradient_as_bucket_view` is True unless given.
 
     Raises:
-        ValueError: mesh has several dimensions, or the model is sharded.
+        TypeError: mesh is no DeviceMesh.
+        ValueError: mesh has several dimensions, or the model is sharded or in DistributedDataParallel.
     """
     _check_mesh(mesh)
     if _is_sharded(model):
         raise ValueError("model: it has sharded parameters; beside tensor_parallel use fully_sharded")
+    _check_unwrapped(model, "data_parallel")
     options = {"process_group": mesh.get_group(), "gradient_as_bucket_view": True, **options}
     found = DistributedDataParallel(model, **options)
     return Parallelized(found, {"": f"whole on each of {mesh.size()} ranks, gradients averaged"})
@@ -76,7 +78,19 @@ def fully_sharded(
         layers: the units; None for the children of the model's outermost lists of modules.
         param_dtype, reduce_dtype: of parameters in use, and of sums of gradients, as in `MixedPrecisionPolicy`.
         options: of `torch.distributed.fsdp.fully_shard`, such as `reshard_after_forward` and `offload_policy`.
+
+    Raises:
+        TypeError: mesh is no DeviceMesh.
+        ValueError: the model is sharded or in DistributedDataParallel already; or it was divided by `tensor_parallel`,
+            and mesh has no name, or that of the same dimension.
     """
+    _check_kind(mesh)
+    _check_unwrapped(model, "fully_sharded")
+    divided = {name for each in model.parameters() if isinstance(each, DTensor)
+               for name in each.device_mesh.mesh_dim_names or ("",)}  # fmt: skip
+    if divided and (mesh.mesh_dim_names is None or divided & {"", *mesh.mesh_dim_names}):
+        raise ValueError(f"mesh: its dimensions are {mesh.mesh_dim_names}; the model is divided by tensor_parallel, "
+                         "and needs another named dimension of one mesh, as mesh['dp'] beside mesh['tp']")  # fmt: skip
     found, among = Parallelized(model), f"divided among {mesh.size(mesh.ndim - 1)} ranks"
     paths = {module: path for path, module in model.named_modules()}
     for module in decoder_layers(model) if layers is None else layers:
@@ -150,12 +164,19 @@ def _divide_sequence(model: nn.Module, mesh: DeviceMesh, found: Parallelized) ->
         raise ValueError(
             "model: it needs a list of layers and `norm` after them, so that ranks can divide the sequence"
         )
+    if not isinstance(model, LanguageModel) and any(isinstance(each, Attention) for each in model.modules()):
+        raise ValueError(f"sequence_parallel: given for {type(model).__name__}, which has layers of "
+                         "kernel_pytorch.models within; allowed are LanguageModel itself, and models of transformers"
+                         )  # fmt: skip
+    between = [child for layer in layers for child in layer.children()] + last
+    norms = [each for each in between if paths[each] not in found.treated and any(True for _ in each.parameters())]
+    for norm in norms:
+        check_norm(paths[norm], norm)
     if not isinstance(model, LanguageModel):
         divide_between(layers[0], last[0], mesh)
-    for module in [child for layer in layers for child in layer.children()] + last:
-        if paths[module] not in found.treated and any(True for _ in module.parameters()):
-            divide_norm(module, mesh)
-            found.treated[paths[module]] = f"of a part of the sequence, gradients added up over {mesh.size()} ranks"
+    for norm in norms:
+        divide_norm(norm, mesh)
+        found.treated[paths[norm]] = f"of a part of the sequence, gradients added up over {mesh.size()} ranks"
 
 
 def _divide_words(model: nn.Module, mesh: DeviceMesh, found: Parallelized) -> None:
@@ -192,9 +213,22 @@ def _check_layers(path: str, module: nn.Module, style: Sharded, ranks: int) -> N
                 raise ValueError(f"{path}.{name}: {ranks} ranks do not divide {width // unit} {what}; use a divisor")
 
 
+def _check_kind(mesh: DeviceMesh) -> None:
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh: given {type(mesh).__name__}; it must be a DeviceMesh, as init_device_mesh makes it")
+
+
 def _check_mesh(mesh: DeviceMesh) -> None:
+    _check_kind(mesh)
     if mesh.ndim != 1:
-        raise ValueError(f"mesh: it has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; give one of them, as mesh['tp']")
+        raise ValueError(f"mesh: it has {mesh.ndim} dimensions, named {mesh.mesh_dim_names}; give one of them, as "
+                         "mesh['tp'] of a mesh with mesh_dim_names")  # fmt: skip
+
+
+def _check_unwrapped(model: nn.Module, before: str) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, (FSDPModule, DistributedDataParallel)):
+            raise ValueError(f"{path or 'model'}: it is {type(module).__name__}; call {before} before that")
 
 
 def _is_sharded(model: nn.Module) -> bool:
@@ -205,7 +239,8 @@ def _check_order(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, LinearGroup):
             raise ValueError(f"{path}: its layers were fused; call kernel_pytorch.qkv_fusion.unfuse(model) before this")
-        if isinstance(module, (FSDPModule, DistributedDataParallel)):
-            raise ValueError(f"{path or 'model'}: it is {type(module).__name__}; call tensor_parallel before that")
+        if type(module).__name__ == "OptimizedModule":
+            raise ValueError(f"{path or 'model'}: it is compiled; call torch.compile after tensor_parallel")
+    _check_unwrapped(model, "tensor_parallel")
     if _is_sharded(model):
         raise ValueError("model: it has sharded parameters; call tensor_parallel first, and once")
