@@ -190,8 +190,8 @@ def _stream_rates(device: torch.device, size: int, rounds: int) -> dict[str, flo
 
 
 def reading_rate(device: torch.device) -> float:
-    """The rate of reading a working set of up to 4 GiB, in bytes per second: the best of three medians."""
-    size = min(2**32, memory_bytes(device) // 16)
+    """Measure the rate of reading memory in bytes per second, the best of three medians."""
+    size = min(2**32, memory_bytes(device) // 16)  # far more than any cache
     return max(_stream_rates(device, size, rounds=5)["read"] for _ in range(3))
 
 

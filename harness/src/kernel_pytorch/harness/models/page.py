@@ -142,7 +142,7 @@ def _ratio(row: Row | None) -> str:
 
 
 def _share(row: Row | None) -> str:
-    """Of the time of a decoded word, that in which memory is read as fast as it can be."""
+    """Return the part of a step's time that reading at the measured rate takes."""
     return (
         NOTHING
         if row is None or row.cost is None or row.cost.limit is None
