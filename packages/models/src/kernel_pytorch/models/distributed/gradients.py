@@ -17,9 +17,6 @@ def parameter_kinds(model: nn.Module | Parallelized) -> list[list[nn.Parameter]]
     """Return lists of parameters for an optimizer's groups: plain tensors, and the DTensors of each mesh.
 
     Optimizers with `fused=True` or `foreach=True` need this after `tensor_parallel`: a group must be of one kind.
-
-    Args:
-        model: after any of the helpers, or what the helper returned.
     """
     return [*_kinds(_parameters(model)).values()]
 

@@ -42,12 +42,9 @@ def ring_attention(
     Source: Liu et al., "Ring Attention", 2023, https://arxiv.org/abs/2310.01889; zigzag: Grattafiori et al., "The Llama
     3 Herd of Models", 2024, https://arxiv.org/abs/2407.21783, section 3.3.2.
     """
-    if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape:
+    if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape or q.shape[2] != k.shape[2]:
         shapes = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
         raise ValueError(f"q, k, v: shapes are {shapes}; they must be (B, H, S / n, D) and twice (B, K, S / n, D)")
-    if q.shape[2] != k.shape[2]:
-        lengths = f"{q.shape[2]} and {k.shape[2]}"
-        raise ValueError(f"q, k, v: they have {lengths} tokens; all must have the same number, on each rank")
     if layout not in ("contiguous", "zigzag"):
         raise ValueError(f"layout: given {layout!r}; allowed are 'contiguous', 'zigzag'")
     if layout == "zigzag" and q.shape[2] % 2:

@@ -77,16 +77,18 @@ def divide_norm(norm: nn.Module, mesh: DeviceMesh) -> None:
 
 def divide_between(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
     """Hand the first module a part of its input, which all ranks have, and join the parts of the last one's output."""
-    first.register_forward_pre_hook(partial(_take_part, mesh), with_kwargs=True)
+    take_part = partial(scattered, mesh=mesh, differ=False)
+    first.register_forward_pre_hook(partial(replace_input, take_part), with_kwargs=True)
     last.register_forward_hook(lambda module, args, output: gathered(output, mesh, differ=False))
 
 
-def _take_part(
-    mesh: DeviceMesh, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+def replace_input(
+    enter: Callable[[Tensor], Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Be the hook of a module, whose first argument or `hidden_states` becomes what `enter` makes of it."""
     if args:
-        return (scattered(args[0], mesh, differ=False), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": scattered(kwargs["hidden_states"], mesh, differ=False)}
+        return (enter(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": enter(kwargs["hidden_states"])}
 
 
 class _Exchange(torch.autograd.Function):

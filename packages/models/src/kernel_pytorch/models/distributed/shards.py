@@ -22,7 +22,7 @@ from kernel_pytorch.models.block import Attention, FeedForward
 from kernel_pytorch.models.techniques import local
 
 from .loss import entering, first_row, leaving
-from .sequence import gathered, scattered
+from .sequence import gathered, replace_input, scattered
 
 techniques.DIVIDED = (DTensor,)
 
@@ -107,7 +107,7 @@ class Sharded(ParallelStyle):
             module.num_heads //= device_mesh.size()
             module.num_kv_heads //= device_mesh.size()
         enter, leave = (gathered, scattered) if self.sequence else (entering, leaving)
-        module.register_forward_pre_hook(partial(_enter, partial(enter, mesh=device_mesh)), with_kwargs=True)
+        module.register_forward_pre_hook(partial(replace_input, partial(enter, mesh=device_mesh)), with_kwargs=True)
         module.register_forward_hook(partial(_leave, partial(leave, mesh=device_mesh), self._bias(last, device_mesh)))
         return module
 
@@ -125,14 +125,6 @@ def parts_of(module: Attention | FeedForward) -> Sharded:
         return Sharded({"up": None}, "down")
     hidden = module.gate_up.out_features // 2
     return Sharded({"gate_up": {"gate": hidden, "up": hidden}}, "down")
-
-
-def _enter(
-    enter: Callable[[Tensor], Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if args:
-        return (enter(args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": enter(kwargs["hidden_states"])}
 
 
 def _leave(

@@ -51,8 +51,7 @@ def data_parallel(model: nn.Module, mesh: DeviceMesh, **options: Any) -> Paralle
         options: of `torch.nn.parallel.DistributedDataParallel`; `gradient_as_bucket_view` is True unless given.
 
     Raises:
-        TypeError: mesh is no DeviceMesh.
-        ValueError: mesh has several dimensions, or the model is sharded or in DistributedDataParallel.
+        TypeError, ValueError: mesh is no DeviceMesh of one dimension; the model is sharded, or wrapped already.
     """
     _check_mesh(mesh)
     if _is_sharded(model):
@@ -80,11 +79,10 @@ def fully_sharded(
         options: of `torch.distributed.fsdp.fully_shard`, such as `reshard_after_forward` and `offload_policy`.
 
     Raises:
-        TypeError: mesh is no DeviceMesh.
-        ValueError: the model is sharded or in DistributedDataParallel already; or it was divided by `tensor_parallel`,
-            and mesh has no name, or that of the same dimension.
+        TypeError, ValueError: mesh is no DeviceMesh; the model is sharded or wrapped already; or it was divided by
+            `tensor_parallel`, and mesh has no name, or that of the same dimension.
     """
-    _check_kind(mesh)
+    _check_mesh(mesh, most=None)
     _check_unwrapped(model, "fully_sharded")
     divided = {name for each in model.parameters() if isinstance(each, DTensor)
                for name in each.device_mesh.mesh_dim_names or ("",)}  # fmt: skip
@@ -126,8 +124,7 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bo
     """
     _check_mesh(mesh)
     _check_order(model)
-    found = Parallelized(model)
-    plan: dict[str, Sharded] = {}
+    found, plan = Parallelized(model), dict[str, Sharded]()
     for path, module in model.named_modules():
         style = parts_of(module) if isinstance(module, (Attention, FeedForward)) else _like_llama(path, module)
         if style is not None:
@@ -160,14 +157,10 @@ def _divide_sequence(model: nn.Module, mesh: DeviceMesh, found: Parallelized) ->
     """Divide what is between attention and feed-forward: from the first layer to the `norm` after the last."""
     layers, paths = decoder_layers(model), {module: path for path, module in model.named_modules()}
     last = [each.norm for each in model.modules() if hasattr(each, "norm") and decoder_layers(each)[:1] == layers[:1]]
-    if len(last) != 1 or not layers:
-        raise ValueError(
-            "model: it needs a list of layers and `norm` after them, so that ranks can divide the sequence"
-        )
-    if not isinstance(model, LanguageModel) and any(isinstance(each, Attention) for each in model.modules()):
-        raise ValueError(f"sequence_parallel: given for {type(model).__name__}, which has layers of "
-                         "kernel_pytorch.models within; allowed are LanguageModel itself, and models of transformers"
-                         )  # fmt: skip
+    has_ours = not isinstance(model, LanguageModel) and any(isinstance(each, Attention) for each in model.modules())
+    if len(last) != 1 or not layers or has_ours:
+        raise ValueError(f"sequence_parallel: given for {type(model).__name__}; allowed are LanguageModel itself, and "
+                         "models of transformers with one list of layers and `norm` after it")  # fmt: skip
     between = [child for layer in layers for child in layer.children()] + last
     norms = [each for each in between if paths[each] not in found.treated and any(True for _ in each.parameters())]
     for norm in norms:
@@ -181,11 +174,10 @@ def _divide_sequence(model: nn.Module, mesh: DeviceMesh, found: Parallelized) ->
 
 def _divide_words(model: nn.Module, mesh: DeviceMesh, found: Parallelized) -> None:
     if isinstance(model, LanguageModel):
-        divide(model.embedding, Words, 0, mesh)
-        found.treated["embedding"] = f"its words divided among {mesh.size()} ranks"
-        if model.head is not None:
-            divide(model.head, nn.Linear, 0, mesh)
-            found.treated["head"] = found.treated["embedding"]
+        for name, kind in {"embedding": Words, "head": nn.Linear}.items():
+            if (layer := getattr(model, name)) is not None:
+                divide(layer, kind, 0, mesh)
+                found.treated[name] = f"its words divided among {mesh.size()} ranks"
         return
     head = getattr(model, "get_output_embeddings", lambda: None)()
     whole = [path for path, each in model.named_modules() if isinstance(each, nn.Embedding) or each is head]
@@ -213,14 +205,10 @@ def _check_layers(path: str, module: nn.Module, style: Sharded, ranks: int) -> N
                 raise ValueError(f"{path}.{name}: {ranks} ranks do not divide {width // unit} {what}; use a divisor")
 
 
-def _check_kind(mesh: DeviceMesh) -> None:
+def _check_mesh(mesh: DeviceMesh, most: int | None = 1) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh: given {type(mesh).__name__}; it must be a DeviceMesh, as init_device_mesh makes it")
-
-
-def _check_mesh(mesh: DeviceMesh) -> None:
-    _check_kind(mesh)
-    if mesh.ndim != 1:
+    if mesh.ndim != (most or mesh.ndim):
         raise ValueError(f"mesh: it has {mesh.ndim} dimensions, named {mesh.mesh_dim_names}; give one of them, as "
                          "mesh['tp'] of a mesh with mesh_dim_names")  # fmt: skip
 
