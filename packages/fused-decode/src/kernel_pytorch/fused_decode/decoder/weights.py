@@ -75,13 +75,7 @@ def _addresses(parts: Sequence[Tensor]) -> tuple[int, ...]:
 
 def _properties(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """By name: which modules there are, their numbers, where Parameters are and which values buffers have."""
-    modules, seen = [("", model)], set()
-    while modules:  # a third of the time of `named_modules`
-        path, module = modules.pop()
-        if module is None or module in seen:
-            continue
-        seen.add(module)
-        modules += [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items()]
+    for path, module in model.named_modules():
         own = module.__dict__
         simple = {name: value for name, value in own.items() if isinstance(value, (int, float)) and name != "training"}
         yield path or type(module).__name__, (id(module), simple)

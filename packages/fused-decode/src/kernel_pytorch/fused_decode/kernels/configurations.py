@@ -83,8 +83,8 @@ def vector(n: int, k: int, device: torch.device) -> Vector:
 def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Rows:
     """The configuration of `rows_kernel` for a weight (n, k), or (2 n, k) when gated.
 
-    For widths of Llama 3.2 1B the fastest of 6 to 12 in a whole step of 8 rows on an H100. Where N gives too few
-    tiles, K is split.
+    For widths of Llama 3.2 1B the fastest of those that were timed in a whole step of 8 rows on an H100. Where N gives
+    too few tiles, K is split.
     """
     target = architecture(device)
     if target is None:
@@ -108,8 +108,9 @@ def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: i
               device: torch.device) -> Attention:  # fmt: skip
     """The configuration of `attention_kernel`; shares follow from the capacity of the cache.
 
-    For heads of 64 the fastest of 6 to 9 in a whole step on an H100, for 1 and 8 rows at 1k and 8k of context. Programs
-    of one warp need no barriers.
+    For heads of 64 and one row the fastest of 6 to 9 that were timed in a whole step on an H100, at 1k and 8k of
+    context; for 8 rows a neighbour of the fastest, of which 1k had 3 stages and 8k had 64 columns. Programs of one warp
+    need no barriers.
     """
     if architecture(device) is None:
         return Attention(16, 4, 1, 2 if capacity > 16 else 1)
