@@ -42,16 +42,25 @@ class Forgetful(PlainDecoder):
         super().step()
         self.position.sub_(1)
 
-    def start(self, input_ids):
-        super().start(input_ids)
+    def start(self, input_ids, attention_mask):
+        super().start(input_ids, attention_mask)
         self.position.sub_(1)
+
+
+class Unpadded(PlainDecoder):
+    """Refuses prompts that may be padded, as a decoder does that infers a mask from the word that pads."""
+
+    def start(self, input_ids, attention_mask):
+        assert attention_mask.shape == input_ids.shape
+        assert attention_mask.all()
+        super().start(input_ids, attention_mask)
 
 
 def test_a_wrong_decoder_is_seen():
     planted = Technique("planted", "", "", [], "", decoder=f"{__name__}:Forgetful")
     _, wrong = measured("decoder", "decode-1", [planted])
     assert wrong.cost.difference > 1e-3
-    right = Technique("right", "", "", [], "", decoder="kernel_pytorch.harness.models.plain:PlainDecoder")
+    right = Technique("right", "", "", [], "", decoder=f"{__name__}:Unpadded")
     assert measured("decoder", "decode-1", [right])[1].cost.difference < 1e-5
 
 

@@ -46,9 +46,9 @@ class PlainDecoder:
         self._compiled = torch.compile(self._forward, fullgraph=True, options=options)
 
     @torch.no_grad()
-    def start(self, input_ids: Tensor) -> None:
-        """Run the prompt, and take its keys and values."""
-        out = self.model(input_ids=input_ids, use_cache=True)
+    def start(self, input_ids: Tensor, attention_mask: Tensor) -> None:
+        """Run a prompt without padding, and take its keys and values."""
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=True)
         layers = (out["cache"] if "cache" in out else out["past_key_values"]).layers
         for layer, (k, v) in zip(layers, self.caches, strict=True):
             k[:, :, : input_ids.shape[1]], v[:, :, : input_ids.shape[1]] = layer.keys, layer.values

@@ -201,7 +201,7 @@ def _own_decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.
     """The same with a decoder, which chooses the next word too; it begins with the last word of the prompt."""
     words, most = _prompt(work, spec, model, device)
     decoder = call(model, batch_size=len(words), max_length=most)
-    decoder.start(words)
+    decoder.start(words, torch.ones_like(words))  # random words may be the one that pads
     decoder.tokens.copy_(words[:, -1])
 
     def step() -> torch.Tensor:
