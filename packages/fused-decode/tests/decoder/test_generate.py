@@ -329,17 +329,13 @@ def test_a_failed_capture_is_reset(monkeypatch):
         def reset(self):
             log.append("reset")
 
-    class Stream:
-        def wait_stream(self, _):
-            pass
-
     class Device:
         type = "cuda"
 
     cuda = runner.torch.cuda
-    for name, value in (("device", lambda _: torch.no_grad()), ("Stream", Stream), ("current_stream", Stream),
-                        ("stream", lambda _: torch.no_grad()), ("CUDAGraph", Graph)):  # fmt: skip
-        monkeypatch.setattr(cuda, name, value)
+    monkeypatch.setattr(cuda, "device", lambda _: torch.no_grad())
+    monkeypatch.setattr(cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(runner, "_new_stream", lambda _: "a stream")
 
     class Fails:
         def __init__(self, *_, capture_error_mode, **__):

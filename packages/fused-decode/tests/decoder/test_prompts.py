@@ -124,3 +124,16 @@ def test_generation_is_the_same_once_prompts_are_graphs(family):
         decoder.generate(other.cuda(), mask[:, -other.shape[1] :].cuda(), 40)
     assert bool(decoder._runner.prompts._graphs) == (family != "gemma2")
     torch.testing.assert_close(decoder.generate(ids.cuda(), mask.cuda(), 40), first)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_prompt_that_is_a_graph_keeps_its_workspace():
+    """`torch.compile` clears the workspaces of cuBLAS when it records a CUDA graph, also those of other graphs."""
+    model = make("llama").to("cuda", torch.bfloat16)
+    decoder, (ids, mask) = Decoder(model, 2, 96), prompt([13, 8])
+    expected = [decoder.generate(ids.cuda(), mask.cuda(), 40) for _ in range(3)][-1]
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    taken = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
+    assert decoder.generate(ids.cuda(), mask.cuda(), 40).equal(expected)
+    assert all(bool(each.isnan().all()) for each in taken)

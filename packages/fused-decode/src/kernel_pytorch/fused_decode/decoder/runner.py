@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -21,6 +23,7 @@ class Runner:
         self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}  # with their logits
         on_gpu = self.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self._stream: torch.cuda.Stream | None = None
         slots = (2 * BEHIND, step.tokens.shape[0])
         self._slots = torch.zeros(slots, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
         self._events = [torch.cuda.Event() for _ in range(len(self._slots))] if on_gpu else []
@@ -39,12 +42,9 @@ class Runner:
     def _capture(self, call: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Capture a call after it ran twice, with what it returns."""
         with torch.cuda.device(self.device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # kernels are compiled and their memory is found before the capture
-                for _ in range(2):
-                    call()
-            torch.cuda.current_stream().wait_stream(stream)
+            for _ in range(2):  # kernels are compiled and their memory is found before the capture
+                call()
+            self._stream = stream = self._stream or _new_stream(self.device)
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
@@ -93,3 +93,18 @@ class Runner:
         for graph, _ in self._graphs.values():
             graph.reset()
         self._graphs.clear()
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that nothing else has used or will use, to capture on.
+
+    PyTorch keeps a workspace of cuBLAS for each stream, and frees all of them whenever `torch.compile` records a CUDA
+    graph, also those that graphs of others have captured. On a new stream the workspace is allocated during the
+    capture, from the graph's own pool, which nothing else can use. PyTorch's streams come from a list of 32 that all
+    code shares. The stream is never destroyed: its address would find the workspace again.
+    """
+    stream = ctypes.c_void_p()
+    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    if error := driver.cuStreamCreate(ctypes.byref(stream), 1):  # CU_STREAM_NON_BLOCKING
+        raise RuntimeError(f"cuStreamCreate: CUDA driver error {error}")
+    return torch.cuda.ExternalStream(stream.value, device)
