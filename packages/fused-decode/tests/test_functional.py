@@ -167,13 +167,17 @@ def test_the_default_is_native_on_a_cpu():
         assert torch.equal(ours, norm_linear(x, weight, norm_weight, level="native"))
 
 
-def test_the_default_on_a_gpu_is_triton_where_native_copies_the_cache(monkeypatch):
-    """Other rows rest on records of the device."""
+def test_the_default_on_a_gpu_is_triton_where_it_was_measured_or_native_copies_the_cache(monkeypatch):
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr("kernel_pytorch.fused_decode._core.levels.compute_capability", lambda device: (9, 0))
     assert LADDER.default("rotary_cache_attention", gpu, torch.bfloat16) == "triton"
     for feature in ("float64", "head size", "strided cache"):
         assert LADDER.default("rotary_cache_attention", gpu, torch.bfloat16, features=(feature,)) == "native"
+    for dtype, level in ((torch.bfloat16, "triton"), (torch.float16, "triton"), (torch.float32, "native")):
+        assert LADDER.default("norm_linear", gpu, dtype) == level
+    monkeypatch.setattr("kernel_pytorch.fused_decode._core.levels.compute_capability", lambda device: (8, 0))
+    assert LADDER.default("rotary_cache_attention", gpu, torch.bfloat16) == "triton"
+    assert LADDER.default("norm_linear", gpu, torch.bfloat16) == "native"
     monkeypatch.setattr("kernel_pytorch.fused_decode._core.levels.compute_capability", lambda device: (7, 5))
     assert LADDER.default("rotary_cache_attention", gpu, torch.bfloat16) == "native"
 

@@ -1,5 +1,7 @@
 """The ladder, from the definition to Triton, which level is the default where, and what each level lacks."""
 
+import torch
+
 from kernel_pytorch.fused_decode._core.levels import Default, Ladder
 
 PRODUCTS = ("norm_linear", "norm_gated_linear", "linear_residual")
@@ -7,8 +9,18 @@ FLOAT64, HEAD_SIZE, STRIDED = "float64", "head size", "strided cache"
 
 LADDER = Ladder(
     dict.fromkeys((*PRODUCTS, "rotary_cache_attention"), __name__),
-    # Native copies the cache into what it attends to: the kernel is there for that, measured or not.
-    [Default("triton", None, functions=["rotary_cache_attention"])],
+    [
+        # Native copies the cache into what it attends to: the kernel is there for that, measured or not.
+        Default("triton", None, functions=["rotary_cache_attention"]),
+        Default(
+            "triton",
+            "nvidia-h100-80gb-hbm3",
+            functions=PRODUCTS,
+            capabilities=[(9, 0)],
+            traced=False,
+            dtypes=[torch.bfloat16, torch.float16],
+        ),
+    ],
     cuda=None,
     lacks={
         "triton": {

@@ -13,5 +13,10 @@ technique = Technique(
     levels=f"{PACKAGE}.levels:LADDER",
     replacements=f"{PACKAGE}.replacements",
     decoder=f"{PACKAGE}:Decoder",
+    slow_defaults={
+        "linear_residual: Llama 3.2 1B, output, 8 rows 8x2048 outputs=2048 bfloat16": (
+            "K is divided among programs, and the last one adds their sums; no default depends on the number of rows"
+        )
+    },
     contracts={**products.CONTRACTS, **attention.CONTRACTS},
 )
