@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
-from kernel_pytorch.harness.overheads import call_cost, no_cost, with_starts
+from kernel_pytorch.harness.overheads import Call, cost_in_child
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
-from kernel_pytorch.harness.technique import Case, Direction, Technique
+from kernel_pytorch.harness.technique import Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
 from kernel_pytorch.harness.workload import QUICK_CASES, Job, JobKey, find_job, jobs
 
@@ -217,20 +216,12 @@ def _costs(
         for i in operation.implementations:
             if plan.wanted is not None and i.name not in plan.wanted:
                 continue
+            call = Call(technique, operation, i, case, device)
             on_job(f"overheads of {operation.name} {i.name}")
             if worker is None:
-                cost = call_cost(technique, operation, i, case, device)
+                cost = call.cost()
             else:
-                outcome = worker.call(_cost_in_child, technique.name, operation.name, i.name, case, str(device))
-                cost = outcome.value or no_cost(operation, i, case, outcome.failure)
-            found.append(with_starts(cost, technique, operation, i, case, device))
+                outcome = worker.call(cost_in_child, *call.names)
+                cost = outcome.value or call.no_cost(outcome.failure)
+            found.append(call.with_starts(cost))
     return tuple(found)
-
-
-def _cost_in_child(
-    technique: str, operation: str, implementation: str, case: Case, device: str, announce: Announce
-) -> WholeCost:
-    announce(implementation)
-    found = discover().get(technique)
-    declared = found.operation(operation)
-    return call_cost(found, declared, declared.implementation(implementation), case, torch.device(device))

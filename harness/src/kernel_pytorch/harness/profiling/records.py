@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import warnings
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from kernel_pytorch.harness.clock import Interval
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.records import Part, Record
 from kernel_pytorch.harness.report import seconds, size
+from kernel_pytorch.harness.tables import PrintableGroup
 
 Bound = Literal["memory", "compute", "overhead"]
 
@@ -173,24 +173,6 @@ LEGEND = (
     "calls: per step; time: median of a call; share: of the time of all rows; of copy, of matmul: of what this machine "
     "reached in a plain copy and a plain matrix product; bound: what must take longest here"
 )
-
-
-class _Printable:
-    """Something that rich shows, and `print` too."""
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=200, color_system=None)
-        console.print(self)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
-
-
-class PrintableTable(_Printable, Table):
-    """A table."""
-
-
-class PrintableGroup(_Printable, Group):
-    """Lines and tables below each other."""
 
 
 def cells(row: OperatorUse, steps: int) -> list[str]:
