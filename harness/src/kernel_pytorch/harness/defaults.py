@@ -16,13 +16,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from rich.table import Table
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.results import CaseRecord, Results
+from kernel_pytorch.harness.tables import PrintableTable, table
 from kernel_pytorch.harness.technique import Case, Operation, Technique, imported
 
 MEAN = 1.05
@@ -173,11 +173,11 @@ def _work(directions: Mapping[str, Times]) -> dict[str, Times]:
     return {name: times for name, times in work.items() if times}
 
 
-def defaults_table(found: Iterable[Group], title: str) -> Table:
+def defaults_table(found: Iterable[Group], title: str) -> PrintableTable:
     """The times of all levels over those of the defaults, in geometric mean; above 1 the default is faster."""
-    table = Table("cases", "default", *SHOWN, title=title, title_justify="left")
+    rows = []
     for group in found:
         ratios = [group.ratio(level) for level in SHOWN]
         cells = ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
-        table.add_row(f"{group.label} ({len(group.cases)})", group.default, *cells)
-    return table
+        rows.append((f"{group.label} ({len(group.cases)})", group.default, *cells))
+    return table(title, ("cases", "default", *SHOWN), rows, text=2 + len(SHOWN))

@@ -29,7 +29,7 @@ class PrintableGroup(_Printable, Group):
 def table(
     title: str,
     columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Iterable[str]],
     *notes: str,
     text: int = 0,
     width: int | None = None,

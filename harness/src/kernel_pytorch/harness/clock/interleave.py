@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kernel_pytorch.harness.clock.cuda import CudaSampler
-from kernel_pytorch.harness.clock.sampling import CpuSampler, Sampler, Subject, Timing
+from kernel_pytorch.harness.clock.sampling import Sampler, Subject, Timing
 
 
 def sampler_for(subject: Subject, device: torch.device) -> Sampler:
@@ -17,7 +17,7 @@ def sampler_for(subject: Subject, device: torch.device) -> Sampler:
     if device.type == "cuda":
         return CudaSampler(subject, device)
     if device.type == "cpu":
-        return CpuSampler(subject, device)
+        return Sampler(subject, device)
     raise ValueError(f"device is {device}; the clock knows cpu and cuda")
 
 

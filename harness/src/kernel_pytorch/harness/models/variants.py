@@ -51,31 +51,26 @@ class Variant:
 
     def why_not(self, spec: Model, work: Work, device: torch.device) -> str | None:
         """Why a model cannot be run so for this work, or None if it can."""
-        if self.liger and importlib.util.find_spec("liger_kernel") is None:
-            return "liger-kernel is not installed"
-        if self.liger and spec.family not in ("llama", "qwen3", "gemma2"):
-            return "Liger-Kernel does not cover this model"
-        if self.liger and device.type != "cuda":
-            return "Liger-Kernel needs a GPU"
-        if self.causal and not keeps_flag(spec, work):
-            return "attention needs more than a causal flag"
-        if self.gpu_bound and spec.family not in ("gpt2", "bert", "vit"):
-            return "nothing more is replaced: its norms are not those of PyTorch"
-        if self.decoder is not None and not work.cached:
-            return "a decoder of its own, for works that decode"
-        if self.decoder is not None and spec.family not in (("llama",) if self.decoder == "plain" else DECODED):
-            return "the decoder does not cover this model"
-        if self.compiled == "max-autotune" and not (work.cached or work.new):
-            return "takes minutes, and is for works that decode"
-        if work.new and (self.graph or self.causal or (self.ours and self.compiled)):
-            return "generation is compiled by transformers, or captured by our patch"
-        if work.new and self.compiled and device.type != "cuda":
-            return "transformers compiles generation on a GPU alone"
-        if (self.graph or self.compiled == "reduce-overhead") and (work.training or device.type != "cuda"):
-            return "CUDA graphs of inference alone"
-        if self.graph and work.name == "prefill":
-            return "nothing to gain: the GPU is busy"
-        return None
+        graphs = self.graph or self.compiled == "reduce-overhead"
+        decoded = ("llama",) if self.decoder == "plain" else DECODED
+        reasons = {
+            "liger-kernel is not installed": self.liger and importlib.util.find_spec("liger_kernel") is None,
+            "Liger-Kernel does not cover this model": self.liger and spec.family not in ("llama", "qwen3", "gemma2"),
+            "Liger-Kernel needs a GPU": self.liger and device.type != "cuda",
+            "attention needs more than a causal flag": self.causal and not keeps_flag(spec, work),
+            "nothing more is replaced: its norms are not those of PyTorch": self.gpu_bound
+            and spec.family not in ("gpt2", "bert", "vit"),
+            "a decoder of its own, for works that decode": self.decoder and not work.cached,
+            "the decoder does not cover this model": self.decoder and spec.family not in decoded,
+            "takes minutes, and is for works that decode": self.compiled == "max-autotune"
+            and not (work.cached or work.new),
+            "generation is compiled by transformers, or captured by our patch": work.new
+            and (self.graph or self.causal or (self.ours and self.compiled)),
+            "transformers compiles generation on a GPU alone": work.new and self.compiled and device.type != "cuda",
+            "CUDA graphs of inference alone": graphs and (work.training or device.type != "cuda"),
+            "nothing to gain: the GPU is busy": self.graph and work.name == "prefill",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def prepare(self, spec: Model, work: Work, model: Any, techniques: Sequence[Technique]) -> tuple[Any, list[str]]:
         """The callable that replaces the model, and the parts of the model that were patched."""

@@ -95,15 +95,14 @@ def distinct_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dt
     return elements * dtype.itemsize
 
 
-def profiler(device: torch.device) -> torch.profiler.profile:
-    """A profiler that records what `read` needs."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+def profiler(device: torch.device, *, with_stack: bool = False) -> torch.profiler.profile:
+    """A profiler that records what `read` needs, and with stacks what tells categories of memory apart."""
+    kinds = torch.profiler.ProfilerActivity
     return torch.profiler.profile(
-        activities=activities,
+        activities=[kinds.CPU, kinds.CUDA] if device.type == "cuda" else [kinds.CPU],
         record_shapes=True,
         profile_memory=True,
+        with_stack=with_stack,
         acc_events=True,
         # The overload's name tells which argument is which.
         experimental_config=torch._C._profiler._ExperimentalConfig(capture_overload_names=True),
@@ -136,7 +135,9 @@ class _Reader:
         self._launched: dict[int, list[Any]] = {}
         self._device_events: list[Any] = []
         for event in results.events():
-            if _is_device_work(event):
+            on_cpu = event.device_type() == torch.autograd.DeviceType.CPU
+            # Neither allocations there nor annotations around several kernels.
+            if not on_cpu and event.name() != "[memory]" and not event.is_user_annotation():
                 self._launched.setdefault(event.linked_correlation_id(), []).append(event)
                 self._device_events.append(event)
             elif event.concrete_inputs():
@@ -162,12 +163,10 @@ class _Reader:
 
     def recording(self) -> tuple[tuple[Call, ...], float | None]:
         """Everything found, with the kernels whose launch was not recorded."""
-        for events in self._launched.values():
-            for event in events:
-                seconds = event.duration_ns() * 1e-9
-                call = Call(event.name(), "", "kernel", (), seconds, ((event.name(), seconds),))
-                self._calls.append((event.start_ns(), call))
-        self._launched = {}
+        for event in (event for events in self._launched.values() for event in events):
+            seconds = event.duration_ns() * 1e-9
+            call = Call(event.name(), "", "kernel", (), seconds, ((event.name(), seconds),))
+            self._calls.append((event.start_ns(), call))
         calls = tuple(call for _, call in sorted(self._calls, key=lambda item: item[0]))
         return calls, self._busy() if self._device.type == "cuda" else None
 
@@ -229,12 +228,6 @@ def is_composite(operator: Any, device_type: str) -> bool:
     return operator.has_kernel_for_dispatch_key(
         keys.CompositeImplicitAutograd
     ) and not operator.has_kernel_for_dispatch_key(getattr(keys, device_type.upper()))
-
-
-def _is_device_work(event: Any) -> bool:
-    """Whether an event is a kernel or a copy on the GPU: not an allocation there, not an annotation around several."""
-    on_cpu = event.device_type() == torch.autograd.DeviceType.CPU
-    return not on_cpu and event.name() != "[memory]" and not event.is_user_annotation()
 
 
 def _operations(events: list[Any]) -> Iterator[Any]:
