@@ -98,7 +98,7 @@ def benchmark(
     earlier = () if previous is None else runs_of(previous)
     identities = identify(technique, machine.environment, compiling=not plan.quick)
     order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
-    runs = (*earlier, run_on(machine, now()))
+    runs = (*earlier, _run_on(machine, now()))
     this_run = {"run": len(earlier)}
 
     def results(*, complete: bool) -> Results:
@@ -160,15 +160,14 @@ def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
     return found
 
 
-def run_on(machine: Machine, created: str) -> Run:
-    """A run on this machine."""
-    e = machine.environment
-    return Run(created=created, commit=e.commit, dirty=e.dirty, torch=e.torch, triton=e.triton)
-
-
 def runs_of(results: Results) -> tuple[Run, ...]:
     """The runs of a file; of one that is older than the table of runs, the one that it speaks of."""
-    return results.runs or (run_on(results.machine, results.created),)
+    return results.runs or (_run_on(results.machine, results.created),)
+
+
+def _run_on(machine: Machine, created: str) -> Run:
+    about = {name: getattr(machine.environment, name) for name in ("commit", "dirty", "torch", "triton")}
+    return Run(created=created, **about)
 
 
 def _renewed(technique: Technique, before: Iterable[WholeCost], after: Iterable[WholeCost]) -> tuple[WholeCost, ...]:

@@ -94,20 +94,20 @@ def describe_environment(device: torch.device | str) -> Environment:
         "dirty": dirty,
         "triton_interpret": os.environ.get("TRITON_INTERPRET", "0").lower() in {"1", "true", "on", "yes"},
     }
+    own: dict[str, object] = {
+        "driver": None,
+        "device_name": cpu_model,
+        "compute_capability": None,
+        "multiprocessors": None,
+    }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
+        driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         own = {
-            "driver": _driver_version(),
+            "driver": driver.splitlines()[0].strip() if driver else None,
             "device_name": properties.name,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
-        }
-    else:
-        own = {
-            "driver": None,
-            "device_name": cpu_model,
-            "compute_capability": None,
-            "multiprocessors": None,
         }
     return Environment.model_validate(common | own)
 
@@ -139,11 +139,6 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown processor"
-
-
-def _driver_version() -> str | None:
-    answer = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return answer.splitlines()[0].strip() if answer else None
 
 
 def _checkout() -> tuple[str | None, bool | None]:

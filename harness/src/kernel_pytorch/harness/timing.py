@@ -232,8 +232,8 @@ class JobRun:
             bytes=self.cost.bytes,
             flops=self.cost.flops,
             bytes_per_second=attained.bytes_per_second,
-            share_of_copy=attained.share_of_copy if of_copy is None else of_copy.median,
-            share_of_matmul=attained.share_of_matmul if of_products is None else of_products.median,
+            share_of_copy=attained.share_of_copy if of_copy is None else of_copy,
+            share_of_matmul=attained.share_of_matmul if of_products is None else of_products,
             same_size=of_copy is not None,
             comparisons={
                 name: compare_paired(baseline.samples, timing.samples)

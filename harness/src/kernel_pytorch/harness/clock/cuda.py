@@ -112,8 +112,13 @@ class CudaSampler(Sampler):
         A call that cannot be captured is timed by events, with the gaps between launches, which its users have too.
         """
         with on_clock_stream(self.device):
-            if short and (why := self._why_not_captured()):
-                self.method = f"{EVENTS} ({why})"
+            if short and self._seconds_per_call * self.subject.sets > LONGEST_CAPTURED_PASS:
+                self.method = f"{EVENTS} (not captured: a pass from Python takes more than {LONGEST_CAPTURED_PASS} s)"
+            elif short:
+                try:
+                    self._capture()
+                except RuntimeError as error:
+                    self.method = f"{EVENTS} (not capturable: {_reason(error)})"
             if self._graph is None:
                 self.calls_per_sample = calls_per_sample(self._seconds_per_call, self.subject.sets)
 
@@ -138,16 +143,6 @@ class CudaSampler(Sampler):
         self._end.record(self._stream)
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) * 1e-3
-
-    def _why_not_captured(self) -> str:
-        """Capture, or return the reason why it cannot be captured."""
-        if self._seconds_per_call * self.subject.sets > LONGEST_CAPTURED_PASS:
-            return f"not captured: a pass from Python takes more than {LONGEST_CAPTURED_PASS} s"
-        try:
-            self._capture()
-        except RuntimeError as error:
-            return f"not capturable: {_reason(error)}"
-        return ""
 
     def _capture(self) -> None:
         """Capture passes over all sets. RuntimeError: an operation in the subject cannot be captured."""

@@ -57,7 +57,7 @@ class Variant:
             "liger-kernel is not installed": self.liger and importlib.util.find_spec("liger_kernel") is None,
             "Liger-Kernel does not cover this model": self.liger and spec.family not in ("llama", "qwen3", "gemma2"),
             "Liger-Kernel needs a GPU": self.liger and device.type != "cuda",
-            "attention needs more than a causal flag": self.causal and not keeps_flag(spec, work),
+            "attention needs more than a causal flag": self.causal and (work.cached or spec.attention is not None),
             "nothing more is replaced: its norms are not those of PyTorch": self.gpu_bound
             and spec.family not in ("gpt2", "bert", "vit"),
             "a decoder of its own, for works that decode": self.decoder and not work.cached,
@@ -116,20 +116,13 @@ LIGER = Variant("liger", "Liger-Kernel", liger=True)
 """Runs in another process with stock beside it, since it changes the classes of transformers."""
 
 
-def keeps_flag(spec: Model, work: Work) -> bool:
-    """Whether a causal flag, or no mask, is all that attention needs: no soft cap, no static cache."""
-    return not work.cached and spec.attention is None
-
-
 def captured(step: Step) -> Step:
     """The step as a CUDA graph, which returns the same tensor each time."""
     graph, result = graph_of(step)
 
-    def replay(kept: Step = step) -> torch.Tensor:
-        """The graph reads the memory of what the step holds: model, inputs, cache."""
+    def replay(kept: Step = step) -> Any:  # the graph reads the memory of what the step holds: model, inputs, cache
         graph.replay()
-        found: torch.Tensor = result
-        return found
+        return result
 
     return replay
 
@@ -143,11 +136,7 @@ def register_causal() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(CAUSAL, _causal_attention)
-    AttentionMaskInterface.register(CAUSAL, _no_mask)
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
+    AttentionMaskInterface.register(CAUSAL, lambda *args, **kwargs: None)
 
 
 def _causal_attention(

@@ -143,8 +143,23 @@ class Profile(Record):
     device_peak: int | None
 
     def table(self, top: int = 20) -> PrintableGroup:
-        """The rows that took longest; both `print` and rich show it."""
-        return table(self, top)
+        """The rows that took longest, within 80 columns; both `print` and rich show it.
+
+        Name and inputs, below them the figures and a GPU's kernels.
+        """
+        title = f"{self.module}, {direction(self)}, on {self.machine.environment.device_name}"
+        found: list[RenderableType] = [Text(title, style="italic")]
+        for number, row in enumerate(self.operators[:top]):
+            figures = dict(zip(COLUMNS, cells(row, self.steps), strict=True))
+            line = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="dim")
+            for column, width in WIDTHS.items():
+                line.add_column(column, justify="left" if column == "bound" else "right", width=width, overflow="fold")
+            line.add_row(*(escape(figures[column]) for column in WIDTHS))
+            found += [Text.assemble((figures["operator"], "bold"), "  ", (figures["inputs"], "dim")), line]
+            for kernel in row.kernels if row.kind != "kernel" else ():
+                about = f"  {kernel.calls / self.steps:.3g} x {seconds(kernel.seconds / kernel.calls)}  {kernel.name}"
+                found.append(Text(about, style="dim", no_wrap=True, overflow="ellipsis"))
+        return PrintableGroup(*found, Text(LEGEND, style="dim italic"))
 
     def write(self, folder: Path | str, top: int | None = None) -> list[Path]:
         """Write `profile.json` into a folder and return its path.
@@ -198,23 +213,6 @@ def cells(row: OperatorUse, steps: int) -> list[str]:
         rates[1],
         placed.bound or "",
     ]
-
-
-def table(profile: Profile, top: int = 20) -> PrintableGroup:
-    """The rows that took longest, within 80 columns: name and inputs, below them the figures and a GPU's kernels."""
-    title = f"{profile.module}, {direction(profile)}, on {profile.machine.environment.device_name}"
-    found: list[RenderableType] = [Text(title, style="italic")]
-    for number, row in enumerate(profile.operators[:top]):
-        figures = dict(zip(COLUMNS, cells(row, profile.steps), strict=True))
-        line = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="dim")
-        for column, width in WIDTHS.items():
-            line.add_column(column, justify="left" if column == "bound" else "right", width=width, overflow="fold")
-        line.add_row(*(escape(figures[column]) for column in WIDTHS))
-        found += [Text.assemble((figures["operator"], "bold"), "  ", (figures["inputs"], "dim")), line]
-        for kernel in row.kernels if row.kind != "kernel" else ():
-            about = f"  {kernel.calls / profile.steps:.3g} x {seconds(kernel.seconds / kernel.calls)}  {kernel.name}"
-            found.append(Text(about, style="dim", no_wrap=True, overflow="ellipsis"))
-    return PrintableGroup(*found, Text(LEGEND, style="dim italic"))
 
 
 def summary(profile: Profile) -> list[str]:
