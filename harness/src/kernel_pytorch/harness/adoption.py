@@ -134,7 +134,9 @@ def judged(
     technique: Technique, device: torch.device, wanted: Wanted, checked: Verified, results: Results
 ) -> list[Verdict]:
     """A verdict on each candidate; one level at most is adopted per function and dtype, that of the best mean."""
-    by_case = {(m.operation, m.case.label, m.direction, m.implementation): m for m in results.measurements}
+    by_case: dict[tuple[str, ...], Measurement] = {
+        (m.operation, m.case.label, m.direction, m.implementation): m for m in results.measurements
+    }
     jobs = plan_for(wanted).jobs(technique, device)
     found = []
     for operation, dtypes in wanted.items():

@@ -184,7 +184,7 @@ def _run_job(job: Job, machine: Machine, device: torch.device, plan: Plan, worke
         return run_job(job, machine, device, plan.wanted, rounds=plan.rounds)
     excluded: dict[str, str] = {}
     while True:
-        outcome = worker.call(_run_in_child, job.key, machine, str(device), plan, excluded)
+        outcome = worker.call(_run_in_child, job.key, machine, device, plan, excluded)
         if not outcome.failure:
             return outcome.value
         names = [i.name for i in chosen(job, plan.wanted)]
@@ -196,11 +196,10 @@ def _run_job(job: Job, machine: Machine, device: torch.device, plan: Plan, worke
 
 
 def _run_in_child(
-    key: JobKey, machine: Machine, device: str, plan: Plan, excluded: dict[str, str], announce: Announce
+    key: JobKey, machine: Machine, device: torch.device, plan: Plan, excluded: dict[str, str], announce: Announce
 ) -> list[Measurement]:
-    where = torch.device(device)
-    job = find_job(key, where)
-    return run_job(job, machine, where, plan.wanted, rounds=plan.rounds, excluded=excluded, announce=announce)
+    wanted, rounds = plan.wanted, plan.rounds
+    return run_job(find_job(key, device), machine, device, wanted, rounds=rounds, excluded=excluded, announce=announce)
 
 
 def _costs(

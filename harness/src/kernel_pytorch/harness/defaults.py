@@ -99,7 +99,11 @@ def groups(results: Results, technique: Technique) -> list[Group]:
     """Group the times of a record by what their default depends on; cases that are no longer declared are left out."""
     environment = results.machine.environment
     found: dict[tuple[str, ...], Group] = {}
-    seconds = _seconds(results)
+    seconds: dict[tuple[str, str], dict[str, Times]] = {}  # by direction and level, of an operation and a case
+    for m in results.measurements:
+        if m.status == "measured" and m.seconds is not None and m.implementation in SHOWN:
+            directions = seconds.setdefault((m.operation, m.case.label), {})
+            directions.setdefault(m.direction, {})[m.implementation] = m.seconds.median
     able = {m.implementation for m in results.measurements if m.status == "measured"}
     for operation in technique.operations:
         for case in operation.bench_grid.cases(environment.device_type):
@@ -127,10 +131,9 @@ def default_level(
     features: dict[str, None] = {}
     choose = ladder.chosen
 
-    def chosen(*asked: Any, **given: Any) -> str:
+    def chosen(*asked: Any, **given: Any) -> Any:
         features.update(dict.fromkeys(given.get("features", ())))
-        level: str = choose(*asked, **given)
-        return level
+        return choose(*asked, **given)
 
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
@@ -153,16 +156,6 @@ def default_level(
         function = imported(str(operation.function))
         level: str = ladder.default_of(lambda: function(*args, **kwargs))
     return level, ", ".join(features)
-
-
-def _seconds(results: Results) -> dict[tuple[str, str], dict[str, Times]]:
-    """Seconds by operation and label of a case, then by direction and level."""
-    found: dict[tuple[str, str], dict[str, Times]] = {}
-    for m in results.measurements:
-        if m.status == "measured" and m.seconds is not None and m.implementation in SHOWN:
-            by_direction = found.setdefault((m.operation, m.case.label), {})
-            by_direction.setdefault(m.direction, {})[m.implementation] = m.seconds.median
-    return found
 
 
 def _work(directions: Mapping[str, Times]) -> dict[str, Times]:

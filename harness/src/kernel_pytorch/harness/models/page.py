@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from kernel_pytorch.harness.models.record import Origin, Record, Row, run_name
@@ -179,4 +180,4 @@ def _kernels(record: Record) -> list[str]:
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"    {line}" if line else "" for line in lines]
+    return textwrap.indent("\n".join(lines), "    ").split("\n")

@@ -26,18 +26,8 @@ from kernel_pytorch.harness.profiling.records import Attainment, Bound, KernelUs
 WRITES_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 """Operators whose first argument is written and not read."""
 
-READS_SOME = {
-    "embedding",
-    "index_select",
-    "index",
-    "gather",
-    "take",
-    "take_along_dim",
-    "nll_loss_forward",
-    "_unsafe_index",
-    "_embedding_bag",
-    "_embedding_bag_forward_only",
-}
+READS_SOME = {"embedding", "index_select", "index", "gather", "take", "take_along_dim", "nll_loss_forward",
+              "_unsafe_index", "_embedding_bag", "_embedding_bag_forward_only"}  # fmt: skip
 """Operators that read a part of their first argument, no more than they write."""
 
 WRITES_SOME = {"index_put_", "_index_put_impl_", "_unsafe_index_put", "index_add_", "scatter_", "scatter_add_"}

@@ -8,6 +8,7 @@ code that calls `aten::addmm`, so the unit is `aten::addmm`, with all that happe
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -148,8 +149,8 @@ class _Reader:
         stack = [root]
         while stack:
             event = stack.pop()
-            operator = resolve(event.name, event.overload_name)
-            if operator is not None and not is_composite(operator, self._device.type):
+            called = resolve(event.name, event.overload_name)
+            if called is not None and not is_composite(called, self._device.type):
                 inside = list(_subtree(event))
                 kernels = [k for e in inside if e.tag.name == "TorchOp" for k in self._take_kernels(e)]
                 self._add(event, "operator", event.duration_time_ns, kernels, self._held(inside))
@@ -214,20 +215,17 @@ def resolve(name: str, overload: str) -> Any:
     """The operator of that name in `torch.ops`, or None."""
     if not _OPERATOR_NAME.fullmatch(name):
         return None
-    namespace, _, operator = name.partition("::")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+        return operator.attrgetter(f"{name.replace('::', '.')}.{overload or 'default'}")(torch.ops)
     except (AttributeError, RuntimeError):
         return None
 
 
 @functools.cache
-def is_composite(operator: Any, device_type: str) -> bool:
+def is_composite(called: Any, device_type: str) -> bool:
     """Whether an operator is nothing but calls of other operators on that device."""
-    keys = torch._C.DispatchKey
-    return operator.has_kernel_for_dispatch_key(
-        keys.CompositeImplicitAutograd
-    ) and not operator.has_kernel_for_dispatch_key(getattr(keys, device_type.upper()))
+    keys, has = torch._C.DispatchKey, called.has_kernel_for_dispatch_key
+    return has(keys.CompositeImplicitAutograd) and not has(getattr(keys, device_type.upper()))
 
 
 def _operations(events: list[Any]) -> Iterator[Any]:

@@ -157,16 +157,13 @@ def _gradients_kept(module: torch.nn.Module, arguments: Any) -> Iterator[Callabl
             tensor.grad = gradient
 
 
-@contextlib.contextmanager
-def _named_kernels(compile: bool, device: torch.device) -> Iterator[None]:
+def _named_kernels(compile: bool, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Have TorchInductor announce its kernels to the profiler, which it does by itself on a GPU only."""
     if not compile or device.type != "cpu":
-        yield
-        return
+        return contextlib.nullcontext()
     from torch._inductor import config
 
-    with config.patch({"cpp.enable_kernel_profile": True}):
-        yield
+    return config.patch({"cpp.enable_kernel_profile": True})
 
 
 def _time(step: Callable[[], None], device: torch.device, rounds: int) -> Interval:

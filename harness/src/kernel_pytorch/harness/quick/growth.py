@@ -46,6 +46,10 @@ class Growth(Part):
         """The fit in one sentence."""
         return f"time grows as size^{self.exponent:.2f} (R² {self.r_squared:.3f})"
 
+    def at(self, size: int) -> float:
+        """The fitted seconds of a size."""
+        return self.factor * size**self.exponent
+
     def __getattr__(self, name: str) -> Any:
         """Name the replacement of what was removed."""
         if name in REMOVED:
@@ -78,8 +82,7 @@ class Scaling(Part):
 
     def table(self) -> PrintableTable:
         """One row per size; both `print` and rich show it."""
-        fitted = (self.growth.factor * point.size**self.growth.exponent for point in self.points)
-        rows = [[f"{p.size:,}", *times(p.seconds), seconds(f)] for p, f in zip(self.points, fitted, strict=True)]
+        rows = [[f"{p.size:,}", *times(p.seconds), seconds(self.growth.at(p.size))] for p in self.points]
         columns = ("size", "median", "99% interval", "fitted")
         return table(f"{self.name} on {self.device}", columns, rows, self.growth.verdict)
 
@@ -95,7 +98,7 @@ class Scaling(Part):
             timed = [point.seconds for point in self.points]
             errors = [[1e3 * (t.median - t.low) for t in timed], [1e3 * (t.high - t.median) for t in timed]]
             axis.errorbar(sizes, [1e3 * t.median for t in timed], errors, fmt="o", color="black", capsize=2)
-            axis.plot(sizes, [1e3 * self.growth.factor * size**self.growth.exponent for size in sizes])
+            axis.plot(sizes, [1e3 * self.growth.at(size) for size in sizes])
             axis.set(xscale="log", yscale="log", xlabel="size", ylabel="ms per call")
             axis.set_title(f"{self.name}: {self.growth.verdict}", loc="left", parse_math=False)
         return Path(path)
@@ -119,16 +122,14 @@ def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = R
         raise TypeError(f"sizes: given {sizes!r}; allowed is a list of whole numbers, such as [1, 8, 64]")
     ordered = sorted(set(sizes))
     _check_sizes(ordered)
-    points, device = [], torch.device("cpu")
+    points = []
     for size in ordered:
         function, arguments = _prepared(make, size)
         timing = time_together({"": function}, arguments, rounds=rounds)[0][""]
-        device = arguments.device
-        interval = median_interval(timing.samples)
-        points.append(Point(size=size, seconds=interval, method=timing.method))
+        points.append(Point(size=size, seconds=median_interval(timing.samples), method=timing.method))
     return Scaling(
         name=name_of(make),
-        device=describe_environment(device).device_name,
+        device=describe_environment(arguments.device).device_name,
         points=tuple(points),
         growth=fit_growth(ordered, [p.seconds.median for p in points]),
     )

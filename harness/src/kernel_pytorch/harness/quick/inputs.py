@@ -204,11 +204,9 @@ def check(
         in_place: pass these tensors, not copies, which reveals functions that remember results by address.
     """
     try:
-        if in_place:
-            with torch.no_grad():
-                candidate = Run(_outputs(arguments.call(function, leaves)), {})
-        else:
-            candidate = _observe(function, arguments, leaves)
+        with torch.no_grad():
+            own = Run(_outputs(arguments.call(function, leaves)), {}) if in_place else None
+        candidate = own or _observe(function, arguments, leaves)
     except Exception as error:
         return [failed("call", f"raised {said(error)}")]
     reference, truth, _ = expected
