@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -132,12 +133,9 @@ def _installed_version(distribution: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^model name[^:\n]*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1].strip()
     return platform.processor() or platform.machine() or "unknown processor"
 
 

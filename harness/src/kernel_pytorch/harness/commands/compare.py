@@ -57,8 +57,9 @@ def compare_command(
     """
     before, after = load(old), load(new)
     changes = compare(before, after, across_devices=across_devices)
-    if differences := environment_differences(before, after):
-        cells = [map(escape, row) for row in differences]
+    machines = [results.machine.environment.model_dump() for results in (before, after)]
+    differing = [[name, *(str(each[name]) for each in machines)] for name in machines[0]]
+    if cells := [map(escape, row) for row in differing if row[1] != row[2]]:
         output.print(table("what differs between the machines", ("environment", "old", "new"), cells, text=3))
     else:
         output.print("Both were measured in the same environment.")
@@ -137,12 +138,6 @@ def device(results: Results) -> str:
     environment = results.machine.environment
     threads = f" with {environment.torch_threads} threads" if environment.device_type == "cpu" else ""
     return environment.device_name + threads
-
-
-def environment_differences(old: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Fields of the environments that differ: name, old value, new value."""
-    before, after = (results.machine.environment.model_dump() for results in (old, new))
-    return [(name, str(before[name]), str(after[name])) for name in before if before[name] != after[name]]
 
 
 def _key(m: Measurement) -> tuple[str, str, str, str]:

@@ -17,6 +17,7 @@ from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.technique import Technique
 
 DECODED = ("llama", "qwen3", "gemma2")
+"""Models that decoders and Liger-Kernel cover."""
 CAUSAL = "kernel_pytorch_causal"
 """Name under which attention that keeps its causal flag is registered with transformers."""
 
@@ -55,7 +56,7 @@ class Variant:
         decoded = ("llama",) if self.decoder == "plain" else DECODED
         reasons = {
             "liger-kernel is not installed": self.liger and importlib.util.find_spec("liger_kernel") is None,
-            "Liger-Kernel does not cover this model": self.liger and spec.family not in ("llama", "qwen3", "gemma2"),
+            "Liger-Kernel does not cover this model": self.liger and spec.family not in DECODED,
             "Liger-Kernel needs a GPU": self.liger and device.type != "cuda",
             "attention needs more than a causal flag": self.causal and (work.cached or spec.attention is not None),
             "nothing more is replaced: its norms are not those of PyTorch": self.gpu_bound
