@@ -10,7 +10,7 @@ import torch
 from kernel_pytorch.harness import timing
 from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
 from kernel_pytorch.harness.exemptions import BACKWARD_TIME
-from kernel_pytorch.harness.overheads import no_cost
+from kernel_pytorch.harness.overheads import Call
 from kernel_pytorch.harness.technique import Direction, Exemption
 from kernel_pytorch.harness.workload import find_job, jobs
 
@@ -137,7 +137,9 @@ def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
 
 def test_overheads_outlast_a_run_that_does_not_ask_for_them(toy, machine):
     whole = benchmark(toy.technique, machine, CPU, QUICK)
-    costs = (no_cost(toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], "made up"),)
+    costs = (
+        Call(toy.technique, toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], CPU).no_cost("made up"),
+    )
     before = whole.model_copy(update={"costs": costs})
     for on_job in (lambda label: None, interrupt_at(1)):
         again = benchmark(toy.technique, machine, CPU, QUICK, previous=before, on_job=on_job)

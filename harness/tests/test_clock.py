@@ -19,7 +19,7 @@ from kernel_pytorch.harness.clock import (
 )
 from kernel_pytorch.harness.clock import sampling as cpu_clock
 from kernel_pytorch.harness.clock import sampling as pool_module
-from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, CpuSampler, Rotation, calls_per_sample
+from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, Sampler, calls_per_sample
 
 CPU = torch.device("cpu")
 
@@ -190,7 +190,7 @@ def test_rotation_visits_fresh_sets_and_keeps_one_output_of_each() -> None:
         visited.append(index)
         return Output()
 
-    rotation = Rotation(Subject("a", run, 3, 1))
+    rotation = Sampler(Subject("a", run, 3, 1), CPU)
     rotation.run(rotation.order(2, 7))
     assert visited == [2, 0, 1, 2, 0, 1, 2]
     assert Output.alive == 3
@@ -224,7 +224,7 @@ def test_the_cpu_sampler_divides_by_its_calls_and_starts_where_it_is_told(monkey
         visited.append((index, gc.isenabled()))
         clock.seconds += 0.02
 
-    sampler = CpuSampler(Subject("a", run, 8, 1), CPU)
+    sampler = Sampler(Subject("a", run, 8, 1), CPU)
     assert sampler.warm_up() is False
     assert {index for index, _ in visited} == set(range(8))
     sampler.prepare(short=False)
@@ -243,7 +243,7 @@ def test_garbage_collection_is_as_before_even_after_an_exception(enabled: bool) 
     try:
         (gc.enable if enabled else gc.disable)()
         with pytest.raises(RuntimeError, match="broken"):
-            CpuSampler(Subject("a", run, 2, 1), CPU).sample(0)
+            Sampler(Subject("a", run, 2, 1), CPU).sample(0)
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was_enabled else gc.disable)()

@@ -301,7 +301,7 @@ def test_what_changes_classes_runs_in_a_process_of_its_own(monkeypatch):
     row = run.measure_apart(Variant("again", "again"), *given, rounds=8, on_step=stages.append)
     assert (row.variant, row.reason, row.cost.difference) == ("again", None, 0.0)
     assert stages[-1] == "vit, prefill: memory and kernels of again"
-    monkeypatch.setattr(run, "_measure_in_child", os.kill)  # whose arguments these are not
+    monkeypatch.setattr(run, "_measure", os.kill)  # whose arguments these are not
     row = run.measure_apart(Variant("again", "again"), *given, rounds=8)
     assert row.failed
     assert row.reason.startswith("raised TypeError: ")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernel_pytorch.harness.overheads import FIGURES, STARTS, call_cost, first_calls, host_time, with_starts
+from kernel_pytorch.harness.overheads import FIGURES, STARTS, Call
 from kernel_pytorch.harness.page import markdown
 from kernel_pytorch.harness.report import cost_rows, missing_costs
 from kernel_pytorch.harness.results import Results
@@ -31,10 +31,12 @@ technique = dataclasses.replace(technique, name="starting", operations=[operatio
 
 
 def cost_of(toy, level):
-    implementation = toy.gate.implementation(level)
-    case = toy.gate.bench_grid.cases()[0]
-    cost = call_cost(toy.technique, toy.gate, implementation, case, CPU)
-    return with_starts(cost, toy.technique, toy.gate, implementation, case, CPU)
+    call = call_of(toy, level)
+    return call.with_starts(call.cost())
+
+
+def call_of(toy, level):
+    return Call(toy.technique, toy.gate, toy.gate.implementation(level), toy.gate.bench_grid.cases()[0], CPU)
 
 
 def test_a_level_that_runs(toy):
@@ -85,15 +87,15 @@ def test_first_call_is_told_from_the_others(site):
     import starting
 
     case = starting.operation.bench_grid.cases()[0]
-    seconds, failure = first_calls("starting", "gate", "slow", case, CPU)
+    seconds, failure = Call.named("starting", "gate", "slow", case, CPU).first_calls()
     assert failure == ""
     assert min(seconds[name] for name in STARTS) > 0.3
-    seconds, failure = first_calls("starting", "gate", "dead", case, CPU)
+    seconds, failure = Call.named("starting", "gate", "dead", case, CPU).first_calls()
     assert seconds == {}
     assert "AttributeError" in failure
 
 
 def test_host_time(toy):
-    found = host_time(toy.gate, toy.gate.implementation("native"), toy.gate.bench_grid.cases()[0], CPU)
+    found = call_of(toy, "native").host_time()
     assert min(found.values()) > 0.0
     assert set(found) == {"eager", "compiled"}

@@ -91,7 +91,7 @@ def test_what_takes_most_memory_is_named_where_all_together_take_too_much(measur
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
 
     with monkeypatch.context() as patched:
-        patched.setattr(timing, "_time", full)
+        patched.setattr(timing.JobRun, "time", full)
         patched.setattr(timing, "_peak_bytes", lambda device: peaks[announced[-1]])
         with pytest.raises(RuntimeError, match=rf"^{timing.TOO_LARGE}: a call takes 3.0 GiB, CUDA out.*y$") as error:
             measured(announce=announced.append)
@@ -161,14 +161,14 @@ def test_what_was_rejected_is_no_baseline(measured, toy, monkeypatch, make_machi
     assert found["native"].comparisons == {}
 
 
-def test_all_levels_are_timed_on_the_same_inputs(toy, monkeypatch):
+def test_all_levels_are_timed_on_the_same_inputs(toy, machine, monkeypatch):
     seen = {"reference": set(), "native": set()}
     for level, inputs in seen.items():
         monkeypatch.setattr(toy, level, recording(getattr(toy, level), inputs))
     implementations = [toy.gate.implementation(level) for level in seen]
     for direction in Direction:
         job = jobs(toy.technique, CPU, directions=(direction,))[0]
-        timing._time(job, implementations, CPU, FEWEST_ROUNDS)
+        timing.JobRun(job, machine, CPU, FEWEST_ROUNDS).time(implementations)
         assert len(seen["reference"]) == 3
         assert seen["reference"] == seen["native"]
         seen["reference"].clear()

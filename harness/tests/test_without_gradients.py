@@ -12,10 +12,10 @@ import torch
 from kernel_pytorch.harness import launches, overheads
 from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_deterministic, check_rows_independent
 from kernel_pytorch.harness.exemptions import GRADIENTS, NO_GRADIENT
-from kernel_pytorch.harness.overheads import FIGURES, call_cost, with_starts
+from kernel_pytorch.harness.overheads import FIGURES, Call
 from kernel_pytorch.harness.support import CAPABILITIES, Shared, Subject, examine
 from kernel_pytorch.harness.technique import Direction, Exemption, grid, point
-from kernel_pytorch.harness.timing import _check, run_job
+from kernel_pytorch.harness.timing import JobRun, run_job
 from kernel_pytorch.harness.trials import RANDOM, Trial
 from kernel_pytorch.harness.verification import expect, verify, verify_trial
 from kernel_pytorch.harness.workload import Job, jobs
@@ -81,8 +81,8 @@ def test_no_direction_but_the_forward_is_timed(inference, machine):
 
 def test_its_cost_says_what_there_is_not(inference):
     case, native = inference.gate.bench_grid.cases()[0], inference.gate.implementation("native")
-    cost = call_cost(inference.technique, inference.gate, native, case, CPU)
-    cost = with_starts(cost, inference.technique, inference.gate, native, case, CPU)
+    call = Call(inference.technique, inference.gate, native, case, CPU)
+    cost = call.with_starts(call.cost())
     assert cost.forward_peak >= 8 * 64 * 4  # at least its output
     assert cost.missing["training_peak"] == cost.missing["saved_for_backward"] == NO_GRADIENT
     told = {name for name in FIGURES if getattr(cost, name) is not None}
@@ -93,7 +93,7 @@ def test_its_first_call_has_no_backward(site, inference):
     site.install_toy()
     case = inference.gate.bench_grid.cases()[0]
     stages = []
-    assert overheads._first_call("toy", "gate", "native", case, "cpu", stages.append) >= 0.0
+    assert overheads.first_call("toy", "gate", "native", case, CPU, stages.append) >= 0.0
     assert stages == ["first call", "second call"]
 
 
@@ -227,14 +227,14 @@ def test_a_level_is_not_verified_on_what_it_lacks(toy):
     assert verify_trial(technique, operation, compiled, Trial(doubled, RANDOM), CPU).unavailable is None
 
 
-def test_a_level_is_not_timed_on_what_it_lacks(toy):
+def test_a_level_is_not_timed_on_what_it_lacks(toy, machine):
     cases = featured(toy).test_grid
     operation = featured(toy, bench_grid=cases)
     technique = dataclasses.replace(toy.technique, operations=[operation])
     native = [operation.implementation("native")]
     for case, reason in zip(cases, ("", "doubled: it has no factor"), strict=True):
         job = Job(technique, operation, case, Direction.FORWARD)
-        refused, _, _ = _check(job, CPU, native, lambda stage: None)
+        refused = JobRun(job, machine, CPU, rounds=8).check(native, lambda stage: None)
         assert [m.reason for m in refused.values()] == ([reason] if reason else [])
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.implementation import OUR_KERNELS, PublicLevel
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.records import write_atomically
-from kernel_pytorch.harness.results import CaseRecord, Measurement, Results
+from kernel_pytorch.harness.results import Measurement, Results
 from kernel_pytorch.harness.sources import package_digest
 from kernel_pytorch.harness.technique import Operation, Technique
 from kernel_pytorch.harness.verification import Verification, verify
@@ -96,15 +97,11 @@ def candidates(technique: Technique, device: torch.device, operations: Collectio
 def own_default(technique: Technique, operation: Operation, device: torch.device, dtype: torch.dtype) -> str | None:
     """The level that the package's own table names there; None where it has no row of a level that can run."""
     ladder = technique.ladder()
-    return next(
-        (
-            row.level
-            for row in ladder.defaults
-            if row.covers(operation.name, device, dtype) and row.level in ladder.levels(operation.name)
-            and ladder.unavailable(row.level, device, dtype) is None
-        ),
-        None,
+    able = (
+        row.level for row in ladder.defaults if row.covers(operation.name, device, dtype)
+        and row.level in ladder.levels(operation.name) and ladder.unavailable(row.level, device, dtype) is None
     )  # fmt: skip
+    return next(able, None)
 
 
 def verified(
@@ -137,30 +134,25 @@ def judged(
     technique: Technique, device: torch.device, wanted: Wanted, checked: Verified, results: Results
 ) -> list[Verdict]:
     """A verdict on each candidate; one level at most is adopted per function and dtype, that of the best mean."""
-    jobs = plan_for(wanted).jobs(technique, device)
     by_case: dict[tuple[str, ...], Measurement] = {
         (m.operation, m.case.label, m.direction, m.implementation): m for m in results.measurements
     }
+    jobs = plan_for(wanted).jobs(technique, device)
     found = []
     for operation, dtypes in wanted.items():
         for dtype, levels in dtypes.items():
             of_dtype = [job for job in jobs if job.operation.name == operation and job.case.dtype == dtype]
-            cases = [(job, CaseRecord.of(job.case).label, job.direction.value) for job in of_dtype]
-            measured = {
-                level: {
-                    (case, direction): by_case.get((operation, case, direction, level))
-                    for job, case, direction in cases
-                    if job.operation.why_lacking(level, job.case) is None
-                }
-                for level in levels
-            }
-            verdicts = [_verdict(operation, dtype, level, measured[level], checked) for level in levels]
-            good = [v.level for v in verdicts if not v.reason]
-            best = max(good, key=lambda level: _mean_gain(measured[level].values()), default=None)
-            found += [
-                v if v.reason or v.level == best else dataclasses.replace(v, reason=f"{best!r} is faster still")
-                for v in verdicts
-            ]
+            verdicts, gains = [], {}
+            for level in levels:
+                able = [job.key[2:] for job in of_dtype if job.operation.why_lacking(level, job.case) is None]
+                measured = {(case, way): by_case.get((operation, case, way, level)) for case, way in able}
+                verdicts.append(_verdict(operation, dtype, level, measured, checked))
+                if not verdicts[-1].reason:
+                    medians = (m.comparisons["native"].speedup.median for m in measured.values() if m is not None)
+                    gains[level] = statistics.geometric_mean(medians)
+            best = max(gains, key=lambda level: gains[level], default=None)
+            slower = f"{best!r} is faster still"
+            found += [v if v.reason or v.level == best else dataclasses.replace(v, reason=slower) for v in verdicts]
     return found
 
 
@@ -189,12 +181,6 @@ def _verdict(
             continue
         return Verdict(operation, dtype, level, f"{direction}, {case}: {reason}")
     return Verdict(operation, dtype, level, speedup=least)
-
-
-def _mean_gain(measured: Iterable[Measurement | None]) -> float:
-    """The mean of the logarithms of the speedups over native."""
-    logs = [math.log(m.comparisons["native"].speedup.median) for m in measured if m is not None]
-    return sum(logs) / len(logs)
 
 
 def rows(

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.machine import Ceilings, Machine, higher
-from kernel_pytorch.harness.overheads import call_cost, no_cost, with_starts
+from kernel_pytorch.harness.overheads import Call, cost_in_child
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
-from kernel_pytorch.harness.technique import Case, Direction, Technique
+from kernel_pytorch.harness.technique import Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
 from kernel_pytorch.harness.workload import QUICK_CASES, Job, JobKey, find_job, jobs
 
@@ -99,7 +98,7 @@ def benchmark(
     earlier = () if previous is None else runs_of(previous)
     identities = identify(technique, machine.environment, compiling=not plan.quick)
     order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
-    runs = (*earlier, run_on(machine, now()))
+    runs = (*earlier, _run_on(machine, now()))
     this_run = {"run": len(earlier)}
 
     def results(*, complete: bool) -> Results:
@@ -161,15 +160,14 @@ def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
     return found
 
 
-def run_on(machine: Machine, created: str) -> Run:
-    """A run on this machine."""
-    e = machine.environment
-    return Run(created=created, commit=e.commit, dirty=e.dirty, torch=e.torch, triton=e.triton)
-
-
 def runs_of(results: Results) -> tuple[Run, ...]:
     """The runs of a file; of one that is older than the table of runs, the one that it speaks of."""
-    return results.runs or (run_on(results.machine, results.created),)
+    return results.runs or (_run_on(results.machine, results.created),)
+
+
+def _run_on(machine: Machine, created: str) -> Run:
+    about = {name: getattr(machine.environment, name) for name in ("commit", "dirty", "torch", "triton")}
+    return Run(created=created, **about)
 
 
 def _renewed(technique: Technique, before: Iterable[WholeCost], after: Iterable[WholeCost]) -> tuple[WholeCost, ...]:
@@ -186,7 +184,7 @@ def _run_job(job: Job, machine: Machine, device: torch.device, plan: Plan, worke
         return run_job(job, machine, device, plan.wanted, rounds=plan.rounds)
     excluded: dict[str, str] = {}
     while True:
-        outcome = worker.call(_run_in_child, job.key, machine, str(device), plan, excluded)
+        outcome = worker.call(_run_in_child, job.key, machine, device, plan, excluded)
         if not outcome.failure:
             return outcome.value
         names = [i.name for i in chosen(job, plan.wanted)]
@@ -198,11 +196,10 @@ def _run_job(job: Job, machine: Machine, device: torch.device, plan: Plan, worke
 
 
 def _run_in_child(
-    key: JobKey, machine: Machine, device: str, plan: Plan, excluded: dict[str, str], announce: Announce
+    key: JobKey, machine: Machine, device: torch.device, plan: Plan, excluded: dict[str, str], announce: Announce
 ) -> list[Measurement]:
-    where = torch.device(device)
-    job = find_job(key, where)
-    return run_job(job, machine, where, plan.wanted, rounds=plan.rounds, excluded=excluded, announce=announce)
+    wanted, rounds = plan.wanted, plan.rounds
+    return run_job(find_job(key, device), machine, device, wanted, rounds=rounds, excluded=excluded, announce=announce)
 
 
 def _costs(
@@ -217,20 +214,12 @@ def _costs(
         for i in operation.implementations:
             if plan.wanted is not None and i.name not in plan.wanted:
                 continue
+            call = Call(technique, operation, i, case, device)
             on_job(f"overheads of {operation.name} {i.name}")
             if worker is None:
-                cost = call_cost(technique, operation, i, case, device)
+                cost = call.cost()
             else:
-                outcome = worker.call(_cost_in_child, technique.name, operation.name, i.name, case, str(device))
-                cost = outcome.value or no_cost(operation, i, case, outcome.failure)
-            found.append(with_starts(cost, technique, operation, i, case, device))
+                outcome = worker.call(cost_in_child, *call.names)
+                cost = outcome.value or call.no_cost(outcome.failure)
+            found.append(call.with_starts(cost))
     return tuple(found)
-
-
-def _cost_in_child(
-    technique: str, operation: str, implementation: str, case: Case, device: str, announce: Announce
-) -> WholeCost:
-    announce(implementation)
-    found = discover().get(technique)
-    declared = found.operation(operation)
-    return call_cost(found, declared, declared.implementation(implementation), case, torch.device(device))

@@ -16,13 +16,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from rich.table import Table
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.results import CaseRecord, Results
+from kernel_pytorch.harness.tables import PrintableTable, table
 from kernel_pytorch.harness.technique import Case, Operation, Technique, imported
 
 MEAN = 1.05
@@ -99,7 +99,11 @@ def groups(results: Results, technique: Technique) -> list[Group]:
     """Group the times of a record by what their default depends on; cases that are no longer declared are left out."""
     environment = results.machine.environment
     found: dict[tuple[str, ...], Group] = {}
-    seconds = _seconds(results)
+    seconds: dict[tuple[str, str], dict[str, Times]] = {}  # by direction and level, of an operation and a case
+    for m in results.measurements:
+        if m.status == "measured" and m.seconds is not None and m.implementation in SHOWN:
+            directions = seconds.setdefault((m.operation, m.case.label), {})
+            directions.setdefault(m.direction, {})[m.implementation] = m.seconds.median
     able = {m.implementation for m in results.measurements if m.status == "measured"}
     for operation in technique.operations:
         for case in operation.bench_grid.cases(environment.device_type):
@@ -127,10 +131,9 @@ def default_level(
     features: dict[str, None] = {}
     choose = ladder.chosen
 
-    def chosen(*asked: Any, **given: Any) -> str:
+    def chosen(*asked: Any, **given: Any) -> Any:
         features.update(dict.fromkeys(given.get("features", ())))
-        level: str = choose(*asked, **given)
-        return level
+        return choose(*asked, **given)
 
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
@@ -155,16 +158,6 @@ def default_level(
     return level, ", ".join(features)
 
 
-def _seconds(results: Results) -> dict[tuple[str, str], dict[str, Times]]:
-    """Seconds by operation and label of a case, then by direction and level."""
-    found: dict[tuple[str, str], dict[str, Times]] = {}
-    for m in results.measurements:
-        if m.status == "measured" and m.seconds is not None and m.implementation in SHOWN:
-            by_direction = found.setdefault((m.operation, m.case.label), {})
-            by_direction.setdefault(m.direction, {})[m.implementation] = m.seconds.median
-    return found
-
-
 def _work(directions: Mapping[str, Times]) -> dict[str, Times]:
     """Seconds by level of the forward alone, and with the backward where that was measured."""
     forward, backward = directions.get("forward", {}), directions.get("backward", {})
@@ -173,11 +166,11 @@ def _work(directions: Mapping[str, Times]) -> dict[str, Times]:
     return {name: times for name, times in work.items() if times}
 
 
-def defaults_table(found: Iterable[Group], title: str) -> Table:
+def defaults_table(found: Iterable[Group], title: str) -> PrintableTable:
     """The times of all levels over those of the defaults, in geometric mean; above 1 the default is faster."""
-    table = Table("cases", "default", *SHOWN, title=title, title_justify="left")
+    rows = []
     for group in found:
         ratios = [group.ratio(level) for level in SHOWN]
         cells = ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios]
-        table.add_row(f"{group.label} ({len(group.cases)})", group.default, *cells)
-    return table
+        rows.append((f"{group.label} ({len(group.cases)})", group.default, *cells))
+    return table(title, ("cases", "default", *SHOWN), rows, text=2 + len(SHOWN))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -94,20 +95,20 @@ def describe_environment(device: torch.device | str) -> Environment:
         "dirty": dirty,
         "triton_interpret": os.environ.get("TRITON_INTERPRET", "0").lower() in {"1", "true", "on", "yes"},
     }
+    own: dict[str, object] = {
+        "driver": None,
+        "device_name": cpu_model,
+        "compute_capability": None,
+        "multiprocessors": None,
+    }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
+        driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         own = {
-            "driver": _driver_version(),
+            "driver": driver.splitlines()[0].strip() if driver else None,
             "device_name": properties.name,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
-        }
-    else:
-        own = {
-            "driver": None,
-            "device_name": cpu_model,
-            "compute_capability": None,
-            "multiprocessors": None,
         }
     return Environment.model_validate(common | own)
 
@@ -132,18 +133,10 @@ def _installed_version(distribution: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^model name[^:\n]*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1].strip()
     return platform.processor() or platform.machine() or "unknown processor"
-
-
-def _driver_version() -> str | None:
-    answer = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return answer.splitlines()[0].strip() if answer else None
 
 
 def _checkout() -> tuple[str | None, bool | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -30,27 +31,27 @@ def count_launches() -> Iterator[list[str]]:
     from triton.runtime.interpreter import GridExecutor
 
     names: list[str] = []
-    run_compiled, run_interpreted = triton.JITFunction.run, GridExecutor.__call__
 
-    def counted_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("warmup"):
-            names.append(self.fn.__name__)
-        return run_compiled(self, *args, **kwargs)
+    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("warmup"):
+                names.append(self.fn.__name__)
+            return run(self, *args, **kwargs)
 
-    def counted_interpreted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        names.append(self.fn.__name__)
-        return run_interpreted(self, *args, **kwargs)
+        return counted
 
     def watch(metadata: Any) -> None:
         """Do nothing: a launcher that bypasses the JITFunction does not if there is a hook."""
 
-    triton.JITFunction.run, GridExecutor.__call__ = counted_compiled, counted_interpreted
     triton.knobs.runtime.launch_enter_hook.add(watch)
     try:
-        yield names
+        with (
+            mock.patch.object(triton.JITFunction, "run", counting(triton.JITFunction.run)),
+            mock.patch.object(GridExecutor, "__call__", counting(GridExecutor.__call__)),
+        ):
+            yield names
     finally:
         triton.knobs.runtime.launch_enter_hook.remove(watch)
-        triton.JITFunction.run, GridExecutor.__call__ = run_compiled, run_interpreted
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ code: a copy, a matrix product, the smallest operation.
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from kernel_pytorch.harness.clock import Subject, measure
@@ -275,13 +275,15 @@ def ceiling_for(ceilings: Ceilings, pool_bytes: int) -> BandwidthPoint:
     """
     if not ceilings.bandwidth:
         raise ValueError("ceilings.bandwidth is empty; measure the machine first")
-    points = _envelope(ceilings.bandwidth)
-    if pool_bytes <= points[0].bytes:
-        return points[0]
-    for below, above in itertools.pairwise(points):
-        if pool_bytes <= above.bytes:
-            return _between(below, above, pool_bytes)
-    return points[-1]
+    points = sorted(ceilings.bandwidth, key=lambda point: point.bytes)
+    sizes = np.log([point.bytes for point in points])
+
+    def rate(name: str) -> float:
+        fastest = np.maximum.accumulate([getattr(point, name) for point in reversed(points)])[::-1]
+        return float(np.exp(np.interp(math.log(max(pool_bytes, 1)), sizes, np.log(fastest))))
+
+    memory = next((point.memory for point in points if pool_bytes <= point.bytes), points[-1].memory)
+    return BandwidthPoint(bytes=pool_bytes, memory=memory, **{name: rate(name) for name in RATES})
 
 
 def attain(
@@ -333,27 +335,3 @@ def faster_than_physics(attained: Attained, *, tolerance: float = TOLERANCE) -> 
                 f"{1.0 + tolerance:.2f} that noise explains; work was skipped, miscounted or not waited for"
             )
     return None
-
-
-def _envelope(points: tuple[BandwidthPoint, ...]) -> list[BandwidthPoint]:
-    """Points by size, each at the fastest rates of its size or above."""
-    raised: list[BandwidthPoint] = []
-    copy = peak = 0.0
-    for point in sorted(points, key=lambda point: point.bytes, reverse=True):
-        copy, peak = max(copy, point.bytes_per_second), max(peak, point.peak_bytes_per_second)
-        raised.append(point.model_copy(update={"bytes_per_second": copy, "peak_bytes_per_second": peak}))
-    return raised[::-1]
-
-
-def _between(below: BandwidthPoint, above: BandwidthPoint, pool_bytes: int) -> BandwidthPoint:
-    share = math.log(pool_bytes / below.bytes) / math.log(above.bytes / below.bytes)
-
-    def rate(low: float, high: float) -> float:
-        return low ** (1.0 - share) * high**share
-
-    return BandwidthPoint(
-        bytes=pool_bytes,
-        bytes_per_second=rate(below.bytes_per_second, above.bytes_per_second),
-        peak_bytes_per_second=rate(below.peak_bytes_per_second, above.peak_bytes_per_second),
-        memory=above.memory,
-    )

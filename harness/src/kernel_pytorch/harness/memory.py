@@ -38,13 +38,10 @@ def profile_memory(function: Callable[..., Any], *arguments: Any, parameters: Se
         parameters: tensors that the function uses without being given them, such as a module's; they receive gradients.
     """
     device = next(a.device for a in arguments if isinstance(a, Tensor))
-
-    def forward() -> None:
-        with torch.no_grad():
-            function(*arguments)
-
-    training = training_step(function, arguments, parameters)
-    return MemoryUse(peak(forward, device), peak(training, device), _saved(function, leaves(arguments), parameters))
+    with torch.no_grad():
+        forward = peak(lambda: function(*arguments), device)
+    training = peak(training_step(function, arguments, parameters), device)
+    return MemoryUse(forward, training, _saved(function, leaves(arguments), parameters))
 
 
 def training_step(

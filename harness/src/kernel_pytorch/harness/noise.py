@@ -115,11 +115,12 @@ def watching(reader: Reader) -> Iterator[list[Reading]]:
 
 def reader_for(device: torch.device) -> Reader:
     """Return the reader of a device: NVML for a GPU if nvidia-ml-py is installed, the operating system for a CPU."""
-    if device.type == "cuda":
-        with contextlib.suppress(ImportError):
-            return NvmlReader(device)
+    if device.type != "cuda":
+        return CpuReader()
+    try:
+        return NvmlReader(device)
+    except ImportError:
         return Reader()
-    return CpuReader()
 
 
 class CpuReader(Reader):

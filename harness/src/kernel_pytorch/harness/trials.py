@@ -50,13 +50,12 @@ def trials(operation: Operation, device: torch.device) -> list[Trial]:
             for adversary in ADVERSARIES
             if operation.planted_in(adversary, case.dtype, device.type)
         ]
-        + [Trial(of_activations(dtype), IMITATED) for dtype in planted if operation.real_input is not None]
+        + [
+            Trial(Case("hidden states", dtype, {"tokens": TOKENS}), IMITATED)
+            for dtype in planted
+            if operation.real_input is not None
+        ]
     )
-
-
-def of_activations(dtype: torch.dtype) -> Case:
-    """The case of imitated activations in a dtype."""
-    return Case("hidden states", dtype, {"tokens": TOKENS})
 
 
 def is_economical(implementation: Implementation, trial: Trial) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.harness.clock import Interval, Subject, Timing, median_interval, on_clock_stream
+from kernel_pytorch.harness.clock import Subject, Timing, on_clock_stream
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.oracle import ErrorCheck, Run, random_like
 from kernel_pytorch.harness.results import CaseRecord
@@ -203,8 +204,8 @@ def _products(
     return run
 
 
-def share(yardstick: Timing | None, timing: Timing) -> Interval | None:
-    """Speed of a level over that of a yardstick of the same rounds; None if that was not timed by the same method."""
+def share(yardstick: Timing | None, timing: Timing) -> float | None:
+    """Median speed of a level over that of a yardstick of the same rounds; None if it was timed by another method."""
     if yardstick is None or yardstick.method != timing.method:
         return None
-    return median_interval([a / b for a, b in zip(yardstick.samples, timing.samples, strict=True)])
+    return statistics.median(a / b for a, b in zip(yardstick.samples, timing.samples, strict=True))

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from kernel_pytorch.harness.clock.sampling import (
-    FEWEST_WARM_UP_CALLS,
     SHORTEST_SAMPLE,
-    Rotation,
+    Sampler,
     Subject,
     calibrate,
     calls_per_sample,
@@ -71,20 +70,18 @@ def on_clock_stream(device: torch.device | str) -> Iterator[None]:
         surrounding.wait_stream(stream)
 
 
-class CudaSampler:
+class CudaSampler(Sampler):
     """Times a subject on the GPU: short calls inside a CUDA graph, long ones between two events.
 
     Before each sample the same work is started once unmeasured. While the GPU is busy with it the host queues the
     measured part, so no launch delay falls between the events, and caches and clocks are in the state that they keep.
     """
 
+    method = EVENTS
+
     def __init__(self, subject: Subject, device: torch.device) -> None:
-        self.subject = subject
-        self.method = EVENTS
-        self.calls_per_sample = subject.sets
-        self._device = device
+        super().__init__(subject, device)
         self._stream = clock_stream(device)
-        self._rotation = Rotation(subject)
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
         self._seconds_per_call = 0.0
@@ -98,13 +95,13 @@ class CudaSampler:
             True if a call is shorter than `SHORT_CALL`, or if the host needs most of its time to launch it: then the
             GPU waits for the host, and only a graph shows what the GPU itself takes.
         """
-        with on_clock_stream(self._device):
-            self._rotation.run(self._rotation.order(0, max(self.subject.sets, FEWEST_WARM_UP_CALLS)))
+        with on_clock_stream(self.device):
+            super().warm_up()
             self._stream.synchronize()
-            self._seconds_per_call = calibrate(lambda calls: self._elapsed_calls(0, calls))
+            self._seconds_per_call = calibrate(lambda calls: self._elapsed(0, calls))
             calls = min(self.subject.sets, 16)
             begin = time.perf_counter()
-            self._run(0, calls)
+            self.run(self.order(0, calls))
             seconds_on_host = (time.perf_counter() - begin) / calls
             self._stream.synchronize()
         return self._seconds_per_call < SHORT_CALL or seconds_on_host > 0.5 * self._seconds_per_call
@@ -114,34 +111,32 @@ class CudaSampler:
 
         A call that cannot be captured is timed by events, with the gaps between launches, which its users have too.
         """
-        with on_clock_stream(self._device):
-            if short and (why := self._why_not_captured()):
-                self.method = f"{EVENTS} ({why})"
+        with on_clock_stream(self.device):
+            if short and self._seconds_per_call * self.subject.sets > LONGEST_CAPTURED_PASS:
+                self.method = f"{EVENTS} (not captured: a pass from Python takes more than {LONGEST_CAPTURED_PASS} s)"
+            elif short:
+                try:
+                    self._capture()
+                except RuntimeError as error:
+                    self.method = f"{EVENTS} (not capturable: {_reason(error)})"
             if self._graph is None:
                 self.calls_per_sample = calls_per_sample(self._seconds_per_call, self.subject.sets)
 
     def sample(self, start: int) -> float:
         """Seconds per call, from set `start` on; a graph always visits every set from the first one on."""
-        with on_clock_stream(self._device), garbage_collection_paused():
+        with on_clock_stream(self.device), garbage_collection_paused():
             if self._graph is not None:
                 self._graph.replay()
-                return self._elapsed(self._replay) / self.calls_per_sample
-            self._run(start - 1, 1)
-            return self._elapsed_calls(start, self.calls_per_sample) / self.calls_per_sample
+                replay = functools.partial(_repeat, self._graph.replay, self._replays)
+                return self._between_events(replay) / self.calls_per_sample
+            self.run(self.order(start - 1, 1))
+            return super().sample(start)
 
-    def _run(self, start: int, calls: int) -> None:
-        self._rotation.run(self._rotation.order(start, calls))
+    def _elapsed(self, start: int, calls: int) -> float:
+        order = self.order(start, calls)
+        return self._between_events(lambda: self.run(order))
 
-    def _replay(self) -> None:
-        assert self._graph is not None
-        for _ in range(self._replays):
-            self._graph.replay()
-
-    def _elapsed_calls(self, start: int, calls: int) -> float:
-        order = self._rotation.order(start, calls)
-        return self._elapsed(lambda: self._rotation.run(order))
-
-    def _elapsed(self, work: Callable[[], None]) -> float:
+    def _between_events(self, work: Callable[[], None]) -> float:
         """Seconds that the GPU spends between two events around `work`."""
         self._begin.record(self._stream)
         work()
@@ -149,20 +144,10 @@ class CudaSampler:
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) * 1e-3
 
-    def _why_not_captured(self) -> str:
-        """Capture, or return the reason why it cannot be captured."""
-        if self._seconds_per_call * self.subject.sets > LONGEST_CAPTURED_PASS:
-            return f"not captured: a pass from Python takes more than {LONGEST_CAPTURED_PASS} s"
-        try:
-            self._capture()
-        except RuntimeError as error:
-            return f"not capturable: {_reason(error)}"
-        return ""
-
     def _capture(self) -> None:
         """Capture passes over all sets. RuntimeError: an operation in the subject cannot be captured."""
         sets = self.subject.sets
-        self._rotation.release()
+        self.release()
         with waiting_is_an_error():
             self.subject.run(0)
         self._stream.synchronize()
@@ -175,7 +160,7 @@ class CudaSampler:
                 for index in range(sets):
                     outputs[index] = self.subject.run(index)
         graph.replay()
-        seconds = calibrate(lambda replays: self._elapsed(lambda: _repeat(graph.replay, replays)))
+        seconds = calibrate(lambda replays: self._between_events(lambda: _repeat(graph.replay, replays)))
         self._replays = math.ceil(SHORTEST_SAMPLE / seconds)
         self.calls_per_sample = self._replays * passes * sets
         self._graph, self.method = graph, GRAPH

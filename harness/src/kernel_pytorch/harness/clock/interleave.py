@@ -9,16 +9,15 @@ import numpy as np
 import torch
 
 from kernel_pytorch.harness.clock.cuda import CudaSampler
-from kernel_pytorch.harness.clock.sampling import CpuSampler, Sampler, Subject, Timing
+from kernel_pytorch.harness.clock.sampling import Sampler, Subject, Timing
 
 
 def sampler_for(subject: Subject, device: torch.device) -> Sampler:
     """The sampler for a device type. Raises ValueError naming the device if there is none."""
-    if device.type == "cuda":
-        return CudaSampler(subject, device)
-    if device.type == "cpu":
-        return CpuSampler(subject, device)
-    raise ValueError(f"device is {device}; the clock knows cpu and cuda")
+    samplers: dict[str, type[Sampler]] = {"cpu": Sampler, "cuda": CudaSampler}
+    if device.type not in samplers:
+        raise ValueError(f"device is {device}; the clock knows cpu and cuda")
+    return samplers[device.type](subject, device)
 
 
 def measure(

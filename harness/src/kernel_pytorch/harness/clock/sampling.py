@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -80,52 +79,6 @@ class Timing:
     spans: tuple[tuple[float, float], ...] = ()
 
 
-class Sampler(Protocol):
-    """Times one subject. `measure` owns the order of the calls: `warm_up`, `prepare`, then `sample` every round."""
-
-    subject: Subject
-    method: str
-    calls_per_sample: int
-
-    def warm_up(self) -> bool:
-        """Call the subject on every set; True if a call is too short to be timed one by one from the host."""
-        ...
-
-    def prepare(self, *, short: bool) -> None:
-        """Fix `method` and `calls_per_sample`. `short`: some subject of this measurement is too short."""
-        ...
-
-    def sample(self, start: int) -> float:
-        """Seconds per call, from set `start` on."""
-        ...
-
-
-class Rotation:
-    """Calls a subject on one set after the other.
-
-    The last output of each set stays alive. Freed at once, its memory would be given to the next call, and outputs
-    would be written to a block that never leaves the cache.
-    """
-
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._outputs: list[object] = [None] * subject.sets
-
-    def order(self, start: int, calls: int) -> list[int]:
-        """Indices of the sets that `calls` calls from set `start` on visit."""
-        return [(start + step) % self._subject.sets for step in range(calls)]
-
-    def run(self, order: list[int]) -> None:
-        """Call the subject once per index."""
-        call, outputs = self._subject.run, self._outputs
-        for index in order:
-            outputs[index] = call(index)
-
-    def release(self) -> None:
-        """Release the outputs."""
-        self._outputs = [None] * self._subject.sets
-
-
 def calls_per_sample(seconds_per_call: float, sets: int) -> int:
     """Whole passes over the pool that last `SHORTEST_SAMPLE`, or the part of one that fits in `LONGEST_PASS`."""
     seconds_per_pass = seconds_per_call * sets
@@ -157,37 +110,59 @@ def garbage_collection_paused() -> Iterator[None]:
 WALL_CLOCK = "wall clock, rotating inputs"
 
 
-class CpuSampler:
-    """Times a subject by the wall clock, as many calls at once as `calls_per_sample` says.
+class Sampler:
+    """Times one subject; this one by the wall clock of a processor, whose thread counts and affinity it leaves alone.
 
-    It changes neither thread counts nor affinity.
+    `measure` owns the order of the calls: `warm_up`, `prepare`, then `sample` every round.
+
+    The last output of each set stays alive. Freed at once, its memory would be given to the next call, and outputs
+    would be written to a block that never leaves the cache.
+
+    Attributes:
+        subject: what is timed.
+        method: see `Timing`.
+        calls_per_sample: see `Timing`.
     """
 
+    method = WALL_CLOCK
+
     def __init__(self, subject: Subject, device: torch.device) -> None:
-        self.subject = subject
-        self.method = WALL_CLOCK
+        self.subject, self.device = subject, device
         self.calls_per_sample = subject.sets
-        self._device = device
-        self._rotation = Rotation(subject)
+        self.release()
 
     def warm_up(self) -> bool:
-        """Call the subject on every set. False: batches make calls of any length measurable here."""
-        self._rotation.run(self._rotation.order(0, max(self.subject.sets, FEWEST_WARM_UP_CALLS)))
-        return False
+        """Call the subject on every set; True if a call is too short to be timed one by one from the host."""
+        self.run(self.order(0, max(self.subject.sets, FEWEST_WARM_UP_CALLS)))
+        return False  # batches make calls of any length measurable here
 
     def prepare(self, *, short: bool) -> None:
-        """Find how many calls make a sample."""
+        """Fix `method` and `calls_per_sample`. `short`: some subject of this measurement is too short."""
         self.calls_per_sample = calls_per_sample(calibrate(lambda calls: self._elapsed(0, calls)), self.subject.sets)
 
     def sample(self, start: int) -> float:
         """Seconds per call, from set `start` on."""
         return self._elapsed(start, self.calls_per_sample) / self.calls_per_sample
 
+    def order(self, start: int, calls: int) -> list[int]:
+        """Indices of the sets that `calls` calls from set `start` on visit."""
+        return [(start + step) % self.subject.sets for step in range(calls)]
+
+    def run(self, order: list[int]) -> None:
+        """Call the subject once per index."""
+        call, outputs = self.subject.run, self._outputs
+        for index in order:
+            outputs[index] = call(index)
+
+    def release(self) -> None:
+        """Release the outputs."""
+        self._outputs: list[object] = [None] * self.subject.sets
+
     def _elapsed(self, start: int, calls: int) -> float:
-        order = self._rotation.order(start, calls)
+        order = self.order(start, calls)
         with garbage_collection_paused():
             begin = time.perf_counter_ns()
-            self._rotation.run(order)
+            self.run(order)
             return (time.perf_counter_ns() - begin) * 1e-9
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from kernel_pytorch.harness.clock.interleave import measure
-from kernel_pytorch.harness.clock.sampling import FEWEST_WARM_UP_CALLS, Subject, Timing
+from kernel_pytorch.harness.clock.sampling import FEWEST_WARM_UP_CALLS, Sampler, Subject, Timing
 
 SHORTEST_SAMPLE, MOST_STEPS = 0.02, 20
 """Seconds of a sample of steps: shorter steps are repeated, at most so many times."""
@@ -19,7 +19,7 @@ LAUNCHES, ROUNDS = 40, 15
 """Calls per sample of launches, few enough not to fill the queue of the device, which would block the host; samples."""
 
 
-class WallSampler:
+class WallSampler(Sampler):
     """Times a subject by the wall clock.
 
     Garbage is collected as it is in use: a user pays for that too, and cycles may hold the memory of the next step.
@@ -36,12 +36,12 @@ class WallSampler:
     method = "wall clock"
 
     def __init__(self, subject: Subject, device: torch.device, *, launches: bool = False) -> None:
-        self.subject, self._device, self._launches = subject, device, launches
-        self.calls_per_sample = LAUNCHES if launches else 1
+        super().__init__(subject, device)
+        self._launches, self.calls_per_sample = launches, LAUNCHES if launches else 1
         self.returned: list[float] = []
 
     def warm_up(self) -> bool:
-        """Call the subject. False: a sample is long enough to be timed from the host."""
+        """Call the subject, and keep no output: those of models are large. False: a sample is long enough."""
         for _ in range(FEWEST_WARM_UP_CALLS):
             self.subject.run(0)
         return False
@@ -55,14 +55,14 @@ class WallSampler:
     def sample(self, start: int) -> float:
         """Seconds per call."""
         run = self.subject.run
-        wait_for(self._device)
+        wait_for(self.device)
         begin = time.perf_counter()
         run(0)
         self.returned.append(time.perf_counter() - begin)
         for _ in range(self.calls_per_sample - 1):
             run(0)
         if not self._launches:
-            wait_for(self._device)
+            wait_for(self.device)
         return (time.perf_counter() - begin) / self.calls_per_sample
 
 

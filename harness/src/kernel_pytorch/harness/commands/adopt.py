@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from kernel_pytorch.harness import adoption
 from kernel_pytorch.harness.adoption import Verdict, Wanted
@@ -34,6 +33,7 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.machine import Machine, measure_machine
+from kernel_pytorch.harness.tables import table
 from kernel_pytorch.harness.technique import Technique
 from kernel_pytorch.harness.verification import Verification
 
@@ -89,11 +89,11 @@ def adopt_command(
     wrong = False
     for each in (t for t in techniques if wanted[t.name]):
         verdicts = _measured(each, where, wanted[each.name], machine, timeout, jobs)
-        table = Table(*COLUMNS, title=escape(f"{each.name}: {each.title}"), title_justify="left")
+        rows = []
         for v in verdicts:
             good = f"[green]adopted[/green]: at least {v.speedup:.2f} times as fast as native"
-            table.add_row(v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good)
-        output.print(table)
+            rows.append((v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good))
+        output.print(table(f"{each.name}: {each.title}", COLUMNS, rows, text=4))
         found = adoption.rows(each, verdicts, machine.environment, where)
         # Another run may have written meanwhile.
         before = adoption.merged(_read(file, known), found, each.name, known.device_name(where), wanted[each.name])
@@ -150,13 +150,13 @@ def show_adopted(techniques: list[Technique], device: torch.device, name: str | 
         return
     if not found:
         return
-    columns = ("technique", "function", "dtype", "level", "device", "measured", f"on {device}")
-    table = Table(*columns, title=escape(f"adopted: {file}"), title_justify="left")
+    rows = []
     for row in found:
         about = f"{row.date}, torch {row.torch}, at least {row.speedup:.2f} times as fast as native"
         used = adoption.state(row, techniques, device)
-        table.add_row(*map(escape, (row.package, row.function, row.dtype, row.level, row.device, about, used)))
-    output.print(table)
+        rows.append(map(escape, (row.package, row.function, row.dtype, row.level, row.device, about, used)))
+    columns = ("technique", "function", "dtype", "level", "device", "measured", f"on {device}")
+    output.print(table(f"adopted: {file}", columns, rows, text=len(columns)))
 
 
 def _reset(file: Path, known: Any, technique: str | None) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import DeviceOption, messages, output, warn_if_busy
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.machine import Machine, measure_machine
+from kernel_pytorch.harness.tables import PrintableTable, table
 
 NO_SELF_TEST = "--self-test was removed; `kernel_pytorch.harness.compare_implementations` takes one function twice"
 
@@ -37,23 +37,24 @@ def calibrate_command(
     warn_if_busy()
     with messages.status("measuring") as status:
         machine = measure_machine(where, quick=quick, on_step=lambda step: status.update(f"measuring: {step}"))
-    for table in tables(machine):
-        output.print(table)
+    output.print(*tables(machine), sep="\n")
     if json is not None:
         machine.save(json)
 
 
-def tables(machine: Machine) -> list[Table]:
+def tables(machine: Machine) -> list[PrintableTable]:
     """The environment, the streams, and the rest."""
-    environment = Table("what", "value", title="environment", title_justify="left")
-    for name, value in machine.environment.model_dump().items():
-        environment.add_row(name.replace("_", " "), "not known" if value is None else str(value))
-    streams = Table("working set", "memory", "copy", "fastest stream", title="bandwidth", title_justify="left")
+    about = machine.environment.model_dump().items()
+    environment = [(name.replace("_", " "), "not known" if value is None else str(value)) for name, value in about]
+    streams = []
     for p in machine.ceilings.bandwidth:
         figures = (f"{rate / 1e9:,.1f} GB/s" for rate in (p.bytes_per_second, p.peak_bytes_per_second))
-        streams.add_row(f"{p.bytes / 2**20:,.2f} MiB", p.memory, *figures)
-    rates = Table("what", "measured", title="arithmetic and launches", title_justify="left")
-    for dtype, rate in machine.ceilings.matmul_flops_per_second.items():
-        rates.add_row(f"matrix product, {dtype}", f"{rate / 1e12:,.3f} TFLOP/s")
-    rates.add_row("launch of the smallest operation", f"{machine.ceilings.launch_overhead_seconds * 1e6:.2f} µs")
-    return [environment, streams, rates]
+        streams.append((f"{p.bytes / 2**20:,.2f} MiB", p.memory, *figures))
+    products = machine.ceilings.matmul_flops_per_second.items()
+    rates = [(f"matrix product, {dtype}", f"{rate / 1e12:,.3f} TFLOP/s") for dtype, rate in products]
+    rates.append(("launch of the smallest operation", f"{machine.ceilings.launch_overhead_seconds * 1e6:.2f} µs"))
+    return [
+        table("environment", ("what", "value"), environment, text=2),
+        table("bandwidth", ("working set", "memory", "copy", "fastest stream"), streams, text=4),
+        table("arithmetic and launches", ("what", "measured"), rates, text=2),
+    ]

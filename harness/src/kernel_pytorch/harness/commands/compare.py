@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from kernel_pytorch.harness.clock import Comparison, Verdict, compare_intervals
 from kernel_pytorch.harness.commands.common import PLAIN, output
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.results import Measurement, Results, load
+from kernel_pytorch.harness.tables import table
 
 
 def percentage(text: str) -> float:
@@ -56,11 +57,14 @@ def compare_command(
     """
     before, after = load(old), load(new)
     changes = compare(before, after, across_devices=across_devices)
-    differences = Table("environment", "old", "new", title="what differs between the machines", title_justify="left")
-    for row in environment_differences(before, after):
-        differences.add_row(*map(escape, row))
-    output.print(differences if differences.row_count else "Both were measured in the same environment.")
-    output.print(table(changes))
+    machines = [results.machine.environment.model_dump() for results in (before, after)]
+    differing = [[name, *(str(each[name]) for each in machines)] for name in machines[0]]
+    if cells := [map(escape, row) for row in differing if row[1] != row[2]]:
+        output.print(table("what differs between the machines", ("environment", "old", "new"), cells, text=3))
+    else:
+        output.print("Both were measured in the same environment.")
+    columns = ("what", "verdict", "speedup", "at least", "at most")
+    output.print(table("new beside old", columns, rows(changes), text=5))
     counts = Counter(c.comparison.verdict.name if c.comparison else "without a figure" for c in changes)
     output.print(", ".join(f"{count} {name}" for name, count in counts.items()), **PLAIN)
     slower = [c for c in changes if fail_if_slower is not None and c.slower_than(fail_if_slower)]
@@ -73,20 +77,16 @@ def compare_command(
         raise typer.Exit(1)
 
 
-def table(changes: list[Change]) -> Table:
+def rows(changes: list[Change]) -> Iterator[tuple[str, ...]]:
     """One row per case and implementation; those without a figure in either file are left out."""
-    styles = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.SAME: "", Verdict.UNSURE: "yellow"}
-    found = Table("what", "verdict", "speedup", "at least", "at most", title="new beside old", title_justify="left")
+    styles = {Verdict.FASTER: "[green]", Verdict.SLOWER: "[red]", Verdict.SAME: "", Verdict.UNSURE: "[yellow]"}
     for change in changes:
-        if change.comparison is None:
-            if not change.missing.startswith("both"):
-                found.add_row(escape(change.label), escape(change.missing))
-            continue
-        style, s = styles[change.comparison.verdict], change.comparison.speedup
-        verdict = change.comparison.verdict.name
-        figures = (f"{x:.3f}x" for x in (s.median, s.low, s.high))
-        found.add_row(escape(change.label), f"[{style}]{verdict}[/{style}]" if style else verdict, *figures)
-    return found
+        if change.comparison is not None:
+            verdict, s = change.comparison.verdict, change.comparison.speedup
+            figures = (f"{x:.3f}x" for x in (s.median, s.low, s.high))
+            yield escape(change.label), styles[verdict] + verdict.name, *figures
+        elif not change.missing.startswith("both"):
+            yield escape(change.label), escape(change.missing)
 
 
 @dataclass(frozen=True)
@@ -94,23 +94,16 @@ class Change:
     """One implementation on one case in both files.
 
     Attributes:
+        label: names it, for tables and messages.
         comparison: new beside old, or None where one of them has no figure.
         missing: which file has no figure and why, empty where both have one.
         lost: whether the old file has a figure and the new one has none: the case went wrong, or away.
     """
 
-    operation: str
-    direction: str
-    case: str
-    implementation: str
+    label: str
     comparison: Comparison | None
     missing: str = ""
     lost: bool = False
-
-    @property
-    def label(self) -> str:
-        """For tables and messages."""
-        return f"{self.operation} {self.implementation}, {self.direction}, {self.case}"
 
     def slower_than(self, share: float) -> bool:
         """Whether even the kindest reading of the intervals is slower by more than this share."""
@@ -147,12 +140,6 @@ def device(results: Results) -> str:
     return environment.device_name + threads
 
 
-def environment_differences(old: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Fields of the environments that differ: name, old value, new value."""
-    before, after = (results.machine.environment.model_dump() for results in (old, new))
-    return [(name, str(before[name]), str(after[name])) for name in before if before[name] != after[name]]
-
-
 def _key(m: Measurement) -> tuple[str, str, str, str]:
     return m.operation, m.direction, m.case.label, m.implementation
 
@@ -169,7 +156,8 @@ def _change(key: tuple[str, str, str, str], old: Measurement | None, new: Measur
         elif old.seconds is not None and new.seconds is not None:
             comparison = compare_intervals(old.seconds, new.seconds)
     lost = old is not None and old.status == "measured" and (new is None or new.status != "measured")
-    return Change(operation, direction, case, implementation, comparison, "; ".join(missing), lost)
+    label = f"{operation} {implementation}, {direction}, {case}"
+    return Change(label, comparison, "; ".join(missing), lost)
 
 
 def _why_no_figure(m: Measurement | None) -> str:

@@ -246,10 +246,11 @@ def _measure_all(
     return failed
 
 
-def _keep(file: Path, runs: dict[str, Run] | None = None, losses: dict[str, LossRun] | None = None) -> None:
-    """Put what is new into a file beside what it holds."""
+def _keep(file: Path, **new: dict[str, Run] | dict[str, LossRun]) -> None:
+    """Put new runs or losses into a file beside what it holds."""
     before = _loaded(file)
-    Record(runs=before.runs | (runs or {}), losses=before.losses | (losses or {})).save(file)
+    kept = {field: getattr(before, field) | new.get(field, {}) for field in ("runs", "losses")}
+    Record(**kept).save(file)
     output.print(escape(f"written: {file}"), **PLAIN)
 
 

@@ -66,27 +66,20 @@ def compare_losses(
     base = without_dropout(spec.build())
 
     def trained(variant: Variant, *, exact: bool = False) -> tuple[str, tuple[float, ...]]:
+        """The dtype of the weights, and the losses."""
         on_step(f"{spec.name}: {STEPS} steps, {variant.name}{', in float32' if exact else ''}")
-        return _trained(variant, spec, base, techniques, device, exact=exact)
+        work = find_work("training")
+        model = prepare(work, copy.deepcopy(base), device)
+        call, _ = variant.prepare(spec, work, model, techniques)
+        step = step_of(work, spec, model, in_float32(model) if exact else call, device)
+        losses = [step() for _ in range(STEPS)]  # read at the end: the device need not wait for the host
+        dtype = next(model.parameters()).dtype
+        del model, call, step
+        gc.collect()  # a patched model refers to itself, and the next run needs the memory
+        return str(dtype).removeprefix("torch."), tuple(float(loss) for loss in losses)
 
     (dtype, stock), (_, ours) = trained(STOCK), trained(OURS)
     return curves(dtype, stock, ours, () if dtype == "float32" else trained(STOCK, exact=True)[1])
-
-
-def _trained(
-    variant: Variant, spec: Model, base: torch.nn.Module, techniques: Sequence[Technique], device: torch.device, *,
-    exact: bool,
-) -> tuple[str, tuple[float, ...]]:  # fmt: skip
-    """The dtype of the weights, and the losses."""
-    work = find_work("training")
-    model = prepare(work, copy.deepcopy(base), device)
-    call, _ = variant.prepare(spec, work, model, techniques)
-    step = step_of(work, spec, model, in_float32(model) if exact else call, device)
-    losses = [step() for _ in range(STEPS)]  # read at the end: the device need not wait for the host
-    dtype = next(model.parameters()).dtype
-    del model, call, step
-    gc.collect()  # a patched model refers to itself, and the next run needs the memory
-    return str(dtype).removeprefix("torch."), tuple(float(loss) for loss in losses)
 
 
 def in_float32(model: torch.nn.Module) -> Callable[..., Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Iterable, Sequence
-
-from rich.table import Table
 
 from kernel_pytorch.harness.models.record import Origin, Record, Row, run_name
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
 from kernel_pytorch.harness.models.works import WORKS, Work, find_work
 from kernel_pytorch.harness.models.zoo import MODELS, SMALL, Model, find_model
 from kernel_pytorch.harness.report import markdown_table
+from kernel_pytorch.harness.tables import PrintableTable, table
 
 HEADLINE = ("compiled", "best", "liger", "ours", "ours-gpu-bound", "ours-compiled", "ours-best")
 DECODING = ("graphs", "autotune", "plain", "liger", "ours", "decoder")
@@ -77,22 +77,21 @@ def markdown(record: Record) -> str:
     return "\n".join(lines)
 
 
-def tables(rows: Sequence[Row]) -> Iterable[Table]:
+def tables(rows: Sequence[Row]) -> Iterable[PrintableTable]:
     """A table for each model and work, in the order of the rows; the caption says why a variant did not run."""
     for model, work in dict.fromkeys((row.model, row.work) for row in rows):
         found = [row for row in rows if (row.model, row.work) == (model, work)]
-        title = f"{find_model(model).title}: {find_work(work).title}"
         reasons = dict.fromkeys(f"{TITLES[row.variant]}: {row.reason}" for row in found if row.reason)
-        table = Table(title=title, title_justify="left", caption="\n".join(reasons), caption_justify="left", width=80)
-        table.add_column("variant", no_wrap=True, overflow="ellipsis", ratio=1)
-        for name in ("ms", "x of stock", "host ms", "kernels", "GiB"):
-            table.add_column(name, justify="right", no_wrap=True)
+        cells = []
         for row in found:
             if row.cost is not None and row.ratio is not None:
                 times = f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
                 host, _, launches, memory, *_ = ("" if text == NOTHING else text for text in _costs(row))
-                table.add_row(TITLES[row.variant], _milliseconds(row), times, host, launches, memory)
-        yield table
+                cells.append((TITLES[row.variant], _milliseconds(row), times, host, launches, memory))
+        title = f"{find_model(model).title}: {find_work(work).title}"
+        yield table(
+            title, ("variant", "ms", "x of stock", "host ms", "kernels", "GiB"), cells, *reasons, text=1, width=80
+        )
 
 
 def losses(record: Record) -> str:
@@ -143,19 +142,15 @@ def _ratio(row: Row | None) -> str:
 
 def _share(row: Row | None) -> str:
     """Return the part of a step's time that reading at the measured rate takes."""
-    return (
-        NOTHING
-        if row is None or row.cost is None or row.cost.limit is None
-        else f"{row.cost.limit / row.cost.wall:.2f}"
-    )
+    cost = None if row is None else row.cost
+    return NOTHING if cost is None or cost.limit is None else f"{cost.limit / cost.wall:.2f}"
 
 
 def _cell(row: Row | None, *, stock: bool) -> str:
     if row is None or row.cost is None or row.ratio is None:
         return NOTHING
-    if stock:
-        return f"{_milliseconds(row)} ms"
-    return f"{_milliseconds(row)} ms ({row.ratio.median:.2f}x, {row.ratio.low:.2f} to {row.ratio.high:.2f})"
+    ratio = "" if stock else f" ({row.ratio.median:.2f}x, {row.ratio.low:.2f} to {row.ratio.high:.2f})"
+    return f"{_milliseconds(row)} ms{ratio}"
 
 
 def _costs(row: Row) -> list[str]:
@@ -185,4 +180,4 @@ def _kernels(record: Record) -> list[str]:
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"    {line}" if line else "" for line in lines]
+    return textwrap.indent("\n".join(lines), "    ").split("\n")

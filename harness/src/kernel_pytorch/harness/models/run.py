@@ -10,11 +10,10 @@ import importlib.metadata
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
@@ -23,7 +22,7 @@ from kernel_pytorch.harness.clock.statistics import compare_paired, median_inter
 from kernel_pytorch.harness.clock.wall import host_seconds, step_seconds, wait_for
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import said
-from kernel_pytorch.harness.isolation import Announce, Worker
+from kernel_pytorch.harness.isolation import Worker
 from kernel_pytorch.harness.machine import reading_rate
 from kernel_pytorch.harness.memory import peak
 from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Row
@@ -31,6 +30,7 @@ from kernel_pytorch.harness.models.variants import LIGER, STOCK, Variant, captur
 from kernel_pytorch.harness.models.works import Step, Work, elements_read, gradients_of, prepare, result_of, step_of
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.provenance import fingerprint, identify
+from kernel_pytorch.harness.tables import PrintableTable, table
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
 from kernel_pytorch.harness.workload import Job, Workload
 
@@ -52,26 +52,16 @@ piece of a layer by far more."""
 
 
 @dataclass
-class Prepared:
-    """A variant that is ready to run.
-
-    Attributes:
-        variant: which one.
-        step: does its work once.
-        first_call: seconds of the first step, which compiles.
-        replaced: what was patched in.
-        result: of the first step.
-        gradients: their norms, by parameter, where there is training.
-        losses: of the first steps of training after the first.
-    """
+class _Prepared:
+    """A variant that is ready to run, and what its first steps showed: gradients are their norms, by parameter."""
 
     variant: Variant
     step: Step
     first_call: float
     replaced: list[str]
     result: torch.Tensor
-    gradients: torch.Tensor | None = None
-    losses: list[float] = field(default_factory=list)
+    gradients: torch.Tensor | None
+    losses: list[float]
 
 
 def measure(
@@ -97,11 +87,11 @@ def measure(
         on_step: called with what is done next.
     """
     here = [variant for variant in variants if variant is not LIGER]
-    rows = _measure(spec, work, here, techniques, device, rounds=rounds, on_step=on_step)
+    rows = _measure(spec, work, here, techniques, device, rounds, on_step)
     if LIGER not in variants:
         return rows
     if (reason := LIGER.why_not(spec, work, device)) is not None:
-        return (*rows, _left_out(spec, work, LIGER, reason))
+        return (*rows, _row(spec, work, LIGER, reason=reason))
     return (*rows, measure_apart(LIGER, spec, work, device, rounds=rounds, on_step=on_step))
 
 
@@ -111,22 +101,14 @@ def measure_apart(
 ) -> Row:  # fmt: skip
     """The row of a variant without techniques, measured beside stock in another process."""
     with Worker(LIGER_TIMEOUT) as worker:
-        given = (spec, work, (STOCK, variant), device, rounds)
-        outcome = worker.call(_measure_in_child, *given, on_stage=on_step)
+        outcome = worker.call(_measure, spec, work, (STOCK, variant), (), device, rounds, on_stage=on_step)
     if outcome.failure:
-        return _left_out(spec, work, variant, outcome.failure, failed=True)
+        return _row(spec, work, variant, reason=outcome.failure, failed=True)
     return next(row for row in outcome.value if row.variant == variant.name)
 
 
-def _measure_in_child(
-    spec: Model, work: Work, variants: Sequence[Variant], device: torch.device, rounds: int,
-    announce: Announce,
-) -> tuple[Row, ...]:  # fmt: skip
-    return _measure(spec, work, variants, (), device, rounds=rounds, on_step=announce)
-
-
 def _measure(
-    spec: Model, work: Work, variants: Sequence[Variant], techniques: Sequence[Technique], device: torch.device, *,
+    spec: Model, work: Work, variants: Sequence[Variant], techniques: Sequence[Technique], device: torch.device,
     rounds: int, on_step: Callable[[str], None],
 ) -> tuple[Row, ...]:  # fmt: skip
     torch._dynamo.reset()
@@ -134,7 +116,7 @@ def _measure(
     torch.manual_seed(0)
     spec = spec.as_whole() if work.whole else spec
     base = spec.build()
-    ready: list[Prepared] = []
+    ready: list[_Prepared] = []
     rows: dict[str, Row] = {}
     for variant in variants:
         on_step(f"{spec.name}, {work.name}: {variant.name}")
@@ -149,10 +131,10 @@ def _measure(
                 continue
             except Exception as error:
                 reason, failed = said(error), True
-        rows[variant.name] = _left_out(spec, work, variant, reason, failed=failed)
+        rows[variant.name] = _row(spec, work, variant, reason=reason, failed=failed)
     if variants[0].name in rows:  # without it there is nothing to compare with
         reason = f"{variants[0].name} did not run"
-        rows |= {each.variant.name: _left_out(spec, work, each.variant, reason, failed=True) for each in ready}
+        rows |= {each.variant.name: _row(spec, work, each.variant, reason=reason, failed=True) for each in ready}
         ready.clear()
     on_step(f"{spec.name}, {work.name}: {rounds} rounds")
     steps = {str(index): each.step for index, each in enumerate(ready)}
@@ -164,9 +146,7 @@ def _measure(
         on_step(f"{spec.name}, {work.name}: memory and kernels of {each.variant.name}")
         ratio = compare_paired(timed["0"][0], times[0]).speedup
         cost = _cost(each, ready[0], times, device, limit)
-        rows[each.variant.name] = Row(
-            model=spec.name, work=work.name, variant=each.variant.name, cost=cost, ratio=ratio
-        )
+        rows[each.variant.name] = _row(spec, work, each.variant, cost=cost, ratio=ratio)
     del ready, steps
     gc.collect()
     if device.type == "cuda":
@@ -174,22 +154,21 @@ def _measure(
     return tuple(rows[variant.name] for variant in variants)
 
 
-def _left_out(spec: Model, work: Work, variant: Variant, reason: str, *, failed: bool = False) -> Row:
-    return Row(model=spec.name, work=work.name, variant=variant.name, reason=reason, failed=failed)
+def _row(spec: Model, work: Work, variant: Variant, **found: Any) -> Row:
+    return Row(model=spec.name, work=work.name, variant=variant.name, **found)
 
 
 def _ready(
     variant: Variant, spec: Model, work: Work, base: torch.nn.Module, techniques: Sequence[Technique],
     device: torch.device,
-) -> Prepared:  # fmt: skip
+) -> _Prepared:  # fmt: skip
     model = prepare(work, copy.deepcopy(base), device)
     call, replaced = variant.prepare(spec, work, model, techniques)
     torch.manual_seed(0)
     began = time.perf_counter()
     gradients = gradients_of(work, spec, model, call, device) if work.training else None
-    step = step_of(
-        work, spec, model, call, device, mode=variant.compiled, decodes=variant.decoder is not None
-    )  # fmt: skip
+    decodes = variant.decoder is not None
+    step = step_of(work, spec, model, call, device, mode=variant.compiled, decodes=decodes)
     result = result_of(work, model, step()).float().cpu()
     wait_for(device)
     seconds = time.perf_counter() - began
@@ -197,11 +176,11 @@ def _ready(
         step = captured(step)
     last = [step() for _ in range(3)]
     losses = [float(loss) for loss in last] if work.training else []
-    return Prepared(variant, step, seconds, replaced, result, gradients, losses)
+    return _Prepared(variant, step, seconds, replaced, result, gradients, losses)
 
 
 def _cost(
-    each: Prepared, baseline: Prepared, times: tuple[Sequence[float], Sequence[float]], device: torch.device,
+    each: _Prepared, baseline: _Prepared, times: tuple[Sequence[float], Sequence[float]], device: torch.device,
     limit: float | None,
 ) -> Cost:  # fmt: skip
     wall, host = map(median_interval, times)
@@ -291,15 +270,14 @@ def host_costs(techniques: Iterable[Technique], device: torch.device) -> Iterabl
             ours = next((i for i in operation.implementations if i.level.value == level), None)
             if ours is None or native is None or ours is native:
                 continue
+            each = {"ours": ours, "native": native}
             calls = {
                 f"{who} {way}": call
-                for who, implementation in (("ours", ours), ("native", native))
+                for who, implementation in each.items()
                 for way, call in _ways(technique, operation, case, implementation, device).items()
             }
-            found = host_seconds(calls, device)
-            own, other = (
-                tuple(found[f"{who} {way}"] for way in WAYS if f"{who} {way}" in found) for who in ("ours", "native")
-            )
+            found = host_seconds(calls, device).items()
+            own, other = (tuple(seconds for name, seconds in found if name.startswith(who)) for who in each)
             yield operation.name, level, own, other
 
 
@@ -319,17 +297,13 @@ def _ways(
     return dict(zip(WAYS, (lambda: without(0), with_graph, lambda: with_backward(0)), strict=True))
 
 
-def host_table(costs: Iterable[HostCost], device: torch.device) -> Table:
+def host_table(costs: Iterable[HostCost], device: torch.device) -> PrintableTable:
     """Microseconds, and the ratio to PyTorch's own level."""
-    whole = "On a CPU there is no device to launch on: these are whole calls." if device.type == "cpu" else None
-    title = "Host time of a call, us (x of level native)"
-    shown = Table(title=title, title_justify="left", caption=whole, caption_justify="left", width=80)
-    shown.add_column("function", no_wrap=True, overflow="ellipsis", ratio=1)
-    shown.add_column("level", no_wrap=True)
-    for way in WAYS:
-        shown.add_column(way, justify="right", no_wrap=True)
+    whole = "On a CPU there is no device to launch on: these are whole calls." if device.type == "cpu" else ""
+    rows = []
     for function, level, ours, native in costs:
         pairs = zip([1e6 * seconds for seconds in ours], ours, native, strict=True)
         cells = [f"{us:{'.0f' if us >= 1000.0 else '.3g'}} ({own / other:.2f}x)" for us, own, other in pairs]
-        shown.add_row(function, level, *cells, *["-"] * (len(WAYS) - len(cells)))
-    return shown
+        rows.append((function, level, *cells, *["-"] * (len(WAYS) - len(cells))))
+    title = "Host time of a call, us (x of level native)"
+    return table(title, ("function", "level", *WAYS), rows, whole, text=2, width=80)

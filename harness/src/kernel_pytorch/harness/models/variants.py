@@ -17,6 +17,7 @@ from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.technique import Technique
 
 DECODED = ("llama", "qwen3", "gemma2")
+"""Models that decoders and Liger-Kernel cover."""
 CAUSAL = "kernel_pytorch_causal"
 """Name under which attention that keeps its causal flag is registered with transformers."""
 
@@ -51,31 +52,26 @@ class Variant:
 
     def why_not(self, spec: Model, work: Work, device: torch.device) -> str | None:
         """Why a model cannot be run so for this work, or None if it can."""
-        if self.liger and importlib.util.find_spec("liger_kernel") is None:
-            return "liger-kernel is not installed"
-        if self.liger and spec.family not in ("llama", "qwen3", "gemma2"):
-            return "Liger-Kernel does not cover this model"
-        if self.liger and device.type != "cuda":
-            return "Liger-Kernel needs a GPU"
-        if self.causal and not keeps_flag(spec, work):
-            return "attention needs more than a causal flag"
-        if self.gpu_bound and spec.family not in ("gpt2", "bert", "vit"):
-            return "nothing more is replaced: its norms are not those of PyTorch"
-        if self.decoder is not None and not work.cached:
-            return "a decoder of its own, for works that decode"
-        if self.decoder is not None and spec.family not in (("llama",) if self.decoder == "plain" else DECODED):
-            return "the decoder does not cover this model"
-        if self.compiled == "max-autotune" and not (work.cached or work.new):
-            return "takes minutes, and is for works that decode"
-        if work.new and (self.graph or self.causal or (self.ours and self.compiled)):
-            return "generation is compiled by transformers, or captured by our patch"
-        if work.new and self.compiled and device.type != "cuda":
-            return "transformers compiles generation on a GPU alone"
-        if (self.graph or self.compiled == "reduce-overhead") and (work.training or device.type != "cuda"):
-            return "CUDA graphs of inference alone"
-        if self.graph and work.name == "prefill":
-            return "nothing to gain: the GPU is busy"
-        return None
+        graphs = self.graph or self.compiled == "reduce-overhead"
+        decoded = ("llama",) if self.decoder == "plain" else DECODED
+        reasons = {
+            "liger-kernel is not installed": self.liger and importlib.util.find_spec("liger_kernel") is None,
+            "Liger-Kernel does not cover this model": self.liger and spec.family not in DECODED,
+            "Liger-Kernel needs a GPU": self.liger and device.type != "cuda",
+            "attention needs more than a causal flag": self.causal and (work.cached or spec.attention is not None),
+            "nothing more is replaced: its norms are not those of PyTorch": self.gpu_bound
+            and spec.family not in ("gpt2", "bert", "vit"),
+            "a decoder of its own, for works that decode": self.decoder and not work.cached,
+            "the decoder does not cover this model": self.decoder and spec.family not in decoded,
+            "takes minutes, and is for works that decode": self.compiled == "max-autotune"
+            and not (work.cached or work.new),
+            "generation is compiled by transformers, or captured by our patch": work.new
+            and (self.graph or self.causal or (self.ours and self.compiled)),
+            "transformers compiles generation on a GPU alone": work.new and self.compiled and device.type != "cuda",
+            "CUDA graphs of inference alone": graphs and (work.training or device.type != "cuda"),
+            "nothing to gain: the GPU is busy": self.graph and work.name == "prefill",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def prepare(self, spec: Model, work: Work, model: Any, techniques: Sequence[Technique]) -> tuple[Any, list[str]]:
         """The callable that replaces the model, and the parts of the model that were patched."""
@@ -121,20 +117,13 @@ LIGER = Variant("liger", "Liger-Kernel", liger=True)
 """Runs in another process with stock beside it, since it changes the classes of transformers."""
 
 
-def keeps_flag(spec: Model, work: Work) -> bool:
-    """Whether a causal flag, or no mask, is all that attention needs: no soft cap, no static cache."""
-    return not work.cached and spec.attention is None
-
-
 def captured(step: Step) -> Step:
     """The step as a CUDA graph, which returns the same tensor each time."""
     graph, result = graph_of(step)
 
-    def replay(kept: Step = step) -> torch.Tensor:
-        """The graph reads the memory of what the step holds: model, inputs, cache."""
+    def replay(kept: Step = step) -> Any:  # the graph reads the memory of what the step holds: model, inputs, cache
         graph.replay()
-        found: torch.Tensor = result
-        return found
+        return result
 
     return replay
 
@@ -148,11 +137,7 @@ def register_causal() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(CAUSAL, _causal_attention)
-    AttentionMaskInterface.register(CAUSAL, _no_mask)
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
+    AttentionMaskInterface.register(CAUSAL, lambda *args, **kwargs: None)
 
 
 def _causal_attention(

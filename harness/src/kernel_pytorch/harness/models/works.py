@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,10 +131,9 @@ def step_of(
         return _training(work, model, call, inputs, device)
     inputs.pop("labels")
 
-    def step() -> torch.Tensor:
-        with torch.no_grad():
-            found: torch.Tensor = call(**inputs).logits
-        return found
+    @torch.no_grad()
+    def step() -> Any:
+        return call(**inputs).logits
 
     return step
 
@@ -141,14 +141,13 @@ def step_of(
 def _training(work: Work, model: Any, call: Any, inputs: dict[str, torch.Tensor], device: torch.device) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def step() -> torch.Tensor:
+    def step() -> Any:
         with _context(work, device):
             loss = call(**inputs).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found: torch.Tensor = loss.detach()
-        return found
+        return loss.detach()
 
     return step
 
@@ -189,10 +188,9 @@ def _decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.devi
         model(input_ids=words, **cached, use_cache=True)
     word = words[:, -1:].contiguous()
 
-    def step() -> torch.Tensor:
-        with torch.no_grad():
-            logits: torch.Tensor = call(input_ids=word, **cached, use_cache=True).logits
-        return logits
+    @torch.no_grad()
+    def step() -> Any:
+        return call(input_ids=word, **cached, use_cache=True).logits
 
     return step
 
@@ -204,10 +202,9 @@ def _own_decoding(work: Work, spec: Model, model: Any, call: Any, device: torch.
     decoder.start(words, torch.ones_like(words))  # random words may be the one that pads
     decoder.tokens.copy_(words[:, -1])
 
-    def step() -> torch.Tensor:
+    def step() -> Any:
         decoder.step()
-        logits: torch.Tensor = decoder.logits
-        return logits[:, None]
+        return decoder.logits[:, None]
 
     return step
 
@@ -221,13 +218,7 @@ def _generation(work: Work, spec: Model, model: Any, device: torch.device, mode:
     options: dict[str, Any] = {"max_new_tokens": 4 if spec.is_tiny else work.new, "do_sample": False}
     if mode is not None:
         options |= {"cache_implementation": "static", "compile_config": CompileConfig(mode=mode)}
-    mask = torch.ones_like(words)
-
-    def step() -> torch.Tensor:
-        found: torch.Tensor = model.generate(words, attention_mask=mask, **options)
-        return found
-
-    return step
+    return functools.partial(model.generate, words, attention_mask=torch.ones_like(words), **options)
 
 
 def result_of(work: Work, model: Any, found: torch.Tensor) -> torch.Tensor:

@@ -78,17 +78,12 @@ class Model:
             return self
         return replace(self, options={**self.options, "num_hidden_layers": self.layers})
 
-    def build(self, *, attention: str | None = None) -> Any:
-        """The model, with weights drawn from the present seed, in float32 on the CPU.
-
-        Args:
-            attention: name of the implementation of attention; None for that of the model.
-        """
+    def build(self) -> Any:
+        """The model, with weights drawn from the present seed, in float32 on the CPU."""
         transformers = import_transformers()
         config = getattr(transformers, self.config)(**self.options)
-        attention = attention or self.attention
-        if attention is not None:
-            config._attn_implementation = attention
+        if self.attention is not None:
+            config._attn_implementation = self.attention
         return getattr(transformers, self.model)(config)
 
     def inputs(self, shape: Shape, device: torch.device) -> dict[str, torch.Tensor]:
@@ -174,10 +169,8 @@ MODELS = (
 
 def _small(name: str, title: str, shape: Shape, **options: int) -> Model:
     model = next(model for model in MODELS if model.name == name)
-    options = {**model.options, **options}
-    return replace(
-        model, name=name + SUFFIX, title=f"{title}, small", options=options, training=shape, layers=None
-    )  # fmt: skip
+    options, title = {**model.options, **options}, f"{title}, small"
+    return replace(model, name=name + SUFFIX, title=title, options=options, training=shape, layers=None)
 
 
 _DECODER = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64}

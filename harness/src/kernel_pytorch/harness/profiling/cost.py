@@ -6,7 +6,7 @@ import functools
 import statistics
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -26,18 +26,8 @@ from kernel_pytorch.harness.profiling.records import Attainment, Bound, KernelUs
 WRITES_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 """Operators whose first argument is written and not read."""
 
-READS_SOME = {
-    "embedding",
-    "index_select",
-    "index",
-    "gather",
-    "take",
-    "take_along_dim",
-    "nll_loss_forward",
-    "_unsafe_index",
-    "_embedding_bag",
-    "_embedding_bag_forward_only",
-}
+READS_SOME = {"embedding", "index_select", "index", "gather", "take", "take_along_dim", "nll_loss_forward",
+              "_unsafe_index", "_embedding_bag", "_embedding_bag_forward_only"}  # fmt: skip
 """Operators that read a part of their first argument, no more than they write."""
 
 WRITES_SOME = {"index_put_", "_index_put_impl_", "_unsafe_index_put", "index_add_", "scatter_", "scatter_add_"}
@@ -120,11 +110,6 @@ def flops(call: Call) -> Count:
     return (full, "") if share == 1 else (int(full * share), "without those that the causal mask leaves out")
 
 
-def principal_dtype(call: Call) -> torch.dtype | None:
-    """The dtype of the first floating-point argument."""
-    return next((t.dtype for t in call.tensors if t.dtype.is_floating_point or t.dtype.is_complex), None)
-
-
 def _bytes(tensors: Iterable[TensorUse]) -> int:
     """Bytes of these tensors, each counted once, however often it was given."""
     return sum({t.identity or id(t): t.bytes for t in tensors}.values())
@@ -190,7 +175,8 @@ def place(
 ) -> Attainment:
     """Set one call against the machine's limits.
 
-    The limit is that of the memory that its own bytes fit in: the operator before it often just wrote its inputs, which
+    `bound` is the longest of these: the bytes at the copy rate, the FLOPs at the matmul rate, or one launch. The limit
+    is that of the memory that its own bytes fit in: the operator before it often just wrote its inputs, which
     then lie in the nearest memory that holds them.
 
     Args:
@@ -205,30 +191,23 @@ def place(
     dtype_name = str(dtype).removeprefix("torch.")
     attained = attain(moved or 0, arithmetic or 0, seconds, ceilings, max(moved or 0, 1), dtype_name)
     problem = faster_than_physics(attained)
-    shares: dict[Literal["memory", "compute"], float] = {
-        "memory": attained.share_of_peak,
-        "compute": attained.share_of_matmul or 0.0,
-    }
-    return Attainment(
-        bytes_per_second=None if moved is None else attained.bytes_per_second,
-        share_of_copy=None if moved is None else attained.share_of_copy,
-        flops_per_second=None if arithmetic is None else attained.flops_per_second,
-        share_of_matmul=None if arithmetic is None else attained.share_of_matmul,
-        bound=None if moved is None else _bound(moved, arithmetic or 0, dtype_name, ceilings),
-        above=tuple(name for name, share in shares.items() if problem and share > 1.0 + TOLERANCE),
-        problem=f"{TOO_FAST} ({problem})" if problem else "",
-    )
-
-
-def _bound(moved: int, arithmetic: int, dtype_name: str, ceilings: Ceilings) -> Bound:
-    """The longest of these: the bytes at the copy rate, the FLOPs at the matmul rate, or one launch."""
-    matmul = ceilings.matmul_flops_per_second.get(dtype_name)
-    limits: dict[Bound, float] = {
-        "memory": moved / ceiling_for(ceilings, max(moved, 1)).bytes_per_second,
-        "compute": arithmetic / matmul if matmul else 0.0,
-        "overhead": ceilings.launch_overhead_seconds,
-    }
-    return max(limits, key=lambda name: limits[name])
+    rates: dict[str, Any] = {}
+    if moved is not None:
+        matmul = ceilings.matmul_flops_per_second.get(dtype_name)
+        limits: dict[Bound, float] = {
+            "memory": moved / ceiling_for(ceilings, max(moved, 1)).bytes_per_second,
+            "compute": (arithmetic or 0) / matmul if matmul else 0.0,
+            "overhead": ceilings.launch_overhead_seconds,
+        }
+        rates |= {"bytes_per_second": attained.bytes_per_second, "share_of_copy": attained.share_of_copy}
+        rates["bound"] = max(limits, key=lambda name: limits[name])
+    if arithmetic is not None:
+        rates |= {"flops_per_second": attained.flops_per_second, "share_of_matmul": attained.share_of_matmul}
+    if problem:
+        shares = {"memory": attained.share_of_peak, "compute": attained.share_of_matmul or 0.0}
+        rates["above"] = tuple(name for name, share in shares.items() if share > 1.0 + TOLERANCE)
+        rates["problem"] = f"{TOO_FAST} ({problem})"
+    return Attainment(**rates)
 
 
 def _row(group: list[Call], total: float, ceilings: Ceilings) -> OperatorUse:
@@ -238,7 +217,8 @@ def _row(group: list[Call], total: float, ceilings: Ceilings) -> OperatorUse:
     (moved, bytes_note), (arithmetic, flops_note) = traffic(first), flops(first)
     placed = Attainment()
     if per_call > 0.0:
-        placed = place(moved, arithmetic, per_call, principal_dtype(first), ceilings)
+        dtypes = (t.dtype for t in first.tensors if t.dtype.is_floating_point or t.dtype.is_complex)
+        placed = place(moved, arithmetic, per_call, next(dtypes, None), ceilings)
     return OperatorUse(
         name=f"{first.name}.{first.overload}" if first.overload else first.name,
         kind=first.kind,

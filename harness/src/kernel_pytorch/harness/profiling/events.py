@@ -8,6 +8,7 @@ code that calls `aten::addmm`, so the unit is `aten::addmm`, with all that happe
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,15 +96,14 @@ def distinct_bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dt
     return elements * dtype.itemsize
 
 
-def profiler(device: torch.device) -> torch.profiler.profile:
-    """A profiler that records what `read` needs."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+def profiler(device: torch.device, *, with_stack: bool = False) -> torch.profiler.profile:
+    """A profiler that records what `read` needs, and with stacks what tells categories of memory apart."""
+    kinds = torch.profiler.ProfilerActivity
     return torch.profiler.profile(
-        activities=activities,
+        activities=[kinds.CPU, kinds.CUDA] if device.type == "cuda" else [kinds.CPU],
         record_shapes=True,
         profile_memory=True,
+        with_stack=with_stack,
         acc_events=True,
         # The overload's name tells which argument is which.
         experimental_config=torch._C._profiler._ExperimentalConfig(capture_overload_names=True),
@@ -136,7 +136,9 @@ class _Reader:
         self._launched: dict[int, list[Any]] = {}
         self._device_events: list[Any] = []
         for event in results.events():
-            if _is_device_work(event):
+            on_cpu = event.device_type() == torch.autograd.DeviceType.CPU
+            # Neither allocations there nor annotations around several kernels.
+            if not on_cpu and event.name() != "[memory]" and not event.is_user_annotation():
                 self._launched.setdefault(event.linked_correlation_id(), []).append(event)
                 self._device_events.append(event)
             elif event.concrete_inputs():
@@ -147,8 +149,8 @@ class _Reader:
         stack = [root]
         while stack:
             event = stack.pop()
-            operator = resolve(event.name, event.overload_name)
-            if operator is not None and not is_composite(operator, self._device.type):
+            called = resolve(event.name, event.overload_name)
+            if called is not None and not is_composite(called, self._device.type):
                 inside = list(_subtree(event))
                 kernels = [k for e in inside if e.tag.name == "TorchOp" for k in self._take_kernels(e)]
                 self._add(event, "operator", event.duration_time_ns, kernels, self._held(inside))
@@ -162,12 +164,10 @@ class _Reader:
 
     def recording(self) -> tuple[tuple[Call, ...], float | None]:
         """Everything found, with the kernels whose launch was not recorded."""
-        for events in self._launched.values():
-            for event in events:
-                seconds = event.duration_ns() * 1e-9
-                call = Call(event.name(), "", "kernel", (), seconds, ((event.name(), seconds),))
-                self._calls.append((event.start_ns(), call))
-        self._launched = {}
+        for event in (event for events in self._launched.values() for event in events):
+            seconds = event.duration_ns() * 1e-9
+            call = Call(event.name(), "", "kernel", (), seconds, ((event.name(), seconds),))
+            self._calls.append((event.start_ns(), call))
         calls = tuple(call for _, call in sorted(self._calls, key=lambda item: item[0]))
         return calls, self._busy() if self._device.type == "cuda" else None
 
@@ -215,26 +215,17 @@ def resolve(name: str, overload: str) -> Any:
     """The operator of that name in `torch.ops`, or None."""
     if not _OPERATOR_NAME.fullmatch(name):
         return None
-    namespace, _, operator = name.partition("::")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+        return operator.attrgetter(f"{name.replace('::', '.')}.{overload or 'default'}")(torch.ops)
     except (AttributeError, RuntimeError):
         return None
 
 
 @functools.cache
-def is_composite(operator: Any, device_type: str) -> bool:
+def is_composite(called: Any, device_type: str) -> bool:
     """Whether an operator is nothing but calls of other operators on that device."""
-    keys = torch._C.DispatchKey
-    return operator.has_kernel_for_dispatch_key(
-        keys.CompositeImplicitAutograd
-    ) and not operator.has_kernel_for_dispatch_key(getattr(keys, device_type.upper()))
-
-
-def _is_device_work(event: Any) -> bool:
-    """Whether an event is a kernel or a copy on the GPU: not an allocation there, not an annotation around several."""
-    on_cpu = event.device_type() == torch.autograd.DeviceType.CPU
-    return not on_cpu and event.name() != "[memory]" and not event.is_user_annotation()
+    keys, has = torch._C.DispatchKey, called.has_kernel_for_dispatch_key
+    return has(keys.CompositeImplicitAutograd) and not has(getattr(keys, device_type.upper()))
 
 
 def _operations(events: list[Any]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from kernel_pytorch.harness.errors import UserError
 
@@ -21,13 +23,7 @@ WANTED = "(module, inputs) or (module, inputs, kwargs)"
 
 @dataclass(frozen=True)
 class Made:
-    """What a factory returned.
-
-    Attributes:
-        module: to be profiled.
-        inputs: by position.
-        kwargs: by name.
-    """
+    """What a factory returned: a module, and its inputs by position and by name."""
 
     module: torch.nn.Module
     inputs: tuple[Any, ...]
@@ -55,11 +51,10 @@ def make(target: str) -> Made:
         found: Any = importlib.import_module(name)
     except Exception as error:  # whatever the module does when it is imported
         raise UserError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    for part in attribute.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise UserError(f"module {name!r} has no attribute {attribute!r}") from None
+    try:
+        found = operator.attrgetter(attribute)(found)
+    except AttributeError:
+        raise UserError(f"module {name!r} has no attribute {attribute!r}") from None
     if not callable(found):
         raise UserError(f"{target} is of type {type(found).__name__}; it must be a function without arguments")
     try:
@@ -76,12 +71,7 @@ def make(target: str) -> Made:
 
 def moved(made: Made, device: torch.device) -> Made:
     """The same on a device: module, and every tensor of the inputs."""
-    from torch.utils._pytree import tree_map
-
-    def move(value: Any) -> Any:
-        return value.to(device) if isinstance(value, torch.Tensor) else value
-
-    inputs, kwargs = tree_map(move, (made.inputs, dict(made.kwargs)))
+    inputs, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(device), (made.inputs, dict(made.kwargs)))
     return Made(made.module.to(device), inputs, kwargs)
 
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from kernel_pytorch.harness.clock import Interval, median_interval
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
+from kernel_pytorch.harness.clock.wall import wait_for
 from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.memory import allocations
@@ -73,16 +74,15 @@ def profile_module(
         machine = local_machine(str(device))
     with _gradients_kept(module, (inputs, named)) as clear, _named_kernels(compile, device):
         on_stage("warming up")
-        step = _step(torch.compile(module) if compile else module, inputs, named, backward)
+        step = _step(torch.compile(module) if compile else module, inputs, named, backward, clear)
         for _ in range(WARM_UP_STEPS):
             step()
-            clear()
         on_stage("timing without the profiler")
-        interval = _time(step, clear, device, max(steps, FEWEST_ROUNDS))
+        interval = _time(step, device, max(steps, FEWEST_ROUNDS))
         on_stage("profiling")
-        calls, busy, wall = _record(step, clear, device, steps, trace)
+        calls, busy, wall = _record(step, device, steps, trace)
         on_stage("recording memory")
-        memory, device_peak = _memory(step, clear, device, snapshot)
+        memory, device_peak = _memory(step, device, snapshot)
     return Profile(
         module=type(module).__name__,
         inputs=tuple(tensor_label(t.dtype, t.shape) for t in tree_leaves((inputs, named)) if isinstance(t, Tensor)),
@@ -116,30 +116,27 @@ def device_of(module: torch.nn.Module, arguments: Any) -> torch.device:
     return device
 
 
-def _step(function: Callable[..., Any], inputs: Any, named: dict[str, Any], backward: bool) -> Callable[[], None]:
-    """One step; where it has a backward, the incoming gradients are made here, once."""
-    if not backward:
+def _step(
+    function: Callable[..., Any], inputs: Any, named: dict[str, Any], backward: bool, clear: Callable[[], None]
+) -> Callable[[], None]:
+    """One step, which leaves no gradient; where it has a backward, the incoming gradients are made here, once."""
 
-        def forward() -> None:
-            with torch.no_grad():
-                function(*inputs, **named)
-
-        return forward
-
-    def differentiable() -> list[Tensor]:
-        with torch.enable_grad():
+    def outputs() -> list[Tensor]:
+        with torch.set_grad_enabled(backward):
             result = function(*inputs, **named)
         return [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
 
-    outputs = differentiable()
-    if not outputs:
+    incoming = [torch.randn_like(output) for output in outputs()] if backward else []
+    if backward and not incoming:
         raise ValueError("backward: no output of the module requires a gradient; profile the forward alone")
-    incoming = [torch.randn_like(output) for output in outputs]
 
-    def both() -> None:
-        torch.autograd.backward(differentiable(), incoming)
+    def step() -> None:
+        found = outputs()
+        if backward:
+            torch.autograd.backward(found, incoming)
+            clear()
 
-    return both
+    return step
 
 
 @contextlib.contextmanager
@@ -160,44 +157,38 @@ def _gradients_kept(module: torch.nn.Module, arguments: Any) -> Iterator[Callabl
             tensor.grad = gradient
 
 
-@contextlib.contextmanager
-def _named_kernels(compile: bool, device: torch.device) -> Iterator[None]:
+def _named_kernels(compile: bool, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Have TorchInductor announce its kernels to the profiler, which it does by itself on a GPU only."""
     if not compile or device.type != "cpu":
-        yield
-        return
+        return contextlib.nullcontext()
     from torch._inductor import config
 
-    with config.patch({"cpp.enable_kernel_profile": True}):
-        yield
+    return config.patch({"cpp.enable_kernel_profile": True})
 
 
-def _time(step: Callable[[], None], clear: Callable[[], None], device: torch.device, rounds: int) -> Interval:
+def _time(step: Callable[[], None], device: torch.device, rounds: int) -> Interval:
     """Seconds of a step by the wall clock, until the device is done."""
     samples = []
     for _ in range(rounds):
-        _wait(device)
+        wait_for(device)
         begin = time.perf_counter()
         step()
-        _wait(device)
+        wait_for(device)
         samples.append(time.perf_counter() - begin)
-        clear()
     return median_interval(samples)
 
 
 def _record(
-    step: Callable[[], None], clear: Callable[[], None], device: torch.device, steps: int, trace: Path | str | None
+    step: Callable[[], None], device: torch.device, steps: int, trace: Path | str | None
 ) -> tuple[tuple[Call, ...], float | None, float]:
     """The calls of all steps, how long the GPU had work, and the wall clock around the steps."""
-    _wait(device)
-    running = profiler(device)
-    with running:
+    wait_for(device)
+    with profiler(device) as running:
         begin = time.perf_counter()
         for _ in range(steps):
             with torch.profiler.record_function(STEP):
                 step()
-            _wait(device)
-            clear()
+            wait_for(device)
         wall = time.perf_counter() - begin
     if trace is not None:
         running.export_chrome_trace(str(trace))
@@ -205,13 +196,12 @@ def _record(
 
 
 def _memory(
-    step: Callable[[], None], clear: Callable[[], None], device: torch.device, snapshot: Path | str | None
+    step: Callable[[], None], device: torch.device, snapshot: Path | str | None
 ) -> tuple[PeakMemory, int | None]:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    found = peak_memory(step, device)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    clear()
+    if device.type != "cuda":
+        return peak_memory(step, device), None
+    torch.cuda.reset_peak_memory_stats(device)
+    found, peak = peak_memory(step, device), torch.cuda.max_memory_allocated(device)
     if snapshot is not None:
         torch.cuda.memory._record_memory_history()
         try:
@@ -219,13 +209,7 @@ def _memory(
             torch.cuda.memory._dump_snapshot(str(snapshot))
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)
-        clear()
     return found, peak
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 TOTAL = "allocated"
@@ -252,47 +236,39 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> PeakMemory:
         call: what to run; run it before, so that caches of libraries are not counted.
         device: the device whose memory is measured.
     """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-        torch.cuda.synchronize(device)
-    profiler = torch.profiler.profile(
-        activities=activities, record_shapes=True, profile_memory=True, with_stack=True, acc_events=True
-    )
-    with profiler:
+    wait_for(device)
+    with profiler(device, with_stack=True) as recorded:
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
     try:
-        changes = list(_categorised(profiler, device))
+        changes = list(_categorised(recorded, device))
         split = any(category == "gradients" for category, _ in changes)
         note = "" if split else "not split: the profiler saw no gradient"
     except Exception as error:  # torch does not promise to keep this part of the profiler
         changes, note = [], f"not split: the profiler failed on it ({type(error).__name__}: {error})"
     if note:
-        changes = [(TOTAL, change) for change in allocations(profiler, device)]
+        changes = [(TOTAL, change) for change in allocations(recorded, device)]
     return _peak(changes, note)
 
 
-def _categorised(profiler: Any, device: torch.device) -> Iterator[tuple[str, int]]:
+def _categorised(recorded: Any, device: torch.device) -> Iterator[tuple[str, int]]:
     """Category and change in bytes, in the order of time, with tensors from before the call first."""
-    found = profiler._memory_profile()
+    found = recorded._memory_profile()
     categories = found._categories
+
+    def named(key: Any, version: int) -> str:
+        category = categories.get(key, version)
+        return OTHER if category is None else CATEGORIES.get(category.name, OTHER)
+
     for _, action, (key, version), size in found.timeline:
         if key.device.type != device.type:
             continue
-        now = _category(categories.get(key, version))
         if action.name in ("PREEXISTING", "CREATE"):
-            yield now, size
-        elif action.name == "DESTROY":
-            yield now, -size
-        else:  # INCREMENT_VERSION: written in place, which can make a gradient of a temporary
-            yield now, -size
-            yield _category(categories.get(key, version + 1)), size
-
-
-def _category(category: Any) -> str:
-    return OTHER if category is None else CATEGORIES.get(category.name, OTHER)
+            yield named(key, version), size
+        else:
+            yield named(key, version), -size
+            if action.name != "DESTROY":  # INCREMENT_VERSION: written in place, may make a gradient of a temporary
+                yield named(key, version + 1), size
 
 
 def _peak(changes: list[tuple[str, int]], note: str) -> PeakMemory:

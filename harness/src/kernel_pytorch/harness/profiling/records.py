@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import warnings
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from kernel_pytorch.harness.clock import Interval
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.records import Part, Record
 from kernel_pytorch.harness.report import seconds, size
+from kernel_pytorch.harness.tables import PrintableGroup
 
 Bound = Literal["memory", "compute", "overhead"]
 
@@ -143,8 +143,23 @@ class Profile(Record):
     device_peak: int | None
 
     def table(self, top: int = 20) -> PrintableGroup:
-        """The rows that took longest; both `print` and rich show it."""
-        return table(self, top)
+        """The rows that took longest, within 80 columns; both `print` and rich show it.
+
+        Name and inputs, below them the figures and a GPU's kernels.
+        """
+        title = f"{self.module}, {direction(self)}, on {self.machine.environment.device_name}"
+        found: list[RenderableType] = [Text(title, style="italic")]
+        for number, row in enumerate(self.operators[:top]):
+            figures = dict(zip(COLUMNS, cells(row, self.steps), strict=True))
+            line = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="dim")
+            for column, width in WIDTHS.items():
+                line.add_column(column, justify="left" if column == "bound" else "right", width=width, overflow="fold")
+            line.add_row(*(escape(figures[column]) for column in WIDTHS))
+            found += [Text.assemble((figures["operator"], "bold"), "  ", (figures["inputs"], "dim")), line]
+            for kernel in row.kernels if row.kind != "kernel" else ():
+                about = f"  {kernel.calls / self.steps:.3g} x {seconds(kernel.seconds / kernel.calls)}  {kernel.name}"
+                found.append(Text(about, style="dim", no_wrap=True, overflow="ellipsis"))
+        return PrintableGroup(*found, Text(LEGEND, style="dim italic"))
 
     def write(self, folder: Path | str, top: int | None = None) -> list[Path]:
         """Write `profile.json` into a folder and return its path.
@@ -175,24 +190,6 @@ LEGEND = (
 )
 
 
-class _Printable:
-    """Something that rich shows, and `print` too."""
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=200, color_system=None)
-        console.print(self)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue()
-
-
-class PrintableTable(_Printable, Table):
-    """A table."""
-
-
-class PrintableGroup(_Printable, Group):
-    """Lines and tables below each other."""
-
-
 def cells(row: OperatorUse, steps: int) -> list[str]:
     """One row, by `COLUMNS`, as plain text."""
     placed = row.attained
@@ -216,23 +213,6 @@ def cells(row: OperatorUse, steps: int) -> list[str]:
         rates[1],
         placed.bound or "",
     ]
-
-
-def table(profile: Profile, top: int = 20) -> PrintableGroup:
-    """The rows that took longest, within 80 columns: name and inputs, below them the figures and a GPU's kernels."""
-    title = f"{profile.module}, {direction(profile)}, on {profile.machine.environment.device_name}"
-    found: list[RenderableType] = [Text(title, style="italic")]
-    for number, row in enumerate(profile.operators[:top]):
-        figures = dict(zip(COLUMNS, cells(row, profile.steps), strict=True))
-        line = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="dim")
-        for column, width in WIDTHS.items():
-            line.add_column(column, justify="left" if column == "bound" else "right", width=width, overflow="fold")
-        line.add_row(*(escape(figures[column]) for column in WIDTHS))
-        found += [Text.assemble((figures["operator"], "bold"), "  ", (figures["inputs"], "dim")), line]
-        for kernel in row.kernels if row.kind != "kernel" else ():
-            about = f"  {kernel.calls / profile.steps:.3g} x {seconds(kernel.seconds / kernel.calls)}  {kernel.name}"
-            found.append(Text(about, style="dim", no_wrap=True, overflow="ellipsis"))
-    return PrintableGroup(*found, Text(LEGEND, style="dim italic"))
 
 
 def summary(profile: Profile) -> list[str]:

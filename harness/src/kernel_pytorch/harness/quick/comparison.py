@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.clock.wall import wait_for
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.machine import Ceilings, Machine, attain, faster_than_physics
+from kernel_pytorch.harness.machine import Machine, attain, faster_than_physics
 from kernel_pytorch.harness.profiling.cost import TOO_FAST, local_machine
 from kernel_pytorch.harness.quick.inputs import (
     BUDGET_FACTOR,
@@ -76,8 +75,7 @@ def quick_benchmark(
     arguments = Arguments.of(args, kwargs)
     machine = machine or local_machine(str(arguments.device))
     timings, moved, pool = time_together({"": function}, arguments, rounds=rounds)
-    record = _timed(timings[""])
-    share, too_fast = _share_of_copy(timings[""], moved, machine.ceilings, arguments.dtype_name)
+    record, too_fast = _timed(timings[""], moved, machine, arguments)
     return Benchmark(
         name=name_of(function),
         device=machine.environment.device_name,
@@ -87,7 +85,6 @@ def quick_benchmark(
         pool_bytes=timings[""].pool_bytes,
         bytes=moved,
         bytes_per_second=moved / record["seconds"].median,
-        share_of_copy=share,
         problem=too_fast,
         notes=() if pool.varies else (REPEATED,),
     )
@@ -238,14 +235,16 @@ def _compare(
             pool.write(0, values)  # memory that has been used hundreds of times, with other values
             seen = problem(check(function, arguments, pool.sets[0], again, factor, in_place=True))
             new = problem(check(function, arguments, values.sets[0], again, factor))
-            fields |= _timed(timings[name]) | {"reason": REMEMBERS + seen if seen else AFTER + new if new else ""}
-            if not fields["reason"]:
-                share, too_fast = _share_of_copy(timings[name], moved, machine.ceilings, arguments.dtype_name)
+            record, too_fast = _timed(timings[name], moved, machine, arguments)
+            fields |= record | {"reason": REMEMBERS + seen if seen else AFTER + new if new else ""}
+            if fields["reason"]:
+                fields["share_of_copy"] = None
+            else:
                 notes += [f"{name}: {too_fast}"] if too_fast else []
                 ours, theirs = timings[name], timings[reference]  # times of other methods are other quantities
                 timed_alike = name != reference and ours.method == theirs.method
                 ratios = compare_paired(theirs.samples, ours.samples) if timed_alike else None
-                fields |= {"status": "measured", "share_of_copy": share, "comparison": ratios}
+                fields |= {"status": "measured", "comparison": ratios}
         contenders.append(Contender(name=name, relative_error=relative, error_over_budget=over, **fields))
     return Comparison(
         title=title,
@@ -260,17 +259,14 @@ def _compare(
     )
 
 
-def _timed(timing: Timing) -> dict[str, Any]:
-    """The fields of a record that every timing has."""
+def _timed(timing: Timing, moved: int, machine: Machine, arguments: Arguments) -> tuple[dict[str, Any], str]:
+    """The fields of a record that every timing has, and why its rate cannot be true, or ""."""
     seconds = median_interval(timing.samples)
-    return {"seconds": seconds, "samples": timing.samples, "method": timing.method}
-
-
-def _share_of_copy(timing: Timing, moved: int, ceilings: Ceilings, dtype_name: str) -> tuple[float | None, str]:
-    """The share of the copy rate that a timing attains, or None and why its rate cannot be true."""
-    attained = attain(moved, 0, statistics.median(timing.samples), ceilings, timing.pool_bytes, dtype_name)
+    attained = attain(moved, 0, seconds.median, machine.ceilings, timing.pool_bytes, arguments.dtype_name)
     impossible = faster_than_physics(attained)
-    return (None, f"{TOO_FAST} ({impossible})") if impossible else (attained.share_of_copy, "")
+    share = None if impossible else attained.share_of_copy
+    fields = {"seconds": seconds, "samples": timing.samples, "method": timing.method, "share_of_copy": share}
+    return fields, f"{TOO_FAST} ({impossible})" if impossible else ""
 
 
 def time_together(
@@ -306,16 +302,12 @@ def time_together(
         limit = MEMORY_LIMIT[device.type] // (2 * len(functions))
         pool = Pool(arguments, sets_for(moved, seconds, device, limit))
         prepared = [arguments.unflatten(leaves) for leaves in pool.sets]
-        subjects = [
-            Subject(name, functools.partial(_call, function, prepared), len(pool.sets), moved)
-            for name, function in functions.items()
-        ]
+
+        def subject(name: str, function: Callable[..., Any]) -> Subject:
+            return Subject(name, lambda i: function(*prepared[i][0], **prepared[i][1]), len(prepared), moved)
+
+        subjects = list(itertools.starmap(subject, functions.items()))
         return measure(subjects, device, rounds=rounds, refresh=pool.refresh), moved, pool
-
-
-def _call(function: Callable[..., Any], prepared: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], index: int) -> Any:
-    positional, named = prepared[index]
-    return function(*positional, **named)
 
 
 def sets_for(bytes_per_set: int, seconds_per_call: float, device: torch.device, memory_limit_bytes: int) -> int:

@@ -12,12 +12,12 @@ import torch
 
 from kernel_pytorch.harness.clock import Interval, median_interval
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.profiling.records import PrintableTable
 from kernel_pytorch.harness.quick.comparison import name_of, time_together
 from kernel_pytorch.harness.quick.inputs import Arguments
-from kernel_pytorch.harness.quick.records import printable
+from kernel_pytorch.harness.quick.records import axis_of, times
 from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.report import seconds
+from kernel_pytorch.harness.tables import PrintableTable, table
 from kernel_pytorch.harness.timing import ROUNDS
 
 FEWEST_SIZES = 5
@@ -45,6 +45,10 @@ class Growth(Part):
     def verdict(self) -> str:
         """The fit in one sentence."""
         return f"time grows as size^{self.exponent:.2f} (R² {self.r_squared:.3f})"
+
+    def at(self, size: int) -> float:
+        """The fitted seconds of a size."""
+        return self.factor * size**self.exponent
 
     def __getattr__(self, name: str) -> Any:
         """Name the replacement of what was removed."""
@@ -78,14 +82,9 @@ class Scaling(Part):
 
     def table(self) -> PrintableTable:
         """One row per size; both `print` and rich show it."""
-        found = printable(f"{self.name} on {self.device}", self.growth.verdict)
-        for column in ("size", "median", "99% interval", "fitted"):
-            found.add_column(column, justify="right")
-        for point in self.points:
-            s, fitted = point.seconds, self.growth.factor * point.size**self.growth.exponent
-            interval = f"{seconds(s.low)} to {seconds(s.high)}"
-            found.add_row(f"{point.size:,}", seconds(s.median), interval, seconds(fitted))
-        return found
+        rows = [[f"{p.size:,}", *times(p.seconds), seconds(self.growth.at(p.size))] for p in self.points]
+        columns = ("size", "median", "99% interval", "fitted")
+        return table(f"{self.name} on {self.device}", columns, rows, self.growth.verdict)
 
     def plot(self, path: Path | str) -> Path:
         """Draw times and fit, PNG or SVG by the name of the file.
@@ -94,9 +93,15 @@ class Scaling(Part):
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: another suffix.
         """
-        from kernel_pytorch.harness.quick.records import scaling_plot
-
-        return scaling_plot(self, Path(path))
+        with axis_of(Path(path), (6, 4)) as axis:
+            sizes = [point.size for point in self.points]
+            timed = [point.seconds for point in self.points]
+            errors = [[1e3 * (t.median - t.low) for t in timed], [1e3 * (t.high - t.median) for t in timed]]
+            axis.errorbar(sizes, [1e3 * t.median for t in timed], errors, fmt="o", color="black", capsize=2)
+            axis.plot(sizes, [1e3 * self.growth.at(size) for size in sizes])
+            axis.set(xscale="log", yscale="log", xlabel="size", ylabel="ms per call")
+            axis.set_title(f"{self.name}: {self.growth.verdict}", loc="left", parse_math=False)
+        return Path(path)
 
 
 def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = ROUNDS) -> Scaling:
@@ -117,16 +122,14 @@ def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = R
         raise TypeError(f"sizes: given {sizes!r}; allowed is a list of whole numbers, such as [1, 8, 64]")
     ordered = sorted(set(sizes))
     _check_sizes(ordered)
-    points, device = [], torch.device("cpu")
+    points = []
     for size in ordered:
         function, arguments = _prepared(make, size)
         timing = time_together({"": function}, arguments, rounds=rounds)[0][""]
-        device = arguments.device
-        interval = median_interval(timing.samples)
-        points.append(Point(size=size, seconds=interval, method=timing.method))
+        points.append(Point(size=size, seconds=median_interval(timing.samples), method=timing.method))
     return Scaling(
         name=name_of(make),
-        device=describe_environment(device).device_name,
+        device=describe_environment(arguments.device).device_name,
         points=tuple(points),
         growth=fit_growth(ordered, [p.seconds.median for p in points]),
     )

@@ -152,13 +152,6 @@ def _name(path: tuple[Any, ...]) -> str:
 BUDGET_FACTOR = 4.0
 """The largest that the harness allows: no factor was declared for these implementations."""
 
-IN_FLOAT64 = (
-    "{factors} times the error of the reference itself, against the reference in float64, "
-    "plus one unit in the last place"
-)
-AS_TESTING = "the tolerances of torch.testing.assert_close around the reference, because {reason}"
-
-
 Expectation = tuple[Run, Run | None, str]
 """Results of the reference for one set of inputs: in their dtype; in float64, or None and the reason."""
 
@@ -167,8 +160,10 @@ def allowed(expected: Expectation, factors: Iterable[float]) -> str:
     """The allowed error in words, for implementations with these factors."""
     _, truth, reason = expected
     if truth is None:
-        return AS_TESTING.format(reason=reason)
-    return IN_FLOAT64.format(factors=" or ".join(f"{factor:g}" for factor in sorted(set(factors))))
+        return f"the tolerances of torch.testing.assert_close around the reference, because {reason}"
+    most = " or ".join(f"{factor:g}" for factor in sorted(set(factors)))
+    return f"{most} times the error of the reference itself, against the reference in float64, " \
+        "plus one unit in the last place"  # fmt: skip
 
 
 def expect(reference: Callable[..., Any], arguments: Arguments, leaves: Sequence[Any]) -> Expectation:
@@ -209,11 +204,9 @@ def check(
         in_place: pass these tensors, not copies, which reveals functions that remember results by address.
     """
     try:
-        if in_place:
-            with torch.no_grad():
-                candidate = Run(_outputs(arguments.call(function, leaves)), {})
-        else:
-            candidate = _observe(function, arguments, leaves)
+        with torch.no_grad():
+            own = Run(_outputs(arguments.call(function, leaves)), {}) if in_place else None
+        candidate = own or _observe(function, arguments, leaves)
     except Exception as error:
         return [failed("call", f"raised {said(error)}")]
     reference, truth, _ = expected

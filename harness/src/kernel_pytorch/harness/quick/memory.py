@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from kernel_pytorch.harness.profiling.profile import peak_memory
 from kernel_pytorch.harness.quick.comparison import name_of
 from kernel_pytorch.harness.quick.inputs import Arguments
 from kernel_pytorch.harness.quick.records import MemoryProfile
+from kernel_pytorch.harness.tensors import leaves
 
 
 def profile_memory(function: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryProfile:
@@ -40,21 +42,15 @@ def profile_memory(function: Callable[..., Any], *args: Any, **kwargs: Any) -> M
 
     forward = functools.partial(tensors, *arguments.leaves)
     with torch.enable_grad():
-        leaves = [leaf.detach().requires_grad_() if _is_float(leaf) else leaf for leaf in arguments.leaves]
-        trains = any(output.requires_grad for output in tensors(*leaves))
+        trains = any(output.requires_grad for output in tensors(*leaves(arguments.leaves)))
         use = memory.profile_memory(tensors, *arguments.leaves, parameters=parameters) if trains else None
         step = memory.training_step(tensors, arguments.leaves, parameters) if trains else forward
         at_peak = peak_memory(step, arguments.device)
+    without = {"training_peak": None, "saved_for_backward": None}
     return MemoryProfile(
         name=name_of(function),
         device=describe_environment(arguments.device).device_name,
         inputs=arguments.labels,
-        forward_peak=use.forward_peak if use else memory.peak(forward, arguments.device),
-        training_peak=use.training_peak if use else None,
-        saved_for_backward=use.saved_for_backward if use else None,
         memory=at_peak,
+        **(asdict(use) if use else {"forward_peak": memory.peak(forward, arguments.device), **without}),
     )
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()

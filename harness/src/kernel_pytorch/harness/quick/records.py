@@ -6,19 +6,17 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.markup import escape
 
 from kernel_pytorch.harness import clock
 from kernel_pytorch.harness.clock import Interval
 from kernel_pytorch.harness.plots import SUFFIXES
-from kernel_pytorch.harness.profiling.records import TOO_FAST, PeakMemory, PrintableTable
+from kernel_pytorch.harness.profiling.records import TOO_FAST, PeakMemory
 from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.report import seconds, size, speedup
-
-if TYPE_CHECKING:
-    from kernel_pytorch.harness.quick.growth import Scaling
+from kernel_pytorch.harness.tables import PrintableTable, table
 
 
 class Benchmark(Part):
@@ -58,17 +56,9 @@ class Benchmark(Part):
 
     def table(self) -> PrintableTable:
         """One row; both `print` and rich show it."""
-        found = printable(f"{self.name} on {self.device}, {', '.join(self.inputs)}", self.notes, self.problem)
-        for column in ("median", "99% interval", "bytes", "GB/s", "of copy"):
-            found.add_column(column, justify="right")
-        found.add_row(
-            seconds(self.seconds.median),
-            _interval(self.seconds),
-            size(self.bytes),
-            f"{self.bytes_per_second / 1e9:,.1f}",
-            TOO_FAST if self.share_of_copy is None else f"{self.share_of_copy:.0%}",
-        )
-        return found
+        columns = ("median", "99% interval", "bytes", "GB/s", "of copy")
+        row = (*times(self.seconds), size(self.bytes), *_rates(self.bytes_per_second, self.share_of_copy))
+        return table(title(self), columns, [row], *self.notes, self.problem)
 
 
 class Contender(Part):
@@ -137,38 +127,55 @@ class Comparison(Part):
     def table(self) -> PrintableTable:
         """One row per implementation; both `print` and rich show it. The time of a wrong one is struck out."""
         lines = [f"{c.name} {c.status}: {c.reason}" for c in self.contenders if c.reason]
+        columns = (
+            "implementation",
+            "median",
+            "99% interval",
+            "GB/s",
+            "of copy",
+            f"vs {escape(self.reference)}",
+            "error",
+        )
+        rows = [[escape(c.name), *self._figures(c)] for c in self.contenders]
         lines.append(f"Allowed: {self.tolerance}.")
-        found = printable(f"{self.title} on {self.device}, {', '.join(self.inputs)}", (*lines, *self.notes))
-        found.add_column("implementation")
-        for column in ("median", "99% interval", "GB/s", "of copy", f"vs {escape(self.reference)}", "error"):
-            found.add_column(column, justify="right")
-        for c in self.contenders:
-            found.add_row(escape(c.name), *self._figures(c))
-        return found
+        return table(title(self), ("implementation", *columns), rows, *lines, *self.notes, text=1)
 
     def plot(self, path: Path | str) -> Path:
-        """Draw the times with their intervals, PNG or SVG by the name of the file.
+        """Draw the times with their intervals, PNG or SVG by the name of the file; wrong ones are hatched.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: another suffix.
         """
-        return bars(self, Path(path))
+        with axis_of(Path(path), (7, 1.1 + 0.4 * len(self.contenders))) as axis:
+            for row, c in enumerate(self.contenders):
+                label, end = f"{c.status}: not timed", 0.0
+                if c.seconds is not None:
+                    low, median, end = (1e3 * value for value in (c.seconds.low, c.seconds.median, c.seconds.high))
+                    wrong = c.status == "wrong"
+                    label = "wrong" if wrong else seconds(c.seconds.median)
+                    fill = {"color": "none", "edgecolor": "0.6", "hatch": "///"} if wrong else {"color": "C0"}
+                    axis.barh(row, median, xerr=[[median - low], [end - median]], error_kw={"elinewidth": 1}, **fill)
+                axis.annotate(label, (end, row), xytext=(4, 0), textcoords="offset points", va="center")
+            names = [c.name + (" (reference)" if c.name == self.reference else "") for c in self.contenders]
+            axis.set_yticks(range(len(names)), names, parse_math=False)
+            axis.invert_yaxis()
+            axis.margins(x=0.18)
+            axis.set_xlim(left=0)
+            axis.set_xlabel(f"ms per call, median and 99% interval, on {self.device}", parse_math=False)
+            axis.set_title(self.title, loc="left", parse_math=False)
+        return Path(path)
 
     def _figures(self, c: Contender) -> list[str]:
         if c.seconds is None:
             return [f"[red]{c.status}[/red]" if c.status == "wrong" else c.status]
-        times = [seconds(c.seconds.median), _interval(c.seconds)]
+        median, interval = times(c.seconds)
         if c.status == "wrong":
             # Terminals and files differ in what they can strike out; a word is understood everywhere.
-            return [f"[strike]{times[0]}[/strike] [red]wrong[/red]", f"[strike]{times[1]}[/strike]"]
-        return [
-            *times,
-            f"{self.bytes / c.seconds.median / 1e9:,.1f}",
-            TOO_FAST if c.share_of_copy is None else f"{c.share_of_copy:.0%}",
-            "is it" if c.name == self.reference else speedup(c.comparison) or "timed differently",
-            "" if c.relative_error is None else f"{c.relative_error:.1e}",
-        ]
+            return [f"[strike]{median}[/strike] [red]wrong[/red]", f"[strike]{interval}[/strike]"]
+        ratio = "is it" if c.name == self.reference else speedup(c.comparison) or "timed differently"
+        error = "" if c.relative_error is None else f"{c.relative_error:.1e}"
+        return [median, interval, *_rates(self.bytes / c.seconds.median, c.share_of_copy), ratio, error]
 
 
 class MemoryProfile(Part):
@@ -195,12 +202,9 @@ class MemoryProfile(Part):
 
     def table(self) -> PrintableTable:
         """One row; both `print` and rich show it."""
-        found = printable(f"{self.name} on {self.device}, {', '.join(self.inputs)}")
         figures = (self.forward_peak, self.training_peak, self.saved_for_backward)
-        for column in ("peak, forward", "peak, training", "saved for backward"):
-            found.add_column(column, justify="right")
-        found.add_row(*("nothing to train" if value is None else size(value) for value in figures))
-        return found
+        row = ["nothing to train" if value is None else size(value) for value in figures]
+        return table(title(self), ("peak, forward", "peak, training", "saved for backward"), [row])
 
     def plot(self, path: Path | str) -> Path:
         """Draw nothing: the timeline was cut. The path comes back, with a DeprecationWarning."""
@@ -213,56 +217,23 @@ class MemoryProfile(Part):
         return Path(path)
 
 
-def printable(title: str, *lines: Any) -> PrintableTable:
-    """An empty table with a title and lines beneath it."""
-    found = [line for group in lines for line in ([group] if isinstance(group, str) else group) if line]
-    return PrintableTable(
-        title=escape(title), title_justify="left", caption=escape("\n".join(found)) or None, caption_justify="left"
-    )
+def title(record: Benchmark | Comparison | MemoryProfile) -> str:
+    """The title of a record's table."""
+    name = record.title if isinstance(record, Comparison) else record.name
+    return f"{name} on {record.device}, {', '.join(record.inputs)}"
 
 
-def _interval(record: Interval) -> str:
-    return f"{seconds(record.low)} to {seconds(record.high)}"
+def times(interval: Interval) -> tuple[str, str]:
+    """The median and the interval, for tables."""
+    return seconds(interval.median), f"{seconds(interval.low)} to {seconds(interval.high)}"
 
 
-def bars(comparison: Comparison, path: Path) -> Path:
-    """One bar per implementation that was timed, with its 99% interval; those that turned out wrong are hatched."""
-    with _axis(path, (7, 1.1 + 0.4 * len(comparison.contenders))) as axis:
-        for row, c in enumerate(comparison.contenders):
-            label, end = f"{c.status}: not timed", 0.0
-            if c.seconds is not None:
-                low, median, end = (1e3 * value for value in (c.seconds.low, c.seconds.median, c.seconds.high))
-                wrong = c.status == "wrong"
-                label = "wrong" if wrong else seconds(c.seconds.median)
-                fill = {"color": "none", "edgecolor": "0.6", "hatch": "///"} if wrong else {"color": "C0"}
-                axis.barh(row, median, xerr=[[median - low], [end - median]], error_kw={"elinewidth": 1}, **fill)
-            axis.annotate(label, (end, row), xytext=(4, 0), textcoords="offset points", va="center")
-        names = [c.name + (" (reference)" if c.name == comparison.reference else "") for c in comparison.contenders]
-        axis.set_yticks(range(len(names)), names, parse_math=False)
-        axis.invert_yaxis()
-        axis.margins(x=0.18)
-        axis.set_xlim(left=0)
-        axis.set_xlabel(f"ms per call, median and 99% interval, on {comparison.device}", parse_math=False)
-        axis.set_title(comparison.title, loc="left", parse_math=False)
-    return path
-
-
-def scaling_plot(scaling: Scaling, path: Path) -> Path:
-    """Times over sizes, both logarithmic, with the fitted power."""
-    with _axis(path, (6, 4)) as axis:
-        sizes = [point.size for point in scaling.points]
-        times = [point.seconds for point in scaling.points]
-        errors = [[1e3 * (t.median - t.low) for t in times], [1e3 * (t.high - t.median) for t in times]]
-        axis.errorbar(sizes, [1e3 * t.median for t in times], errors, fmt="o", color="black", capsize=2)
-        growth = scaling.growth
-        axis.plot(sizes, [1e3 * growth.factor * size**growth.exponent for size in sizes])
-        axis.set(xscale="log", yscale="log", xlabel="size", ylabel="ms per call")
-        axis.set_title(f"{scaling.name}: {growth.verdict}", loc="left", parse_math=False)
-    return path
+def _rates(bytes_per_second: float, share: float | None) -> tuple[str, str]:
+    return f"{bytes_per_second / 1e9:,.1f}", TOO_FAST if share is None else f"{share:.0%}"
 
 
 @contextlib.contextmanager
-def _axis(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+def axis_of(path: Path, size: tuple[float, float]) -> Iterator[Any]:
     """An axis that is written to a file at the end."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"given {str(path)!r}; allowed are names that end in {' or '.join(SUFFIXES)}")
