@@ -19,7 +19,7 @@ from kernel_pytorch.harness.clock import (
 )
 from kernel_pytorch.harness.clock import sampling as cpu_clock
 from kernel_pytorch.harness.clock import sampling as pool_module
-from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, Sampler, calls_per_sample
+from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE, Sampler, calibrate, calls_per_sample
 
 CPU = torch.device("cpu")
 
@@ -252,3 +252,13 @@ def test_garbage_collection_is_as_before_even_after_an_exception(enabled: bool) 
 def test_on_a_cpu_there_is_no_clock_stream() -> None:
     with on_clock_stream("cpu"):
         pass
+
+
+def test_an_interruption_does_not_make_a_short_call_long():
+    waits = [0.0, 0.0, 5.0]  # seconds; the third reading is interrupted
+
+    def elapsed(calls):
+        return calls * 1e-5 + (waits.pop(0) if waits else 0.0)
+
+    assert calibrate(elapsed) == pytest.approx(1e-5)
+    assert calibrate(lambda calls: 3.0 * calls) == 3.0
