@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kernel_pytorch.harness.clock import Comparison, Verdict, compare_intervals
-from kernel_pytorch.harness.commands.common import PLAIN, output
+from kernel_pytorch.harness.commands.common import output, tell, text_table
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.results import Measurement, Results, load
 
@@ -56,19 +56,16 @@ def compare_command(
     """
     before, after = load(old), load(new)
     changes = compare(before, after, across_devices=across_devices)
-    differences = Table("environment", "old", "new", title="what differs between the machines", title_justify="left")
-    for row in environment_differences(before, after):
-        differences.add_row(*map(escape, row))
-    output.print(differences if differences.row_count else "Both were measured in the same environment.")
+    rows = [[*map(escape, row)] for row in environment_differences(before, after)]
+    differences = text_table("what differs between the machines", ("environment", "old", "new"), rows)
+    output.print(differences if rows else "Both were measured in the same environment.")
     output.print(table(changes))
     counts = Counter(c.comparison.verdict.name if c.comparison else "without a figure" for c in changes)
-    output.print(", ".join(f"{count} {name}" for name, count in counts.items()), **PLAIN)
+    tell(", ".join(f"{count} {name}" for name, count in counts.items()))
     slower = [c for c in changes if fail_if_slower is not None and c.slower_than(fail_if_slower)]
-    for change in slower:
-        output.print(f"[red]slower than allowed:[/red] {escape(change.label)}", **PLAIN)
+    tell(*(change.label for change in slower), mark="slower than allowed")
     lost = [c for c in changes if fail_if_slower is not None and c.lost]
-    for change in lost:
-        output.print(f"[red]no figure any more:[/red] {escape(change.label)}, {escape(change.missing)}", **PLAIN)
+    tell(*(f"{change.label}, {change.missing}" for change in lost), mark="no figure any more")
     if slower or lost:
         raise typer.Exit(1)
 
@@ -76,7 +73,7 @@ def compare_command(
 def table(changes: list[Change]) -> Table:
     """One row per case and implementation; those without a figure in either file are left out."""
     styles = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.SAME: "", Verdict.UNSURE: "yellow"}
-    found = Table("what", "verdict", "speedup", "at least", "at most", title="new beside old", title_justify="left")
+    found = text_table("new beside old", ("what", "verdict", "speedup", "at least", "at most"))
     for change in changes:
         if change.comparison is None:
             if not change.missing.startswith("both"):
@@ -94,23 +91,16 @@ class Change:
     """One implementation on one case in both files.
 
     Attributes:
+        label: for tables and messages.
         comparison: new beside old, or None where one of them has no figure.
         missing: which file has no figure and why, empty where both have one.
         lost: whether the old file has a figure and the new one has none: the case went wrong, or away.
     """
 
-    operation: str
-    direction: str
-    case: str
-    implementation: str
+    label: str
     comparison: Comparison | None
     missing: str = ""
     lost: bool = False
-
-    @property
-    def label(self) -> str:
-        """For tables and messages."""
-        return f"{self.operation} {self.implementation}, {self.direction}, {self.case}"
 
     def slower_than(self, share: float) -> bool:
         """Whether even the kindest reading of the intervals is slower by more than this share."""
@@ -136,8 +126,8 @@ def compare(old: Results, new: Results, *, across_devices: bool = False) -> list
             f"the old file was measured on {devices[0]}, the new one on {devices[1]}: a difference would tell "
             "about the devices, not about the code (--across-devices compares all the same)"
         )
-    before, after = ({_key(m): m for m in results.measurements} for results in (old, new))
-    return [_change(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
+    before, after = ({_label(m): m for m in results.measurements} for results in (old, new))
+    return [_change(label, before.get(label), after.get(label)) for label in dict.fromkeys([*before, *after])]
 
 
 def device(results: Results) -> str:
@@ -153,12 +143,11 @@ def environment_differences(old: Results, new: Results) -> list[tuple[str, str, 
     return [(name, str(before[name]), str(after[name])) for name in before if before[name] != after[name]]
 
 
-def _key(m: Measurement) -> tuple[str, str, str, str]:
-    return m.operation, m.direction, m.case.label, m.implementation
+def _label(m: Measurement) -> str:
+    return f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}"
 
 
-def _change(key: tuple[str, str, str, str], old: Measurement | None, new: Measurement | None) -> Change:
-    operation, direction, case, implementation = key
+def _change(label: str, old: Measurement | None, new: Measurement | None) -> Change:
     missing = [f"{which}: {why}" for which, m in (("old", old), ("new", new)) if (why := _why_no_figure(m))]
     if missing and old is not None and new is not None and old.status == new.status == "unavailable":
         missing = [f"both: {new.reason}"]
@@ -169,7 +158,7 @@ def _change(key: tuple[str, str, str, str], old: Measurement | None, new: Measur
         elif old.seconds is not None and new.seconds is not None:
             comparison = compare_intervals(old.seconds, new.seconds)
     lost = old is not None and old.status == "measured" and (new is None or new.status != "measured")
-    return Change(operation, direction, case, implementation, comparison, "; ".join(missing), lost)
+    return Change(label, comparison, "; ".join(missing), lost)
 
 
 def _why_no_figure(m: Measurement | None) -> str:

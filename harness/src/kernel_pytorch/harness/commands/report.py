@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from kernel_pytorch.harness.commands.common import PLAIN, messages, output
+from kernel_pytorch.harness.commands.common import messages, output, tell
 from kernel_pytorch.harness.defaults import defaults_table, groups
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import Environment
@@ -118,8 +117,7 @@ def name_stale(found: dict[Path, Results], models: dict[Path, Models]) -> bool:
     every |= {file: stale_models(r, discover().techniques.values(), once) for file, r in models.items()}
     to_do = remedies(every)
     current = [f"{len(every)} results file{'s' * (len(every) != 1)}, all of the present code"]
-    for line in [*listing(every), *to_do] or current:
-        output.print(escape(line), **PLAIN)
+    tell(*([*listing(every), *to_do] or current))
     return bool(to_do)
 
 
@@ -133,16 +131,15 @@ def name_slow_defaults(found: dict[Path, Results]) -> bool:
         output.print(defaults_table(of_levels, f"{technique.name} on {results.machine.environment.device_name}"))
         misses = [miss for group in of_levels for miss in group.misses(technique.slow_defaults)]
         slow += [f"{file}: {miss}" for miss in misses]
-    for line in slow or ["every default is the fastest level, as far as was measured"]:
-        output.print(escape(line), **PLAIN)
+    tell(*(slow or ["every default is the fastest level, as far as was measured"]))
     return bool(slow)
 
 
 def installed(found: dict[Path, Results]) -> dict[Path, tuple[Results, Technique]]:
     """The results whose techniques are installed, with these; the others are named."""
     here = discover().techniques
-    for name in dict.fromkeys(results.technique for results in found.values() if results.technique not in here):
-        messages.print(f"not checked: technique {name} is not installed here", **PLAIN)
+    missing = dict.fromkeys(results.technique for results in found.values() if results.technique not in here)
+    tell(*(f"not checked: technique {name} is not installed here" for name in missing), to=messages)
     return {file: (r, here[r.technique]) for file, r in found.items() if r.technique in here}
 
 
@@ -182,8 +179,7 @@ def show_rest(results: Results) -> None:
     """Print what follows the tables of times: costs and why figures are missing."""
     if results.costs:
         output.print(cost_table(results))
-    for line in [*conditions(results), *provenance(results), *missing_costs(results), *reasons(results)]:
-        output.print(escape(line), **PLAIN)
+    tell(*conditions(results), *provenance(results), *missing_costs(results), *reasons(results))
 
 
 def draw(results: Results, file: Path) -> list[Path]:
@@ -191,5 +187,5 @@ def draw(results: Results, file: Path) -> list[Path]:
     try:
         return plot(results, file)
     except ModuleNotFoundError as error:
-        output.print(f"no plot: {error} (pip install matplotlib)", **PLAIN)
+        tell(f"no plot: {error} (pip install matplotlib)")
         return []

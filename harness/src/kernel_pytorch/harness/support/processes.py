@@ -28,9 +28,6 @@ from kernel_pytorch.harness.isolation import Announce, Outcome, Worker
 from kernel_pytorch.harness.peers import load_file
 from kernel_pytorch.harness.scratch import scratch_folder
 
-Member = tuple[int, int, str, str, float]
-"""Arguments of `_mesh`."""
-
 OTHERS_TIMEOUT = 3.0
 """Seconds that the other processes get to answer once one has failed: they may wait for it forever."""
 
@@ -60,7 +57,7 @@ class Processes:
         if device_type == "cuda" and torch.cuda.device_count() < count:
             raise ValueError(f"count: given {count}; there are {torch.cuda.device_count()} GPUs here")
         self.count, self.timeout, self.device_type = count, timeout, device_type
-        self._members: list[tuple[Worker, Member]] = []
+        self._members: list[Worker] = []
         self._folder: TemporaryDirectory[str] | None = None
         self._threads = ThreadPoolExecutor(count)
 
@@ -79,20 +76,17 @@ class Processes:
         """
         if not self._members:
             self._folder = scratch_folder()
-            for rank in range(self.count):
-                member = (rank, self.count, f"{self._folder.name}/store", self.device_type, self.timeout)
-                self._members.append((Worker(self.timeout, functools.partial(_mesh, *member)), member))
+            about = (self.count, f"{self._folder.name}/store", self.device_type, self.timeout)
+            joins = [functools.partial(_join, rank, *about) for rank in range(self.count)]
+            self._members = [Worker(self.timeout, join) for join in joins]
         where = (function.__module__, function.__code__.co_filename, function.__qualname__)
-        answers = [
-            self._threads.submit(worker.call, _call, member, where, arguments) for worker, member in self._members
-        ]
+        answers = [self._threads.submit(worker.call, _call, where, arguments) for worker in self._members]
         try:
-            failures = _failures(answers)
-            if failures:
+            if failures := _failures(answers):
                 raise ProcessesError("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
             return [answer.result().value[1] for answer in answers]
         except BaseException:
-            for worker, _ in self._members:
+            for worker in self._members:
                 worker.kill()
             wait(answers)
             self._end()
@@ -111,11 +105,10 @@ class Processes:
 
     def _end(self) -> None:
         # At once: a member may wait for the others to leave.
-        list(self._threads.map(Worker.close, [worker for worker, _ in self._members]))
+        list(self._threads.map(Worker.close, self._members))
         self._members = []
         if self._folder is not None:
             self._folder.cleanup()
-            self._folder = None
 
 
 def _failures(answers: list[Future[Outcome]]) -> dict[int, str]:
@@ -134,19 +127,19 @@ def _failures(answers: list[Future[Outcome]]) -> dict[int, str]:
     return found
 
 
-def _call(
-    member: Member, where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce
-) -> tuple[bool, Any]:
+def _call(where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce) -> tuple[bool, Any]:
     """In the child: whether the function raised, and its traceback or value."""
     try:
-        return False, _find(*where)(_mesh(*member), *arguments)
+        return False, _find(*where)(*_mesh, *arguments)
     except Exception:
         return True, traceback.format_exc().rstrip()
 
 
-@functools.cache
-def _mesh(rank: int, count: int, store: str, device_type: str, timeout: float) -> Any:
-    """Join the group; the mesh of all its members."""
+_mesh: list[Any] = []
+"""In the child: the mesh of all members, once it has joined the group."""
+
+
+def _join(rank: int, count: int, store: str, device_type: str, timeout: float) -> None:
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -163,7 +156,7 @@ def _mesh(rank: int, count: int, store: str, device_type: str, timeout: float) -
         timeout=datetime.timedelta(seconds=timeout),
     )
     atexit.register(_leave)
-    return init_device_mesh(device_type, (count,))
+    _mesh.append(init_device_mesh(device_type, (count,)))
 
 
 def _leave() -> None:

@@ -105,8 +105,8 @@ def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportReco
         for name, then in record.identities.items()
         if name not in declared or (name in now and then.differs(now[name]))
     }
-    kept = tuple(o for o in record.outcomes if f"{o.operation}/{o.implementation}" not in changed)
-    absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in declared)
+    kept = tuple(o for o in record.outcomes if o.label not in changed)
+    absent = tuple(a for a in record.absent if a.label in declared)
     return record.model_copy(update={"outcomes": kept, "absent": absent}), sorted(changed)
 
 
@@ -132,10 +132,7 @@ def problems(name: str, results: Path) -> list[str]:
         UserError: the technique is not installed.
     """
     technique = discover().get(name)
-    known: set[str] = set()
-    for record in recorded(technique, results):
-        known |= {f"{o.operation}/{o.implementation}" for o in record.outcomes}
-        known |= {f"{a.operation}/{a.implementation}" for a in record.absent}
+    known = {each.label for r in recorded(technique, results) for each in (*r.outcomes, *r.absent)}
     every = load_all(results, name).items()
     changed = {what: path for path, record in every for what in up_to_date(record, technique)[1]}
     asks_again = f"`kernel-pytorch support {name} --changed --json results/<device>` asks again"
