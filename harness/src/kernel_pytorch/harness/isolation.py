@@ -90,14 +90,10 @@ class Worker:
                     stage = content
                     if on_stage is not None:
                         on_stage(content)
-                elif kind in ("value", "last value"):
-                    if kind == "last value":
-                        self.close()
-                    return Outcome(value=content, stage=stage)
                 else:
-                    # A call that raised may have left the device in a state that spoils the next case.
-                    self.close()
-                    return Outcome(failure=content, stage=stage)
+                    if kind != "value":  # a call that raised may have left the device faulty too
+                        self.close()
+                    return Outcome(failure=content, stage=stage) if kind == "raised" else Outcome(content, stage=stage)
         except (EOFError, OSError):
             return Outcome(failure=self._epitaph(), stage=stage)
         except BaseException:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from kernel_pytorch.harness.clock import Comparison
+from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.results import Measurement, Results
 
 NOT_MEASURED = "not measured here"
@@ -52,8 +52,8 @@ def best_peer(group: Iterable[Measurement]) -> str | None:
 
 def fastest(group: Iterable[Measurement]) -> str | None:
     """The fastest implementation that was measured, if any was."""
-    timed = [m for m in group if m.status == "measured" and m.seconds]
-    return min(timed, key=lambda m: m.seconds.median if m.seconds else 0.0).implementation if timed else None
+    timed = [(m.time.median, place, m) for place, m in enumerate(group) if m.time]
+    return min(timed)[-1].implementation if timed else None
 
 
 def columns(results: Results) -> tuple[str, ...]:
@@ -65,53 +65,34 @@ def columns(results: Results) -> tuple[str, ...]:
 
 def rows(group: list[Measurement], header: Sequence[str]) -> list[list[str]]:
     """The rows of one case, by `columns`."""
-    best, peer = best_pytorch(group), best_peer(group)
-    found = []
-    for m in group:
-        row = cells(m, best)
-        if len(header) > len(COLUMNS):
-            own = m.seconds is not None and m.status == "measured"
-            row.insert(
-                -1, "is it" if m.implementation == peer else speedup(m.comparisons.get(peer or "")) if own else ""
-            )
-        found.append(row)
-    return found
+    others = [best_pytorch(group), *([best_peer(group)] if len(header) > len(COLUMNS) else [])]
+    return [cells(m, *others) for m in group]
 
 
-def cells(measurement: Measurement, best: str | None) -> list[str]:
-    """One row of a table, by `COLUMNS`."""
+def cells(measurement: Measurement, *others: str | None) -> list[str]:
+    """One row of a table, by `COLUMNS`; `others` are the best PyTorch, and the best peer where that has a column."""
     m = measurement
-    if m.seconds is None or m.status != "measured":
+    if m.time is None:
         absent = NOT_INSTALLED if m.reason.startswith(NOT_INSTALLED) else NOT_MEASURED
-        return [m.implementation, absent if m.status == "unavailable" else m.status, *[""] * (len(COLUMNS) - 2)]
+        blank = [""] * (len(COLUMNS) - 3 + len(others))
+        return [m.implementation, absent if m.status == "unavailable" else m.status, *blank]
+    rate, error = m.bytes_per_second, "" if m.relative_error is None else f"{m.relative_error:.1e}"
     return [
         m.implementation,
-        seconds(m.seconds.median),
-        f"{seconds(m.seconds.low)} to {seconds(m.seconds.high)}",
-        _gigabytes(m.bytes_per_second) if m.bytes_per_second else "",
+        seconds(m.time.median),
+        f"{seconds(m.time.low)} to {seconds(m.time.high)}",
+        "" if not rate else f"{rate / 1e9:.1f}" if rate < 1e11 else f"{rate / 1e9:,.0f}",
         f"{m.share_of_copy:.0%}" if m.share_of_copy is not None else "",
-        speedup(m.comparisons.get("reference")),
-        speedup(m.comparisons.get("native")),
-        "is it" if m.implementation == best else speedup(m.comparisons.get(best or "")),
-        _error(m),
+        *(speedup(m.comparisons.get(baseline)) for baseline in ("reference", "native")),
+        *("is it" if m.implementation == o else speedup(m.comparisons.get(o or "")) for o in others),
+        f"{m.error_over_budget:.1f}x of the budget" if m.over_budget else error,
     ]
 
 
-def _gigabytes(rate: float) -> str:
-    """GB/s, to a tenth below 100."""
-    return f"{rate / 1e9:.1f}" if rate < 1e11 else f"{rate / 1e9:,.0f}"
-
-
-def _half(share: float) -> str:
+def _half(interval: Interval) -> str:
     """Half of an interval as a share of the median, in four characters."""
+    share = (interval.high - interval.low) / 2 / interval.median
     return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}" if share < 0.995 else ">99%"
-
-
-def _error(m: Measurement) -> str:
-    """The relative error, or how far it is over its budget: PyTorch's own levels are timed all the same."""
-    if m.error_over_budget is not None and m.error_over_budget > 1.0:
-        return f"{m.error_over_budget:.1f}x of the budget"
-    return f"{m.relative_error:.1e}" if m.relative_error is not None else ""
 
 
 def reasons(results: Results) -> list[str]:
@@ -120,11 +101,9 @@ def reasons(results: Results) -> list[str]:
     for m in results.measurements:
         if m.status == "unavailable":
             found[f"{m.implementation} {NOT_MEASURED}: {m.reason}"] = None
-        elif m.status == "measured" and m.error_over_budget is not None and m.error_over_budget > 1.0:
-            over = f"error {m.error_over_budget:.1f}x of the budget"
-            found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {over}: {m.reason}"] = None
-        elif m.status != "measured":
-            found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {m.status}: {m.reason}"] = None
+        elif m.status != "measured" or m.over_budget:
+            what = m.status if m.status != "measured" else f"error {m.error_over_budget:.1f}x of the budget"
+            found[f"{m.label}: {what}: {m.reason}"] = None
     return list(found)
 
 
@@ -183,11 +162,10 @@ def terminal_tables(results: Results) -> list[Group]:
             table.add_column(name, justify="right" if right else "left", width=WIDTHS[name], overflow="fold")
         absent = []
         for m, row in zip(group, rows(group, header), strict=True):
-            if m.seconds is None or m.status != "measured":
+            if m.time is None:
                 absent.append(Text(f"{row[0]:<{WIDTHS['level']}} {row[1]}"))
             else:
-                half = (m.seconds.high - m.seconds.low) / 2 / m.seconds.median
-                table.add_row(*map(escape, (*row[:2], _half(half), *row[3:])))
+                table.add_row(*map(escape, (*row[:2], _half(m.time), *row[3:])))
         found.append(Group(Text(label, style="bold"), table, *absent))
     return [Group(*found) for found in tables.values()]
 
@@ -200,13 +178,28 @@ COST_COLUMNS = (
 
 def cost_rows(results: Results) -> list[list[str]]:
     """What calls cost beside device time, by `COST_COLUMNS`; `missing_costs` says why a cell has no figure."""
-    rows = []
-    for c in results.costs:
-        times = [_figure(value, seconds) for value in (c.eager, c.compiled, c.graph)]
-        sizes = [_figure(value, size) for value in (c.forward_peak, c.training_peak, c.saved_for_backward)]
-        starts = [_figure(value, seconds) for value in (c.cold_start, c.warm_start)]
-        rows.append([c.operation, c.implementation, *times, *sizes, *starts, _figure(c.launches, str)])
-    return rows
+    shown: list[Callable[[Any], str]] = [*[seconds] * 3, *[size] * 3, *[seconds] * 2, str]
+    return [
+        [
+            c.operation,
+            c.implementation,
+            *(NO_FIGURE if v is None else show(v) for show, v in zip(shown, each, strict=True)),
+        ]
+        for c in results.costs
+        for each in [
+            (
+                c.eager,
+                c.compiled,
+                c.graph,
+                c.forward_peak,
+                c.training_peak,
+                c.saved_for_backward,
+                c.cold_start,
+                c.warm_start,
+                c.launches,
+            )
+        ]
+    ]
 
 
 def cost_table(results: Results) -> Group:
@@ -238,10 +231,6 @@ def size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count} B"
-
-
-def _figure(value: Any, show: Callable[[Any], str]) -> str:
-    return NO_FIGURE if value is None else show(value)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " --- ") -> list[str]:

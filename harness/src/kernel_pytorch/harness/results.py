@@ -125,6 +125,21 @@ class Measurement(Part):
     conditions: Conditions | None = None
     run: Count = 0
 
+    @property
+    def time(self) -> Interval | None:
+        """`seconds`, unless the measurement does not count."""
+        return self.seconds if self.status == "measured" else None
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether its error is larger than allowed: PyTorch's own levels are timed all the same."""
+        return self.error_over_budget is not None and self.error_over_budget > 1.0
+
+    @property
+    def label(self) -> str:
+        """What it is of, for tables and messages."""
+        return f"{self.operation} {self.implementation}, {self.direction}, {self.case.label}"
+
 
 class WholeCost(Part):
     """What one implementation costs beside device time, on one case. None: not measured here; `missing` says why.

@@ -126,7 +126,7 @@ def compare(old: Results, new: Results, *, across_devices: bool = False) -> list
             f"the old file was measured on {devices[0]}, the new one on {devices[1]}: a difference would tell "
             "about the devices, not about the code (--across-devices compares all the same)"
         )
-    before, after = ({_label(m): m for m in results.measurements} for results in (old, new))
+    before, after = ({m.label: m for m in results.measurements} for results in (old, new))
     return [_change(label, before.get(label), after.get(label)) for label in dict.fromkeys([*before, *after])]
 
 
@@ -141,10 +141,6 @@ def environment_differences(old: Results, new: Results) -> list[tuple[str, str, 
     """Fields of the environments that differ: name, old value, new value."""
     before, after = (results.machine.environment.model_dump() for results in (old, new))
     return [(name, str(before[name]), str(after[name])) for name in before if before[name] != after[name]]
-
-
-def _label(m: Measurement) -> str:
-    return f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}"
 
 
 def _change(label: str, old: Measurement | None, new: Measurement | None) -> Change:
