@@ -10,10 +10,10 @@ from rich.console import Console
 from kernel_pytorch.harness import plots
 from kernel_pytorch.harness.clock import Verdict
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.page import headline, markdown
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.readme import read_block, write_block
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.report import (
     COLUMNS,
     best_pytorch,

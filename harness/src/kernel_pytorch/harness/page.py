@@ -152,14 +152,11 @@ def summary(operation: str, directions: Mapping[str, Sequence[list[Measurement]]
             for m in group:
                 if _is_own(m) and (comparison := m.comparisons.get(baseline)) is not None:
                     found.setdefault(m.implementation, []).append(comparison.speedup.median)
-        spans = [f"{name} {_span(medians)}" for name, medians in found.items()]
+        ends = {name: dict.fromkeys(f"{end:.2f}x" for end in (min(all_), max(all_))) for name, all_ in found.items()}
+        spans = [f"{name} {' to '.join(both)}" for name, both in ends.items()]
         parts += [f"{direction} {', '.join(spans)}"] if spans else []
     said = f": {'; '.join(parts)} of the best PyTorch" if parts else ""
     return f"<code>{operation}</code>{said}"
-
-
-def _span(ratios: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{ratio:.2f}x" for ratio in (min(ratios), max(ratios))))
 
 
 def time_table(cases: Sequence[list[Measurement]]) -> list[str]:

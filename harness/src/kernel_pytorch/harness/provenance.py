@@ -17,8 +17,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.implementation import Implementation, Level, PublicLevel
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.sources import tree_digest
 from kernel_pytorch.harness.static.cuda_code import LIBRARY, read_library
 from kernel_pytorch.harness.static.inspection import WorkerError, inspect, triton_level

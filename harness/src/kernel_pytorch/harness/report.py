@@ -134,6 +134,11 @@ def conditions(results: Results) -> list[str]:
     return [f"While it was measured: {'; '.join(parts)}"] if parts else []
 
 
+def notes(results: Results) -> list[str]:
+    """All lines that follow the tables."""
+    return [*conditions(results), *provenance(results), *missing_costs(results), *reasons(results)]
+
+
 def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
     """Measurements by operation, direction and case, in the order in which they were made."""
     found: dict[tuple[str, str, str], list[Measurement]] = {}

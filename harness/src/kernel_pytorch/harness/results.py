@@ -8,10 +8,9 @@ from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.noise import Trace
-from kernel_pytorch.harness.records import Amount, Count, Name, Part, Record, check_once
+from kernel_pytorch.harness.records import Amount, Count, Identity, Name, Part, Record, check_once
 from kernel_pytorch.harness.technique import Case
 
 SCHEMA_VERSION: Literal[1] = 1

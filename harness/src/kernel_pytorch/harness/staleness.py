@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.models.record import Record as Models
 from kernel_pytorch.harness.provenance import fingerprint
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.results import Results
 from kernel_pytorch.harness.technique import Level, Technique
 
@@ -72,8 +72,8 @@ def stale(results: Results, technique: Technique, place: Path, identify: Identif
     defaults = default_levels(technique, place.parent.name)
     declared = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations}
     measured = _measured(results)
-    found = [Stale(label, Change.UNMEASURED, results.created, True) for label in sorted(defaults - set(measured))]
-    for label, run in reversed(measured.items()):
+    found = []
+    for label, run in measured.items():
         then, now = results.identities.get(label), present.get(label)
         if label not in declared:
             change = Change.GONE
@@ -88,8 +88,9 @@ def stale(results: Results, technique: Technique, place: Path, identify: Identif
         else:
             continue
         created = results.runs[run].created if results.runs else results.created
-        found.insert(0, Stale(label, change, created, label in defaults))
-    return found
+        found.append(Stale(label, change, created, label in defaults))
+    unmeasured = sorted(defaults - set(measured))
+    return found + [Stale(label, Change.UNMEASURED, results.created, True) for label in unmeasured]
 
 
 def stale_models(record: Models, techniques: Iterable[Technique], identify: Identify) -> list[Stale]:

@@ -27,6 +27,7 @@ from kernel_pytorch.harness.commands.common import (
     check_writable,
     load_peers,
     messages,
+    of_these,
     operation_names,
     select,
     tell,
@@ -112,12 +113,10 @@ def bench_command(
     techniques, _ = select(technique, "measure")
     levels = check_names("level", level, level_names(o for t in techniques for o in t.operations))
     operations = check_names("operation", operation, operation_names(techniques))
-    for given, first, second in ((quick and full, "--quick", "--full"), (json and out, "--json", "--out")):
-        if given:
-            raise UserError(f"{first} and {second}: give one of them")
-    shared = Plan(
-        None, not full, tuple(direction or ()) or None, overheads, None, QUICK_CASES if quick else SHORT_CASES
-    )
+    if (quick and full) or (json and out):
+        raise UserError(f"{'--quick and --full' if quick and full else '--json and --out'}: give one of them")
+    cases = QUICK_CASES if quick else SHORT_CASES
+    shared = Plan(None, not full, tuple(direction or ()) or None, overheads, None, cases)
     plans = {t.name: _plan_for(t, shared, levels, operations, first=quick) for t in techniques}
     whole = full and levels is operations is direction is None
     if out is None and json is None and whole:
@@ -130,8 +129,9 @@ def bench_command(
     warn_if_busy()
     if json is None and out is None:
         tell(NOT_WRITTEN if not full else NOT_WRITTEN_PART, to=messages)
-    ceilings, again = known, None if known else partial(measure_ceilings, where, quick=not full)
+    ceilings, again = known, None
     if ceilings is None:
+        again = partial(measure_ceilings, where, quick=not full)
         with Steps("measuring the machine") as step:
             ceilings = measure_machine(where, quick=not full, on_step=step)
     refused = False
@@ -167,13 +167,9 @@ def _plan_for(
     technique: Technique, plan: Plan, levels: list[str] | None, operations: list[str] | None, *, first: bool
 ) -> Plan:
     """The plan for one technique: the levels and operations that it has, or its `first` operation."""
-
-    def both(known: Iterable[str], wanted: list[str] | None) -> tuple[str, ...] | None:
-        return None if wanted is None else tuple(name for name in known if name in wanted)
-
     names = tuple(o.name for o in technique.operations)
-    chosen = names[:1] if first and operations is None else both(names, operations)
-    return replace(plan, operations=chosen, levels=both(level_names(technique.operations), levels))
+    chosen = names[:1] if first and operations is None else of_these(names, operations)
+    return replace(plan, operations=chosen, levels=of_these(level_names(technique.operations), levels))
 
 
 def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
@@ -265,13 +261,11 @@ def _write(results: Results, file: Path, target: Path) -> None:
 
 
 def _save(results: Results, target: Path | None) -> None:
-    if target is None:
-        if not results.complete:
-            tell("interrupted: not written")
-        return
-    _write(results, target if results.complete else _unfinished(target), target)
+    if target is not None:
+        _write(results, target if results.complete else _unfinished(target), target)
     if not results.complete:
-        tell(f"interrupted; what stood is in {_unfinished(target)}, and --resume goes on")
-        return
-    _unfinished(target).unlink(missing_ok=True)
-    tell("written: " + ", ".join(map(str, [target, *draw(results, target)])))
+        kept = f"; what stood is in {_unfinished(target)}, and --resume goes on" if target else ": not written"
+        tell(f"interrupted{kept}")
+    elif target is not None:
+        _unfinished(target).unlink(missing_ok=True)
+        tell("written: " + ", ".join(map(str, [target, *draw(results, target)])))

@@ -115,6 +115,11 @@ def check_names(what: str, given: list[str] | None, known: Iterable[str]) -> lis
     return given or None
 
 
+def of_these(known: Iterable[str], wanted: list[str] | None) -> tuple[str, ...] | None:
+    """The known names that are wanted; None if all are."""
+    return None if wanted is None else tuple(name for name in known if name in wanted)
+
+
 def operation_names(techniques: Iterable[Technique]) -> list[str]:
     """Names of all operations of these techniques."""
     return [o.name for t in techniques for o in t.operations]

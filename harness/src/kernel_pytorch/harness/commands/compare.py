@@ -144,7 +144,11 @@ def environment_differences(old: Results, new: Results) -> list[tuple[str, str, 
 
 
 def _change(label: str, old: Measurement | None, new: Measurement | None) -> Change:
-    missing = [f"{which}: {why}" for which, m in (("old", old), ("new", new)) if (why := _why_no_figure(m))]
+    missing = [
+        f"{which}: no such case" if m is None else f"{which}: {m.status}: {m.reason}"
+        for which, m in (("old", old), ("new", new))
+        if m is None or m.status != "measured"
+    ]
     if missing and old is not None and new is not None and old.status == new.status == "unavailable":
         missing = [f"both: {new.reason}"]
     comparison = None
@@ -155,9 +159,3 @@ def _change(label: str, old: Measurement | None, new: Measurement | None) -> Cha
             comparison = compare_intervals(old.seconds, new.seconds)
     lost = old is not None and old.status == "measured" and (new is None or new.status != "measured")
     return Change(label, comparison, "; ".join(missing), lost)
-
-
-def _why_no_figure(m: Measurement | None) -> str:
-    if m is None:
-        return "no such case"
-    return "" if m.status == "measured" else f"{m.status}: {m.reason}"

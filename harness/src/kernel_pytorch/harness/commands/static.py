@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from kernel_pytorch.harness.commands.common import TechniqueArgument, check_writable, messages, output, select, tell
+from kernel_pytorch.harness.commands.common import (
+    TechniqueArgument,
+    check_names,
+    check_writable,
+    messages,
+    output,
+    select,
+    tell,
+)
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
 from kernel_pytorch.harness.static.inspection import WorkerError, triton_level
@@ -52,7 +60,7 @@ def static_command(
     Exit code: 0 if every contract is kept; 1 if one is broken, or with --recorded if the record is of other kernels;
     2 for a name that does not exist.
     """
-    archs = _check_archs(arch)
+    chosen = check_names("architecture", arch, ARCHITECTURES) or ARCHITECTURES
     if everything and recorded is not None:
         raise UserError("--all and --recorded: a record holds the covering set alone; give one of them")
     techniques, broken = select(technique)
@@ -69,7 +77,9 @@ def static_command(
             status.update(f"compiling; done: {inspection.technique.name} for {inspection.arch}")
 
         try:
-            inspections = inspect(techniques, archs, everything=everything, on_done=on_done)
+            inspections = inspect(
+                techniques, [a for a in ARCHITECTURES if a in chosen], everything=everything, on_done=on_done
+            )
         except WorkerError as error:
             tell(f"kernel-pytorch static: {error}", to=messages)
             raise typer.Exit(1) from None
@@ -100,13 +110,6 @@ def _outdated(now: StaticRecord, results: Path) -> list[str]:
         return [str(error)]
     how = f"`kernel-pytorch static {now.technique} --json {results}` writes {file} anew"
     return [f"{', '.join(changed)}: {how}"] if changed else []
-
-
-def _check_archs(archs: list[str] | None) -> list[str]:
-    for name in archs or []:
-        if name not in ARCHITECTURES:
-            raise UserError(f"no architecture {name!r}; there are: {', '.join(ARCHITECTURES)}")
-    return [name for name in ARCHITECTURES if name in archs] if archs else list(ARCHITECTURES)
 
 
 def _show(record: StaticRecord, details: bool, folder: Path | None) -> None:

@@ -24,6 +24,7 @@ from kernel_pytorch.harness.commands.common import (
     check_names,
     check_writable,
     load_peers,
+    of_these,
     output,
     select,
     tell,
@@ -32,7 +33,6 @@ from kernel_pytorch.harness.commands.common import (
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, VerificationReport
-from kernel_pytorch.harness.technique import Technique
 from kernel_pytorch.harness.verification import Verification, tasks
 
 CASE_TIMEOUT = 300.0
@@ -79,7 +79,7 @@ def verify_command(
             done(f"{verification.operation} {verification.implementation}" + f", {wrong} wrong" * bool(wrong))
 
         options = {"device": where, "exhaustive": exhaustive, "workers": workers, "on_trial": on_trial}
-        reports = [verify(t.name, levels=_of(t, levels), **options) for t in techniques]
+        reports = [verify(t.name, levels=of_these(level_names(t.operations), levels), **options) for t in techniques]
     output.print(table(reports))
     tell(*(f"not asked: {line}" for r in reports for line in r.spared))
     wrong_levels = [each for r in reports for each in r.levels if each.failures]
@@ -93,11 +93,6 @@ def verify_command(
             r.save(json if one_file else json / f"{r.technique}{VERIFICATION_SUFFIX}")
     if failures or broken:
         raise typer.Exit(1)
-
-
-def _of(technique: Technique, levels: list[str] | None) -> list[str] | None:
-    """Those of the levels that a technique has."""
-    return None if levels is None else [name for name in level_names(technique.operations) if name in levels]
 
 
 def table(reports: list[VerificationReport]) -> Group:

@@ -3,8 +3,8 @@
 `kernel-pytorch static` compiles the kernels in Triton for every architecture of `limits.ARCHITECTURES`, reads what the
 build of a library said about those in CUDA C++, and holds each to its `KernelContract`. From a launch to a verdict:
 
-    launches.py      which Triton kernels are launched, with which constants: recorded from the launchers themselves
-    plan.py          which of these launches are compiled
+    launches.py      which Triton kernels are launched, with which constants: recorded from the launchers themselves,
+                     and which of these launches are compiled
     triton_code.py   and what they compile to
     cuda_code.py     the kernels in CUDA C++ that a library was compiled from
     instructions.py  what the PTX says: widths, tf32, float64, tensor cores, copies

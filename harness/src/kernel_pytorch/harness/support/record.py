@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
-from kernel_pytorch.harness.records import Name, Part, Record, check_once
+from kernel_pytorch.harness.records import Identity, Name, Part, Record, check_once
 
 SCHEMA_VERSION: Literal[1] = 1
 FOLDER = "support"
