@@ -102,7 +102,7 @@ def test_a_row_holds_a_cell_for_every_column(results):
     assert row == {
         "level": "cuda",
         "median": "1.01 µs",
-        "99% interval": "0.909 µs to 1.11 µs",
+        "±": "10%",
         "GB/s": "4.1",
         "of copy": "25%",
         "vs reference": "4.00x",

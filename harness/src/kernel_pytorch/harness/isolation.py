@@ -76,7 +76,12 @@ class Worker:
         Returns:
             The value, or the failure.
         """
-        connection = self._connected()
+        if self._connection is None:
+            self._connection, theirs = self._context.Pipe()
+            self._process = self._context.Process(target=_serve, args=(theirs, self.prepare), daemon=True)
+            self._process.start()
+            theirs.close()
+        connection = self._connection
         stage, limit = "", START_TIMEOUT
         deadline = time.monotonic() + limit
         try:
@@ -122,14 +127,6 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            self._connection, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs, self.prepare), daemon=True)
-            self._process.start()
-            theirs.close()
-        return self._connection
 
     def _epitaph(self) -> str:
         """How the child ended; the next call starts another."""

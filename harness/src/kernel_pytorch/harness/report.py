@@ -10,14 +10,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from kernel_pytorch.harness.clock import Comparison, Interval
+from kernel_pytorch.harness.clock import Comparison
 from kernel_pytorch.harness.results import Measurement, Results
 
 NOT_MEASURED = "not measured here"
 NOT_INSTALLED = "not installed"
 NO_FIGURE = "-"
-BASELINES = ("vs reference", "vs native", "vs best PyTorch")
-COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", *BASELINES, "error")
+PEER = "vs best peer"
+WIDTHS = {"level": 11, "median": 7, "±": 4, "GB/s": 5, "of copy": 4, "vs reference": 9, "vs native": 7,
+          "vs best PyTorch": 7, PEER: 7, "error": 9}  # fmt: skip
+"""Columns of the terminal's tables: together they fit 80 characters, and tables below each other line up."""
+COLUMNS = tuple(name for name in WIDTHS if name != PEER)
 PYTORCH_LEVELS = ("reference", "native", "torchscript", "compile")
 PYTORCH_PEERS = ("peer:flex",)
 """Peers that are part of PyTorch itself: FlexAttention."""
@@ -58,14 +61,12 @@ def fastest(group: Iterable[Measurement]) -> str | None:
 
 def columns(results: Results) -> tuple[str, ...]:
     """`COLUMNS`, with one more baseline where peers were measured."""
-    if best_peer(results.measurements) is None:
-        return COLUMNS
-    return (*COLUMNS[:-1], "vs best peer", COLUMNS[-1])
+    return COLUMNS if best_peer(results.measurements) is None else tuple(WIDTHS)
 
 
 def rows(group: list[Measurement], header: Sequence[str]) -> list[list[str]]:
     """The rows of one case, by `columns`."""
-    others = [best_pytorch(group), *([best_peer(group)] if len(header) > len(COLUMNS) else [])]
+    others = [best_pytorch(group), *([best_peer(group)] if PEER in header else [])]
     return [cells(m, *others) for m in group]
 
 
@@ -77,22 +78,17 @@ def cells(measurement: Measurement, *others: str | None) -> list[str]:
         blank = [""] * (len(COLUMNS) - 3 + len(others))
         return [m.implementation, absent if m.status == "unavailable" else m.status, *blank]
     rate, error = m.bytes_per_second, "" if m.relative_error is None else f"{m.relative_error:.1e}"
+    half = (m.time.high - m.time.low) / 2 / m.time.median  # in four characters
     return [
         m.implementation,
         seconds(m.time.median),
-        f"{seconds(m.time.low)} to {seconds(m.time.high)}",
+        f"{half:.1%}" if half < 0.0995 else f"{half:.0%}" if half < 0.995 else ">99%",
         "" if not rate else f"{rate / 1e9:.1f}" if rate < 1e11 else f"{rate / 1e9:,.0f}",
         f"{m.share_of_copy:.0%}" if m.share_of_copy is not None else "",
         *(speedup(m.comparisons.get(baseline)) for baseline in ("reference", "native")),
         *("is it" if m.implementation == o else speedup(m.comparisons.get(o or "")) for o in others),
         f"{m.error_over_budget:.1f}x of the budget" if m.over_budget else error,
     ]
-
-
-def _half(interval: Interval) -> str:
-    """Half of an interval as a share of the median, in four characters."""
-    share = (interval.high - interval.low) / 2 / interval.median
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}" if share < 0.995 else ">99%"
 
 
 def reasons(results: Results) -> list[str]:
@@ -147,11 +143,6 @@ def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
     return found
 
 
-# Column widths of the terminal's tables; together they fit 80 characters, and tables below each other line up.
-WIDTHS = {"level": 11, "median": 7, "±": 4, "GB/s": 5, "of copy": 4, "vs reference": 9, "vs native": 7,
-          "vs best PyTorch": 7, "vs best peer": 7, "error": 9}  # fmt: skip
-
-
 def terminal_tables(results: Results) -> list[Group]:
     """One table per operation and direction, cases below each other, no wider than a terminal of 80 columns."""
     header = columns(results)
@@ -161,16 +152,15 @@ def terminal_tables(results: Results) -> list[Group]:
         if not found:
             found.append(Text(f"\n{operation}, {direction}: median ± half of its 99% interval", style="bold italic"))
         table = Table(box=None, padding=(0, 1, 0, 0), show_header=len(found) == 1, header_style="dim")
-        for column in header:
-            name = "±" if column == "99% interval" else column
-            right = column not in ("level", "error")
+        for name in header:
+            right = name not in ("level", "error")
             table.add_column(name, justify="right" if right else "left", width=WIDTHS[name], overflow="fold")
         absent = []
         for m, row in zip(group, rows(group, header), strict=True):
             if m.time is None:
                 absent.append(Text(f"{row[0]:<{WIDTHS['level']}} {row[1]}"))
             else:
-                table.add_row(*map(escape, (*row[:2], _half(m.time), *row[3:])))
+                table.add_row(*map(escape, row))
         found.append(Group(Text(label, style="bold"), table, *absent))
     return [Group(*found) for found in tables.values()]
 

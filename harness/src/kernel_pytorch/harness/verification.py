@@ -34,6 +34,7 @@ from kernel_pytorch.harness.oracle import (
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.tensors import is_float
 from kernel_pytorch.harness.trials import RANDOM, Trial, is_economical, make_arguments, trials
 
 FRESH = 1000
@@ -233,8 +234,11 @@ def verify_trial(
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or expect(operation, trial, device)
-    if reason := _refused_beside(technique, implementation, against, device):
-        return Verification(*about, unavailable=reason)
+    if implementation.level is Level.TRITON:  # its interpreter takes no bfloat16, beside another dtype either
+        dtypes = {a.dtype: None for a in filter(is_float, against.arguments)}
+        reasons = (why_unavailable(technique, implementation, device, dtype) for dtype in dtypes)
+        if reason := next(filter(None, reasons), None):
+            return Verification(*about, unavailable=reason)
     if exempt is not None:
         against = expect(operation, trial, device, budget_of=operation.implementation(exempt.instead))
         implementation = replace(implementation, budget_factor=BUDGET_FACTOR)
@@ -250,16 +254,6 @@ def verify_trial(
         except Exception as error:  # the call itself did not raise
             error_checks += (failed("launches", f"not counted: {error}"),)
     return Verification(*about, error_checks)
-
-
-def _refused_beside(
-    technique: Technique, implementation: Implementation, against: Expected, device: torch.device
-) -> str | None:
-    """Why Triton cannot run with arguments of another dtype than the case's: its interpreter, with bfloat16."""
-    if implementation.level is not Level.TRITON:
-        return None
-    dtypes = {a.dtype: None for a in against.arguments if isinstance(a, Tensor) and a.is_floating_point()}
-    return next(filter(None, (why_unavailable(technique, implementation, device, dtype) for dtype in dtypes)), None)
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,12 @@ WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def compilation(module: torch.nn.Module) -> tuple[int, int]:
     """(graph breaks, graphs) of a module that Dynamo compiles for three lengths; nothing is lowered."""
-    graphs, breaks = [], torch._dynamo.utils.counters["graph_break"]
+    from torch._dynamo.testing import CompileCounter  # imports take a second
 
-    def keep(graph: torch.fx.GraphModule, example: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
+    graphs, breaks = CompileCounter(), torch._dynamo.utils.counters["graph_break"]
     torch._dynamo.reset()
     before = sum(breaks.values())
-    compiled = torch.compile(module, backend=keep, dynamic=True)
+    compiled = torch.compile(module, backend=graphs, dynamic=True)
     logging.disable(logging.WARNING)  # Dynamo warns of some breaks; `doctor` says more about all of them
     try:
         for length in (6, 7, 9):
@@ -48,7 +45,7 @@ def compilation(module: torch.nn.Module) -> tuple[int, int]:
     finally:
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
-    return sum(breaks.values()) - before, len(graphs)
+    return sum(breaks.values()) - before, graphs.frame_count
 
 
 def pair(task: Any, start: Any) -> tuple[torch.nn.Module, torch.nn.Module]:

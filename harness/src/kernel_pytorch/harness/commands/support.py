@@ -120,8 +120,8 @@ def _telling(status: Status) -> Callable[[str], None]:
 def _show(technique: Technique, record: SupportRecord) -> None:
     """Print the tables of a technique, and what is wrong."""
     for operation in technique.operations:
-        found = tabulate(operation, [record])
-        rows = ((f"[red]{text}[/red]" if text.startswith("wrong") else text for text in row) for row in found.rows)
-        output.print(text_table(operation.name, ["", *found.levels], rows))
-        tell(*(f"({number}) {reason}" for number, reason in enumerate(found.reasons, 1)), *found.absent)
+        header, rows, reasons, absent = tabulate(operation, [record])
+        colored = ((f"[red]{text}[/red]" if text.startswith("wrong") else text for text in row) for row in rows)
+        output.print(text_table(operation.name, header, colored))
+        tell(*(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)), *absent)
     tell(*record.wrong(), mark="wrong")

@@ -17,14 +17,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.isolation import Announce, Outcome, Worker
+from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.peers import load_file
 from kernel_pytorch.harness.scratch import scratch_folder
 
@@ -80,11 +80,14 @@ class Processes:
             joins = [functools.partial(_join, rank, *about) for rank in range(self.count)]
             self._members = [Worker(self.timeout, join) for join in joins]
         where = (function.__module__, function.__code__.co_filename, function.__qualname__)
-        answers = [self._threads.submit(worker.call, _call, where, arguments) for worker in self._members]
+        answers = [self._threads.submit(_ask, worker, where, arguments) for worker in self._members]
         try:
-            if failures := _failures(answers):
-                raise ProcessesError("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
-            return [answer.result().value[1] for answer in answers]
+            wait(answers, return_when=FIRST_EXCEPTION)
+            wait(answers, OTHERS_TIMEOUT)
+            errors = {rank: answer.exception() for rank, answer in enumerate(answers) if answer.done()}
+            if failed := [f"rank {rank}: {e}" for rank, e in errors.items() if isinstance(e, ProcessesError)]:
+                raise ProcessesError("\n".join(failed))
+            return [answer.result() for answer in answers]
         except BaseException:
             for worker in self._members:
                 worker.kill()
@@ -111,20 +114,13 @@ class Processes:
             self._folder.cleanup()
 
 
-def _failures(answers: list[Future[Outcome]]) -> dict[int, str]:
-    """Failures by rank, once all have answered or one has failed and the others had `OTHERS_TIMEOUT`."""
-    found: dict[int, str] = {}
-    waiting = set(answers)
-    while waiting:
-        done, waiting = wait(waiting, OTHERS_TIMEOUT if found else None, FIRST_COMPLETED)
-        if not done:
-            break
-        for answer in done:
-            outcome = answer.result()
-            failed, content = (True, outcome.failure) if outcome.failure else outcome.value
-            if failed:
-                found[answers.index(answer)] = content
-    return found
+def _ask(worker: Worker, where: tuple[str, str, str], arguments: tuple[Any, ...]) -> Any:
+    """The value of one process. Raises ProcessesError with what it said, or with how it ended."""
+    outcome = worker.call(_call, where, arguments)
+    failed, content = (True, outcome.failure) if outcome.failure else outcome.value
+    if failed:
+        raise ProcessesError(content)
+    return content
 
 
 def _call(where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce) -> tuple[bool, Any]:
