@@ -58,9 +58,7 @@ class Conditions(Part):
     def of(cls, trace: Trace) -> Conditions:
         """From the watcher's readings."""
         ranges = {name: trace.range_of(name) for name in ("clock_hz", "power_watts", "load")}
-        records = {
-            name: Interval(low=found[0], median=found[1], high=found[2]) for name, found in ranges.items() if found
-        }
+        records = {name: Interval(low=r[0], median=r[1], high=r[2]) for name, r in ranges.items() if r}
         return cls(**records, throttled=trace.throttle_reasons())
 
 

@@ -75,9 +75,9 @@ def tell(*lines: object, mark: str = "", color: str = "red", to: Console = outpu
         to.print((f"[{color}]{mark}:[/{color}] " if mark else "") + escape(str(line)), **PLAIN)
 
 
-def text_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = (), **options: Any) -> Table:
-    """Make a table for the terminal, titled at the left; `options` are those of `rich.table.Table`."""
-    table = Table(*columns, title=title, title_justify="left", **options)
+def text_table(title: str, columns: Iterable[str | Column], rows: Iterable[Iterable[str]] = ()) -> Table:
+    """Make a table for the terminal, titled at the left."""
+    table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
     return table

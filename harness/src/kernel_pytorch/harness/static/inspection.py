@@ -27,7 +27,7 @@ from kernel_pytorch.harness.technique import Implementation, Level, Technique
 # Read when a kernel is decorated (interpreter), and the default of Triton 3.6 to 3.9, which a later one changes.
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
 PROCESSES = 2  # a compiler of today takes gigabytes
-WORKER = "kernel_pytorch.harness.static.worker"
+WORKER = "kernel_pytorch.harness.static.triton_code"
 JUDGING = ("cuda_code.py", "gate.py", "record.py", "table.py")
 """Modules here that findings do not depend on."""
 

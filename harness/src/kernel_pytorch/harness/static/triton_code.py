@@ -1,13 +1,23 @@
-"""The Triton kernels of a technique, compiled for one architecture: a covering set of what its cases launch."""
+"""The Triton kernels of a technique, compiled for one architecture: a covering set of what its cases launch.
+
+This is the program of a separate process, because Triton decides at import whether kernels are interpreted, and because
+two run at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
+from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
 from kernel_pytorch.harness.static.inspection import Findings
 from kernel_pytorch.harness.static.instructions import code_digest, count_instructions, short_digest
@@ -109,3 +119,10 @@ def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:
     # A kernel with specialised warps has more of them than were asked for.
     facts = {"warps": metadata.num_warps, "shared_bytes": metadata.shared, "code": code_digest(ptx, metadata.name)}
     return about.model_copy(update=facts | resources | vars(count_instructions(ptx)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, arch, everything, float64_scalars = json.loads(sys.argv[1])
+    found = find_triton(discover().get(name), arch, everything=everything, float64_scalars=float64_scalars)
+    Path(sys.argv[2]).write_text(found.model_dump_json())
