@@ -5,6 +5,7 @@ Run by `nox -s bundle`, in an environment that holds hatchling.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -63,9 +64,7 @@ def requirements(project: Path) -> list[str]:
 
 def name_of(requirement: str) -> str:
     """The distribution's name, without versions and markers."""
-    return "".join(
-        character if character.isalnum() or character in "-_." else " " for character in requirement
-    ).split()[0]
+    return re.split(r"[^\w.-]", requirement)[0]
 
 
 def copy_tests(target: Path) -> None:

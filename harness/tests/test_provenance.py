@@ -14,9 +14,9 @@ import torch
 from kernel_pytorch.harness import provenance
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.implementation import Implementation, Level
 from kernel_pytorch.harness.provenance import fingerprint, identify
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.static.cuda_code import KERNELS, LIBRARY
 from kernel_pytorch.harness.static.record import load, record_file
 

@@ -10,10 +10,10 @@ from rich.console import Console
 from kernel_pytorch.harness import plots
 from kernel_pytorch.harness.clock import Verdict
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.page import headline, markdown
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.readme import read_block, write_block
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.report import (
     COLUMNS,
     best_pytorch,
@@ -102,7 +102,7 @@ def test_a_row_holds_a_cell_for_every_column(results):
     assert row == {
         "level": "cuda",
         "median": "1.01 µs",
-        "99% interval": "0.909 µs to 1.11 µs",
+        "±": "10%",
         "GB/s": "4.1",
         "of copy": "25%",
         "vs reference": "4.00x",

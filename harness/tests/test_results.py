@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kernel_pytorch.harness import records as records_module
 from kernel_pytorch.harness.clock import Verdict, compare_paired
-from kernel_pytorch.harness.identity import Identity
-from kernel_pytorch.harness.records import RecordError, write_atomically
+from kernel_pytorch.harness.records import Identity, RecordError, write_atomically
 from kernel_pytorch.harness.results import (
     CaseRecord,
     Interval,

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.models.record import Record
 from kernel_pytorch.harness.models.record import Run as ModelRun
 from kernel_pytorch.harness.provenance import fingerprint, identify
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.results import CaseRecord, Interval, Measurement, Results, Run
 from kernel_pytorch.harness.staleness import (
     Change,

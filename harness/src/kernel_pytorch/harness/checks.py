@@ -94,8 +94,7 @@ def check_compiled_equals_eager(
         _forward_and_backward(f, arguments, backward)
         for f in (function, torch.compile(lambda *a: function(*a), fullgraph=True, dynamic=dynamic))
     )
-    for position, (ours, theirs) in enumerate(zip(compiled, eager, strict=True)):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, msg=lambda m, p=position: f"result {p}: {m}")
+    _assert_same(compiled, eager)
 
 
 def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.export.ExportedProgram:
@@ -112,8 +111,7 @@ def check_export(function: Callable[..., Any], arguments: Sequence[Any]) -> torc
     shapes = {"tensors": tuple({0: batch} if t.dim() > 1 and t.shape[0] == rows else None for t in tensors)}
     program = torch.export.export(Exported(), tensors, dynamic_shapes=shapes)
     larger = tuple(torch.cat([t, t]) if s is not None else t for t, s in zip(tensors, shapes["tensors"], strict=True))
-    for ours, theirs in zip(as_tuple(program.module()(*larger)), as_tuple(Exported()(*larger)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    _assert_same(as_tuple(program.module()(*larger)), as_tuple(Exported()(*larger)))
     return program
 
 
@@ -123,9 +121,7 @@ def check_deterministic(
     """Check that repeated calls give bitwise the same outputs and, with `backward`, gradients."""
     first = _forward_and_backward(function, arguments, backward)
     for _ in range(repeats):
-        again = _forward_and_backward(function, arguments, backward)
-        for position, (a, b) in enumerate(zip(first, again, strict=True)):
-            torch.testing.assert_close(b, a, rtol=0, atol=0, msg=lambda m, p=position: f"result {p}: {m}")
+        _assert_same(_forward_and_backward(function, arguments, backward), first)
 
 
 def check_rows_independent(
@@ -156,14 +152,18 @@ def check_rows_independent(
 
     whole = results(count)
     for keep in sorted({1, count // 2, count - 1}):
-        for position, (ours, theirs) in enumerate(zip(results(keep), whole, strict=True)):
-            message = f"result {position}, {keep} of {count} {rows} rows"
-            torch.testing.assert_close(ours, theirs[:keep], rtol=0, atol=0, msg=lambda m, w=message: f"{w}: {m}")
+        _assert_same(results(keep), [result[:keep] for result in whole], f", {keep} of {count} {rows} rows")
 
 
 def case_arguments(operation: Operation, case: Case, device: torch.device) -> list[Any]:
     """Return the arguments of a case with random input."""
     return make_arguments(operation, Trial(case, RANDOM), device)
+
+
+def _assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], where: str = "") -> None:
+    """Raise AssertionError, naming the result, unless all results are bitwise the same."""
+    for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, msg=lambda m, p=position: f"result {p}{where}: {m}")
 
 
 def _forward_and_backward(function: Callable[..., Any], arguments: Sequence[Any], backward: bool) -> list[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import importlib.util
 import inspect
 import signal
@@ -21,20 +22,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from kernel_pytorch.harness.commands.adopt import adopt_command
-from kernel_pytorch.harness.commands.bench import bench_command
-from kernel_pytorch.harness.commands.calibrate import calibrate_command
 from kernel_pytorch.harness.commands.common import PLAIN, messages, output
-from kernel_pytorch.harness.commands.compare import compare_command
-from kernel_pytorch.harness.commands.learn import learn_command
-from kernel_pytorch.harness.commands.list import list_command
-from kernel_pytorch.harness.commands.models import models_command
-from kernel_pytorch.harness.commands.new import new_command
-from kernel_pytorch.harness.commands.profile import profile_command
-from kernel_pytorch.harness.commands.report import report_command
-from kernel_pytorch.harness.commands.static import static_command
-from kernel_pytorch.harness.commands.support import support_command
-from kernel_pytorch.harness.commands.verify import verify_command
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.interpreter import interpret_without_gpu
 from kernel_pytorch.harness.scratch import command_scratch
@@ -78,22 +66,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS: dict[str, Callable[..., object]] = {
-    "list": list_command,
-    "verify": verify_command,
-    "bench": bench_command,
-    "adopt": adopt_command,
-    "compare": compare_command,
-    "report": report_command,
-    "profile": profile_command,
-    "calibrate": calibrate_command,
-    "static": static_command,
-    "support": support_command,
-    "models": models_command,
-    "new": new_command,
-    "learn": learn_command,
-}
-for name, command in COMMANDS.items():
+# In the order of the help; `name_command` in the module `commands.name` is what each does.
+COMMANDS = ["list", "verify", "bench", "adopt", "compare", "report", "profile"]
+COMMANDS += ["calibrate", "static", "support", "models", "new", "learn"]
+for name in COMMANDS:
+    command = getattr(importlib.import_module(f"kernel_pytorch.harness.commands.{name}"), f"{name}_command")
     app.command(name, help=reflowed(command.__doc__ or ""))(command)
 
 

@@ -76,7 +76,12 @@ class Worker:
         Returns:
             The value, or the failure.
         """
-        connection = self._connected()
+        if self._connection is None:
+            self._connection, theirs = self._context.Pipe()
+            self._process = self._context.Process(target=_serve, args=(theirs, self.prepare), daemon=True)
+            self._process.start()
+            theirs.close()
+        connection = self._connection
         stage, limit = "", START_TIMEOUT
         deadline = time.monotonic() + limit
         try:
@@ -90,14 +95,10 @@ class Worker:
                     stage = content
                     if on_stage is not None:
                         on_stage(content)
-                elif kind in ("value", "last value"):
-                    if kind == "last value":
-                        self.close()
-                    return Outcome(value=content, stage=stage)
                 else:
-                    # A call that raised may have left the device in a state that spoils the next case.
-                    self.close()
-                    return Outcome(failure=content, stage=stage)
+                    if kind != "value":  # a call that raised may have left the device faulty too
+                        self.close()
+                    return Outcome(failure=content, stage=stage) if kind == "raised" else Outcome(content, stage=stage)
         except (EOFError, OSError):
             return Outcome(failure=self._epitaph(), stage=stage)
         except BaseException:
@@ -126,14 +127,6 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            self._connection, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs, self.prepare), daemon=True)
-            self._process.start()
-            theirs.close()
-        return self._connection
 
     def _epitaph(self) -> str:
         """How the child ended; the next call starts another."""

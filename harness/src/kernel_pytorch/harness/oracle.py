@@ -59,10 +59,10 @@ class Run:
 
     def quantities(self) -> dict[str, Tensor | None]:
         """Return everything that is compared, by the name in messages."""
-        if len(self.outputs) == 1:
-            named: dict[str, Tensor | None] = {"output": self.outputs[0]}
-        else:
-            named = {f"output {i}": output for i, output in enumerate(self.outputs)}
+        several = len(self.outputs) > 1
+        named: dict[str, Tensor | None] = {
+            f"output {i}" if several else "output": o for i, o in enumerate(self.outputs)
+        }
         return named | {f"gradient of {name}": gradient for name, gradient in self.gradients.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kernel_pytorch.harness.report import (
     COST_COLUMNS,
@@ -89,14 +89,9 @@ def _headline_row(group: list[Measurement]) -> list[str]:
     by_name = {m.implementation: m for m in group}
     best, ours = best_pytorch(group) or "", _best_own(group) or ""
 
-    def cell(name: str) -> str:
-        m = by_name.get(name)
-        if m is None:
-            return NOT_MEASURED
-        return f"`{name}` {time_cell(m)}"
-
+    times = [f"`{name}` {time_cell(by_name[name])}" if name in by_name else NOT_MEASURED for name in (best, ours)]
     ratio = speedup(by_name[ours].comparisons.get(best)) if ours else ""
-    return [f"`{group[0].operation}`, {group[0].direction}", group[0].case.label, cell(best), cell(ours), ratio]
+    return [f"`{group[0].operation}`, {group[0].direction}", group[0].case.label, *times, ratio]
 
 
 def _best_own(group: Iterable[Measurement]) -> str | None:
@@ -157,35 +152,29 @@ def summary(operation: str, directions: Mapping[str, Sequence[list[Measurement]]
             for m in group:
                 if _is_own(m) and (comparison := m.comparisons.get(baseline)) is not None:
                     found.setdefault(m.implementation, []).append(comparison.speedup.median)
-        spans = [f"{name} {_span(medians)}" for name, medians in found.items()]
+        ends = {name: dict.fromkeys(f"{end:.2f}x" for end in (min(all_), max(all_))) for name, all_ in found.items()}
+        spans = [f"{name} {' to '.join(both)}" for name, both in ends.items()]
         parts += [f"{direction} {', '.join(spans)}"] if spans else []
     said = f": {'; '.join(parts)} of the best PyTorch" if parts else ""
     return f"<code>{operation}</code>{said}"
 
 
-def _span(ratios: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{ratio:.2f}x" for ratio in (min(ratios), max(ratios))))
-
-
 def time_table(cases: Sequence[list[Measurement]]) -> list[str]:
     """The lines of one table: cases below each other, levels beside each other, then what ours are over others."""
     names = list(dict.fromkeys(m.implementation for group in cases for m in group))
-    own = [
-        name
-        for name in names
-        if any(m.implementation == name and _is_own(m) and m.status == "measured" for group in cases for m in group)
-    ]
-    peers = any(best_peer(group) for group in cases)
-    header = ["case", *names, *(f"{name} over {other}" for name in own for other in _others(peers))]
+    timed = {m.implementation for group in cases for m in group if _is_own(m) and m.time}
+    own = [name for name in names if name in timed]
+    others: dict[str, Callable[[list[Measurement]], str | None]]
+    others = {"native": lambda group: "native", "best PyTorch": best_pytorch, "best peer": best_peer}
+    if not any(map(best_peer, cases)):
+        del others["best peer"]
+    header = ["case", *names, *(f"{name} over {other}" for name in own for other in others)]
     rows = []
     for group in cases:
         by_name = {m.implementation: m for m in group}
         row = [group[0].case.label, *(time_cell(by_name.get(name)) for name in names)]
-        baselines = ["native", best_pytorch(group), *([best_peer(group)] if peers else [])]
-        for name in own:
-            m = by_name.get(name)
-            row += [speedup(m.comparisons.get(b or "")) if m is not None else "" for b in baselines]
-        rows.append(row)
+        compared = [by_name[name].comparisons if name in by_name else {} for name in own]
+        rows.append([*row, *(speedup(each.get(find(group) or "")) for each in compared for find in others.values())])
     return markdown_table(header, rows)
 
 
@@ -194,15 +183,11 @@ def time_cell(measurement: Measurement | None) -> str:
     m = measurement
     if m is None:
         return ""
-    if m.seconds is None or m.status != "measured":
+    if m.time is None:
         return NO_FIGURE if m.status == "unavailable" else m.status
-    spread = (m.seconds.high - m.seconds.low) / 2.0 / m.seconds.median
+    spread = (m.time.high - m.time.low) / 2.0 / m.time.median
     share = max(m.share_of_copy or 0.0, m.share_of_matmul or 0.0)
-    return f"{seconds(m.seconds.median)} ± {spread:.1%}" + (f", {share:.0%}" if share else "")
-
-
-def _others(peers: bool) -> list[str]:
-    return ["native", "best PyTorch", *(["best peer"] if peers else [])]
+    return f"{seconds(m.time.median)} ± {spread:.1%}" + (f", {share:.0%}" if share else "")
 
 
 def _is_own(m: Measurement) -> bool:

@@ -64,8 +64,8 @@ def limit(found: list[Measurement]) -> str:
 
 def _measured(directions: dict[str, Cases], label: str | None = None) -> list[Measurement]:
     """What was measured of an operation, or of one of its cases."""
-    groups_of = [cases if label is None else {label: cases.get(label, [])} for cases in directions.values()]
-    return [m for cases in groups_of for group in cases.values() for m in group if m.status == "measured"]
+    every = [each for cases in directions.values() for each in cases.items()]
+    return [m for name, group in every for m in group if label in (None, name) and m.status == "measured"]
 
 
 def _draw(directions: dict[str, Cases], colors: dict[str, str], title: str, target: Path) -> list[Path]:
@@ -110,11 +110,11 @@ def _panel(axis: Any, cases: Cases, colors: dict[str, str], limits: list[str], *
         ticks.append(base + (len(levels) - 1) / 2)
         for m in group:
             share = getattr(m, limited_by)
-            if m.status != "measured" or m.seconds is None or share is None:
+            if m.time is None or share is None:
                 continue
             position = levels.index(m.implementation)
             # Share and time are inversely proportional, so the ends of the interval change places.
-            low, high = (share * (1 - m.seconds.median / end) for end in (m.seconds.high, m.seconds.low))
+            low, high = (share * (1 - m.time.median / end) for end in (m.time.high, m.time.low))
             axis.barh(
                 base + position,
                 100 * share,

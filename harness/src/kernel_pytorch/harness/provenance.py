@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.implementation import Implementation, Level, PublicLevel
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.sources import tree_digest
 from kernel_pytorch.harness.static.cuda_code import LIBRARY, read_library
 from kernel_pytorch.harness.static.inspection import WorkerError, inspect, triton_level
@@ -27,6 +26,7 @@ from kernel_pytorch.harness.static.instructions import short_digest
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.static.record import known
 from kernel_pytorch.harness.technique import Operation, Technique
+from kernel_pytorch.harness.tensors import EveryCall
 
 RESULTS = Path("results")
 DERIVED = ("reference", "native")
@@ -116,18 +116,6 @@ def _file(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-class _Called(TorchDispatchMode):
-    """Notes the operators that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func._schema.name.partition("::")[2])
-        return func(*args, **(kwargs or {}))
-
-
 def _compiled(
     technique: Technique, operation: Operation, implementation: Implementation, device_type: str, arch: str
 ) -> Identity | None:
@@ -135,15 +123,16 @@ def _compiled(
     level = next((i for i in operation.implementations if i.name == Level.CUDA.value), implementation)
     if technique.ladder().unavailable(level.name, torch.device("cpu"), torch.float32) is not None:
         return None
-    called = _Called()
+    called: set[str] = set()
+    noted = EveryCall(lambda operator, *_: called.add(operator._schema.name.partition("::")[2]))
     for case in operation.bench_grid.cases("cpu"):
         if operation.why_lacking(level.name, case) is None:
-            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), called:
+            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), noted:
                 level.load()(*operation.arguments(case, torch.Generator().manual_seed(0)))
             break
     for folder in _libraries():
         library = read_library(folder)
-        operators = sorted({library["functions"][name] for name in called.names & library["functions"].keys()})
+        operators = sorted({library["functions"][name] for name in called & library["functions"].keys()})
         if operators:
             sources = {name: library["operators"][name][device_type] for name in operators}
             target = ARCHITECTURES[arch].target if arch in ARCHITECTURES else ""

@@ -16,8 +16,11 @@ from kernel_pytorch.harness.results import Measurement, Results
 NOT_MEASURED = "not measured here"
 NOT_INSTALLED = "not installed"
 NO_FIGURE = "-"
-BASELINES = ("vs reference", "vs native", "vs best PyTorch")
-COLUMNS = ("level", "median", "99% interval", "GB/s", "of copy", *BASELINES, "error")
+PEER = "vs best peer"
+WIDTHS = {"level": 11, "median": 7, "±": 4, "GB/s": 5, "of copy": 4, "vs reference": 9, "vs native": 7,
+          "vs best PyTorch": 7, PEER: 7, "error": 9}  # fmt: skip
+"""Columns of the terminal's tables: together they fit 80 characters, and tables below each other line up."""
+COLUMNS = tuple(name for name in WIDTHS if name != PEER)
 PYTORCH_LEVELS = ("reference", "native", "torchscript", "compile")
 PYTORCH_PEERS = ("peer:flex",)
 """Peers that are part of PyTorch itself: FlexAttention."""
@@ -52,66 +55,40 @@ def best_peer(group: Iterable[Measurement]) -> str | None:
 
 def fastest(group: Iterable[Measurement]) -> str | None:
     """The fastest implementation that was measured, if any was."""
-    timed = [m for m in group if m.status == "measured" and m.seconds]
-    return min(timed, key=lambda m: m.seconds.median if m.seconds else 0.0).implementation if timed else None
+    timed = [(m.time.median, place, m) for place, m in enumerate(group) if m.time]
+    return min(timed)[-1].implementation if timed else None
 
 
 def columns(results: Results) -> tuple[str, ...]:
     """`COLUMNS`, with one more baseline where peers were measured."""
-    if best_peer(results.measurements) is None:
-        return COLUMNS
-    return (*COLUMNS[:-1], "vs best peer", COLUMNS[-1])
+    return COLUMNS if best_peer(results.measurements) is None else tuple(WIDTHS)
 
 
 def rows(group: list[Measurement], header: Sequence[str]) -> list[list[str]]:
     """The rows of one case, by `columns`."""
-    best, peer = best_pytorch(group), best_peer(group)
-    found = []
-    for m in group:
-        row = cells(m, best)
-        if len(header) > len(COLUMNS):
-            own = m.seconds is not None and m.status == "measured"
-            row.insert(
-                -1, "is it" if m.implementation == peer else speedup(m.comparisons.get(peer or "")) if own else ""
-            )
-        found.append(row)
-    return found
+    others = [best_pytorch(group), *([best_peer(group)] if PEER in header else [])]
+    return [cells(m, *others) for m in group]
 
 
-def cells(measurement: Measurement, best: str | None) -> list[str]:
-    """One row of a table, by `COLUMNS`."""
+def cells(measurement: Measurement, *others: str | None) -> list[str]:
+    """One row of a table, by `COLUMNS`; `others` are the best PyTorch, and the best peer where that has a column."""
     m = measurement
-    if m.seconds is None or m.status != "measured":
+    if m.time is None:
         absent = NOT_INSTALLED if m.reason.startswith(NOT_INSTALLED) else NOT_MEASURED
-        return [m.implementation, absent if m.status == "unavailable" else m.status, *[""] * (len(COLUMNS) - 2)]
+        blank = [""] * (len(COLUMNS) - 3 + len(others))
+        return [m.implementation, absent if m.status == "unavailable" else m.status, *blank]
+    rate, error = m.bytes_per_second, "" if m.relative_error is None else f"{m.relative_error:.1e}"
+    half = (m.time.high - m.time.low) / 2 / m.time.median  # in four characters
     return [
         m.implementation,
-        seconds(m.seconds.median),
-        f"{seconds(m.seconds.low)} to {seconds(m.seconds.high)}",
-        _gigabytes(m.bytes_per_second) if m.bytes_per_second else "",
+        seconds(m.time.median),
+        f"{half:.1%}" if half < 0.0995 else f"{half:.0%}" if half < 0.995 else ">99%",
+        "" if not rate else f"{rate / 1e9:.1f}" if rate < 1e11 else f"{rate / 1e9:,.0f}",
         f"{m.share_of_copy:.0%}" if m.share_of_copy is not None else "",
-        speedup(m.comparisons.get("reference")),
-        speedup(m.comparisons.get("native")),
-        "is it" if m.implementation == best else speedup(m.comparisons.get(best or "")),
-        _error(m),
+        *(speedup(m.comparisons.get(baseline)) for baseline in ("reference", "native")),
+        *("is it" if m.implementation == o else speedup(m.comparisons.get(o or "")) for o in others),
+        f"{m.error_over_budget:.1f}x of the budget" if m.over_budget else error,
     ]
-
-
-def _gigabytes(rate: float) -> str:
-    """GB/s, to a tenth below 100."""
-    return f"{rate / 1e9:.1f}" if rate < 1e11 else f"{rate / 1e9:,.0f}"
-
-
-def _half(share: float) -> str:
-    """Half of an interval as a share of the median, in four characters."""
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}" if share < 0.995 else ">99%"
-
-
-def _error(m: Measurement) -> str:
-    """The relative error, or how far it is over its budget: PyTorch's own levels are timed all the same."""
-    if m.error_over_budget is not None and m.error_over_budget > 1.0:
-        return f"{m.error_over_budget:.1f}x of the budget"
-    return f"{m.relative_error:.1e}" if m.relative_error is not None else ""
 
 
 def reasons(results: Results) -> list[str]:
@@ -120,11 +97,9 @@ def reasons(results: Results) -> list[str]:
     for m in results.measurements:
         if m.status == "unavailable":
             found[f"{m.implementation} {NOT_MEASURED}: {m.reason}"] = None
-        elif m.status == "measured" and m.error_over_budget is not None and m.error_over_budget > 1.0:
-            over = f"error {m.error_over_budget:.1f}x of the budget"
-            found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {over}: {m.reason}"] = None
-        elif m.status != "measured":
-            found[f"{m.operation} {m.implementation}, {m.direction}, {m.case.label}: {m.status}: {m.reason}"] = None
+        elif m.status != "measured" or m.over_budget:
+            what = m.status if m.status != "measured" else f"error {m.error_over_budget:.1f}x of the budget"
+            found[f"{m.label}: {what}: {m.reason}"] = None
     return list(found)
 
 
@@ -155,17 +130,17 @@ def conditions(results: Results) -> list[str]:
     return [f"While it was measured: {'; '.join(parts)}"] if parts else []
 
 
+def notes(results: Results) -> list[str]:
+    """All lines that follow the tables."""
+    return [*conditions(results), *provenance(results), *missing_costs(results), *reasons(results)]
+
+
 def groups(results: Results) -> dict[tuple[str, str, str], list[Measurement]]:
     """Measurements by operation, direction and case, in the order in which they were made."""
     found: dict[tuple[str, str, str], list[Measurement]] = {}
     for m in results.measurements:
         found.setdefault((m.operation, m.direction, m.case.label), []).append(m)
     return found
-
-
-# Column widths of the terminal's tables; together they fit 80 characters, and tables below each other line up.
-WIDTHS = {"level": 11, "median": 7, "±": 4, "GB/s": 5, "of copy": 4, "vs reference": 9, "vs native": 7,
-          "vs best PyTorch": 7, "vs best peer": 7, "error": 9}  # fmt: skip
 
 
 def terminal_tables(results: Results) -> list[Group]:
@@ -177,17 +152,15 @@ def terminal_tables(results: Results) -> list[Group]:
         if not found:
             found.append(Text(f"\n{operation}, {direction}: median ± half of its 99% interval", style="bold italic"))
         table = Table(box=None, padding=(0, 1, 0, 0), show_header=len(found) == 1, header_style="dim")
-        for column in header:
-            name = "±" if column == "99% interval" else column
-            right = column not in ("level", "error")
+        for name in header:
+            right = name not in ("level", "error")
             table.add_column(name, justify="right" if right else "left", width=WIDTHS[name], overflow="fold")
         absent = []
         for m, row in zip(group, rows(group, header), strict=True):
-            if m.seconds is None or m.status != "measured":
+            if m.time is None:
                 absent.append(Text(f"{row[0]:<{WIDTHS['level']}} {row[1]}"))
             else:
-                half = (m.seconds.high - m.seconds.low) / 2 / m.seconds.median
-                table.add_row(*map(escape, (*row[:2], _half(half), *row[3:])))
+                table.add_row(*map(escape, row))
         found.append(Group(Text(label, style="bold"), table, *absent))
     return [Group(*found) for found in tables.values()]
 
@@ -200,13 +173,28 @@ COST_COLUMNS = (
 
 def cost_rows(results: Results) -> list[list[str]]:
     """What calls cost beside device time, by `COST_COLUMNS`; `missing_costs` says why a cell has no figure."""
-    rows = []
-    for c in results.costs:
-        times = [_figure(value, seconds) for value in (c.eager, c.compiled, c.graph)]
-        sizes = [_figure(value, size) for value in (c.forward_peak, c.training_peak, c.saved_for_backward)]
-        starts = [_figure(value, seconds) for value in (c.cold_start, c.warm_start)]
-        rows.append([c.operation, c.implementation, *times, *sizes, *starts, _figure(c.launches, str)])
-    return rows
+    shown: list[Callable[[Any], str]] = [*[seconds] * 3, *[size] * 3, *[seconds] * 2, str]
+    return [
+        [
+            c.operation,
+            c.implementation,
+            *(NO_FIGURE if v is None else show(v) for show, v in zip(shown, each, strict=True)),
+        ]
+        for c in results.costs
+        for each in [
+            (
+                c.eager,
+                c.compiled,
+                c.graph,
+                c.forward_peak,
+                c.training_peak,
+                c.saved_for_backward,
+                c.cold_start,
+                c.warm_start,
+                c.launches,
+            )
+        ]
+    ]
 
 
 def cost_table(results: Results) -> Group:
@@ -238,10 +226,6 @@ def size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count} B"
-
-
-def _figure(value: Any, show: Callable[[Any], str]) -> str:
-    return NO_FIGURE if value is None else show(value)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " --- ") -> list[str]:

@@ -8,10 +8,9 @@ from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.clock import Comparison, Interval
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.noise import Trace
-from kernel_pytorch.harness.records import Amount, Count, Name, Part, Record, check_once
+from kernel_pytorch.harness.records import Amount, Count, Identity, Name, Part, Record, check_once
 from kernel_pytorch.harness.technique import Case
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -59,9 +58,7 @@ class Conditions(Part):
     def of(cls, trace: Trace) -> Conditions:
         """From the watcher's readings."""
         ranges = {name: trace.range_of(name) for name in ("clock_hz", "power_watts", "load")}
-        records = {
-            name: Interval(low=found[0], median=found[1], high=found[2]) for name, found in ranges.items() if found
-        }
+        records = {name: Interval(low=r[0], median=r[1], high=r[2]) for name, r in ranges.items() if r}
         return cls(**records, throttled=trace.throttle_reasons())
 
 
@@ -124,6 +121,21 @@ class Measurement(Part):
     marked: tuple[Count, ...] = ()
     conditions: Conditions | None = None
     run: Count = 0
+
+    @property
+    def time(self) -> Interval | None:
+        """`seconds`, unless the measurement does not count."""
+        return self.seconds if self.status == "measured" else None
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether its error is larger than allowed: PyTorch's own levels are timed all the same."""
+        return self.error_over_budget is not None and self.error_over_budget > 1.0
+
+    @property
+    def label(self) -> str:
+        """What it is of, for tables and messages."""
+        return f"{self.operation} {self.implementation}, {self.direction}, {self.case.label}"
 
 
 class WholeCost(Part):

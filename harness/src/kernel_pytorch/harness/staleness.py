@@ -12,12 +12,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.models.record import Record as Models
 from kernel_pytorch.harness.provenance import fingerprint
+from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.results import Results
 from kernel_pytorch.harness.technique import Level, Technique
 
@@ -69,33 +68,29 @@ def stale(results: Results, technique: Technique, place: Path, identify: Identif
         place: of the file; its folder's name is what a table of defaults calls the record.
         identify: identifies the present implementations.
     """
-    now = identify(technique, results.machine.environment) if results.identities else {}
+    present = identify(technique, results.machine.environment) if results.identities else {}
     defaults = default_levels(technique, place.parent.name)
     declared = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations}
     measured = _measured(results)
     found = []
-    for label in (*measured, *sorted(defaults - set(measured))):
-        if label not in measured:
-            change: Change | None = Change.UNMEASURED
-        elif label not in declared:
+    for label, run in measured.items():
+        then, now = results.identities.get(label), present.get(label)
+        if label not in declared:
             change = Change.GONE
+        elif then is None:
+            change = Change.BEFORE
+        elif now is None:
+            change = Change.ABSENT
+        elif then.differs(now):
+            change = Change.CODE
+        elif then.made_by != now.made_by:
+            change = Change.MAKER
         else:
-            change = _change(results.identities.get(label), now.get(label))
-        if change is not None:
-            run = measured.get(label, 0)
-            created = results.runs[run].created if results.runs and label in measured else results.created
-            found.append(Stale(label, change, created, label in defaults))
-    return found
-
-
-def _change(then: Identity | None, now: Identity | None) -> Change | None:
-    if then is None:
-        return Change.BEFORE
-    if now is None:
-        return Change.ABSENT
-    if then.differs(now):
-        return Change.CODE
-    return Change.MAKER if then.made_by != now.made_by else None
+            continue
+        created = results.runs[run].created if results.runs else results.created
+        found.append(Stale(label, change, created, label in defaults))
+    unmeasured = sorted(defaults - set(measured))
+    return found + [Stale(label, Change.UNMEASURED, results.created, True) for label in unmeasured]
 
 
 def stale_models(record: Models, techniques: Iterable[Technique], identify: Identify) -> list[Stale]:
@@ -124,14 +119,12 @@ def stale_models(record: Models, techniques: Iterable[Technique], identify: Iden
 
 def default_levels(technique: Technique, record: str) -> set[str]:
     """The implementations, as `operation/level`, that a package's table makes a default by this record."""
-    rows: Any = getattr(technique.ladder(), "defaults", ())
+    rows = [row for row in getattr(technique.ladder(), "defaults", ()) if row.record == record]
     return {
-        f"{operation.name}/{row.level}"
+        f"{o.name}/{row.level}"
         for row in rows
-        if row.record == record
-        for operation in technique.operations
-        if row.functions is None or operation.name in row.functions
-        if any(implementation.name == row.level for implementation in operation.implementations)
+        for o in technique.operations
+        if (row.functions is None or o.name in row.functions) and any(i.name == row.level for i in o.implementations)
     }
 
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class EveryCall(TorchDispatchMode):
+    """A mode that calls `note(operator, args, kwargs)` before each operator runs."""
+
+    def __init__(self, note: Callable[[Any, tuple[Any, ...], dict[str, Any]], object]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._note(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 def is_float(argument: object) -> TypeGuard[Tensor]:

@@ -34,6 +34,7 @@ from kernel_pytorch.harness.oracle import (
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.results import LevelVerification, VerificationReport
 from kernel_pytorch.harness.technique import Case, Direction, Implementation, Level, Operation, Technique
+from kernel_pytorch.harness.tensors import is_float
 from kernel_pytorch.harness.trials import RANDOM, Trial, is_economical, make_arguments, trials
 
 FRESH = 1000
@@ -135,6 +136,7 @@ def expect_for(
     With a common offset the budget is that of the same differences without it: the reference may lose no digits either.
     """
     names, reference_level = operation.signature(), operation.reference
+    named = dict(zip(names, arguments, strict=True))
     function = reference_level.load() if public else reference_level.definition()
     compute = partial(run_definition, function, None if public else operation.in_parts, names)
     if not operation.differentiable:
@@ -145,24 +147,20 @@ def expect_for(
         incoming = random_like(outputs, generator)
         if adversary in LAYOUTS:
             incoming = [ADVERSARIES[adversary](g) for g in incoming]
-    centred = _without_offset(operation, names, arguments) if adversary == COMMON_OFFSET else arguments
+    centred = arguments
+    if adversary == COMMON_OFFSET:  # undone as far as the dtype of the arguments held the differences
+        centred = [
+            without_offset(a) if name in operation.shift_invariant and isinstance(a, Tensor) else a
+            for name, a in named.items()
+        ]
     reference = compute(centred, incoming)
     truth = compute(in_float64(arguments), in_float64(incoming))
-    named = dict(zip(names, arguments, strict=True))
     terms, own_terms = operation.averaged(named), operation.averaged(dict(zip(names, centred, strict=True)))
     if terms is not None and own_terms is not None:
         reference = replace(reference, terms=compute(list(own_terms.values())).outputs)
         truth = replace(truth, terms=compute(in_float64(list(terms.values()))).outputs)
     summands = summands_by_shape(reference.outputs, named) | dict(operation.summands(named))
     return Expected(names, arguments, incoming, reference, truth, summands)
-
-
-def _without_offset(operation: Operation, names: list[str], arguments: list[object]) -> list[object]:
-    """Undo `common_offset`, as far as the dtype of the arguments held the differences."""
-    return [
-        without_offset(a) if name in operation.shift_invariant and isinstance(a, Tensor) else a
-        for name, a in zip(names, arguments, strict=True)
-    ]
 
 
 def examine(implementation: Implementation, against: Expected, *, backward: bool = True) -> tuple[ErrorCheck, ...]:
@@ -236,8 +234,11 @@ def verify_trial(
     if reason is not None:
         return Verification(*about, unavailable=reason)
     against = against or expect(operation, trial, device)
-    if reason := _refused_beside(technique, implementation, against, device):
-        return Verification(*about, unavailable=reason)
+    if implementation.level is Level.TRITON:  # its interpreter takes no bfloat16, beside another dtype either
+        dtypes = {a.dtype: None for a in filter(is_float, against.arguments)}
+        reasons = (why_unavailable(technique, implementation, device, dtype) for dtype in dtypes)
+        if reason := next(filter(None, reasons), None):
+            return Verification(*about, unavailable=reason)
     if exempt is not None:
         against = expect(operation, trial, device, budget_of=operation.implementation(exempt.instead))
         implementation = replace(implementation, budget_factor=BUDGET_FACTOR)
@@ -247,28 +248,12 @@ def verify_trial(
     if implementation.level is Level.REFERENCE and trial == trials(operation, device)[0]:
         error_checks += judge_known(operation, device)
     if is_counted(implementation.level, device) and trial.case.core and trial.adversary == RANDOM:
-        error_checks += (_judge_launches(operation, implementation, trial.case, against, device),)
+        given = (trial.case, against.arguments, against.output_gradients, device)
+        try:
+            error_checks += (judge_launches(operation, implementation, *given),)
+        except Exception as error:  # the call itself did not raise
+            error_checks += (failed("launches", f"not counted: {error}"),)
     return Verification(*about, error_checks)
-
-
-def _refused_beside(
-    technique: Technique, implementation: Implementation, against: Expected, device: torch.device
-) -> str | None:
-    """Why Triton cannot run with arguments of another dtype than the case's: its interpreter, with bfloat16."""
-    if implementation.level is not Level.TRITON:
-        return None
-    dtypes = {a.dtype: None for a in against.arguments if isinstance(a, Tensor) and a.is_floating_point()}
-    return next(filter(None, (why_unavailable(technique, implementation, device, dtype) for dtype in dtypes)), None)
-
-
-def _judge_launches(
-    operation: Operation, implementation: Implementation, case: Case, against: Expected, device: torch.device
-) -> ErrorCheck:
-    """Count the kernels of a call, which did not raise before."""
-    try:
-        return judge_launches(operation, implementation, case, against.arguments, against.output_gradients, device)
-    except Exception as error:
-        return failed("launches", f"not counted: {error}")
 
 
 @dataclass(frozen=True)

@@ -11,31 +11,30 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.markup import escape
 
 from kernel_pytorch.harness.api import bench, level_names
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.benchmark import Plan, by_job, why_not_resumed
 from kernel_pytorch.harness.commands.common import (
-    PLAIN,
     DeviceOption,
     LevelOption,
     OperationOption,
     PeersOption,
     Steps,
     TechniqueArgument,
+    TimeoutOption,
     check_names,
     check_writable,
     load_peers,
     messages,
+    of_these,
     operation_names,
-    output,
-    warn_broken,
+    select,
+    tell,
     warn_if_busy,
 )
 from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest, show_tables, write_readmes
 from kernel_pytorch.harness.commands.static import record_once
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker
@@ -77,9 +76,6 @@ MachineOption = Annotated[
     typer.Option("--machine", help="Use this record of `kernel-pytorch calibrate --json` instead of measuring."),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run instead of beginning anew.")]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
-]
 
 
 def bench_command(
@@ -114,20 +110,13 @@ def bench_command(
     """
     where = parse_device(device)
     prepare = load_peers(peers)
-    discovery = discover()
-    techniques = discovery.select(technique)
+    techniques, _ = select(technique, "measure")
     levels = check_names("level", level, level_names(o for t in techniques for o in t.operations))
     operations = check_names("operation", operation, operation_names(techniques))
-    warn_broken(discovery)
-    if not techniques:
-        messages.print("No technique is installed, so there is nothing to measure.")
-        raise typer.Exit(1)
-    for given, first, second in ((quick and full, "--quick", "--full"), (json and out, "--json", "--out")):
-        if given:
-            raise UserError(f"{first} and {second}: give one of them")
-    shared = Plan(
-        None, not full, tuple(direction or ()) or None, overheads, None, QUICK_CASES if quick else SHORT_CASES
-    )
+    if (quick and full) or (json and out):
+        raise UserError(f"{'--quick and --full' if quick and full else '--json and --out'}: give one of them")
+    cases = QUICK_CASES if quick else SHORT_CASES
+    shared = Plan(None, not full, tuple(direction or ()) or None, overheads, None, cases)
     plans = {t.name: _plan_for(t, shared, levels, operations, first=quick) for t in techniques}
     whole = full and levels is operations is direction is None
     if out is None and json is None and whole:
@@ -139,9 +128,10 @@ def bench_command(
         _check_target(target, full=full)
     warn_if_busy()
     if json is None and out is None:
-        messages.print(NOT_WRITTEN if not full else NOT_WRITTEN_PART, **PLAIN)
-    ceilings, again = known, None if known else partial(measure_ceilings, where, quick=not full)
+        tell(NOT_WRITTEN if not full else NOT_WRITTEN_PART, to=messages)
+    ceilings, again = known, None
     if ceilings is None:
+        again = partial(measure_ceilings, where, quick=not full)
         with Steps("measuring the machine") as step:
             ceilings = measure_machine(where, quick=not full, on_step=step)
     refused = False
@@ -169,7 +159,7 @@ def _publish(techniques: Iterable[Technique]) -> None:
     for each in techniques:
         if (readme := Path("packages", each.name, "README.md")).is_file():
             write_readmes(readme, map(load, RESULTS.glob(f"*/{each.name}.json")))
-            output.print(f"written: {readme}", **PLAIN)
+            tell(f"written: {readme}")
             record_once(each, RESULTS)
 
 
@@ -177,13 +167,9 @@ def _plan_for(
     technique: Technique, plan: Plan, levels: list[str] | None, operations: list[str] | None, *, first: bool
 ) -> Plan:
     """The plan for one technique: the levels and operations that it has, or its `first` operation."""
-
-    def both(known: Iterable[str], wanted: list[str] | None) -> tuple[str, ...] | None:
-        return None if wanted is None else tuple(name for name in known if name in wanted)
-
     names = tuple(o.name for o in technique.operations)
-    chosen = names[:1] if first and operations is None else both(names, operations)
-    return replace(plan, operations=chosen, levels=both(level_names(technique.operations), levels))
+    chosen = names[:1] if first and operations is None else of_these(names, operations)
+    return replace(plan, operations=chosen, levels=of_these(level_names(technique.operations), levels))
 
 
 def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
@@ -253,9 +239,9 @@ def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path |
     except UserError as error:
         reason = str(error)
     if reason is not None:
-        messages.print(f"{technique.name}: not resumed, {reason}; the run begins anew", **PLAIN)
+        tell(f"{technique.name}: not resumed, {reason}; the run begins anew", to=messages)
         return None
-    messages.print(f"{technique.name}: kept what {files[0]} holds, {len(by_job(found))} jobs", **PLAIN)
+    tell(f"{technique.name}: kept what {files[0]} holds, {len(by_job(found))} jobs", to=messages)
     return found
 
 
@@ -275,14 +261,11 @@ def _write(results: Results, file: Path, target: Path) -> None:
 
 
 def _save(results: Results, target: Path | None) -> None:
-    if target is None:
-        if not results.complete:
-            output.print("interrupted: not written", **PLAIN)
-        return
-    _write(results, target if results.complete else _unfinished(target), target)
+    if target is not None:
+        _write(results, target if results.complete else _unfinished(target), target)
     if not results.complete:
-        output.print(f"interrupted; what stood is in {_unfinished(target)}, and --resume goes on", **PLAIN)
-        return
-    _unfinished(target).unlink(missing_ok=True)
-    written = [target, *draw(results, target)]
-    output.print(escape("written: " + ", ".join(map(str, written))), **PLAIN)
+        kept = f"; what stood is in {_unfinished(target)}, and --resume goes on" if target else ": not written"
+        tell(f"interrupted{kept}")
+    elif target is not None:
+        _unfinished(target).unlink(missing_ok=True)
+        tell("written: " + ", ".join(map(str, [target, *draw(results, target)])))

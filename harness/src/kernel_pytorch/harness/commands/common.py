@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Column
+from rich.table import Column, Table
 
-from kernel_pytorch.harness.discovery import Discovery
+from kernel_pytorch.harness.discovery import Discovery, discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.noise import CpuReader
 from kernel_pytorch.harness.peers import add_peers
@@ -60,10 +60,42 @@ PeersOption = Annotated[
     ),
 ]
 
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
+]
 JobsOption = Annotated[
     int,
     typer.Option("--jobs", min=1, help="How many to run beside each other; most of their time is compilation."),
 ]
+
+
+def tell(*lines: object, mark: str = "", color: str = "red", to: Console = output) -> None:
+    """Print each line as it is, without markup, after a colored mark if there is one."""
+    for line in lines:
+        to.print((f"[{color}]{mark}:[/{color}] " if mark else "") + escape(str(line)), **PLAIN)
+
+
+def text_table(title: str, columns: Iterable[str | Column], rows: Iterable[Iterable[str]] = ()) -> Table:
+    """Make a table for the terminal, titled at the left."""
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def select(technique: str | None, purpose: str = "") -> tuple[list[Technique], dict[str, str]]:
+    """Find the technique of that name, or all of them, and name broken packages; exit if there is none for a purpose.
+
+    Returns:
+        The techniques, and the broken packages where all techniques were asked for.
+    """
+    discovery = discover()
+    techniques = discovery.select(technique)
+    warn_broken(discovery)
+    if purpose and not techniques:
+        messages.print(f"No technique is installed, so there is nothing to {purpose}.")
+        raise typer.Exit(1)
+    return techniques, discovery.broken if technique is None else {}
 
 
 def load_peers(files: list[Path] | None) -> Callable[[], object] | None:
@@ -81,6 +113,11 @@ def check_names(what: str, given: list[str] | None, known: Iterable[str]) -> lis
         if name not in allowed:
             raise UserError(f"no {what} {name!r}; there are: {', '.join(allowed)}")
     return given or None
+
+
+def of_these(known: Iterable[str], wanted: list[str] | None) -> tuple[str, ...] | None:
+    """The known names that are wanted; None if all are."""
+    return None if wanted is None else tuple(name for name in known if name in wanted)
 
 
 def operation_names(techniques: Iterable[Technique]) -> list[str]:
@@ -134,7 +171,7 @@ class Steps:
 def warn_broken(discovery: Discovery) -> None:
     """Say which packages could not be loaded, and go on."""
     for name, reason in discovery.broken.items():
-        messages.print(f"[yellow]technique {name} is broken and left out:[/yellow] {escape(reason)}", **PLAIN)
+        tell(reason, mark=f"technique {name} is broken and left out", color="yellow", to=messages)
 
 
 def warn_if_busy() -> None:

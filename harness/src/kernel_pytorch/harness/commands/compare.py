@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from kernel_pytorch.harness.clock import Comparison, Verdict, compare_intervals
-from kernel_pytorch.harness.commands.common import PLAIN, output
+from kernel_pytorch.harness.commands.common import output, tell
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.tables import table
@@ -66,13 +66,11 @@ def compare_command(
     columns = ("what", "verdict", "speedup", "at least", "at most")
     output.print(table("new beside old", columns, rows(changes), text=5))
     counts = Counter(c.comparison.verdict.name if c.comparison else "without a figure" for c in changes)
-    output.print(", ".join(f"{count} {name}" for name, count in counts.items()), **PLAIN)
+    tell(", ".join(f"{count} {name}" for name, count in counts.items()))
     slower = [c for c in changes if fail_if_slower is not None and c.slower_than(fail_if_slower)]
-    for change in slower:
-        output.print(f"[red]slower than allowed:[/red] {escape(change.label)}", **PLAIN)
+    tell(*(change.label for change in slower), mark="slower than allowed")
     lost = [c for c in changes if fail_if_slower is not None and c.lost]
-    for change in lost:
-        output.print(f"[red]no figure any more:[/red] {escape(change.label)}, {escape(change.missing)}", **PLAIN)
+    tell(*(f"{change.label}, {change.missing}" for change in lost), mark="no figure any more")
     if slower or lost:
         raise typer.Exit(1)
 
@@ -94,7 +92,7 @@ class Change:
     """One implementation on one case in both files.
 
     Attributes:
-        label: names it, for tables and messages.
+        label: for tables and messages.
         comparison: new beside old, or None where one of them has no figure.
         missing: which file has no figure and why, empty where both have one.
         lost: whether the old file has a figure and the new one has none: the case went wrong, or away.
@@ -129,8 +127,8 @@ def compare(old: Results, new: Results, *, across_devices: bool = False) -> list
             f"the old file was measured on {devices[0]}, the new one on {devices[1]}: a difference would tell "
             "about the devices, not about the code (--across-devices compares all the same)"
         )
-    before, after = ({_key(m): m for m in results.measurements} for results in (old, new))
-    return [_change(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
+    before, after = ({m.label: m for m in results.measurements} for results in (old, new))
+    return [_change(label, before.get(label), after.get(label)) for label in dict.fromkeys([*before, *after])]
 
 
 def device(results: Results) -> str:
@@ -140,13 +138,12 @@ def device(results: Results) -> str:
     return environment.device_name + threads
 
 
-def _key(m: Measurement) -> tuple[str, str, str, str]:
-    return m.operation, m.direction, m.case.label, m.implementation
-
-
-def _change(key: tuple[str, str, str, str], old: Measurement | None, new: Measurement | None) -> Change:
-    operation, direction, case, implementation = key
-    missing = [f"{which}: {why}" for which, m in (("old", old), ("new", new)) if (why := _why_no_figure(m))]
+def _change(label: str, old: Measurement | None, new: Measurement | None) -> Change:
+    missing = [
+        f"{which}: no such case" if m is None else f"{which}: {m.status}: {m.reason}"
+        for which, m in (("old", old), ("new", new))
+        if m is None or m.status != "measured"
+    ]
     if missing and old is not None and new is not None and old.status == new.status == "unavailable":
         missing = [f"both: {new.reason}"]
     comparison = None
@@ -156,11 +153,4 @@ def _change(key: tuple[str, str, str, str], old: Measurement | None, new: Measur
         elif old.seconds is not None and new.seconds is not None:
             comparison = compare_intervals(old.seconds, new.seconds)
     lost = old is not None and old.status == "measured" and (new is None or new.status != "measured")
-    label = f"{operation} {implementation}, {direction}, {case}"
     return Change(label, comparison, "; ".join(missing), lost)
-
-
-def _why_no_figure(m: Measurement | None) -> str:
-    if m is None:
-        return "no such case"
-    return "" if m.status == "measured" else f"{m.status}: {m.reason}"

@@ -17,14 +17,13 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
-from rich.markup import escape
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernel_pytorch.harness.commands.common import PLAIN, output
+from kernel_pytorch.harness.commands.common import tell
 from kernel_pytorch.harness.errors import UserError, said
 from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.harness.peers import load_file
+from kernel_pytorch.harness.tensors import EveryCall
 
 Cases = Iterator[tuple[str, Any, Any]]
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,15 +32,12 @@ WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def compilation(module: torch.nn.Module) -> tuple[int, int]:
     """(graph breaks, graphs) of a module that Dynamo compiles for three lengths; nothing is lowered."""
-    graphs, breaks = [], torch._dynamo.utils.counters["graph_break"]
+    from torch._dynamo.testing import CompileCounter  # imports take a second
 
-    def keep(graph: torch.fx.GraphModule, example: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
+    graphs, breaks = CompileCounter(), torch._dynamo.utils.counters["graph_break"]
     torch._dynamo.reset()
     before = sum(breaks.values())
-    compiled = torch.compile(module, backend=keep, dynamic=True)
+    compiled = torch.compile(module, backend=graphs, dynamic=True)
     logging.disable(logging.WARNING)  # Dynamo warns of some breaks; `doctor` says more about all of them
     try:
         for length in (6, 7, 9):
@@ -49,19 +45,7 @@ def compilation(module: torch.nn.Module) -> tuple[int, int]:
     finally:
         logging.disable(logging.NOTSET)
         torch._dynamo.reset()
-    return sum(breaks.values()) - before, len(graphs)
-
-
-class Operators(TorchDispatchMode):
-    """The operators that run meanwhile, views apart: each reads its inputs from memory and writes its result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names += [] if func.is_view else [func.overloadpacket.__name__]
-        return func(*args, **(kwargs or {}))
+    return sum(breaks.values()) - before, graphs.frame_count
 
 
 def pair(task: Any, start: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -92,9 +76,10 @@ def norm(task: Any, start: Any) -> Cases:
         model(x).square().sum().backward()
     for name, parameter in first.named_parameters():
         yield f"the gradient of {name}", parameter.grad, mine.get_parameter(name).grad
-    with torch.no_grad(), Operators() as mode:
+    is_view: list[bool] = []  # what is no view reads its inputs from memory and writes its result
+    with torch.no_grad(), EveryCall(lambda operator, *_: is_view.append(operator.is_view)):
         mine(x)
-    yield "operators of a forward", 3, len(mode.names)
+    yield "operators of a forward", 3, is_view.count(False)
 
 
 def roofline(task: Any, start: Any) -> Cases:
@@ -209,15 +194,15 @@ def learn_command(
         _check(check)
     elif name is None:
         for task, (path, minutes, *_) in TASKS.items():
-            output.print(f"{task:16} {path:13} {minutes:3} min  {title(task)}", **PLAIN)
-        output.print("kernel-pytorch learn NAME copies a task; kernel-pytorch learn --check FILE checks it.", **PLAIN)
+            tell(f"{task:16} {path:13} {minutes:3} min  {title(task)}")
+        tell("kernel-pytorch learn NAME copies a task; kernel-pytorch learn --check FILE checks it.")
     elif name not in TASKS:
         raise UserError(f"there is no task {name!r}; there are: {', '.join(TASKS)}")
     elif Path(file_of(name).name).exists():
         raise UserError(f"{file_of(name).name} is there already; move it first")
     else:
         file = Path(shutil.copyfile(file_of(name), file_of(name).name))
-        output.print(f"{file}: {title(name)}. Then kernel-pytorch learn --check {file}", **PLAIN)
+        tell(f"{file}: {title(name)}. Then kernel-pytorch learn --check {file}")
 
 
 def file_of(name: str) -> Path:
@@ -277,8 +262,8 @@ def _check(file: Path) -> None:
         raise UserError(f"there is no file {file}")
     found = first_problem(name, file.resolve())
     if isinstance(found, int):
-        output.print(f"{file.name}: right in {found} cases", **PLAIN)
+        tell(f"{file.name}: right in {found} cases")
         return
     lines = [f"{file.name} is wrong", *(f"  {k}: {v}" for k, v in zip(("case", "expected", "got"), found, strict=True))]
-    output.print(escape("\n".join([*lines, f"  read: docs/guide/{TASKS[name].page}.md"])), **PLAIN)
+    tell(*lines, f"  read: docs/guide/{TASKS[name].page}.md")
     raise typer.Exit(1)

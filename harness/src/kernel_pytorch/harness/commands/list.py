@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column
 
 from kernel_pytorch.harness.availability import (
     DTYPES,
@@ -15,7 +15,7 @@ from kernel_pytorch.harness.availability import (
     why_unavailable,
 )
 from kernel_pytorch.harness.commands.adopt import show_adopted
-from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output
+from kernel_pytorch.harness.commands.common import PLAIN, DeviceOption, TechniqueArgument, output, tell, text_table
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.interpreter import is_interpreting
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
@@ -27,9 +27,8 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
     discovery = discover()
     techniques = discovery.select(technique)
     for found in techniques:
-        table = Table(title=escape(f"{found.name}: {found.title}"), title_justify="left")
-        for column in ("operation", "level", f"on {where}", "default"):
-            table.add_column(column, overflow="fold")
+        columns = [Column(name, overflow="fold") for name in ("operation", "level", f"on {where}", "default")]
+        table = text_table(escape(f"{found.name}: {found.title}"), columns)
         for operation in found.operations:
             for implementation in operation.implementations:
                 default = default_for(found, operation, implementation, where)
@@ -41,9 +40,7 @@ def list_command(technique: TechniqueArgument = None, device: DeviceOption = Non
         for name, reason in discovery.broken.items():
             output.print(f"[red]{name}: broken.[/red] {escape(reason)}", **PLAIN)
         if not techniques and not discovery.broken:
-            output.print(
-                "No technique is installed. In a checkout of kernel-pytorch: pip install ./packages/<technique>"
-            )
+            tell("No technique is installed. In a checkout of kernel-pytorch: pip install ./packages/<technique>")
 
 
 def state(technique: Technique, implementation: Implementation, device: torch.device) -> str:

@@ -167,19 +167,19 @@ def words(name: str) -> dict[str, str]:
 def render(text: str, name: str, parameter: str = PARAMETER) -> str:
     """Render a text of the template for the package of that name: replace words, and sort imports again."""
     replaced = words(name)
+
+    def in_order(lines: re.Match[str]) -> str:
+        return "".join(sorted(lines[0].splitlines(keepends=True), key=lambda line: line.split()[1]))
+
     text = re.sub(rf"(?<!\\)\b{PARAMETER}\b", parameter, text)  # a formula has the letter, \beta
     text = re.sub("|".join(replaced), lambda found: replaced[found[0]], text)
     # One of these imports the package, and the name decides its place among them.
-    return re.sub(r"(?:^from kernel_pytorch\.[^\n(]+\n){2,}", _in_order, text, flags=re.MULTILINE)
+    return re.sub(r"(?:^from kernel_pytorch\.[^\n(]+\n){2,}", in_order, text, flags=re.MULTILINE)
 
 
 def render_path(path: Path, name: str) -> Path:
     """Replace the words of a path as `render` does."""
     return Path(render(str(path), name))
-
-
-def _in_order(lines: re.Match[str]) -> str:
-    return "".join(sorted(lines[0].splitlines(keepends=True), key=lambda line: line.split()[1]))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from kernel_pytorch.harness.commands.common import PLAIN, messages, output
+from kernel_pytorch.harness.commands.common import messages, output, tell
 from kernel_pytorch.harness.defaults import defaults_table, groups
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.identity import Identity
 from kernel_pytorch.harness.models.record import FILE as MODELS_FILE
 from kernel_pytorch.harness.models.record import Record as Models
 from kernel_pytorch.harness.models.record import load as load_models
@@ -22,14 +20,8 @@ from kernel_pytorch.harness.page import headline
 from kernel_pytorch.harness.plots import plot
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.readme import write_block
-from kernel_pytorch.harness.report import (
-    conditions,
-    cost_table,
-    missing_costs,
-    provenance,
-    reasons,
-    terminal_tables,
-)
+from kernel_pytorch.harness.records import Identity
+from kernel_pytorch.harness.report import cost_table, notes, terminal_tables
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, load
 from kernel_pytorch.harness.staleness import Stale, listing, remedies, stale, stale_models
 from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
@@ -75,7 +67,8 @@ def report_command(
     if not path.exists():
         wanted = "give a results file or a folder that holds some; `kernel-pytorch bench --json FILE` makes one"
         raise UserError(f"{path}: no such file or folder; {wanted}")
-    files, of_models = results_files(path), models_files(path)
+    of_models = sorted(path.rglob(MODELS_FILE)) if path.is_dir() else [path] if path.name == MODELS_FILE else []
+    files = results_files(path)
     if not (files or (of_models and check_stale)):
         raise UserError(f"no results in {path}; `kernel-pytorch bench` makes them")
     found = {file: load(file) for file in files}
@@ -88,7 +81,9 @@ def report_command(
         write_readmes(readme, found.values())
         return
     for file, results in found.items():
-        show(results)
+        show_heading(results)
+        show_tables(results)
+        show_rest(results)
         draw(results, file)
 
 
@@ -96,11 +91,6 @@ def results_files(path: Path) -> list[Path]:
     """A file itself; the results files in a folder and those below it, without the records of other commands."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     return [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name not in OTHER_FOLDERS]
-
-
-def models_files(path: Path) -> list[Path]:
-    """The files of whole models: this one, or those in a folder and below it."""
-    return sorted(path.rglob(MODELS_FILE)) if path.is_dir() else [path] if path.name == MODELS_FILE else []
 
 
 def name_stale(found: dict[Path, Results], models: dict[Path, Models]) -> bool:
@@ -118,8 +108,7 @@ def name_stale(found: dict[Path, Results], models: dict[Path, Models]) -> bool:
     every |= {file: stale_models(r, discover().techniques.values(), once) for file, r in models.items()}
     to_do = remedies(every)
     current = [f"{len(every)} results file{'s' * (len(every) != 1)}, all of the present code"]
-    for line in [*listing(every), *to_do] or current:
-        output.print(escape(line), **PLAIN)
+    tell(*([*listing(every), *to_do] or current))
     return bool(to_do)
 
 
@@ -133,16 +122,15 @@ def name_slow_defaults(found: dict[Path, Results]) -> bool:
         output.print(defaults_table(of_levels, f"{technique.name} on {results.machine.environment.device_name}"))
         misses = [miss for group in of_levels for miss in group.misses(technique.slow_defaults)]
         slow += [f"{file}: {miss}" for miss in misses]
-    for line in slow or ["every default is the fastest level, as far as was measured"]:
-        output.print(escape(line), **PLAIN)
+    tell(*(slow or ["every default is the fastest level, as far as was measured"]))
     return bool(slow)
 
 
 def installed(found: dict[Path, Results]) -> dict[Path, tuple[Results, Technique]]:
     """The results whose techniques are installed, with these; the others are named."""
     here = discover().techniques
-    for name in dict.fromkeys(results.technique for results in found.values() if results.technique not in here):
-        messages.print(f"not checked: technique {name} is not installed here", **PLAIN)
+    missing = dict.fromkeys(results.technique for results in found.values() if results.technique not in here)
+    tell(*(f"not checked: technique {name} is not installed here" for name in missing), to=messages)
     return {file: (r, here[r.technique]) for file, r in found.items() if r.technique in here}
 
 
@@ -165,13 +153,6 @@ def show_heading(results: Results) -> None:
     output.rule(f"{results.technique} on {environment.device_name}, torch {environment.torch}, {results.created[:10]}")
 
 
-def show(results: Results) -> None:
-    """Print everything that a results file holds."""
-    show_heading(results)
-    show_tables(results)
-    show_rest(results)
-
-
 def show_tables(results: Results) -> None:
     """Print the times."""
     for table in terminal_tables(results):
@@ -182,8 +163,7 @@ def show_rest(results: Results) -> None:
     """Print what follows the tables of times: costs and why figures are missing."""
     if results.costs:
         output.print(cost_table(results))
-    for line in [*conditions(results), *provenance(results), *missing_costs(results), *reasons(results)]:
-        output.print(escape(line), **PLAIN)
+    tell(*notes(results))
 
 
 def draw(results: Results, file: Path) -> list[Path]:
@@ -191,5 +171,5 @@ def draw(results: Results, file: Path) -> list[Path]:
     try:
         return plot(results, file)
     except ModuleNotFoundError as error:
-        output.print(f"no plot: {error} (pip install matplotlib)", **PLAIN)
+        tell(f"no plot: {error} (pip install matplotlib)")
         return []

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from kernel_pytorch.harness.commands.common import (
-    PLAIN,
     TechniqueArgument,
+    check_names,
     check_writable,
     messages,
     output,
-    warn_broken,
+    select,
+    tell,
 )
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
 from kernel_pytorch.harness.static.inspection import WorkerError, triton_level
@@ -61,12 +60,10 @@ def static_command(
     Exit code: 0 if every contract is kept; 1 if one is broken, or with --recorded if the record is of other kernels;
     2 for a name that does not exist.
     """
-    archs = _check_archs(arch)
+    chosen = check_names("architecture", arch, ARCHITECTURES) or ARCHITECTURES
     if everything and recorded is not None:
         raise UserError("--all and --recorded: a record holds the covering set alone; give one of them")
-    discovery = discover()
-    warn_broken(discovery)
-    techniques = discovery.select(technique)
+    techniques, broken = select(technique)
     check_writable(json)
     if find_spec("triton") is None and any(map(triton_level, techniques)):
         messages.print("Triton is not installed here (pip install triton, on Linux), so nothing can be compiled.")
@@ -80,21 +77,21 @@ def static_command(
             status.update(f"compiling; done: {inspection.technique.name} for {inspection.arch}")
 
         try:
-            inspections = inspect(techniques, archs, everything=everything, on_done=on_done)
+            inspections = inspect(
+                techniques, [a for a in ARCHITECTURES if a in chosen], everything=everything, on_done=on_done
+            )
         except WorkerError as error:
-            messages.print(f"kernel-pytorch static: {escape(str(error))}", **PLAIN)
+            tell(f"kernel-pytorch static: {error}", to=messages)
             raise typer.Exit(1) from None
     names = dict.fromkeys(i.technique.name for i in inspections)
     records = [*have.values(), *(summarize([i for i in inspections if i.technique.name == name]) for name in names)]
     for record in records:
         _show(record, details, json)
-    for name, found in have.items():
-        output.print(f"{name}: {len(found.compiled)} compilations as recorded; nothing changed since", highlight=False)
+    tell(*(f"{n}: {len(r.compiled)} compilations as recorded; nothing changed since" for n, r in have.items()))
     outdated = [] if recorded is None else [line for record in records for line in _outdated(record, recorded)]
-    for line in outdated:
-        output.print(f"[red]changed since it was recorded:[/red] {escape(line)}", **PLAIN)
+    tell(*outdated, mark="changed since it was recorded")
     output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
-    if outdated or any(record.broken for record in records) or (technique is None and discovery.broken):
+    if outdated or any(record.broken for record in records) or broken:
         raise typer.Exit(1)
 
 
@@ -115,25 +112,16 @@ def _outdated(now: StaticRecord, results: Path) -> list[str]:
     return [f"{', '.join(changed)}: {how}"] if changed else []
 
 
-def _check_archs(archs: list[str] | None) -> list[str]:
-    for name in archs or []:
-        if name not in ARCHITECTURES:
-            raise UserError(f"no architecture {name!r}; there are: {', '.join(ARCHITECTURES)}")
-    return [name for name in ARCHITECTURES if name in archs] if archs else list(ARCHITECTURES)
-
-
 def _show(record: StaticRecord, details: bool, folder: Path | None) -> None:
     """Print the table of a technique and what is wrong, and write the record where it is wanted."""
     if record.compiled:
         output.print(terminal_table(record, details))
-    for violation in record.broken:
-        output.print(f"[red]broken:[/red] {escape(str(violation))}", **PLAIN)
-    for reason in record.not_compiled:
-        output.print(f"[yellow]not known here:[/yellow] {escape(f'{record.technique}: {reason}')}", **PLAIN)
+    tell(*record.broken, mark="broken")
+    tell(*(f"{record.technique}: {reason}" for reason in record.not_compiled), mark="not known here", color="yellow")
     if folder is not None:
         file = record_file(folder, record.technique)
         record.save(file)
-        output.print(f"written: {escape(str(file))}", **PLAIN)
+        tell(f"written: {file}")
 
 
 def _summary(inspections: list[Inspection], records: list[StaticRecord], seconds: float) -> str:

@@ -9,20 +9,19 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.markup import escape
 from rich.status import Status
-from rich.table import Table
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
-    PLAIN,
     DeviceOption,
     JobsOption,
     TechniqueArgument,
     check_writable,
     messages,
     output,
-    warn_broken,
+    select,
+    tell,
+    text_table,
 )
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
@@ -66,19 +65,13 @@ def support_command(
     """
     if check:
         found = [line for t in discover().select(technique) for line in problems(t.name, results)]
-        for line in found or ["everything is recorded of the present code"]:
-            output.print(escape(line), **PLAIN)
+        tell(*(found or ["everything is recorded of the present code"]))
         raise typer.Exit(1 if found else 0)
     where = parse_device(device)
     reason = without_compiler(where)
     if reason is not None:
         raise UserError(f"the support table {reason}")
-    discovery = discover()
-    techniques = discovery.select(technique)
-    warn_broken(discovery)
-    if not techniques:
-        messages.print("No technique is installed, so there is nothing to ask.")
-        raise typer.Exit(1)
+    techniques, broken = select(technique, "ask")
     check_writable(json)
     if changed and json is None:
         raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
@@ -88,8 +81,8 @@ def support_command(
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:
-            output.print(f"written: {escape(str(record.save_in(json)))}", **PLAIN)
-    if any(record.wrong() for record in records) or (technique is None and discovery.broken):
+            tell(f"written: {record.save_in(json)}")
+    if any(record.wrong() for record in records) or broken:
         raise typer.Exit(1)
 
 
@@ -116,23 +109,19 @@ def _telling(status: Status) -> Callable[[str], None]:
         return status.update
     told: dict[str, str] = {}
 
-    def tell(label: str) -> None:
+    def on_question(label: str) -> None:
         level = label.partition(":")[0]
         if told.setdefault(level, label) is label:  # of several threads one is the first
-            messages.print(f"asking {escape(level)}", **PLAIN)
+            tell(f"asking {level}", to=messages)
 
-    return tell
+    return on_question
 
 
 def _show(technique: Technique, record: SupportRecord) -> None:
     """Print the tables of a technique, and what is wrong."""
     for operation in technique.operations:
-        found = tabulate(operation, [record])
-        table = Table("", *found.levels, title=operation.name, title_justify="left")
-        for row in found.rows:
-            table.add_row(*(f"[red]{text}[/red]" if text.startswith("wrong") else text for text in row))
-        output.print(table)
-        for note in (*(f"({number}) {reason}" for number, reason in enumerate(found.reasons, 1)), *found.absent):
-            output.print(escape(note), **PLAIN)
-    for line in record.wrong():
-        output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)
+        header, rows, reasons, absent = tabulate(operation, [record])
+        colored = ((f"[red]{text}[/red]" if text.startswith("wrong") else text for text in row) for row in rows)
+        output.print(text_table(operation.name, header, colored))
+        tell(*(f"({number}) {reason}" for number, reason in enumerate(reasons, 1)), *absent)
+    tell(*record.wrong(), mark="wrong")

@@ -8,35 +8,35 @@ from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from kernel_pytorch.harness.api import level_names, verify
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
-    PLAIN,
     DeviceOption,
     JobsOption,
     LevelOption,
     PeersOption,
     Steps,
     TechniqueArgument,
+    TimeoutOption,
     check_names,
     check_writable,
     load_peers,
-    messages,
+    of_these,
     output,
-    warn_broken,
+    select,
+    tell,
+    text_table,
 )
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, VerificationReport
-from kernel_pytorch.harness.technique import Technique
 from kernel_pytorch.harness.verification import Verification, tasks
 
 CASE_TIMEOUT = 300.0
+WORST = "worst error, of its budget"
 REASONS_SHOWN = 3
 """Per operation and level: a kernel that refuses shapes gives a reason for each."""
 
@@ -53,9 +53,7 @@ def verify_command(
         Path | None,
         typer.Option("--json", help="Also write what was found to this file (one technique) or folder."),
     ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
-    ] = CASE_TIMEOUT,
+    timeout: TimeoutOption = CASE_TIMEOUT,
     jobs: JobsOption = 1,
 ) -> None:
     """Check every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
@@ -67,13 +65,8 @@ def verify_command(
     """
     where = parse_device(device)
     prepare = load_peers(peers)
-    discovery = discover()
-    techniques = discovery.select(technique)
+    techniques, broken = select(technique, "verify")
     levels = check_names("level", level, level_names(o for t in techniques for o in t.operations))
-    warn_broken(discovery)
-    if not techniques:
-        messages.print("No technique is installed, so there is nothing to verify.")
-        raise typer.Exit(1)
     check_writable(json)
     every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
     total = sum(len(task.implementations) for task in every)
@@ -86,16 +79,14 @@ def verify_command(
             done(f"{verification.operation} {verification.implementation}" + f", {wrong} wrong" * bool(wrong))
 
         options = {"device": where, "exhaustive": exhaustive, "workers": workers, "on_trial": on_trial}
-        reports = [verify(t.name, levels=_of(t, levels), **options) for t in techniques]
+        reports = [verify(t.name, levels=of_these(level_names(t.operations), levels), **options) for t in techniques]
     output.print(table(reports))
-    for line in [line for r in reports for line in r.spared]:
-        output.print(f"not asked: {escape(line)}", **PLAIN)
-    lines = [(each.implementation, line) for r in reports for each in r.levels for line in each.failures]
-    for _, line in lines:
-        output.print(f"[red]wrong:[/red] {escape(line)}", **PLAIN)
-    failures = [name for name, _ in lines if not name.startswith(PEER_PREFIX)]  # what others do is only told
-    if broken := technique is None and discovery.broken:
-        output.print(f"[red]broken packages:[/red] {', '.join(broken)}", **PLAIN)
+    tell(*(f"not asked: {line}" for r in reports for line in r.spared))
+    wrong_levels = [each for r in reports for each in r.levels if each.failures]
+    tell(*(line for each in wrong_levels for line in each.failures), mark="wrong")
+    failures = [e for e in wrong_levels if not e.implementation.startswith(PEER_PREFIX)]  # what others do is only told
+    if broken:
+        tell(", ".join(broken), mark="broken packages")
     if json is not None:
         for r in reports:
             one_file = len(reports) == 1 and json.suffix == ".json"
@@ -104,16 +95,10 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _of(technique: Technique, levels: list[str] | None) -> list[str] | None:
-    """Those of the levels that a technique has."""
-    return None if levels is None else [name for name in level_names(technique.operations) if name in levels]
-
-
 def table(reports: list[VerificationReport]) -> Group:
     """One row per operation and level, and below them what could not run, so that 80 columns hold the names."""
-    found = Table(title="checked against the reference in float64", title_justify="left")
-    for column in ("operation", "level", "cases right", "worst error, of its budget"):
-        found.add_column(column, overflow="fold")
+    columns = [Column(name, overflow="fold") for name in ("operation", "level", "cases right", WORST)]
+    found = text_table("checked against the reference in float64", columns)
     missing: list[RenderableType] = []
     for r in reports:
         if len(reports) > 1:

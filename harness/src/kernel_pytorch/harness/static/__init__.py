@@ -3,16 +3,15 @@
 `kernel-pytorch static` compiles the kernels in Triton for every architecture of `limits.ARCHITECTURES`, reads what the
 build of a library said about those in CUDA C++, and holds each to its `KernelContract`. From a launch to a verdict:
 
-    launches.py      which Triton kernels are launched, with which constants: recorded from the launchers themselves
-    plan.py          which of these launches are compiled
-    triton_code.py   and what they compile to
+    launches.py      which Triton kernels are launched, with which constants: recorded from the launchers themselves,
+                     and which of these launches are compiled
+    triton_code.py   and what they compile to: for one technique and architecture, in a separate process
     cuda_code.py     the kernels in CUDA C++ that a library was compiled from
     instructions.py  what the PTX says: widths, tf32, float64, tensor cores, copies
     resources.py     what the machine code needs: registers, stack, spills
     limits.py        what an architecture has, and how many blocks fit on a multiprocessor
     compiled.py      the facts about one compiled kernel, whatever compiler made it
     gate.py          the facts compared with the contract
-    worker.py        all of the above for one technique and architecture, in a separate process
     inspection.py    the processes, and what they found before
     record.py        all of it as `results/static/<technique>.kernels.json`
     table.py         and as tables

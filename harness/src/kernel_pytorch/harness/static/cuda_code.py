@@ -58,9 +58,7 @@ def find_cuda(folder: Path, arch: str) -> tuple[tuple[Compiled, ...], str]:
             warps=None,
             case=kernel["operator"],
             bench=True,
-            registers=kernel["registers"],
-            spill_bytes=kernel["spill_bytes"],
-            shared_bytes=kernel["shared_bytes"],
+            **{name: kernel[name] for name in ("registers", "spill_bytes", "shared_bytes")},
         )
         for kernel in library["kernels"]
         if kernel["arch"] == target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,6 +14,7 @@ from kernel_pytorch.harness.technique import Technique
 
 # A float64 scalar is converted once. Any other float64 instruction is arithmetic, at half the speed of float32 or less.
 F64_PER_SCALAR = 1
+HALF = re.compile(r"(fp16|bf16)$|tensordesc<(fp16|bf16)")
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,7 @@ def _narrow(what: str, traffic: Traffic, bits: int) -> Iterator[tuple[str, str, 
 
 def _matrix(compiled: Compiled, contract: KernelContract) -> Iterator[tuple[str, str, str]]:
     expected = contract.matrix_instructions.get(compiled.arch)
-    half = any(kind.endswith(("fp16", "bf16")) or "tensordesc<fp16" in kind or "tensordesc<bf16" in kind
-               for kind in compiled.arguments.values())  # fmt: skip
+    half = any(HALF.search(kind) for kind in compiled.arguments.values())
     if expected is not None and half and set(compiled.matrix) != {expected}:
         found = ", ".join(f"{count} {kind}" for kind, count in compiled.matrix.items())
         yield "tensor-core instructions", f"{expected} alone", found or "none"

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import inspect as python_inspect
+import json
 import os
 import subprocess
 import sys
@@ -26,29 +27,13 @@ from kernel_pytorch.harness.technique import Implementation, Level, Technique
 # Read when a kernel is decorated (interpreter), and the default of Triton 3.6 to 3.9, which a later one changes.
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
 PROCESSES = 2  # a compiler of today takes gigabytes
-WORKER = "kernel_pytorch.harness.static.worker"
+WORKER = "kernel_pytorch.harness.static.triton_code"
 JUDGING = ("cuda_code.py", "gate.py", "record.py", "table.py")
 """Modules here that findings do not depend on."""
 
 
 class WorkerError(RuntimeError):
     """A worker process ended without findings; the message is what it printed last."""
-
-
-class Request(Part):
-    """A request to a worker.
-
-    Attributes:
-        technique: its name.
-        arch: a key of `ARCHITECTURES`.
-        everything: every distinct compilation of both grids instead of the covering set.
-        float64_scalars: compile kernels with float scalars once more, with these typed float64.
-    """
-
-    technique: str
-    arch: str
-    everything: bool
-    float64_scalars: bool
 
 
 class Findings(Part):
@@ -106,23 +91,14 @@ def inspect(
     Raises:
         WorkerError: a worker could not do its work.
     """
-    requests = [
-        (
-            technique,
-            Request(technique=technique.name, arch=arch, everything=everything, float64_scalars=arch == archs[0]),
-        )
-        for technique in techniques
-        if has_kernels(technique)
-        for arch in archs
-    ]
 
-    def answer(request: tuple[Technique, Request]) -> Inspection:
-        inspection = _look_up(*request)
+    def answer(about: tuple[Technique, str]) -> Inspection:
+        inspection = _look_up(*about, everything, about[1] == archs[0])
         on_done(inspection)
         return inspection
 
     with ThreadPoolExecutor(min(PROCESSES, len(os.sched_getaffinity(0)))) as pool:
-        return list(pool.map(answer, requests))
+        return list(pool.map(answer, [(t, arch) for t in techniques if has_kernels(t) for arch in archs]))
 
 
 def triton_level(technique: Technique) -> list[Implementation]:
@@ -135,42 +111,46 @@ def has_kernels(technique: Technique) -> bool:
     return bool(triton_level(technique)) or library_folder(technique) is not None
 
 
-def _look_up(technique: Technique, request: Request) -> Inspection:
-    found, cached = _of_triton(technique, request) if triton_level(technique) else (Findings(), True)
+def _look_up(technique: Technique, arch: str, everything: bool, float64_scalars: bool) -> Inspection:
+    found, cached = Findings(), True
+    if triton_level(technique):
+        found, cached = _of_triton(technique, arch, everything, float64_scalars)
     folder = library_folder(technique)
     if folder is not None:
         try:
-            compiled, why = find_cuda(folder, request.arch)
+            compiled, why = find_cuda(folder, arch)
         except RecordError as error:
             raise WorkerError(str(error)) from error
         both = {"compiled": found.compiled + compiled, "not_compiled": (why,) if why else ()}
         found = found.model_copy(update=both)
-    return Inspection(technique, request.arch, found, cached)
+    return Inspection(technique, arch, found, cached)
 
 
-def _of_triton(technique: Technique, request: Request) -> tuple[Findings, bool]:
+def _of_triton(technique: Technique, arch: str, everything: bool, float64_scalars: bool) -> tuple[Findings, bool]:
     """What the Triton kernels compile to, and whether that was known before."""
-    place = cache_folder() / f"{request.technique}-{request.arch}{'-all' if request.everything else ''}.json"
-    key = _key(technique, request)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kernel-pytorch", "static")
+    place = base / f"{technique.name}-{arch}{'-all' if everything else ''}.json"
+    request = json.dumps([technique.name, arch, everything, float64_scalars])
+    key = _digest([request, sys.version, inputs_key(technique)])
     with contextlib.suppress(RecordError):
         known = _Cached.load(place)
         if known.key == key:
             return known.findings, True
-    findings = _ask_worker(request)
+    with scratch_folder() as folder:
+        file = Path(folder, "findings.json")
+        command = [sys.executable, "-m", WORKER, request, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)  # noqa: S603
+        if done.returncode != 0:
+            printed = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+            raise WorkerError(f"{technique.name} for {arch}: exit code {done.returncode}\n{printed}")
+        findings = Findings.model_validate_json(file.read_text(encoding="utf-8"))
     if not findings.problems and not any(compiled.error for compiled in findings.compiled):
         _Cached(key=key, findings=findings).save(place)
     return findings, False
 
 
-def cache_folder() -> Path:
-    """Where findings are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "kernel-pytorch" / "static"
-
-
-def _key(technique: Technique, request: Request) -> str:
-    """Changes with all that can change the findings of a request."""
-    return hashlib.sha256(repr([request.model_dump_json(), sys.version, inputs_key(technique)]).encode()).hexdigest()
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def inputs_key(technique: Technique) -> str:
@@ -192,7 +172,7 @@ def inputs_key(technique: Technique) -> str:
         versions = [importlib.metadata.version(name) for name in ("torch", "triton")]
         settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_") and k not in ENVIRONMENT)
         parts += [package_digest(technique), tree_digest(files), repr((cases, versions, settings))]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return _digest(parts)
 
 
 def cuda_sources(folder: Path) -> dict[str, str]:
@@ -202,14 +182,3 @@ def cuda_sources(folder: Path) -> dict[str, str]:
         RecordError: the library has no record.
     """
     return {name: digests["cuda"] for name, digests in read_library(folder)["operators"].items()}
-
-
-def _ask_worker(request: Request) -> Findings:
-    with scratch_folder() as folder:
-        file = Path(folder, "findings.json")
-        command = [sys.executable, "-m", WORKER, request.model_dump_json(), str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)  # noqa: S603
-        if done.returncode != 0:
-            printed = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-            raise WorkerError(f"{request.technique} for {request.arch}: exit code {done.returncode}\n{printed}")
-        return Findings.model_validate_json(file.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ names an architecture, and Triton is stopped where it would compile: what it was
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from kernel_pytorch.harness.technique import Case, Direction, Operation
+from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
 
 _compile, _run = JITFunction._do_compile, JITFunction.run
 
@@ -153,8 +154,7 @@ def record_launches(
         if not operation.differentiable:
             return launches
         outputs = function(*arguments)
-        differentiable = [o for o in _tensors(outputs) if o.requires_grad]
-        if differentiable:
+        if differentiable := wanting(as_tuple(outputs)):
             torch.autograd.backward(differentiable, [torch.empty_like(o) for o in differentiable])
     return launches
 
@@ -213,17 +213,41 @@ def _arguments(operation: Operation, case: Case) -> list[Any]:
         arguments = operation.arguments(case, torch.Generator().manual_seed(0))
     if not all(a.is_floating_point() for a in arguments if isinstance(a, Tensor)):
         with _UnsetNumbers():
-            arguments = operation.arguments(case, torch.Generator().manual_seed(0))
-        return [_leaf(a) if isinstance(a, Tensor) else a for a in arguments]
-    return [
-        _leaf(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)) if isinstance(a, Tensor) else a
-        for a in arguments
-    ]
+            return leaves(operation.arguments(case, torch.Generator().manual_seed(0)))
+    made = (torch.empty_strided(a.shape, a.stride(), dtype=a.dtype) if isinstance(a, Tensor) else a for a in arguments)
+    return leaves([*made])
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point())
+def covering_set(launches: Iterable[Launch]) -> list[Launch]:
+    """Choose launches so that a check of every commit stays short and no kernel escapes.
+
+    1. Every distinct compilation that the bench cases lead to: these are the shapes that speed is claimed for.
+    2. From the core cases of the test grid, every distinct combination of kernel, constants, argument types, warps and
+       stages. What else Triton specialises on (a size that is 1, or divisible by 16) is not told apart.
+    3. From the rest of the test grid the same, for kernels that neither bench nor core cases reach.
+    """
+    distinct = every_launch(launches)
+    chosen = [launch for launch in distinct if launch.bench]
+    seen = {_combination(launch) for launch in chosen}
+    for stage in ("core", "rest"):
+        reached = {launch.function for launch in chosen}
+        for launch in distinct:
+            wanted = launch.core if stage == "core" else launch.function not in reached
+            if wanted and not launch.bench and _combination(launch) not in seen:
+                seen.add(_combination(launch))
+                chosen.append(launch)
+    return chosen
 
 
-def _tensors(outputs: Any) -> Sequence[Tensor]:
-    return [outputs] if isinstance(outputs, Tensor) else [o for o in outputs if isinstance(o, Tensor)]
+def every_launch(launches: Iterable[Launch]) -> list[Launch]:
+    """Every distinct compilation; where several cases lead to one, a bench case is named before a core case."""
+    distinct: dict[tuple[Any, str], Launch] = {}
+    for launch in sorted(launches, key=lambda each: (not each.bench, not each.core)):
+        distinct.setdefault((launch.function, launch.key), launch)
+    return list(distinct.values())
+
+
+def _combination(launch: Launch) -> tuple[Any, ...]:
+    options = launch.options
+    constants, arguments = tuple(launch.constants.items()), tuple(launch.arguments.items())
+    return launch.function, constants, arguments, options.num_warps, options.num_stages, options.num_ctas

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_pytorch.harness.scratch import scratch_folder
@@ -18,17 +17,8 @@ class ToolMissingError(RuntimeError):
     """A tool that compiling or reading the result needs is not there, or cannot be run."""
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Per thread: registers, bytes of stack, bytes of it that are spilled registers."""
-
-    registers: int
-    stack_bytes: int
-    spill_bytes: int
-
-
-def measure_resources(name: str, cubin: bytes, ptx: str, capability: int) -> Resources:
-    """Read the resources of one kernel.
+def measure_resources(name: str, cubin: bytes, ptx: str, capability: int) -> dict[str, int]:
+    """Read registers, bytes of stack and spilled bytes of one kernel, by their names in `Compiled`.
 
     Raises:
         ToolMissingError: `cuobjdump` or `ptxas` is not there or cannot be run.
@@ -38,15 +28,16 @@ def measure_resources(name: str, cubin: bytes, ptx: str, capability: int) -> Res
         path.write_bytes(cubin)
         printed = _run(_tool("cuobjdump", capability), "--dump-resource-usage", str(path)).stdout
         registers, stack = parse_resources(printed, name)
+        found = {"registers": registers, "stack_bytes": stack, "spill_bytes": 0}
         if stack == 0:
-            return Resources(registers, 0, 0)
+            return found
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
         target = TARGET.search(ptx)
         assert target is not None, "PTX without a target"
         options = ["-v", f"--gpu-name={target['name']}", "-o", str(path), str(source)]
         log = _run(_tool("ptxas", capability), *options).stderr
-    return Resources(registers, stack, parse_spills(log, stack))
+    return found | {"spill_bytes": parse_spills(log, stack)}
 
 
 def parse_resources(printed: str, name: str) -> tuple[int, int]:

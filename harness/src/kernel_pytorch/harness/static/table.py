@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from kernel_pytorch.harness.report import markdown_table
 from kernel_pytorch.harness.static.compiled import Compiled, Traffic
@@ -39,18 +40,13 @@ def rows(compiled: Iterable[Compiled], details: bool = False) -> dict[tuple[str,
 
 def terminal_table(record: StaticRecord, details: bool) -> Table:
     """A row for every kernel and architecture of a technique, or for every configuration."""
-    table = Table(title=f"{record.technique}: the worst of all configurations of a kernel", title_justify="left")
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("arch", no_wrap=True)
-    table.add_column("configuration" if details else "of")
-    for column in COLUMNS:
-        table.add_column(column)
-    previous = None
-    for about, compiled in rows(record.compiled, details).items():
-        if previous not in (None, about[0]):
-            table.add_section()
-        previous = about[0]
-        table.add_row(*about, *([] if details else [str(len(compiled))]), *cells(compiled))
+    names = [Column(name, no_wrap=True) for name in ("kernel", "arch")]
+    title = f"{record.technique}: the worst of all configurations of a kernel"
+    table = Table(*names, "configuration" if details else "of", *COLUMNS, title=title, title_justify="left")
+    for _, of_kernel in groupby(rows(record.compiled, details).items(), key=lambda row: row[0][0]):
+        table.add_section()
+        for about, compiled in of_kernel:
+            table.add_row(*about, *([] if details else [str(len(compiled))]), *cells(compiled))
     return table
 
 

@@ -1,33 +1,49 @@
-"""The Triton kernels of a technique, compiled for one architecture: a covering set of what its cases launch."""
+"""The Triton kernels of a technique, compiled for one architecture: a covering set of what its cases launch.
+
+This is the program of a separate process, because Triton decides at import whether kernels are interpreted, and because
+two run at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
+from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.static.compiled import Compiled, one_line
-from kernel_pytorch.harness.static.inspection import Findings, Request
+from kernel_pytorch.harness.static.inspection import Findings
 from kernel_pytorch.harness.static.instructions import code_digest, count_instructions, short_digest
-from kernel_pytorch.harness.static.launches import Launch, record_launches, use_architecture
+from kernel_pytorch.harness.static.launches import Launch, covering_set, every_launch, record_launches, use_architecture
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
-from kernel_pytorch.harness.static.plan import covering_set, every_launch
 from kernel_pytorch.harness.static.resources import ToolMissingError, measure_resources
 from kernel_pytorch.harness.technique import Level, Operation, Technique
 
 
-def find_triton(technique: Technique, request: Request) -> Findings:
-    """Record the launches, choose among them, compile and read the result."""
-    use_architecture(ARCHITECTURES[request.arch].capability)
+def find_triton(technique: Technique, arch: str, *, everything: bool, float64_scalars: bool) -> Findings:
+    """Record the launches, choose among them, compile and read the result.
+
+    Args:
+        technique: whose kernels.
+        arch: a key of `ARCHITECTURES`.
+        everything: every distinct compilation of both grids instead of the covering set.
+        float64_scalars: compile kernels with float scalars once more, with these typed float64.
+    """
+    use_architecture(ARCHITECTURES[arch].capability)
     launches, problems = _record(technique)
     distinct = every_launch(launches)
-    chosen = distinct if request.everything else covering_set(launches)
-    compiled = [_read(launch, request.arch) for launch in chosen]
+    chosen = distinct if everything else covering_set(launches)
+    compiled = [_read(launch, arch) for launch in chosen]
     codes = {(launch.function, launch.key): each for launch, each in zip(chosen, compiled, strict=True)}
-    if request.float64_scalars:
-        compiled += [_read(launch, request.arch, float64=True) for launch in chosen if launch.float_scalars]
+    if float64_scalars:
+        compiled += [_read(launch, arch, float64=True) for launch in chosen if launch.float_scalars]
     if not distinct and not problems:
         problems.append("no Triton kernel was launched, so nothing was compiled")
     kernels = _kernels([launch for launch in launches if launch.bench], codes)
@@ -102,4 +118,11 @@ def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:
         return about.model_copy(update={"error": one_line(error)})
     # A kernel with specialised warps has more of them than were asked for.
     facts = {"warps": metadata.num_warps, "shared_bytes": metadata.shared, "code": code_digest(ptx, metadata.name)}
-    return about.model_copy(update=facts | vars(resources) | vars(count_instructions(ptx)))
+    return about.model_copy(update=facts | resources | vars(count_instructions(ptx)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, arch, everything, float64_scalars = json.loads(sys.argv[1])
+    found = find_triton(discover().get(name), arch, everything=everything, float64_scalars=float64_scalars)
+    Path(sys.argv[2]).write_text(found.model_dump_json())

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from kernel_pytorch.harness import availability
-from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.checks import Skipped, check_deterministic, check_rows_independent, check_second_derivatives
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import describe_environment, now
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.support import features
 from kernel_pytorch.harness.support.processes import Processes
-from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord
-from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
+from kernel_pytorch.harness.support.record import Absent, Answer, Outcome, SupportRecord
+from kernel_pytorch.harness.support.subject import Shared, Subject, absence, declared_no, subject_named
 from kernel_pytorch.harness.technique import Operation, Technique
+from kernel_pytorch.harness.tensors import leaves
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,7 @@ def check_sharded(subject: Subject) -> None:
 
     processes = subject.shared.processes
     assert processes is not None
-    names = (subject.shared.technique.name, subject.operation.name, subject.implementation.name)
-    processes.call(check_sharded, *names)
+    processes.call(check_sharded, subject.shared.technique.name, subject.operation.name, subject.implementation.name)
 
 
 GPU_ROWS = 64
@@ -91,12 +87,7 @@ def check_determinism(subject: Subject) -> None:
 def check_batch_invariance(subject: Subject) -> None:
     """A row alone, or in a smaller batch, has the bits that it has in the whole batch; so has its gradient."""
     data = [subject.has_rows(name) for name in subject.names]
-    arguments = [
-        a.detach().requires_grad_(a.is_floating_point() and subject.operation.differentiable)
-        if isinstance(a, Tensor) and has_rows
-        else a
-        for has_rows, a in zip(data, subject.arguments(), strict=True)
-    ]
+    arguments = leaves(subject.arguments(), [has_rows and subject.operation.differentiable for has_rows in data])
     torch._dynamo.reset()
     check_rows_independent(subject.function, arguments, data=data)
 
@@ -156,7 +147,8 @@ def examine(subject: Subject, row: Capability) -> Outcome:
 
 def _judged(subject: Subject, row: Capability, error: str, elsewhere: str | None = None) -> Outcome:
     """Compare the error, empty if there was none, with the declaration; `elsewhere` says why nothing was tested."""
-    declared, answer, reason = declared_no(subject, row.name), "yes", ""
+    declared, reason = declared_no(subject, row.name), ""
+    answer: Answer = "yes"
     if elsewhere is not None:
         answer, reason = "not tested here", elsewhere
     elif declared is None and error:
@@ -166,14 +158,7 @@ def _judged(subject: Subject, row: Capability, error: str, elsewhere: str | None
     elif declared is not None:
         answer, reason, error = "no", declared, error.partition("\n")[0]
     names = {"operation": subject.operation.name, "implementation": subject.implementation.name}
-    return Outcome.model_validate(
-        {**names, "capability": row.name, "answer": answer, "reason": reason, "error": error.strip()}
-    )
-
-
-def absence(subject: Subject) -> str | None:
-    """Why the implementation cannot run here at all, or None."""
-    return why_unavailable(subject.shared.technique, subject.implementation, subject.device, torch.float32)
+    return Outcome(**names, capability=row.name, answer=answer, reason=reason, error=error.strip())
 
 
 def examine_technique(
@@ -206,8 +191,7 @@ def examine_technique(
     present = identify(technique, environment)
     if known is not None and all(getattr(known.environment, name) == getattr(environment, name) for name in machine):
         same = {label for label, then in known.identities.items() if then == present.get(label)}
-        outcomes = [o for o in known.outcomes if f"{o.operation}/{o.implementation}" in same]
-        kept = {(o.operation, o.implementation, o.capability): o for o in outcomes if o.answer != "wrong"}
+        kept = {o.key: o for o in known.outcomes if o.label in same and o.answer != "wrong"}
     absent: list[Absent] = []
     questions: list[tuple[Subject, Capability]] = []
     for operation in technique.operations:
@@ -247,11 +231,4 @@ def examine_technique(
 def _examine_in_child(
     technique: str, operation: str, implementation: str, row: str, device: str, announce: Announce
 ) -> Outcome:
-    shared = _shared_in_child(technique, device)
-    declared = shared.technique.operation(operation)
-    return examine(Subject(shared, declared, declared.implementation(implementation)), capability(row))
-
-
-@functools.cache
-def _shared_in_child(technique: str, device: str) -> Shared:
-    return Shared(discover().get(technique), torch.device(device))
+    return examine(subject_named(technique, operation, implementation, device), capability(row))

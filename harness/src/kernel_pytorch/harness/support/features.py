@@ -11,17 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernel_pytorch.harness.availability import why_unavailable
 from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.clock.cuda import graph_of
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Announce
 from kernel_pytorch.harness.oracle import Run
 from kernel_pytorch.harness.scratch import scratch_folder
-from kernel_pytorch.harness.support.subject import Shared, Subject, declared_no
-from kernel_pytorch.harness.tensors import as_tuple
+from kernel_pytorch.harness.support.subject import Shared, Subject, absence, declared_no, subject_named
+from kernel_pytorch.harness.tensors import EveryCall, as_tuple, wanting
 from kernel_pytorch.harness.verification import expect_for
 
 AOTINDUCTOR = "AOTInductor"
@@ -66,7 +63,7 @@ def check_aotinductor(subject: Subject) -> None:
     Raises:
         Skipped: not even the sum can be loaded here.
     """
-    shared, label = subject.shared, _label(subject)
+    shared, label = subject.shared, subject.label
     if (worker := shared.worker) is not None and shared.device.type == "cuda":
         device = str(shared.device)
         reason = shared.once_for_all(f"{AOTINDUCTOR} sum", lambda: worker.call(_load_a_sum, device).failure)
@@ -80,14 +77,8 @@ def check_aotinductor(subject: Subject) -> None:
 def _package_together(shared: Shared) -> dict[str, str]:
     """The errors of all implementations that are expected to work; none if one of them stops the others."""
     every = [Subject(shared, o, i) for o in shared.technique.operations for i in o.implementations]
-    expected = [
-        subject
-        for subject in every
-        if declared_no(subject, AOTINDUCTOR) is None
-        and why_unavailable(shared.technique, subject.implementation, shared.device, subject.case.dtype) is None
-    ]
     try:
-        return _package(shared, expected)
+        return _package(shared, [s for s in every if declared_no(s, AOTINDUCTOR) is None and absence(s) is None])
     except Exception:  # the one that failed fails again when it is tested alone
         return {}
 
@@ -99,8 +90,7 @@ def _package(shared: Shared, subjects: Sequence[Subject]) -> dict[str, str]:
     names = [(subject.operation.name, subject.implementation.name) for subject in subjects]
     outcome = shared.worker.call(_hold_packaged_apart, shared.technique.name, names, str(shared.device))
     assert not outcome.failure, outcome.failure
-    found: dict[str, str] = outcome.value
-    return found
+    return dict(outcome.value)
 
 
 def _load_a_sum(device: str, announce: Announce) -> None:
@@ -116,20 +106,18 @@ def _load_a_sum(device: str, announce: Announce) -> None:
 def _hold_packaged_apart(
     technique: str, names: list[tuple[str, str]], device: str, announce: Announce
 ) -> dict[str, str]:
-    shared = Shared(discover().get(technique), torch.device(device))
-    operations = [(shared.technique.operation(operation), implementation) for operation, implementation in names]
-    return _hold_packaged([Subject(shared, operation, operation.implementation(i)) for operation, i in operations])
+    return _hold_packaged([subject_named(technique, *each, device) for each in names])
 
 
 def _hold_packaged(subjects: Sequence[Subject]) -> dict[str, str]:
-    wrong = dict.fromkeys(map(_label, subjects), "")
+    wrong = {subject.label: "" for subject in subjects}
     with _loaded(_export(subjects)) as loaded:
         for rows in (1, 2):
             for subject, outputs in zip(subjects, loaded(*_inputs(subjects, rows)), strict=True):
                 try:
                     subject.hold(Run(tuple(outputs), {}), subject.expect(rows))
                 except AssertionError as error:
-                    wrong[_label(subject)] = str(error)
+                    wrong[subject.label] = str(error)
     return wrong
 
 
@@ -139,10 +127,6 @@ def _loaded(program: torch.export.ExportedProgram) -> Iterator[Any]:
     with scratch_folder() as folder:
         target = str(Path(folder) / "package.pt2")
         yield torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program, package_path=target))
-
-
-def _label(subject: Subject) -> str:
-    return f"{subject.operation.name}/{subject.implementation.name}"
 
 
 def _inputs(subjects: Sequence[Subject], rows: int = 1) -> tuple[Tensor, ...]:
@@ -182,12 +166,18 @@ AUTOCAST_DTYPE = torch.float16
 
 def check_opcheck(subject: Subject) -> None:
     """`torch.library.opcheck` of every operator of ours that a call and any backward reach, on what reaches it."""
-    with _Calls() as reached:
+    reached: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if operator.namespace in NAMESPACES:
+            reached.append((operator, tuple(map(_copy, arguments)), {k: _copy(v) for k, v in keywords.items()}))
+
+    with EveryCall(note):
         against = subject.expect()
         own = subject.leaves(against.arguments)
         _gradients(as_tuple(subject.function(*own)), own, against.output_gradients)
-    assert reached.calls, f"reaches no operator in {OURS}: there is nothing to check"
-    for operator, arguments, keywords in reached.calls:
+    assert reached, f"reaches no operator in {OURS}: there is nothing to check"
+    for operator, arguments, keywords in reached:
         torch.library.opcheck(operator, arguments, keywords)
         _check_fake_strides(operator, arguments, keywords)
 
@@ -295,22 +285,7 @@ def check_flop_counter(subject: Subject) -> None:
 
 def _gradients(outputs: Sequence[Tensor], arguments: list[Any], incoming: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Gradients of the arguments that require them; none without incoming gradients."""
-    wanted = [a for a in arguments if isinstance(a, Tensor) and a.requires_grad]
-    return torch.autograd.grad(outputs, wanted, incoming) if incoming else ()
-
-
-class _Calls(TorchDispatchMode):
-    """Notes every call of an operator of ours: which, and on what."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace in NAMESPACES:
-            self.calls.append((func, tuple(map(_copy, args)), {k: _copy(v) for k, v in kwargs.items()}))
-        return func(*args, **kwargs)
+    return torch.autograd.grad(outputs, wanting(arguments), incoming) if incoming else ()
 
 
 def _copy(argument: Any) -> Any:

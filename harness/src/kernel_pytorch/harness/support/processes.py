@@ -17,19 +17,16 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from kernel_pytorch.harness.isolation import Announce, Outcome, Worker
+from kernel_pytorch.harness.isolation import Announce, Worker
 from kernel_pytorch.harness.peers import load_file
 from kernel_pytorch.harness.scratch import scratch_folder
-
-Member = tuple[int, int, str, str, float]
-"""Arguments of `_mesh`."""
 
 OTHERS_TIMEOUT = 3.0
 """Seconds that the other processes get to answer once one has failed: they may wait for it forever."""
@@ -60,7 +57,7 @@ class Processes:
         if device_type == "cuda" and torch.cuda.device_count() < count:
             raise ValueError(f"count: given {count}; there are {torch.cuda.device_count()} GPUs here")
         self.count, self.timeout, self.device_type = count, timeout, device_type
-        self._members: list[tuple[Worker, Member]] = []
+        self._members: list[Worker] = []
         self._folder: TemporaryDirectory[str] | None = None
         self._threads = ThreadPoolExecutor(count)
 
@@ -79,20 +76,20 @@ class Processes:
         """
         if not self._members:
             self._folder = scratch_folder()
-            for rank in range(self.count):
-                member = (rank, self.count, f"{self._folder.name}/store", self.device_type, self.timeout)
-                self._members.append((Worker(self.timeout, functools.partial(_mesh, *member)), member))
+            about = (self.count, f"{self._folder.name}/store", self.device_type, self.timeout)
+            joins = [functools.partial(_join, rank, *about) for rank in range(self.count)]
+            self._members = [Worker(self.timeout, join) for join in joins]
         where = (function.__module__, function.__code__.co_filename, function.__qualname__)
-        answers = [
-            self._threads.submit(worker.call, _call, member, where, arguments) for worker, member in self._members
-        ]
+        answers = [self._threads.submit(_ask, worker, where, arguments) for worker in self._members]
         try:
-            failures = _failures(answers)
-            if failures:
-                raise ProcessesError("\n".join(f"rank {rank}: {failures[rank]}" for rank in sorted(failures)))
-            return [answer.result().value[1] for answer in answers]
+            wait(answers, return_when=FIRST_EXCEPTION)
+            wait(answers, OTHERS_TIMEOUT)
+            errors = {rank: answer.exception() for rank, answer in enumerate(answers) if answer.done()}
+            if failed := [f"rank {rank}: {e}" for rank, e in errors.items() if isinstance(e, ProcessesError)]:
+                raise ProcessesError("\n".join(failed))
+            return [answer.result() for answer in answers]
         except BaseException:
-            for worker, _ in self._members:
+            for worker in self._members:
                 worker.kill()
             wait(answers)
             self._end()
@@ -111,42 +108,34 @@ class Processes:
 
     def _end(self) -> None:
         # At once: a member may wait for the others to leave.
-        list(self._threads.map(Worker.close, [worker for worker, _ in self._members]))
+        list(self._threads.map(Worker.close, self._members))
         self._members = []
         if self._folder is not None:
             self._folder.cleanup()
-            self._folder = None
 
 
-def _failures(answers: list[Future[Outcome]]) -> dict[int, str]:
-    """Failures by rank, once all have answered or one has failed and the others had `OTHERS_TIMEOUT`."""
-    found: dict[int, str] = {}
-    waiting = set(answers)
-    while waiting:
-        done, waiting = wait(waiting, OTHERS_TIMEOUT if found else None, FIRST_COMPLETED)
-        if not done:
-            break
-        for answer in done:
-            outcome = answer.result()
-            failed, content = (True, outcome.failure) if outcome.failure else outcome.value
-            if failed:
-                found[answers.index(answer)] = content
-    return found
+def _ask(worker: Worker, where: tuple[str, str, str], arguments: tuple[Any, ...]) -> Any:
+    """The value of one process. Raises ProcessesError with what it said, or with how it ended."""
+    outcome = worker.call(_call, where, arguments)
+    failed, content = (True, outcome.failure) if outcome.failure else outcome.value
+    if failed:
+        raise ProcessesError(content)
+    return content
 
 
-def _call(
-    member: Member, where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce
-) -> tuple[bool, Any]:
+def _call(where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce) -> tuple[bool, Any]:
     """In the child: whether the function raised, and its traceback or value."""
     try:
-        return False, _find(*where)(_mesh(*member), *arguments)
+        return False, _find(*where)(*_mesh, *arguments)
     except Exception:
         return True, traceback.format_exc().rstrip()
 
 
-@functools.cache
-def _mesh(rank: int, count: int, store: str, device_type: str, timeout: float) -> Any:
-    """Join the group; the mesh of all its members."""
+_mesh: list[Any] = []
+"""In the child: the mesh of all members, once it has joined the group."""
+
+
+def _join(rank: int, count: int, store: str, device_type: str, timeout: float) -> None:
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -163,7 +152,7 @@ def _mesh(rank: int, count: int, store: str, device_type: str, timeout: float) -
         timeout=datetime.timedelta(seconds=timeout),
     )
     atexit.register(_leave)
-    return init_device_mesh(device_type, (count,))
+    _mesh.append(init_device_mesh(device_type, (count,)))
 
 
 def _leave() -> None:

@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kernel_pytorch.harness.environment import Environment
-from kernel_pytorch.harness.identity import Identity
-from kernel_pytorch.harness.records import Name, Part, Record, check_once
+from kernel_pytorch.harness.records import Identity, Name, Part, Record, check_once
 
 SCHEMA_VERSION: Literal[1] = 1
 FOLDER = "support"
@@ -18,7 +17,17 @@ FOLDER = "support"
 Answer = Literal["yes", "no", "not tested here", "wrong"]
 
 
-class Outcome(Part):
+class _About(Part):
+    operation: Name
+    implementation: Name
+
+    @property
+    def label(self) -> str:
+        """`operation/implementation`."""
+        return f"{self.operation}/{self.implementation}"
+
+
+class Outcome(_About):
     """The answer for one row and one implementation of an operation.
 
     Attributes:
@@ -28,19 +37,20 @@ class Outcome(Part):
         error: what was raised, if anything was.
     """
 
-    operation: Name
-    implementation: Name
     capability: Name
     answer: Answer
     reason: str = ""
     error: str = ""
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from the others of a record."""
+        return self.operation, self.implementation, self.capability
 
-class Absent(Part):
+
+class Absent(_About):
     """An implementation that cannot run on this device."""
 
-    operation: Name
-    implementation: Name
     reason: str
 
 
@@ -66,7 +76,7 @@ class SupportRecord(Record):
 
     @model_validator(mode="after")
     def _check_rows(self) -> SupportRecord:
-        check_once((o.operation, o.implementation, o.capability) for o in self.outcomes)
+        check_once(o.key for o in self.outcomes)
         return self
 
     def save_in(self, folder: Path) -> Path:

@@ -14,19 +14,16 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.oracle import Run
-from kernel_pytorch.harness.support.subject import Shared, Subject
-from kernel_pytorch.harness.tensors import as_tuple
+from kernel_pytorch.harness.support.subject import Subject, subject_named
+from kernel_pytorch.harness.tensors import as_tuple, is_float, leaves, wanting
 from kernel_pytorch.harness.verification import Expected
 
 
 def check_sharded(mesh: Any, technique: str, operation: str, implementation: str) -> None:
     """Data sharded by rows, parameters replicated; then the same with the parameters under `fully_shard`."""
-    found = discover().get(technique)
-    device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
-    declared = found.operation(operation)
-    hold_sharded(mesh, Subject(Shared(found, device), declared, declared.implementation(implementation)))
+    device = f"cuda:{torch.cuda.current_device()}" if mesh.device_type == "cuda" else mesh.device_type
+    hold_sharded(mesh, subject_named(technique, operation, implementation, device))
 
 
 def hold_sharded(mesh: Any, subject: Subject) -> None:
@@ -56,12 +53,9 @@ def run_sharded(
         Outputs, and gradients by name, as they came.
     """
     backward = bool(against.output_gradients)
-    own = [
-        distribute(a, mesh, placements.get(name, Replicate())).requires_grad_(backward and a.is_floating_point())
-        if isinstance(a, Tensor)
-        else a
-        for name, a in zip(against.names, against.arguments, strict=True)
-    ]
+    given = zip(against.names, against.arguments, strict=True)
+    placed = [distribute(a, mesh, placements.get(n, Replicate())) if isinstance(a, Tensor) else a for n, a in given]
+    own = leaves(placed, backward)
     outputs = as_tuple(function(*own))
     if not backward:
         return outputs, {}
@@ -69,8 +63,8 @@ def run_sharded(
         distribute(g, mesh, Replicate() if o.placements[0].is_partial() else o.placements[0])
         for g, o in zip(against.output_gradients, outputs, strict=True)
     ]
-    wanted = {n: a for n, a in zip(against.names, own, strict=True) if isinstance(a, DTensor) and a.requires_grad}
-    gradients = torch.autograd.grad(outputs, list(wanted.values()), incoming, allow_unused=True)
+    wanted = [name for name, a in zip(against.names, own, strict=True) if wanting([a])]
+    gradients = torch.autograd.grad(outputs, wanting(own), incoming, allow_unused=True)
     return outputs, dict(zip(wanted, gradients, strict=True))
 
 
@@ -96,7 +90,7 @@ class _Module(torch.nn.Module):
         super().__init__()
         self._function, self._arguments = function, dict(arguments)
         for name, argument in arguments.items():
-            if isinstance(argument, Tensor) and argument.is_floating_point() and name not in (*data, *constants):
+            if is_float(argument) and name not in (*data, *constants):
                 self.register_parameter(name, torch.nn.Parameter(argument.detach().clone()))
 
     def forward(self, **data: Tensor) -> Any:
@@ -120,10 +114,8 @@ def run_fully_sharded(
     backward = bool(against.output_gradients)
     named = zip(against.names, against.arguments, strict=True)
     whole = {name: a for name, a in named if isinstance(a, Tensor) and name in data}
-    own = {
-        name: a.detach().chunk(count)[rank].clone().requires_grad_(backward and a.is_floating_point())
-        for name, a in whole.items()
-    }
+    parts = leaves([a.chunk(count)[rank] for a in whole.values()], backward, copy=True)
+    own: dict[str, Tensor] = dict(zip(whole, parts, strict=True))
     with torch.set_grad_enabled(backward):
         outputs = as_tuple(module(**own))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_pytorch.harness.availability import why_unavailable
+from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.oracle import Run, in_float64, judge
 from kernel_pytorch.harness.oracle import run as run_function
@@ -69,6 +72,11 @@ class Subject:
     shared: Shared
     operation: Operation
     implementation: Implementation
+
+    @property
+    def label(self) -> str:
+        """`operation/implementation`, as in records."""
+        return f"{self.operation.name}/{self.implementation.name}"
 
     @property
     def device(self) -> torch.device:
@@ -148,6 +156,23 @@ class Subject:
             reference, truth = reference.without_gradients(), truth.without_gradients()
         wrong = [j for j in judge(candidate, reference, truth, BUDGET_FACTOR) if not j.passed]
         assert not wrong, "; ".join(f"{j.quantity} {j.message}" for j in wrong)
+
+
+@functools.cache
+def _shared_by_name(technique: str, device: str) -> Shared:
+    return Shared(discover().get(technique), torch.device(device))
+
+
+def subject_named(technique: str, operation: str, implementation: str, device: str) -> Subject:
+    """The subject of these names in a child process, whose subjects of one technique share what they find."""
+    shared = _shared_by_name(technique, device)
+    declared = shared.technique.operation(operation)
+    return Subject(shared, declared, declared.implementation(implementation))
+
+
+def absence(subject: Subject) -> str | None:
+    """Why the implementation cannot run here at all, or None."""
+    return why_unavailable(subject.shared.technique, subject.implementation, subject.device, torch.float32)
 
 
 def declared_no(subject: Subject, row: str) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.provenance import identify
+from kernel_pytorch.harness.report import markdown_table
 from kernel_pytorch.harness.support.examination import CAPABILITIES
 from kernel_pytorch.harness.support.record import Outcome, SupportRecord, load_all
 from kernel_pytorch.harness.technique import Operation, Technique
@@ -16,24 +16,15 @@ from kernel_pytorch.harness.technique import Operation, Technique
 NOT_TESTED = "not tested here"
 
 
-class Tabulated(NamedTuple):
-    """The table of one operation.
+def tabulate(
+    operation: Operation, records: Sequence[SupportRecord]
+) -> tuple[list[str], list[list[str]], list[str], list[str]]:
+    """The table of an operation, from the records of all devices.
 
-    Attributes:
-        levels: the implementations that could run on one of the devices, in the order of the ladder.
-        rows: for each capability its name and a cell for each level.
-        reasons: those that cells give by number, from 1 on.
-        absent: one line for each implementation that could run nowhere.
+    Returns:
+        The header, with the implementations that could run on one of the devices; a row for each capability; the
+        reasons that cells give by number, from 1 on; one line for each implementation that could run nowhere.
     """
-
-    levels: list[str]
-    rows: list[list[str]]
-    reasons: list[str]
-    absent: list[str]
-
-
-def tabulate(operation: Operation, records: Sequence[SupportRecord]) -> Tabulated:
-    """The table of an operation, from the records of all devices."""
     found: dict[tuple[str, str], list[tuple[str, Outcome]]] = {}
     why: dict[str, dict[str, None]] = {}
     for record in records:
@@ -48,7 +39,7 @@ def tabulate(operation: Operation, records: Sequence[SupportRecord]) -> Tabulate
     reasons: dict[str, int] = {}
     rows = [[c.name, *(_cell(found.get((c.name, level), []), reasons) for level in levels)] for c in CAPABILITIES]
     absent = [f"`{level}` is not here: {'; '.join(each)}" for level, each in why.items() if level not in ran]
-    return Tabulated(levels, rows, list(reasons), absent)
+    return ["", *levels], rows, list(reasons), absent
 
 
 def _cell(found: Sequence[tuple[str, Outcome]], reasons: dict[str, int]) -> str:
@@ -80,17 +71,14 @@ def markdown(technique: Technique, records: Sequence[SupportRecord]) -> str:
     lines.append("")
     names: dict[str, list[str]] = {}
     for operation in technique.operations:
-        names.setdefault(_markdown(tabulate(operation, records)), []).append(f"`{operation.name}`")
-    for table, sharing in names.items():
-        lines += [f"**{', '.join(sharing)}**", "", table]
+        header, rows, reasons, absent = tabulate(operation, records)
+        table = [f"| | {' | '.join(header[1:])} |", *markdown_table(header, rows)[1:], ""]
+        table += [*(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)), ""]
+        table += [*(f"{line}.  " for line in absent), *[""] * bool(absent)]
+        names.setdefault("\n".join(table), []).append(f"`{operation.name}`")
+    for shared, sharing in names.items():
+        lines += [f"**{', '.join(sharing)}**", "", shared]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _markdown(table: Tabulated) -> str:
-    lines = [f"| | {' | '.join(table.levels)} |", "|" + " --- |" * (len(table.levels) + 1)]
-    lines += [f"| {' | '.join(row)} |" for row in table.rows]
-    lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(table.reasons, 1)), ""]
-    return "\n".join([*lines, *(f"{line}.  " for line in table.absent), *[""] * bool(table.absent)])
 
 
 def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportRecord, list[str]]:
@@ -105,8 +93,8 @@ def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportReco
         for name, then in record.identities.items()
         if name not in declared or (name in now and then.differs(now[name]))
     }
-    kept = tuple(o for o in record.outcomes if f"{o.operation}/{o.implementation}" not in changed)
-    absent = tuple(a for a in record.absent if f"{a.operation}/{a.implementation}" in declared)
+    kept = tuple(o for o in record.outcomes if o.label not in changed)
+    absent = tuple(a for a in record.absent if a.label in declared)
     return record.model_copy(update={"outcomes": kept, "absent": absent}), sorted(changed)
 
 
@@ -132,10 +120,7 @@ def problems(name: str, results: Path) -> list[str]:
         UserError: the technique is not installed.
     """
     technique = discover().get(name)
-    known: set[str] = set()
-    for record in recorded(technique, results):
-        known |= {f"{o.operation}/{o.implementation}" for o in record.outcomes}
-        known |= {f"{a.operation}/{a.implementation}" for a in record.absent}
+    known = {each.label for r in recorded(technique, results) for each in (*r.outcomes, *r.absent)}
     every = load_all(results, name).items()
     changed = {what: path for path, record in every for what in up_to_date(record, technique)[1]}
     asks_again = f"`kernel-pytorch support {name} --changed --json results/<device>` asks again"
