@@ -114,22 +114,13 @@ def flops(factor: int, first: int) -> Callable[..., int]:
     return of_shapes
 
 
-def sharding(placements: Any, q: Any, k: Any, q_weight: Any, k_weight: Any, cos: Any, *rest: Any) -> Shardings:
-    """Where both results, the statistics, q, k, the weights and the tables may lie."""
-    whole = placements.Replicate()
-    for heads, tables in token_placements(placements, q, cos):
-        yield [heads] * 4, [heads, heads, whole, whole, tables, tables]
-
-
-def sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest: Any) -> Shardings:
-    """Where the gradients and what goes in may lie."""
-    whole, cos, needs = placements.Replicate(), rest[3], rest[-4:]
-    for heads, tables in token_placements(placements, q, cos):
-        shares = placements.Partial() if heads.is_shard() else whole
-        # What is not needed comes back empty, and is the same everywhere.
-        outputs = [own if needed else whole for own, needed in zip((heads, heads, shares, shares), needs, strict=True)]
-        incoming = [None if dy is None else heads for dy in (dq_out, dk_out)]
-        yield outputs, [*incoming, heads, heads, whole, whole, tables, tables, heads, heads]
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors may lie."""
+    of_heads = ("q", "k", "q_out", "k_out", "q_rstd", "k_rstd", "dq_out", "dk_out", "dq", "dk")
+    for heads, tables in token_placements(placements, a.q, a.cos):
+        shares = placements.Partial() if heads.is_shard() else heads
+        found = dict.fromkeys(of_heads, heads) | dict.fromkeys(("cos", "sin"), tables)
+        yield found | dict.fromkeys(("dq_weight", "dk_weight"), shares)
 
 
 QK_NORM_ROPE_RULES: Rules = {
@@ -149,7 +140,7 @@ BACKWARD_RULES: Rules = {
     "fake": fake_backward,
     "formula": formula,
     "flops": flops(14, 2),
-    "sharding": sharding_backward,
+    "sharding": sharding,
 }
 QK_LAYER_NORM_ROPE_RULES: Rules = {
     **QK_NORM_ROPE_RULES,

@@ -50,10 +50,10 @@ def token_placements(placements: Any, x: Any, cos: Any) -> Iterator[tuple[Any, A
         yield placements.Shard(dimension), placements.Shard(dimension - first) if has else placements.Replicate()
 
 
-def sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Shardings:
+def sharding(placements: Any, a: Any) -> Shardings:
     """Where y, x and the tables may lie."""
-    for heads, tables in token_placements(placements, x, cos):
-        yield [heads], [heads, tables, tables]
+    for heads, tables in token_placements(placements, a.x, a.cos):
+        yield {"x": heads, "y": heads, "cos": tables, "sin": tables}
 
 
 def fake_qk(a: Any) -> tuple[Tensor, Tensor]:
@@ -82,17 +82,14 @@ def flops_qk(q: Any, k: Any, *rest: Any, **_: Any) -> int:
     return 3 * sum(torch.Size(shape).numel() for shape in (q, k) if shape is not None)
 
 
-def sharding_qk(placements: Any, q: Any, k: Any, cos: Any, sin: Any, position_ids: Any, *scalars: Any) -> Shardings:
+def sharding_qk(placements: Any, a: Any) -> Shardings:
     """Where both results, q, k, the tables and positions may lie; positions lie like tokens, and tables are whole."""
-    whole = placements.Replicate()
-    like = q if q is not None else k
     # Positions have the dimensions that tables without them would have, less their columns.
-    ids = None if position_ids is None else position_ids.unsqueeze(-1)
-    for heads, rows in token_placements(placements, like, cos if ids is None else ids):
-        outputs = [whole if x is None else heads for x in (q, k)]
-        tables = rows if ids is None else whole
-        given = [None if x is None else heads for x in (q, k)]
-        yield outputs, [*given, tables, tables, None if ids is None else rows]
+    like = a.cos if a.position_ids is None else a.position_ids.unsqueeze(-1)
+    for heads, rows in token_placements(placements, a.k if a.q is None else a.q, like):
+        found = {} if a.q is None else {"q": heads, "q_out": heads}
+        found |= {} if a.k is None else {"k": heads, "k_out": heads}
+        yield found | dict.fromkeys(("cos", "sin") if a.position_ids is None else ("position_ids",), rows)
 
 
 ROTARY_EMBEDDING_RULES: Rules = {
