@@ -290,6 +290,18 @@ def _refused(operator: Any) -> Callable[..., Any]:
     return refuse
 
 
-def per_element(factor: int) -> Callable[..., int]:
-    """The FLOP formula of an operator that does `factor` operations for each element of its first argument."""
-    return lambda shape, *args, **kwargs: factor * torch.Size(shape).numel()
+def per_element(factor: int, *places: int) -> Callable[..., int]:
+    """The FLOP formula of an operator that does `factor` operations for each element of its first argument.
+
+    Given places, it is of each element of the arguments there, of those that are not None.
+    """
+
+    def formula(*shapes: Any, **names: Any) -> int:
+        return factor * sum(torch.Size(shapes[i]).numel() for i in places or (0,) if shapes[i] is not None)
+
+    return formula
+
+
+def like_first(first: Tensor, *others: Any) -> Tensor:
+    """The fake of an operator whose result is like its first argument."""
+    return first.new_empty(first.shape)

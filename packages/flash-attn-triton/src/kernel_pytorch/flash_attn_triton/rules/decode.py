@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .._core.operator import Rules
+from .._core.operator import Rules, like_first
 from .._core.sharding import Shardings
-
-
-def fake(a: Any) -> Tensor:
-    """What it allocates."""
-    return a.q.new_empty(a.q.shape)
 
 
 def flops(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any, *others: Any, **names: Any) -> int:
@@ -38,7 +32,7 @@ def sharding(placements: Any, a: Any) -> Shardings:
 FLASH_DECODE_RULES: Rules = {
     "schema": "flash_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table,"
     " Tensor? alibi_slopes, Tensor? sinks, float scale, SymInt left, SymInt right, float softcap) -> Tensor o",
-    "fake": fake,
+    "fake": like_first,
     "flops": flops,
     "sharding": sharding,
 }

@@ -1,4 +1,4 @@
-"""The operators of the Triton level: `linear_act`, `gated_mlp` and their gradients.
+"""Triton: the product and what follows it in one kernel, `linear_act`, `gated_mlp`, and their gradients.
 
 The operators of gradients end at the gradient of the pre-activation. What remains are products of matrices by PyTorch's
 own operators (cuBLAS): torch.compile, checkpointing policies and DTensor know those. Saved for the backward, beside x
@@ -17,12 +17,13 @@ is redistributed first, by DTensor, to what costs least.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.call_kinds import needs_grad
+from kernel_pytorch.fused_ln_act._core.gradients import asks
 from kernel_pytorch.fused_ln_act._core.operator import declare
 from kernel_pytorch.fused_ln_act._core.sharding import Shardings, row_placements
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS, activate, derivative
@@ -86,16 +87,10 @@ def save_linear(y: Tensor, preactivation: Tensor, activation: str, save_preactiv
     return (preactivation if save_preactivation and activation != "identity" else None,)
 
 
-def gradient_linear(
-    dy: Tensor,
-    saved: tuple[Tensor | None],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@asks("dy saved x weight bias activation needs")
+def gradient_linear(*given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of x, weight and bias, each only if it is needed."""
+    dy, saved, x, weight, bias, activation, needs = given
     need_dx, need_dweight, need_dbias = needs
     dz, dbias = dy, None
     if need_dbias or activation != "identity":
@@ -180,16 +175,10 @@ def save_gated(preactivation: Tensor, save_preactivation: bool) -> tuple[Tensor 
     return (preactivation if save_preactivation else None,)
 
 
-def gradient_gated(
-    dy: Tensor,
-    saved: tuple[Tensor | None],
-    x: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    activation: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@asks("dy saved x w_gate_up w_down activation needs")
+def gradient_gated(*given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of x and both weights, each only if it is needed."""
+    dy, saved, x, w_gate_up, w_down, activation, needs = given
     need_dx, need_first, need_second = needs
     dh = gradient_of_input(dy, w_down)
     h, dz = gated_mlp_backward(dh, *saved, x, w_gate_up, activation, need_second, need_dx or need_first)
@@ -255,3 +244,20 @@ gated_mlp_backward = declare(
     flops=flops_gated_backward,
     sharding=sharding_gated,
 )
+
+# Levels "triton" of both functions.
+
+
+def _linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool) -> tuple[Any, ...]:
+    # Without a backward nothing is written for it.
+    save = save and activation not in NOTHING_SAVED and needs_grad(x, weight, bias)
+    return x, weight.to(x.dtype), bias, activation, save
+
+
+def _gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> tuple[Any, ...]:
+    save = not recompute and needs_grad(x, w_gate_up, w_down)
+    return x, w_gate_up.to(x.dtype), w_down.to(x.dtype), activation, save
+
+
+MAPPED = {"linear_act": (linear_act, _linear_act), "gated_mlp": (gated_mlp, _gated_mlp)}
+"""By function, its operator and what makes the operator's arguments of its own."""

@@ -10,14 +10,15 @@ in the whole tensor, which a rank that holds a part does not know: then everythi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._core.direct_calls import DTYPE_NAMES
-from .._core.operator import Rules
+from .._core.gradients import asks
+from .._core.operator import Rules, like_first
 from .._core.philox import dropout
 from .._core.sharding import Shardings, row_placements
 from .activations import FLOPS, derivative
@@ -35,24 +36,15 @@ def sharding(placements: Any, a: Any) -> Shardings:
 # Bias and activation.
 
 
-def fake(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """What it allocates."""
-    return x.new_empty(x.shape)
-
-
 def save(x: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor | None, Tensor | None]:
     """What the gradient is made of: without a derivative x is not needed."""
     return None if activation == "identity" else x, bias
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    saved: tuple[Tensor | None, Tensor | None],
-    activation: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor | None]:
+@asks("backward dy saved activation needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and bias."""
+    dy, saved, activation, needs = given
     # Where nothing is done to x, its gradient is there already.
     compute_dx = needs[0] and activation != "identity"
     if not compute_dx and not needs[1]:
@@ -68,7 +60,7 @@ def flops(x: Any, bias: Any, activation: str, *_: Any, **__: Any) -> int:
 
 BIAS_ACT_RULES: Rules = {
     "schema": "bias_act(Tensor x, Tensor? bias, str activation) -> Tensor",
-    "fake": fake,
+    "fake": like_first,
     "save": save,
     "gradient": gradient,
     "flops": flops,
@@ -129,16 +121,10 @@ def fake_add(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | No
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
 
 
-def gradient_add(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    p: float,
-    dtypes: Sequence[torch.dtype],
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor | None, Tensor, None]:
+@asks("backward dy bias seed p dtypes needs")
+def gradient_add(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor | None, Tensor, None]:
     """Gradients of x, bias and residual; None for the seed."""
+    dy, bias, seed, p, dtypes, needs = given
     # Where nothing is done to x, its gradient is there already.
     compute_dx = needs[0] and (p > 0.0 or dy.dtype != dtypes[0])
     if not compute_dx and not needs[1]:

@@ -12,12 +12,13 @@ gradient from its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._core.gradients import asks
 from .._core.operator import Rules, per_element
 from .._core.sharding import Shardings, row_placements
 
@@ -34,14 +35,10 @@ def save(y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return y, mask if mask is not None and mask.is_floating_point() else None
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    saved: tuple[Tensor, Tensor | None],
-    scale: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor]:
+@asks("backward dy saved scale needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
     """Gradients of x and the mask."""
+    dy, saved, scale, needs = given
     return backward(dy, *saved, scale, *needs)
 
 

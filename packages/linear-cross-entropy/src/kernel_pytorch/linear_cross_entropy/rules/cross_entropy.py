@@ -99,16 +99,12 @@ def gradient_of_logits(
     return gradient * (1.0 - (z / softcap).square()) if softcap > 0.0 else gradient
 
 
-def flops_backward(dloss: Any, normalizer: Any, logits: Any, *_: Any, **__: Any) -> int:
-    """What is made of each logit."""
-    return BACKWARD * torch.Size(logits).numel()
-
-
+FLOPS_BACKWARD = per_element(BACKWARD, 2)
 CROSS_ENTROPY_BACKWARD_RULES: Rules = {
     "schema": f"cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target, {SCALARS})"
     " -> Tensor",
     "fake": fake_backward,
     "formula": formula,
-    "flops": flops_backward,
+    "flops": FLOPS_BACKWARD,
     "sharding": SHARDING,
 }

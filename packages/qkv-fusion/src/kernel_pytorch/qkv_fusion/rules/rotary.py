@@ -6,33 +6,21 @@ Heads are whole: DTensor may shard batches, tokens and heads, the tables with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._core.gradients import asks
-from .._core.operator import Rules, per_element
+from .._core.operator import Rules, like_first, per_element
 from .._core.sharding import Shardings
 
 
-def fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
-    """What it allocates."""
-    return x.new_empty(x.shape)
-
-
-def gradient(
-    itself: Callable[..., Any],
-    dy: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    transposed: bool,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, None, None]:
+@asks("itself dy cos sin interleaved transposed needs")
+def gradient(itself: Callable[..., Any], *given: Any) -> tuple[Tensor | None, None, None]:
     """Gradient of x; only the tables are saved for it."""
-    return itself(dy, cos, sin, interleaved, not transposed) if needs[0] else None, None, None
+    *others, transposed, needs = given
+    return itself(*others, not transposed) if needs[0] else None, None, None
 
 
 def token_placements(placements: Any, x: Any, cos: Any) -> Iterator[tuple[Any, Any]]:
@@ -62,10 +50,6 @@ def fake_qk(a: Any) -> tuple[Tensor, Tensor]:
     return q_out, k_out
 
 
-def fake_in_place(a: Any) -> None:
-    """It allocates nothing."""
-
-
 @asks("itself dq_out dk_out cos sin position_ids interleaved transposed needs")
 def gradient_qk(itself: Callable[..., Any], *given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of q and k; only the tables and positions are saved for them."""
@@ -75,11 +59,6 @@ def gradient_qk(itself: Callable[..., Any], *given: Any) -> tuple[Tensor | None,
         return (None,) * 5
     found = itself(dq, dk, *constants, not transposed)
     return *(None if dy is None else dx for dy, dx in zip((dq, dk), found, strict=True)), None, None, None
-
-
-def flops_qk(q: Any, k: Any, *rest: Any, **_: Any) -> int:
-    """Three products and sums for each of two columns: 3 an element."""
-    return 3 * sum(torch.Size(shape).numel() for shape in (q, k) if shape is not None)
 
 
 def sharding_qk(placements: Any, a: Any) -> Shardings:
@@ -94,7 +73,7 @@ def sharding_qk(placements: Any, a: Any) -> Shardings:
 
 ROTARY_EMBEDDING_RULES: Rules = {
     "schema": "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False) -> Tensor",
-    "fake": fake,
+    "fake": like_first,
     "gradient": gradient,
     "flops": per_element(3),
     "sharding": sharding,
@@ -105,12 +84,12 @@ ROTARY_QK_RULES: Rules = {
     "fake": fake_qk,
     "gradient": gradient_qk,
     "follows": {"q_out": ("q",), "k_out": ("k",)},
-    "flops": flops_qk,
+    "flops": per_element(3, 0, 1),
     "sharding": sharding_qk,
 }
 ROTARY_QK_IN_PLACE_RULES: Rules = {
     "schema": "rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? position_ids, bool interleaved,"
     " bool transposed) -> ()",
-    "fake": fake_in_place,
-    "flops": flops_qk,
+    "fake": lambda *arguments: None,
+    "flops": per_element(3, 0, 1),
 }
