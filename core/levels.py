@@ -98,7 +98,8 @@ class Ladder:
         functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
             `reference.py`, `native.py` and so on, and each the function of that name. Without one, "torchscript" and
             "compile" compile the definition, "native" is the definition where there is no `native.py`, "triton" calls
-            the operator of that name in `kernel_pytorch.x.operators` if there is one, and "cuda" is the function of
+            the operator that `MAPPED` of `kernel_pytorch.x.operators` has for it, with what makes the operator's
+            arguments of its own, or the operator of that name there, if there is one, and "cuda" is the function of
             `cuda` if that is given.
         defaults: the first row that covers a call says its default, unless its level lacks a feature of the call;
             where none does it is native, or the reference where native lacks one. Rows go by what they name and never
@@ -154,8 +155,9 @@ class Ladder:
             from .operation import derived  # which imports this module
 
             operators = _module(f"{package.rpartition('.')[0]}.operators")
-            operator = getattr(operators, source or function, None)
-            if (found := derived(operator, self._levels[function, "reference"])) is not None:
+            own = getattr(operators, source or function, None), None
+            operator, mapping = getattr(operators, "MAPPED", {}).get(function, own)
+            if (found := derived(operator, self._levels[function, "reference"], mapping)) is not None:
                 return found
         if module is None and level in ("native", "triton"):
             return self._levels[function, "reference"] if level == "native" else None

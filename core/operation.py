@@ -76,21 +76,25 @@ def calls(
     return functools.partial(MappedCall, run, result)
 
 
-def derived(run: Any, definition: Callable[..., Any]) -> MappedCall | None:
-    """Level "triton" of a function with the arguments of an operator; None if `run` is not what `declare` returned.
+def derived(
+    run: Any, definition: Callable[..., Any], mapping: Callable[..., tuple[Any, ...]] | None = None
+) -> MappedCall | None:
+    """Level "triton" of a function, a call of an operator; None if `run` is not what `declare` returned.
 
-    It returns the operator's first results; the annotations of the definition say how many. ImportError: arguments
-    differ, by name or order.
+    It returns the operator's first results; the annotations of the definition say how many. `mapping` makes the
+    operator's arguments of the function's; without it, ImportError says where they differ, by name or order.
     """
     if not isinstance(run, OperatorCall):
         return None
     schema, given = run.operator._schema, list(inspect.signature(definition).parameters)
-    if given != [a.name for a in schema.arguments]:
-        how = "write the function of level 'triton' that maps them, in levels/triton.py"
+    if mapping is None and given != [a.name for a in schema.arguments]:
+        how = "write the function of level 'triton' that maps them, in `MAPPED` of operators.py"
         raise ImportError(f"operator {schema} does not take ({', '.join(given)}) of {definition.__name__}: {how}")
     count = len(typing.get_args(typing.get_type_hints(definition)["return"])) or 1
     result = None if count == len(schema.returns) else (first, first_two)[count - 1]
-    return MappedCall(run, result, functools.wraps(definition)(lambda *arguments: arguments))
+    found = MappedCall(run, result, mapping or (lambda *arguments: arguments))
+    functools.update_wrapper(found, definition)
+    return found
 
 
 class Prepared(NamedTuple):

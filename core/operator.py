@@ -23,7 +23,7 @@ from .direct_calls import check_memory
 from .gradients import autograd_rules
 from .plans import Plan, Planned
 from .registration import LazyLauncher, below_autograd, check_schema, on_one_device, with_arguments
-from .sharding import shard
+from .sharding import Sharding, shard
 
 TRITON, CUDA, NATIVE = "kernel_pytorch", "kernel_pytorch_cuda", "kernel_pytorch_native"
 """Namespaces of operators, by level."""
@@ -44,7 +44,7 @@ class Rules(TypedDict, total=False):
     formula: Callable[..., Any]
     follows: Mapping[str, Sequence[str]]
     flops: Callable[..., int]
-    sharding: Callable[..., Iterable[tuple[Sequence[Any], Sequence[Any]]]]
+    sharding: Callable[..., Iterable[Sharding]]
 
 
 class Calls(NamedTuple):
@@ -127,7 +127,7 @@ def declare(
     keys: Sequence[str] = ("CUDA", "CPU"),
     space: str = TRITON,
     flops: Callable[..., int] | None = None,
-    sharding: Callable[..., Iterable[tuple[Sequence[Any], Sequence[Any]]]] | None = None,
+    sharding: Callable[..., Iterable[Sharding]] | None = None,
 ) -> OperatorCall:
     """Make the operator and return the function that calls it, by position, the shortest way that is right.
 
@@ -153,8 +153,8 @@ def declare(
         keys: of the dispatcher, that the launcher is for; "CompositeExplicitAutograd" is every kind of device.
         space: the namespace of an operator with a launcher.
         flops: of the shapes of the arguments, as `register_flop_formula` wants it.
-        sharding: `rule(placements, *arguments)` yields acceptable placements of outputs and of tensor arguments, where
-            `placements` is the module `torch.distributed.tensor`.
+        sharding: `rule(placements, *arguments)` yields acceptable placements of outputs and of tensor arguments, in
+            order, or by name those that are not replicated; `placements` is the module `torch.distributed.tensor`.
 
     Raises:
         ImportError: the library defines the operator with another schema.
@@ -290,6 +290,18 @@ def _refused(operator: Any) -> Callable[..., Any]:
     return refuse
 
 
-def per_element(factor: int) -> Callable[..., int]:
-    """The FLOP formula of an operator that does `factor` operations for each element of its first argument."""
-    return lambda shape, *args, **kwargs: factor * torch.Size(shape).numel()
+def per_element(factor: int, *places: int) -> Callable[..., int]:
+    """The FLOP formula of an operator that does `factor` operations for each element of its first argument.
+
+    Given places, it is of each element of the arguments there, of those that are not None.
+    """
+
+    def formula(*shapes: Any, **names: Any) -> int:
+        return factor * sum(torch.Size(shapes[i]).numel() for i in places or (0,) if shapes[i] is not None)
+
+    return formula
+
+
+def like_first(first: Tensor, *others: Any) -> Tensor:
+    """The fake of an operator whose result is like its first argument."""
+    return first.new_empty(first.shape)

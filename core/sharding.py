@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
-Shardings = Iterator[tuple[Sequence[Any], Sequence[Any]]]
-"""Acceptable placements of the outputs, then of the tensors among the arguments, None for one that is absent."""
+Sharding = tuple[Sequence[Any], Sequence[Any]] | Mapping[str, Any]
+"""Acceptable placements: of the outputs, then of the tensors among the arguments, None for one that is absent; or, by
+name, of those that are not replicated, among which may be names that this operator does not have."""
+
+Shardings = Iterator[Sharding]
 
 
 def row_placements(placements: ModuleType, dimensions: int) -> Iterator[tuple[Any, Any]]:
@@ -23,6 +26,22 @@ def row_placements(placements: ModuleType, dimensions: int) -> Iterator[tuple[An
     yield placements.Replicate(), placements.Replicate()
     for dimension in range(dimensions - 1):
         yield placements.Shard(dimension), placements.Partial()
+
+
+def by_rows(rows: str, sums: str = "") -> Callable[..., Shardings]:
+    """The rule of operators whose rows are independent.
+
+    Args:
+        rows: names of the tensors that have these rows. The last dimension of the first one is the row.
+        sums: names of the outputs that are sums over all rows.
+    """
+    first = rows.split()[0]
+
+    def rule(placements: ModuleType, a: Any) -> Shardings:
+        for own, share in row_placements(placements, getattr(a, first).ndim):
+            yield {**dict.fromkeys(rows.split(), own), **dict.fromkeys(sums.split(), share)}
+
+    return rule
 
 
 def shard(placements: ModuleType, operator: Any, rule: Callable[..., Any]) -> None:
@@ -43,10 +62,29 @@ def shard(placements: ModuleType, operator: Any, rule: Callable[..., Any]) -> No
 
     def complete(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
         found = []
-        for outputs, tensors in rule(placements, *arguments):
+        for one in rule(placements, *arguments):
+            outputs, tensors = _in_order(one, operator._schema, arguments, placements.Replicate())
             rest = iter(tensors)
             found.append((list(outputs), [next(rest) if kind else None for kind in kinds]))
         return found
 
     register_sharding(operator)(complete)
     remembered[operator] = RuntimeSchemaInfo(kinds.index(False) if False in kinds else len(kinds))
+
+
+def _in_order(one: Sharding, schema: Any, arguments: Sequence[Any], whole: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Placements of outputs and tensors, of those that go by name."""
+    if not isinstance(one, Mapping):
+        return one
+    given = dict(zip((a.name for a in schema.arguments), arguments, strict=False))
+    results = [result.name or "y" for result in schema.returns]
+
+    def is_empty(name: str) -> bool:
+        """Whether a gradient is not needed, or of what is absent, which the first one never is."""
+        absent = name != results[0] and name.startswith("d") and name[1:] in given and given[name[1:]] is None
+        return absent or not given.get(f"need_{name}", True)
+
+    # What comes back empty is the same everywhere.
+    outputs = [whole if is_empty(name) else one.get(name, whole) for name in results]
+    tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type)]
+    return outputs, [None if given.get(name) is None else one.get(name, whole) for name in tensors]

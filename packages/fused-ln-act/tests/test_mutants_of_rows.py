@@ -10,9 +10,7 @@ from kernel_pytorch.fused_ln_act._core import philox
 from kernel_pytorch.fused_ln_act._core.plans import forget_plans
 from kernel_pytorch.fused_ln_act.bias import operators as bias_operators
 from kernel_pytorch.fused_ln_act.bias.levels import reference as bias
-from kernel_pytorch.fused_ln_act.bias.levels import triton as bias_triton
 from kernel_pytorch.fused_ln_act.gated.levels import reference as gated
-from kernel_pytorch.fused_ln_act.gated.levels import triton as gated_triton
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import masked
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import softmax as reference_softmax
 from kernel_pytorch.fused_ln_act.technique import technique
@@ -20,6 +18,7 @@ from kernel_pytorch.harness.mutants import failures_of
 from kernel_pytorch.harness.technique import Level
 
 pytestmark = pytest.mark.slow
+TRITON = {name: levels.LADDER.function(name, "triton") for name in ("swiglu", "reglu", "bias_dropout_add")}
 
 # Gated.
 
@@ -53,7 +52,7 @@ def gradient_of_up_dropped(gate, up, alpha, limit, offset):
 
 
 def two_launches(gate, up, alpha, limit, offset):
-    return gated_triton.swiglu(gate, up, alpha, limit, offset) + 0 * gated_triton.reglu(gate, up, limit)
+    return TRITON["swiglu"](gate, up, alpha, limit, offset) + 0 * TRITON["reglu"](gate, up, limit)
 
 
 def the_other_gelu(gate, up, approximate, limit):
@@ -108,7 +107,7 @@ def residual_is_dropped_too(x, b, residual, p, seed):
 
 
 def another_launch(x, b, residual, p, seed):
-    y = bias_triton.bias_dropout_add(x, b, residual, p, seed)
+    y = TRITON["bias_dropout_add"](x, b, residual, p, seed)
     return bias_operators.bias_act(y, None, "identity")
 
 

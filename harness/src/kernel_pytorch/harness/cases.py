@@ -17,6 +17,15 @@ class Direction(enum.Enum):
     BACKWARD = "backward"
     BOTH = "both"
 
+    def cost(self, forward: Cost, backward: Cost) -> Cost:
+        """Cost of this pass; of both it is the sum, with launches only if both are known."""
+        if self is not Direction.BOTH:
+            return forward if self is Direction.FORWARD else backward
+        known = forward.launches is not None and backward.launches is not None
+        launches = forward.launches + backward.launches if known else None  # type: ignore[operator]
+        flops, products = forward.flops + backward.flops, forward.products + backward.products
+        return Cost(forward.bytes + backward.bytes, flops, launches, products)
+
 
 @dataclass(frozen=True)
 class Case:

@@ -8,27 +8,15 @@ gradient is the same kernel with the transposed matrix.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from ._core.operator import declare
+from ._core.operator import OperatorCall, declare
 from ._qkv_fusion.rotary import ROTARY_EMBEDDING_RULES, ROTARY_QK_RULES
 from .operators import call
 
-
-def _itself(*arguments: Any) -> Tensor:
-    """It is linear, so it is its own derivative."""
-    return run_rotary_embedding(*arguments)
-
-
-def _itself_qk(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """As `_itself`, of queries and keys."""
-    return run_rotary_qk(*arguments)
-
-
-run_rotary_embedding = declare(**ROTARY_EMBEDDING_RULES, backward=_itself)
-run_rotary_qk = declare(**ROTARY_QK_RULES, backward=_itself_qk)
+# Both are linear, so each is its own derivative.
+run_rotary_embedding: OperatorCall = declare(**ROTARY_EMBEDDING_RULES, backward=lambda *a: run_rotary_embedding(*a))
+run_rotary_qk: OperatorCall = declare(**ROTARY_QK_RULES, backward=lambda *a: run_rotary_qk(*a))
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inverse: bool = False) -> Tensor:

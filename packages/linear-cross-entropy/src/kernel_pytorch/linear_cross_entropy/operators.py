@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._core.call_kinds import can_bypass_dispatcher, is_transformed, needs_grad
 from ._core.gradients import asks, frees_graph, is_batched
-from ._core.operator import NATIVE, TRITON, declare, with_gradient
+from ._core.operator import NATIVE, TRITON, declare, like_first, with_gradient
 from ._core.sharding import Shardings
 from .rules.cross_entropy import CROSS_ENTROPY_BACKWARD_RULES, CROSS_ENTROPY_RULES
 from .rules.linear_cross_entropy import (
@@ -135,11 +135,6 @@ LEVELS = {"native": declared("native", NATIVE), "triton": declared("triton", TRI
 # Targets.
 
 
-def fake_check(target: Tensor, words: int, ignore_index: int) -> Tensor:
-    """What it allocates."""
-    return target.new_empty(target.shape)
-
-
 def sharding_check(placements: Any, target: Any, words: int, ignore_index: int) -> Shardings:
     """Where the target and its copy may lie."""
     for place in (placements.Replicate(), *map(placements.Shard, range(target.ndim))):
@@ -149,7 +144,7 @@ def sharding_check(placements: Any, target: Any, words: int, ignore_index: int) 
 check_target = declare(
     "check_target(Tensor target, SymInt words, SymInt ignore_index) -> Tensor",
     launch=f"{__package__}.kernels.launchers:check_target",
-    fake=fake_check,
+    fake=like_first,
     keys=ANYWHERE,
     sharding=sharding_check,
 )

@@ -142,15 +142,6 @@ def losses_of_mean(arguments: dict[str, Any]) -> dict[str, Any] | None:
     return {**arguments, "reduction": "none"} if arguments["reduction"] == "mean" else None
 
 
-def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
-    if direction is Direction.FORWARD:
-        return one
-    if direction is Direction.BACKWARD:
-        return two
-    launches = None if one.launches is None or two.launches is None else one.launches + two.launches
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches)
-
-
 def linear_cross_entropy_cost(case: Case, direction: Direction) -> Cost:
     """Forward: read hidden, weight and target, write a loss each. Backward: read all again, write both gradients.
 
@@ -160,7 +151,7 @@ def linear_cross_entropy_cost(case: Case, direction: Direction) -> Cost:
     product, logits = 2 * tokens * case.words * depth, tokens * case.words
     data = (tokens * depth + case.words * (depth + bool(case.sizes.get("bias")))) * size
     one = Cost(data + 12 * tokens, product + 4 * logits)
-    return _costs(direction, one, Cost(2 * data + 16 * tokens, 2 * product + 5 * logits))
+    return direction.cost(one, Cost(2 * data + 16 * tokens, 2 * product + 5 * logits))
 
 
 def cross_entropy_cost(case: Case, direction: Direction) -> Cost:
@@ -170,7 +161,7 @@ def cross_entropy_cost(case: Case, direction: Direction) -> Cost:
     # A target that all sequences share is copied for each.
     shared = bool(case.sizes.get("shared_target"))
     one = Cost(data + 12 * tokens, 4 * logits, 2 + shared if alone else None)
-    return _costs(direction, one, Cost(2 * data + 16 * tokens, 5 * logits, 1 + shared if alone else None))
+    return direction.cost(one, Cost(2 * data + 16 * tokens, 5 * logits, 1 + shared if alone else None))
 
 
 def _real_target(activations: Tensor, words: int) -> Tensor:

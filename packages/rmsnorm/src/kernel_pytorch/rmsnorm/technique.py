@@ -79,11 +79,7 @@ def _cost(case: Case, direction: Direction, weight_shape: tuple[int, ...], forwa
     # and so do rows that are no multiple of 16 bytes, at level "cuda".
     launches = 2 if case.shape[-1] <= 8192 and case.shape[-1] * size % 16 == 0 else 3
     two = Cost(backward * elements * size + 2 * weight, 11 * elements, launches=launches)
-    if direction is Direction.FORWARD:
-        return one
-    if direction is Direction.BACKWARD:
-        return two
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=1 + launches)
+    return direction.cost(one, two)
 
 
 def rms_norm_cost(case: Case, direction: Direction) -> Cost:

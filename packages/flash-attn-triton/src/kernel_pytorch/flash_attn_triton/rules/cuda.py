@@ -72,12 +72,10 @@ def flops(q: Any, k: Any, *arguments: Any, **keywords: Any) -> int:
     return 4 * torch.Size(q).numel() * k[2]
 
 
-def sharding(placements: Any, q: Any, k: Any, v: Any, *scalars: Any) -> Shardings:
+def sharding(placements: Any, a: Any) -> Shardings:
     """Sequences and heads are independent; each device needs whole groups of heads."""
-    yield [placements.Replicate()] * 2, [placements.Replicate()] * 3
-    for dimension in (0, 1):
-        shard = placements.Shard(dimension)
-        yield [shard, shard], [shard] * 3
+    for place in (placements.Replicate(), placements.Shard(0), placements.Shard(1)):
+        yield dict.fromkeys(("q", "k", "v", "o", "lse"), place)
 
 
 FLASH_ATTENTION_RULES: Rules = {

@@ -5,7 +5,7 @@ Sequences may be packed: then q, k and v are `(1, H, S, D)` views of `(S, H, D)`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,59 +84,26 @@ def flops_backward(do: Any, dlse: Any, q: Any, k: Any, *arguments: Any, **keywor
     return 10 * torch.Size(q).numel() * k[2]
 
 
-def _placed(placements: Any, bias: Any, alibi_slopes: Any, sinks: Any, dropout_p: float, packed: bool) -> Iterator[Any]:
-    """Placements of q, bias, slopes and sinks, and of their gradients: batches and heads are independent.
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors may lie: batches and heads are independent.
 
     The dropout mask spans the whole batch, so nothing is sharded with dropout. With packed sequences, only heads are.
     """
-    whole = placements.Replicate()
-    yield whole, whole, whole, whole, whole, whole
-    for dimension in () if dropout_p > 0.0 else (1,) if packed else (0, 1):
-        own = placements.Shard(dimension)
-        has_it = bias is not None and bias.shape[dimension] > 1
-        of_slopes = alibi_slopes is not None and dimension - 2 + alibi_slopes.ndim
-        yield (
-            own,
-            own if has_it else whole,
-            placements.Shard(of_slopes) if alibi_slopes is not None and of_slopes >= 0 else whole,
-            placements.Shard(0) if dimension == 1 else whole,
-            own if has_it else placements.Partial(),
-            placements.Shard(0) if dimension == 1 else placements.Partial(),
-        )
-
-
-def sharding(placements: Any, a: Any) -> Shardings:
-    """Where o, lse, what is saved and what goes in may lie."""
-    packed = a.cu_seqlens_q is not None
-    for own, of_bias, of_slopes, of_sinks, _, _ in _placed(
-        placements, a.bias, a.alibi_slopes, a.sinks, a.dropout_p, packed
-    ):
-        inputs = _present(
-            (a.bias, of_bias), (a.alibi_slopes, of_slopes), (a.sinks, of_sinks), (a.seed, placements.Replicate())
-        )
-        whole = placements.Replicate()
-        has_rest = a.keep_rest and a.q.tensor_meta.dtype != torch.float32
-        results = [own, own, own if a.keep_rest else whole, own if has_rest else whole]
-        yield results, [own, own, own, *inputs, *[placements.Replicate() if packed else None] * 2]
-
-
-def sharding_backward(placements: Any, a: Any) -> Shardings:
-    """Where the gradients and what goes in may lie."""
-    needs = a[21:]
-    packed, whole = a.cu_seqlens_q is not None, placements.Replicate()
-    for own, of_bias, of_slopes, of_sinks, dbias, dsinks in _placed(
-        placements, a.bias, a.alibi_slopes, a.sinks, a.dropout_p, packed
-    ):
-        inputs = _present((a.bias, of_bias), (a.alibi_slopes, of_slopes), (a.sinks, of_sinks), (a.seed, whole))
-        results = [own, own, own, dbias if a.bias is not None else whole, dsinks if a.sinks is not None else whole]
-        outputs = [result if needed else whole for result, needed in zip(results, needs, strict=True)]
-        tensors = [own, None if a.dlse is None else own, own, own, own, *inputs, own, own]
-        tensors.append(None if a.rest is None else own)
-        yield outputs, [*tensors, *[whole if packed else None] * 2]
-
-
-def _present(*pairs: tuple[Any, Any]) -> list[Any]:
-    return [None if tensor is None else placement for tensor, placement in pairs]
+    yield {}
+    names = ["q", "k", "v", "o", "lse", "do", "dlse", "dq", "dk", "dv", "normalizer", "rest"]
+    if hasattr(a, "keep_rest"):  # of the forward; what it does not keep is empty
+        kept = 0 if not a.keep_rest else 1 if a.q.tensor_meta.dtype == torch.float32 else 2
+        names = names[: 10 + kept]
+    for dimension in () if a.dropout_p > 0.0 else (1,) if a.cu_seqlens_q is not None else (0, 1):
+        own, share = placements.Shard(dimension), placements.Partial()
+        found = dict.fromkeys(names, own)
+        has_it = a.bias is not None and a.bias.shape[dimension] > 1
+        found |= {"bias": own, "dbias": own} if has_it else {"dbias": share}
+        of_slopes = -1 if a.alibi_slopes is None else dimension - 2 + a.alibi_slopes.ndim
+        if of_slopes >= 0:
+            found["alibi_slopes"] = placements.Shard(of_slopes)
+        first = placements.Shard(0)
+        yield found | ({"sinks": first, "dsinks": first} if dimension == 1 else {"dsinks": share})
 
 
 FLASH_ATTENTION_RULES: Rules = {
@@ -159,5 +126,5 @@ BACKWARD_RULES: Rules = {
     " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
     "fake": fake_backward,
     "flops": flops_backward,
-    "sharding": sharding_backward,
+    "sharding": sharding,
 }

@@ -133,9 +133,7 @@ def flash_attention_cost(case: Case, direction: Direction) -> Cost:
     product, size = 2 * batch * heads * depth * _pairs(case), case.dtype.itemsize
     forward = Cost((2 * queries + 2 * keys) * size, 2 * product, launches=1)
     backward = Cost((3 * queries + 4 * keys) * size, 5 * product)
-    if direction is Direction.FORWARD:
-        return forward
-    return backward if direction is Direction.BACKWARD else Cost(forward.bytes + backward.bytes, 7 * product)
+    return direction.cost(forward, backward)
 
 
 def flash_attention_real(activations: Tensor, dtype: torch.dtype) -> Given:

@@ -1,4 +1,4 @@
-"""The operators of the Triton level: what `rules/bias.py` says of them, and their launchers."""
+"""Triton: one kernel for both functions. First derivatives are kernels too, second ones PyTorch's."""
 
 from __future__ import annotations
 
@@ -20,3 +20,6 @@ bias_dropout_add_backward = declare(
 bias_dropout_add = declare(
     **BIAS_DROPOUT_ADD_RULES, launch=f"{KERNELS}.forward:bias_dropout_add", backward=bias_dropout_add_backward
 )
+
+MAPPED = {"bias_dropout_add": (bias_dropout_add, lambda x, bias, residual, p, seed: (x, bias, residual, seed, p))}
+"""By function, its operator and what makes the operator's arguments of its own."""

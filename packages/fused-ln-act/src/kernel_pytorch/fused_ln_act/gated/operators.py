@@ -1,4 +1,4 @@
-"""The operators of the Triton level, declared with the rules of `rules/gated.py`, and their launchers.
+"""Triton: one kernel for all activations. First derivatives are a kernel too, second ones PyTorch's.
 
 `gated_linear` is `gated` and the linear layer behind it. Called separately, the two save gate, up and the input of the
 layer, `(..., I)` each; `gated_linear` saves only gate and up, and the backward's kernel recomputes the layer's input.
@@ -6,13 +6,13 @@ layer, `(..., I)` each; `gated_linear` saves only gate and up, and the backward'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernel_pytorch.fused_ln_act._core.gradients import asks
 from kernel_pytorch.fused_ln_act._core.operator import declare
 from kernel_pytorch.fused_ln_act._core.registration import arguments_class
 from kernel_pytorch.fused_ln_act.linear.operators import gradient_of_input, gradient_of_weight
@@ -62,13 +62,11 @@ def fake_linear(gate: Tensor, up: Tensor, weight: Tensor, *scalars: Any) -> Tens
     return F.linear(gate, weight)
 
 
-def gradient_linear(
-    dy: Tensor, gate: Tensor, up: Tensor, weight: Tensor, activation: str, alpha: float, limit: float | None,
-    offset: float, needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+@asks("dy gate up weight activation alpha limit offset needs")
+def gradient_linear(*given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of gate, up and the weight, each only if it is needed."""
+    dy, gate, up, weight, *scalars, needs = given
     *halves, need_weight = needs
-    scalars = activation, alpha, limit, offset
     if not any(halves):
         return None, None, gradient_of_weight(dy, gated(gate, up, *scalars))
     dh = gradient_of_input(dy, weight)
@@ -92,3 +90,11 @@ gated_linear = declare(
     gradient=gradient_linear,
     flops=flops_linear,
 )
+
+GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+MAPPED = {
+    "swiglu": (gated, lambda gate, up, alpha, limit, offset: (gate, up, "silu", alpha, limit, offset)),
+    "geglu": (gated, lambda gate, up, approximate, limit: (gate, up, GELU[approximate], 1.0, limit, 0.0)),
+    "reglu": (gated, lambda gate, up, limit: (gate, up, "relu", 1.0, limit, 0.0)),
+}
+"""By function, its operator and what makes the operator's arguments of its own."""

@@ -1,4 +1,4 @@
-"""The operators of the Triton level: `linear_act`, `gated_mlp` and their gradients.
+"""Triton: the product and what follows it in one kernel, `linear_act`, `gated_mlp`, and their gradients.
 
 The operators of gradients end at the gradient of the pre-activation. What remains are products of matrices by PyTorch's
 own operators (cuBLAS): torch.compile, checkpointing policies and DTensor know those. Saved for the backward, beside x
@@ -17,12 +17,13 @@ is redistributed first, by DTensor, to what costs least.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernel_pytorch.fused_ln_act._core.call_kinds import needs_grad
+from kernel_pytorch.fused_ln_act._core.gradients import asks
 from kernel_pytorch.fused_ln_act._core.operator import declare
 from kernel_pytorch.fused_ln_act._core.sharding import Shardings, row_placements
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS, activate, derivative
@@ -44,10 +45,30 @@ def gradient_of_weight(dz: Tensor, x: Tensor) -> Tensor:
     return dz.reshape(-1, dz.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
-def of_layer(dtensor: Any, x: Any) -> list[tuple[Any, Any, Any, Any]]:
-    """Placements of x, y, the parameters and the gradient of the bias that belong together."""
-    found = [(rows, rows, dtensor.Replicate(), of_sum) for rows, of_sum in row_placements(dtensor, x.ndim)]
-    return [*found, (dtensor.Replicate(), dtensor.Shard(x.ndim - 1), dtensor.Shard(0), dtensor.Shard(0))]
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors of a linear layer may lie: by rows, or by columns of y, which are rows of the weight."""
+    of_activated = ("y", "dy", "saved", "preactivation", "dz")
+    for rows, share in row_placements(placements, a.x.ndim):
+        yield _not_empty(a, {**dict.fromkeys(("x", *of_activated), rows), "dbias": share})
+    columns, shard = placements.Shard(a.x.ndim - 1), placements.Shard
+    yield _not_empty(
+        a, {**dict.fromkeys(of_activated, columns), **dict.fromkeys(("weight", "bias", "dbias"), shard(0))}
+    )
+
+
+def sharding_gated(placements: Any, a: Any) -> Shardings:
+    """Where tensors of a gated MLP may lie."""
+    for rows, _ in row_placements(placements, a.x.ndim):
+        yield _not_empty(a, dict.fromkeys(("x", "y", "preactivation", "dh", "saved", "h", "dz"), rows))
+
+
+def _not_empty(a: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """The placements without what comes back empty, which is the same everywhere."""
+    if not getattr(a, "save_preactivation", True):
+        del found["preactivation"]
+    if a.activation == "identity" and hasattr(a, "need_dbias"):
+        del found["dz"]
+    return found
 
 
 # A linear layer.
@@ -66,16 +87,10 @@ def save_linear(y: Tensor, preactivation: Tensor, activation: str, save_preactiv
     return (preactivation if save_preactivation and activation != "identity" else None,)
 
 
-def gradient_linear(
-    dy: Tensor,
-    saved: tuple[Tensor | None],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@asks("dy saved x weight bias activation needs")
+def gradient_linear(*given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of x, weight and bias, each only if it is needed."""
+    dy, saved, x, weight, bias, activation, needs = given
     need_dx, need_dweight, need_dbias = needs
     dz, dbias = dy, None
     if need_dbias or activation != "identity":
@@ -96,13 +111,6 @@ def flops_linear(x: Any, weight: Any, bias: Any, activation: str, *_: Any, **__:
     return rows * columns * (2 * depth + each)
 
 
-def placements_linear(dtensor: Any, a: Any) -> Shardings:
-    """Where y, the pre-activation and what goes in may lie; what is not saved is empty, and the same everywhere."""
-    for of_x, of_y, of_weight, _ in of_layer(dtensor, a.x):
-        outputs = [of_y, of_y if a.save_preactivation else dtensor.Replicate()]
-        yield outputs, [of_x, of_weight, None if a.bias is None else of_weight]
-
-
 linear_act = declare(
     "linear_act(Tensor x, Tensor weight, Tensor? bias, str activation, bool save_preactivation)"
     " -> (Tensor y, Tensor preactivation)",
@@ -111,7 +119,7 @@ linear_act = declare(
     save=save_linear,
     gradient=gradient_linear,
     flops=flops_linear,
-    sharding=placements_linear,
+    sharding=sharding,
 )
 
 
@@ -142,16 +150,6 @@ def flops_linear_backward(a: Any) -> int:
     return torch.Size(a.dy).numel() * (2 * depth + FLOPS[a.activation][1] + 1 + (a.bias is not None))
 
 
-def placements_linear_backward(dtensor: Any, a: Any) -> Shardings:
-    """Where dz, dbias and what goes in may lie."""
-    nothing = dtensor.Replicate()
-    has_dz, has_dbias = a.need_dz and a.activation != "identity", a.need_dbias and a.bias is not None
-    for of_x, of_y, of_weight, of_dbias in of_layer(dtensor, a.x):
-        inputs = (a.dy, of_y), (a.saved, of_y), (a.x, of_x), (a.weight, of_weight), (a.bias, of_weight)
-        outputs = [of_y if has_dz else nothing, of_dbias if has_dbias else nothing]
-        yield outputs, [None if tensor is None else place for tensor, place in inputs]
-
-
 linear_act_backward = declare(
     "linear_act_backward(Tensor dy, Tensor? saved, Tensor x, Tensor weight, Tensor? bias, str activation,"
     " bool need_dz, bool need_dbias) -> (Tensor dz, Tensor dbias)",
@@ -159,7 +157,7 @@ linear_act_backward = declare(
     fake=fake_linear_backward,
     formula=formula_linear,
     flops=flops_linear_backward,
-    sharding=placements_linear_backward,
+    sharding=sharding,
 )
 
 
@@ -177,16 +175,10 @@ def save_gated(preactivation: Tensor, save_preactivation: bool) -> tuple[Tensor 
     return (preactivation if save_preactivation else None,)
 
 
-def gradient_gated(
-    dy: Tensor,
-    saved: tuple[Tensor | None],
-    x: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    activation: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+@asks("dy saved x w_gate_up w_down activation needs")
+def gradient_gated(*given: Any) -> tuple[Tensor | None, ...]:
     """Gradients of x and both weights, each only if it is needed."""
+    dy, saved, x, w_gate_up, w_down, activation, needs = given
     need_dx, need_first, need_second = needs
     dh = gradient_of_input(dy, w_down)
     h, dz = gated_mlp_backward(dh, *saved, x, w_gate_up, activation, need_second, need_dx or need_first)
@@ -204,13 +196,6 @@ def flops_gated(x: Any, w_gate_up: Any, w_down: Any, activation: str, *_: Any, *
     return rows * (2 * depth * packed + between + 2 * hidden * outputs)
 
 
-def placements_gated(dtensor: Any, a: Any) -> Shardings:
-    """Where y, the pre-activation and what goes in may lie."""
-    whole = dtensor.Replicate()
-    for rows, _ in row_placements(dtensor, a.x.ndim):
-        yield [rows, rows if a.save_preactivation else whole], [rows, whole, whole]
-
-
 gated_mlp = declare(
     "gated_mlp(Tensor x, Tensor w_gate_up, Tensor w_down, str activation, bool save_preactivation)"
     " -> (Tensor y, Tensor preactivation)",
@@ -219,7 +204,7 @@ gated_mlp = declare(
     save=save_gated,
     gradient=gradient_gated,
     flops=flops_gated,
-    sharding=placements_gated,
+    sharding=sharding_gated,
 )
 
 
@@ -250,14 +235,6 @@ def flops_gated_backward(dh: Any, saved: Any, x: Any, w_gate_up: Any, activation
     return torch.Size(dh).numel() * (4 * depth + sum(FLOPS[activation]) + 4)
 
 
-def placements_gated_backward(dtensor: Any, a: Any) -> Shardings:
-    """Where h, dz and what goes in may lie."""
-    whole = dtensor.Replicate()
-    for rows, _ in row_placements(dtensor, a.x.ndim):
-        outputs = [rows if a.need_h else whole, rows if a.need_dz else whole]
-        yield outputs, [rows, None if a.saved is None else rows, rows, whole]
-
-
 gated_mlp_backward = declare(
     "gated_mlp_backward(Tensor dh, Tensor? saved, Tensor x, Tensor w_gate_up, str activation, bool need_h,"
     " bool need_dz) -> (Tensor h, Tensor dz)",
@@ -265,5 +242,22 @@ gated_mlp_backward = declare(
     fake=fake_gated_backward,
     formula=formula_gated,
     flops=flops_gated_backward,
-    sharding=placements_gated_backward,
+    sharding=sharding_gated,
 )
+
+# Levels "triton" of both functions.
+
+
+def _linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool) -> tuple[Any, ...]:
+    # Without a backward nothing is written for it.
+    save = save and activation not in NOTHING_SAVED and needs_grad(x, weight, bias)
+    return x, weight.to(x.dtype), bias, activation, save
+
+
+def _gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, recompute: bool) -> tuple[Any, ...]:
+    save = not recompute and needs_grad(x, w_gate_up, w_down)
+    return x, w_gate_up.to(x.dtype), w_down.to(x.dtype), activation, save
+
+
+MAPPED = {"linear_act": (linear_act, _linear_act), "gated_mlp": (gated_mlp, _gated_mlp)}
+"""By function, its operator and what makes the operator's arguments of its own."""

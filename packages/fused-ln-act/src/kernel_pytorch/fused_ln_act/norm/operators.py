@@ -1,4 +1,4 @@
-"""The operators of the Triton level: what `rules/norm.py` says of them, and their launchers."""
+"""Triton: one kernel for all functions. First derivatives are kernels too, second ones PyTorch's."""
 
 from __future__ import annotations
 
@@ -9,3 +9,31 @@ KERNELS = f"{__package__}.kernels"
 
 norm_act_backward = declare(**NORM_ACT_BACKWARD_RULES, launch=f"{KERNELS}.backward:norm_act_backward")
 norm_act = declare(**NORM_ACT_RULES, launch=f"{KERNELS}.forward:norm_act", backward=norm_act_backward)
+
+MAPPED = {
+    "layer_norm": (
+        norm_act,
+        lambda x, weight, bias, eps: (x, None, weight, bias, None, eps, 0.0, "layer", "identity"),
+    ),
+    "add_layer_norm": (
+        norm_act,
+        lambda x, residual, weight, bias, eps, p, seed: (x, residual, weight, bias, seed, eps, p, "layer", "identity"),
+    ),
+    "layer_norm_act": (
+        norm_act,
+        lambda x, weight, bias, eps, act, p, seed: (x, None, weight, bias, seed, eps, p, "layer", act),
+    ),
+    "add_layer_norm_act": (
+        norm_act,
+        lambda x, residual, weight, bias, eps, act, p, seed: (x, residual, weight, bias, seed, eps, p, "layer", act),
+    ),
+    "rms_norm_act": (
+        norm_act,
+        lambda x, weight, eps, act, p, seed: (x, None, weight, None, seed, eps, p, "rms", act),
+    ),
+    "add_rms_norm_act": (
+        norm_act,
+        lambda x, residual, weight, eps, act, p, seed: (x, residual, weight, None, seed, eps, p, "rms", act),
+    ),
+}
+"""By function, its operator and what makes the operator's arguments of its own."""

@@ -10,33 +10,30 @@ in the whole tensor, which a rank that holds a part does not know: then everythi
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._core.direct_calls import DTYPE_NAMES
-from .._core.operator import Rules
+from .._core.gradients import asks
+from .._core.operator import Rules, like_first
 from .._core.philox import dropout
 from .._core.sharding import Shardings, row_placements
 from .activations import FLOPS, derivative
 
 
-def placed_together(placements: Any, x: Any, dropout_p: float = 0.0) -> Iterator[tuple[Any, Any, Any]]:
-    """Placements of x, the bias and its gradient that belong together; with dropout everything is replicated."""
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors may lie; with dropout everything is replicated."""
+    x = a[0]  # or dy, which has its shape
     choices = [(rows, placements.Replicate(), share) for rows, share in row_placements(placements, x.ndim)]
     choices.append((placements.Shard(x.ndim - 1), placements.Shard(0), placements.Shard(0)))
-    yield from itertools.islice(choices, 1 if dropout_p > 0.0 else None)
+    for rows, of_bias, share in choices[: 1 if getattr(a, "p", 0.0) > 0.0 else None]:
+        yield {**dict.fromkeys(("x", "residual", "y", "dy", "dx"), rows), "bias": of_bias, "dbias": share}
 
 
 # Bias and activation.
-
-
-def fake(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """What it allocates."""
-    return x.new_empty(x.shape)
 
 
 def save(x: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor | None, Tensor | None]:
@@ -44,14 +41,10 @@ def save(x: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor | None
     return None if activation == "identity" else x, bias
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    saved: tuple[Tensor | None, Tensor | None],
-    activation: str,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor | None]:
+@asks("backward dy saved activation needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and bias."""
+    dy, saved, activation, needs = given
     # Where nothing is done to x, its gradient is there already.
     compute_dx = needs[0] and activation != "identity"
     if not compute_dx and not needs[1]:
@@ -65,15 +58,9 @@ def flops(x: Any, bias: Any, activation: str, *_: Any, **__: Any) -> int:
     return torch.Size(x).numel() * (FLOPS[activation][0] + (bias is not None))
 
 
-def sharding(placements: Any, x: Any, bias: Any, activation: str) -> Shardings:
-    """Where y, x and bias may lie."""
-    for rows, of_bias, _ in placed_together(placements, x):
-        yield [rows], [rows, None if bias is None else of_bias]
-
-
 BIAS_ACT_RULES: Rules = {
     "schema": "bias_act(Tensor x, Tensor? bias, str activation) -> Tensor",
-    "fake": fake,
+    "fake": like_first,
     "save": save,
     "gradient": gradient,
     "flops": flops,
@@ -116,21 +103,13 @@ def flops_backward(dy: Any, x: Any, bias: Any, activation: str, *_: Any, **__: A
     return torch.Size(dy).numel() * ((0 if x is None else FLOPS[activation][1] + 1) + (bias is not None))
 
 
-def sharding_backward(placements: Any, a: Any) -> Shardings:
-    """Where dx, dbias and what goes in may lie."""
-    nothing = placements.Replicate()
-    for rows, of_bias, share in placed_together(placements, a.dy):
-        outputs = [rows if a.need_dx else nothing, share if a.need_dbias and a.bias is not None else nothing]
-        yield outputs, [rows, None if a.x is None else rows, None if a.bias is None else of_bias]
-
-
 BIAS_ACT_BACKWARD_RULES: Rules = {
     "schema": "bias_act_backward(Tensor dy, Tensor? x, Tensor? bias, str activation, bool need_dx, bool need_dbias)"
     " -> (Tensor dx, Tensor dbias)",
     "fake": fake_backward,
     "formula": formula,
     "flops": flops_backward,
-    "sharding": sharding_backward,
+    "sharding": sharding,
 }
 
 
@@ -142,16 +121,10 @@ def fake_add(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | No
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
 
 
-def gradient_add(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    p: float,
-    dtypes: Sequence[torch.dtype],
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor | None, Tensor, None]:
+@asks("backward dy bias seed p dtypes needs")
+def gradient_add(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor | None, Tensor, None]:
     """Gradients of x, bias and residual; None for the seed."""
+    dy, bias, seed, p, dtypes, needs = given
     # Where nothing is done to x, its gradient is there already.
     compute_dx = needs[0] and (p > 0.0 or dy.dtype != dtypes[0])
     if not compute_dx and not needs[1]:
@@ -165,19 +138,12 @@ def flops_add(x: Any, bias: Any, residual: Any, seed: Any, p: float, *_: Any, **
     return torch.Size(x).numel() * (1 + (bias is not None) + (p > 0.0))
 
 
-def sharding_add(placements: Any, x: Any, bias: Any, residual: Any, seed: Any, p: float) -> Shardings:
-    """Where y, x, bias, residual and seed may lie."""
-    of_seed = None if seed is None else placements.Replicate()
-    for rows, of_bias, _ in placed_together(placements, x, p):
-        yield [rows], [rows, None if bias is None else of_bias, rows, of_seed]
-
-
 BIAS_DROPOUT_ADD_RULES: Rules = {
     "schema": "bias_dropout_add(Tensor x, Tensor? bias, Tensor residual, Tensor? seed, float p) -> Tensor",
     "fake": fake_add,
     "gradient": gradient_add,
     "flops": flops_add,
-    "sharding": sharding_add,
+    "sharding": sharding,
 }
 
 
@@ -201,19 +167,11 @@ def flops_add_backward(dy: Any, bias: Any, seed: Any, p: float, *_: Any, **__: A
     return torch.Size(dy).numel() * ((bias is not None) + (p > 0.0))
 
 
-def sharding_add_backward(placements: Any, a: Any) -> Shardings:
-    """Where dx, dbias and what goes in may lie."""
-    nothing = placements.Replicate()
-    for rows, of_bias, share in placed_together(placements, a.dy, a.p):
-        outputs = [rows if a.need_dx else nothing, share if a.need_dbias and a.bias is not None else nothing]
-        yield outputs, [rows, None if a.bias is None else of_bias, None if a.seed is None else nothing]
-
-
 BIAS_DROPOUT_ADD_BACKWARD_RULES: Rules = {
     "schema": "bias_dropout_add_backward(Tensor dy, Tensor? bias, Tensor? seed, float p, str x_dtype, bool need_dx,"
     " bool need_dbias) -> (Tensor dx, Tensor dbias)",
     "fake": fake_add_backward,
     "formula": formula_add,
     "flops": flops_add_backward,
-    "sharding": sharding_add_backward,
+    "sharding": sharding,
 }

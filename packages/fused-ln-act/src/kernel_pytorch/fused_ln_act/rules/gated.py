@@ -42,10 +42,11 @@ def flops(gate: Any, up: Any, activation: str, *_: Any, **__: Any) -> int:
     return torch.Size(gate).numel() // (2 if up is None else 1) * (FLOPS[activation][0] + 1)
 
 
-def sharding(placements: Any, gate: Any, up: Any, *scalars: Any) -> Shardings:
-    """Where y, gate and up may lie."""
-    for place in places(placements, gate, up):
-        yield [place], [place, None if up is None else place]
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors may lie: all of them in one way."""
+    dimensions = a.gate.ndim - 1 if a.up is None else a.gate.ndim
+    for place in (placements.Replicate(), *map(placements.Shard, range(dimensions))):
+        yield dict.fromkeys(("y", "gate", "up", "dy", "dgate", "dup"), place)
 
 
 GATED_RULES: Rules = {
@@ -96,25 +97,11 @@ def flops_backward(dy: Any, gate: Any, up: Any, activation: str, *_: Any, **__: 
     return torch.Size(dy).numel() * (sum(FLOPS[activation]) + 3)
 
 
-def sharding_backward(placements: Any, dy: Any, gate: Any, up: Any, *scalars: Any) -> Shardings:
-    """Where dgate, dup and what goes in may lie."""
-    nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
-    needed = (scalars[-2], scalars[-1] and up is not None)
-    for place in places(placements, gate, up):
-        yield [place if need else nothing for need in needed], [place, place, None if up is None else place]
-
-
 GATED_BACKWARD_RULES: Rules = {
     "schema": "gated_backward(Tensor dy, Tensor gate, Tensor? up, str activation, float alpha, float? limit,"
     " float offset, bool need_dgate, bool need_dup) -> (Tensor dgate, Tensor dup)",
     "fake": fake_backward,
     "formula": formula,
     "flops": flops_backward,
-    "sharding": sharding_backward,
+    "sharding": sharding,
 }
-
-
-def places(placements: Any, gate: Any, up: Any) -> list[Any]:
-    """Placements that all tensors may have in common."""
-    dimensions = gate.ndim - 1 if up is None else gate.ndim
-    return [placements.Replicate(), *(placements.Shard(dimension) for dimension in range(dimensions))]

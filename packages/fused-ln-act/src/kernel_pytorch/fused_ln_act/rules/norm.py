@@ -15,7 +15,7 @@ dimension, a pending sum) to the cheapest of these placements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .._core.direct_calls import DTYPE_NAMES
 from .._core.gradients import asks
 from .._core.operator import Rules
 from .._core.philox import dropout
-from .._core.sharding import Shardings
+from .._core.sharding import Shardings, row_placements
 from .activations import FLOPS, derivative
 
 # Operations of the norm, forward and backward: what "layer" and "rms" do to an element, without the activation.
@@ -78,12 +78,16 @@ def flops(a: Any) -> int:
 
 
 def sharding(placements: Any, a: Any) -> Shardings:
-    """Where y, h, the statistics and what goes in may lie."""
-    whole = placements.Replicate()
-    for rows, statistics, _share in placed_together(placements, a.x, a.dropout_p):
-        inputs = (a.x, rows), (a.residual, rows), (a.weight, whole), (a.bias, whole), (a.seed, whole)
-        outputs = [rows, whole if a.residual is None else rows, statistics]
-        yield outputs, [None if tensor is None else place for tensor, place in inputs]
+    """Where tensors may lie; with dropout everything is replicated."""
+    for rows, share in row_placements(placements, a[0].ndim if a.dropout_p == 0.0 else 1):
+        found = dict.fromkeys(("x", "residual", "y", "h", "dy", "dh", "dx", "dresidual"), rows)
+        if getattr(a, "residual", a) is None:
+            found.pop("h")  # which is empty
+        if not getattr(a, "residual_dtype", True):
+            found.pop("dresidual")
+        # The statistics have a dimension more, in front: mean and rstd.
+        statistics = placements.Shard(rows.dim + 1) if rows.is_shard() else rows
+        yield {**found, "statistics": statistics, "dweight": share, "dbias": share}
 
 
 NORM_ACT_RULES: Rules = {
@@ -155,21 +159,6 @@ def flops_backward(a: Any) -> int:
     return each * torch.Size(a.h).numel()
 
 
-def sharding_backward(placements: Any, a: Any) -> Shardings:
-    """Where the gradients and what goes in may lie."""
-    whole = placements.Replicate()
-    needs = (
-        a.need_dx, a.need_dresidual and a.residual_dtype != "", a.need_dweight and a.weight is not None,
-        a.need_dbias and a.bias is not None,
-    )  # fmt: skip
-    for rows, of_rows, share in placed_together(placements, a.h, a.dropout_p):
-        # What is not needed comes back empty, and is the same everywhere.
-        outputs = [place if need else whole for place, need in zip((rows, rows, share, share), needs, strict=True)]
-        parameters = (a.weight, whole), (a.bias, whole), (a.seed, whole)
-        inputs = (a.dy, rows), (a.dh, rows), (a.h, rows), *parameters, (a.statistics, of_rows)
-        yield outputs, [None if tensor is None else place for tensor, place in inputs]
-
-
 NORM_ACT_BACKWARD_RULES: Rules = {
     "schema": "norm_act_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor? bias, Tensor? seed,"
     " Tensor statistics, float eps, float dropout_p, str norm, str activation, str x_dtype, str residual_dtype,"
@@ -178,14 +167,5 @@ NORM_ACT_BACKWARD_RULES: Rules = {
     "fake": fake_backward,
     "formula": formula,
     "flops": flops_backward,
-    "sharding": sharding_backward,
+    "sharding": sharding,
 }
-
-
-def placed_together(placements: Any, x: Any, dropout_p: float) -> Iterator[tuple[Any, Any, Any]]:
-    """Placements of x, the statistics and the parameters' gradients that belong together."""
-    yield (placements.Replicate(),) * 3
-    if dropout_p == 0.0:
-        for dimension in range(x.ndim - 1):
-            # The statistics have a dimension more, in front: mean and rstd.
-            yield placements.Shard(dimension), placements.Shard(dimension + 1), placements.Partial()

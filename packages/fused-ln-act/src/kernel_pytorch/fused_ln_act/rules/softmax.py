@@ -12,14 +12,15 @@ gradient from its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._core.gradients import asks
 from .._core.operator import Rules, per_element
-from .._core.sharding import Shardings
+from .._core.sharding import Shardings, row_placements
 
 
 def fake(x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -34,14 +35,10 @@ def save(y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return y, mask if mask is not None and mask.is_floating_point() else None
 
 
-def gradient(
-    backward: Callable[..., Any],
-    dy: Tensor,
-    saved: tuple[Tensor, Tensor | None],
-    scale: float,
-    needs: Sequence[bool],
-) -> tuple[Tensor, Tensor]:
+@asks("backward dy saved scale needs")
+def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, Tensor]:
     """Gradients of x and the mask."""
+    dy, saved, scale, needs = given
     return backward(dy, *saved, scale, *needs)
 
 
@@ -50,10 +47,16 @@ def flops(x: Any, mask: Any, *_: Any, **__: Any) -> int:
     return (6 if mask is None else 7) * torch.Size(x).numel()
 
 
-def sharding(placements: Any, x: Any, mask: Any, scale: float) -> Shardings:
-    """Where y, x and the mask may lie."""
-    for rows, of_mask, _ in placed_together(placements, x, mask):
-        yield [rows], [rows, of_mask]
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors may lie: the mask is sharded where it has the dimension."""
+    x = a[0]  # or dy, which has its shape
+    for rows, share in row_placements(placements, x.ndim):
+        found = dict.fromkeys(("x", "y", "dy", "dx"), rows)
+        of_mask = rows.dim - (x.ndim - a.mask.ndim) if rows.is_shard() and a.mask is not None else -1
+        if of_mask >= 0 and a.mask.shape[of_mask] == x.shape[rows.dim] != 1:
+            yield {**found, "mask": placements.Shard(of_mask), "dmask": placements.Shard(of_mask)}
+        else:
+            yield {**found, "dmask": share}
 
 
 SOFTMAX_RULES: Rules = {
@@ -86,32 +89,11 @@ def formula(a: Any) -> tuple[Tensor, Tensor]:
     return dx, dz.sum_to_size(a.mask.shape).to(a.mask.dtype)
 
 
-def sharding_backward(placements: Any, a: Any) -> Shardings:
-    """Where dx, dmask and what goes in may lie."""
-    nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
-    for rows, of_mask, share in placed_together(placements, a.y, a.mask):
-        outputs = [rows if a.need_dx else nothing, share if a.need_dmask and a.mask is not None else nothing]
-        yield outputs, [rows, rows, of_mask]
-
-
 SOFTMAX_BACKWARD_RULES: Rules = {
     "schema": "softmax_backward(Tensor dy, Tensor y, Tensor? mask, float scale, bool need_dx, bool need_dmask)"
     " -> (Tensor dx, Tensor dmask)",
     "fake": fake_backward,
     "formula": formula,
     "flops": per_element(5),
-    "sharding": sharding_backward,
+    "sharding": sharding,
 }
-
-
-def placed_together(placements: Any, x: Any, mask: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Placements of x, the mask and its gradient that belong together."""
-    replicate, partial, shard = placements.Replicate(), placements.Partial(), placements.Shard
-    yield replicate, None if mask is None else replicate, replicate
-    for dimension in range(x.ndim - 1):
-        if mask is None:
-            yield shard(dimension), None, replicate
-            continue
-        of_mask = dimension - (x.ndim - mask.ndim)
-        has_it = of_mask >= 0 and mask.shape[of_mask] == x.shape[dimension] != 1
-        yield shard(dimension), *((shard(of_mask),) * 2 if has_it else (replicate, partial))

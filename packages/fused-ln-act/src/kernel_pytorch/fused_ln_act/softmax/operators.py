@@ -1,4 +1,4 @@
-"""The operators of the Triton level: what `rules/softmax.py` says of them, and their launchers."""
+"""Triton: one kernel. First derivatives are kernels too, second ones PyTorch's."""
 
 from __future__ import annotations
 
@@ -9,3 +9,6 @@ KERNELS = f"{__package__}.kernels"
 
 softmax_backward = declare(**SOFTMAX_BACKWARD_RULES, launch=f"{KERNELS}.backward:softmax_backward")
 softmax = declare(**SOFTMAX_RULES, launch=f"{KERNELS}.forward:softmax", backward=softmax_backward)
+
+MAPPED = {"softmax": (softmax, lambda x, scale, mask: (x, mask, scale))}
+"""By function, its operator and what makes the operator's arguments of its own."""

@@ -7,18 +7,26 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.technique import (
-    Case,
-    Cost,
-    Direction,
-    Exemption,
-    Given,
-    Operation,
-    grid,
-    point,
-)
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Exemption, Given, Operation, grid, point
 
-from .common import CPU, CUDA, GELU_OF_INFINITY, TOLERATED_SPILL_BYTES, bytes_of, data, normal, public, seed_of
+from .common import (
+    BENCH,
+    BF16,
+    CPU,
+    CUDA,
+    F16,
+    F32,
+    GELU_OF_INFINITY,
+    LOW,
+    ONE,
+    TOLERATED_SPILL_BYTES,
+    WIDE_AND_HALF,
+    bytes_of,
+    data,
+    normal,
+    public,
+    seed_of,
+)
 
 NATIVE = "rounds after every kernel; and the CUDA kernels add rows of the bias's gradient in chains, not a tree"
 COMPILE = "TorchInductor adds the rows of the bias's gradient one by one on the CPU, eager in a tree"
@@ -61,7 +69,7 @@ def bias_act_cost(case: Case, direction: Direction) -> Cost:
     passes = 1 if case.activation == "identity" else 3
     launches = 2 if bias else 1
     two = Cost(passes * x + 2 * bias, elements * (slope + 1 + (bias > 0)), launches=launches)
-    return _of(direction, one, two)
+    return direction.cost(one, two)
 
 
 def bias_dropout_add_cost(case: Case, direction: Direction) -> Cost:
@@ -76,17 +84,7 @@ def bias_dropout_add_cost(case: Case, direction: Direction) -> Cost:
     elements = torch.Size(case.shape).numel()
     one = Cost(x + residual + y + bias, elements * (1 + drops + (bias > 0)), launches=1)
     two = Cost(y + (x if drops else 0) + bias, elements * (drops + (bias > 0)), launches=2 if bias else 1)
-    return _of(direction, one, two)
-
-
-def _of(direction: Direction, one: Cost, two: Cost) -> Cost:
-    if direction is Direction.FORWARD:
-        return one
-    if direction is Direction.BACKWARD:
-        return two
-    assert one.launches is not None
-    assert two.launches is not None
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=one.launches + two.launches)
+    return direction.cost(one, two)
 
 
 def _real_bias(activations: Tensor, dtype: torch.dtype) -> Tensor:
@@ -103,11 +101,6 @@ def bias_dropout_add_real(activations: Tensor, dtype: torch.dtype) -> Given:
     x = activations.to(dtype)
     return (x, _real_bias(activations, dtype), x.roll(1, 0)), {"p": 0.1, "seed": torch.tensor(7, device=x.device)}
 
-
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-LOW = (F32, F16, BF16)
-WIDE_AND_HALF = (F32, F16)
-ONE = (F32,)
 
 bias_act_tests = grid(
     point("gelu", shape=(61, 96), activation="gelu", core=True, reason="the last block of columns has lanes to spare"),
@@ -150,8 +143,6 @@ bias_dropout_add_tests = grid(
     point("long rows", shape=(3, 5000), dropout_p=0.9, reason="few are kept, in many blocks of columns", dtypes=ONE),
     dtypes=LOW,
 )  # fmt: skip
-
-BENCH = (BF16,)
 
 bias_act_bench = grid(
     point("BERT-base MLP, 1 x 128", shape=(128, 3072), activation="gelu", dtypes=(BF16, F32)),

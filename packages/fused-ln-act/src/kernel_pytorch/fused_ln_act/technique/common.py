@@ -13,6 +13,13 @@ from kernel_pytorch.harness.technique import Case, Exemption
 PACKAGE = "kernel_pytorch.fused_ln_act"
 CUDA, CPU = ("cuda",), ("cpu",)
 
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+LOW = (F32, F16, BF16)
+HALF = (F16, BF16)
+WIDE_AND_HALF = (F32, F16)
+ONE = (F32,)
+BENCH = (BF16,)
+
 # In bytes: far from the 255 registers that it could have, ptxas keeps a value or two of a loop on the stack rather than
 # lose a resident block. Which configurations are hit changes with its version; what is too large spills hundreds.
 TOLERATED_SPILL_BYTES = 32

@@ -10,19 +10,9 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.technique import (
-    Case,
-    Cost,
-    Direction,
-    Exemption,
-    Given,
-    Grid,
-    Operation,
-    grid,
-    point,
-)
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Exemption, Given, Grid, Operation, grid, point
 
-from .common import CPU, CUDA, GELU_OF_INFINITY, bytes_of, data, normal, public
+from .common import BENCH, BF16, CPU, CUDA, F16, F32, GELU_OF_INFINITY, LOW, ONE, bytes_of, data, normal, public
 
 BUDGETS = {
     "native": (4.0, "rounds after every kernel: the activation, up + offset, the product"),
@@ -71,11 +61,7 @@ def _cost(function: str, case: Case, direction: Direction) -> Cost:
     elements = torch.Size(case.shape).numel()
     one = Cost(gate + up + y, elements * (value + 1), launches=1)
     two = Cost(y + 2 * (gate + up), elements * (value + slope + 3), launches=1)
-    if direction is Direction.FORWARD:
-        return one
-    if direction is Direction.BACKWARD:
-        return two
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=2)
+    return direction.cost(one, two)
 
 
 def _real(activations: Tensor, dtype: torch.dtype) -> Given:
@@ -84,9 +70,6 @@ def _real(activations: Tensor, dtype: torch.dtype) -> Given:
     return (x, x.roll(1, 0)), {}
 
 
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-LOW = (F32, F16, BF16)
-ONE = (F32,)
 GPT_OSS: dict[str, Any] = {"alpha": 1.702, "offset": 1.0}
 
 swiglu_tests = grid(
@@ -124,8 +107,6 @@ reglu_tests = grid(
     point("limit", shape=(5, 100), limit=0.7, reason="clamped on both sides", dtypes=ONE),
     dtypes=LOW,
 )
-
-BENCH = (BF16,)
 
 swiglu_bench = grid(
     point("Llama 3.1 8B, decode", shape=(1, 14336), packed=True),

@@ -12,18 +12,23 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS, FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import COMPILED_COUNTED, PRODUCTS
-from kernel_pytorch.harness.technique import (
-    Case,
-    Cost,
-    Direction,
-    Exemption,
-    Given,
-    Operation,
-    grid,
-    point,
-)
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Exemption, Given, Operation, grid, point
 
-from .common import CUDA, GELU_OF_INFINITY, TOLERATED_SPILL_BYTES, bytes_of, data, normal, public
+from .common import (
+    BENCH,
+    BF16,
+    CUDA,
+    F16,
+    F32,
+    GELU_OF_INFINITY,
+    LOW,
+    ONE,
+    TOLERATED_SPILL_BYTES,
+    bytes_of,
+    data,
+    normal,
+    public,
+)
 
 BUDGETS = {
     "native": (4.0, "rounds after every kernel: the product, the activation, the product with up"),
@@ -68,15 +73,6 @@ def gated_mlp_inputs(case: Case, generator: torch.Generator) -> Given:
     return arguments, {"recompute": case.sizes.get("recompute", False)}
 
 
-def _costs(direction: Direction, one: Cost, two: Cost) -> Cost:
-    if direction is Direction.FORWARD:
-        return one
-    if direction is Direction.BACKWARD:
-        return two
-    launches = (one.launches or 0) + (two.launches or 0)
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches, one.products + two.products)
-
-
 def gradients(products: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
     """The products that the gradients of both factors of `(m, k) @ (n, k).T` are."""
     return tuple(shape for m, n, k in products for shape in ((m, k, n), (n, k, m)))
@@ -95,7 +91,7 @@ def linear_act_cost(case: Case, direction: Direction) -> Cost:
     # dz, the sum of the shares of dbias, and two products.
     flops = 2 * product + results * (slope + 2)
     two = Cost(y + 2 * (x + weight) + bias, flops, 2 + 2 * PRODUCT, gradients(products))
-    return _costs(direction, one, two)
+    return direction.cost(one, two)
 
 
 def gated_mlp_cost(case: Case, direction: Direction) -> Cost:
@@ -113,7 +109,7 @@ def gated_mlp_cost(case: Case, direction: Direction) -> Cost:
     # dz and h, and four products.
     flops = 2 * products + hidden * (slope + 4)
     two = Cost(y + 2 * (x + first + second), flops, 1 + 4 * PRODUCT, gradients(both))
-    return _costs(direction, one, two)
+    return direction.cost(one, two)
 
 
 def _random_weight(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -130,10 +126,6 @@ def gated_mlp_real(activations: Tensor, dtype: torch.dtype) -> Given:
     weights = _random_weight(128, activations.shape[-1], dtype), _random_weight(64, 64, dtype)
     return (activations.to(dtype), *weights), {}
 
-
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-LOW = (F32, F16, BF16)
-ONE = (F32,)
 
 # On the CPU oneDNN takes denormal bfloat16 numbers for zero, so no core case, which those are planted in, is bfloat16.
 linear_act_tests = grid(
@@ -180,8 +172,6 @@ gated_mlp_tests = grid(
             dtypes=ONE) for name in ACTIVATIONS),
     dtypes=LOW,
 )  # fmt: skip
-
-BENCH = (BF16,)
 
 
 def _rows_of(*weights: str) -> Callable[[dict[str, Any]], dict[str, int]]:

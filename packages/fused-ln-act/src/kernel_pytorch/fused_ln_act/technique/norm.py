@@ -10,19 +10,25 @@ from torch import Tensor
 from kernel_pytorch.fused_ln_act.rules.activations import FLOPS
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.exemptions import REDUCTIONS
-from kernel_pytorch.harness.technique import (
-    Case,
-    Cost,
-    Direction,
-    Exemption,
-    Given,
-    Grid,
-    Operation,
-    grid,
-    point,
-)
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Exemption, Given, Grid, Operation, grid, point
 
-from .common import CUDA, TOLERATED_SPILL_BYTES, bytes_of, data, normal, public, seed_of
+from .common import (
+    BENCH,
+    BF16,
+    CUDA,
+    F16,
+    F32,
+    HALF,
+    LOW,
+    ONE,
+    TOLERATED_SPILL_BYTES,
+    WIDE_AND_HALF,
+    bytes_of,
+    data,
+    normal,
+    public,
+    seed_of,
+)
 
 EPS = 1e-5
 
@@ -95,18 +101,8 @@ def _cost(function: str, case: Case, direction: Direction) -> Cost:
         elements * ((13 if layer else 10) + extra + backward_flops),
         launches=launches,
     )
-    if direction is Direction.FORWARD:
-        return one
-    if direction is Direction.BACKWARD:
-        return two
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=1 + launches)
+    return direction.cost(one, two)
 
-
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-LOW = (F32, F16, BF16)
-HALF = (F16, BF16)
-WIDE_AND_HALF = (F32, F16)
-ONE = (F32,)
 
 # The core cases are float32: adversarial inputs of 16 bits make rows of equal numbers, where PyTorch's own kernel on
 # the CPU multiplies before it subtracts, and errs by a tenth; it also adds the gradients of parameters in 16 bits, so
@@ -184,8 +180,6 @@ add_rms_norm_act_tests = grid(
     point("long rows", shape=(2, 8200), activation="silu", reason="the backward walks", dtypes=ONE),
     dtypes=LOW,
 )
-
-BENCH = (BF16,)
 
 # On a CPU in float32: PyTorch's own LayerNorm in 16 bits errs there by more than any budget allows. And of 128 rows: it
 # adds the parameters' gradients row by row, which for 1024 is seven times as far off as the reference's tree.

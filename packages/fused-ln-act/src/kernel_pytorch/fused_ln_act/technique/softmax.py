@@ -6,17 +6,9 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.technique import (
-    Case,
-    Cost,
-    Direction,
-    Given,
-    Operation,
-    grid,
-    point,
-)
+from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Operation, grid, point
 
-from .common import CUDA, TOLERATED_SPILL_BYTES, bytes_of, data, normal, public
+from .common import BF16, CUDA, F16, F32, LOW, ONE, TOLERATED_SPILL_BYTES, WIDE_AND_HALF, bytes_of, data, normal, public
 
 NEGATIVE = float("-inf")
 
@@ -71,11 +63,7 @@ def softmax_cost(case: Case, direction: Direction) -> Cost:
     elements = torch.Size(case.shape).numel()
     one = Cost(x + y + mask, elements * (6 + (kind is not None)), launches=1)
     two = Cost(2 * y + x + (mask if added else 0), 5 * elements, launches=1 + added)
-    if direction is Direction.FORWARD:
-        return one
-    if direction is Direction.BACKWARD:
-        return two
-    return Cost(one.bytes + two.bytes, one.flops + two.flops, launches=2 + added)
+    return direction.cost(one, two)
 
 
 def softmax_real(activations: Tensor, dtype: torch.dtype) -> Given:
@@ -83,11 +71,6 @@ def softmax_real(activations: Tensor, dtype: torch.dtype) -> Given:
     scores = (activations @ activations.T).to(dtype)
     return (scores, activations.shape[-1] ** -0.5, torch.ones_like(scores, dtype=torch.bool).tril()), {}
 
-
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-LOW = (F32, F16, BF16)
-WIDE_AND_HALF = (F32, F16)
-ONE = (F32,)
 
 softmax_tests = grid(
     point("typical", shape=(61, 96), scale=0.125, core=True, reason="fits in one block with lanes to spare"),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._core.gradients import asks
 from .._core.operator import Rules, per_element
-from .._core.sharding import Shardings, row_placements
+from .._core.sharding import by_rows
 
 SCALARS = "SymInt ignore_index, float label_smoothing, float z_loss, float softcap"
 LOSSES = "(Tensor loss, Tensor normalizer)"
@@ -51,10 +51,7 @@ def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor, None]:
     return backward(*given), None
 
 
-def sharding(placements: Any, logits: Any, *arguments: Any) -> Shardings:
-    """Where what goes in and the losses may lie."""
-    for tokens, _ in row_placements(placements, logits.ndim):
-        yield [tokens] * 2, [tokens] * 2
+SHARDING = by_rows("logits target loss normalizer dloss y")
 
 
 CROSS_ENTROPY_RULES: Rules = {
@@ -62,7 +59,7 @@ CROSS_ENTROPY_RULES: Rules = {
     "fake": fake,
     "gradient": gradient,
     "flops": per_element(FORWARD),
-    "sharding": sharding,
+    "sharding": SHARDING,
 }
 
 
@@ -102,22 +99,12 @@ def gradient_of_logits(
     return gradient * (1.0 - (z / softcap).square()) if softcap > 0.0 else gradient
 
 
-def flops_backward(dloss: Any, normalizer: Any, logits: Any, *_: Any, **__: Any) -> int:
-    """What is made of each logit."""
-    return BACKWARD * torch.Size(logits).numel()
-
-
-def sharding_backward(placements: Any, dloss: Any, normalizer: Any, logits: Any, *arguments: Any) -> Shardings:
-    """Where what goes in and the gradient of the logits may lie."""
-    for tokens, _ in row_placements(placements, logits.ndim):
-        yield [tokens], [tokens] * 4
-
-
+FLOPS_BACKWARD = per_element(BACKWARD, 2)
 CROSS_ENTROPY_BACKWARD_RULES: Rules = {
     "schema": f"cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor logits, Tensor target, {SCALARS})"
     " -> Tensor",
     "fake": fake_backward,
     "formula": formula,
-    "flops": flops_backward,
-    "sharding": sharding_backward,
+    "flops": FLOPS_BACKWARD,
+    "sharding": SHARDING,
 }

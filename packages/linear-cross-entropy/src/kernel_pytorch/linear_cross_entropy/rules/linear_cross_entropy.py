@@ -21,7 +21,7 @@ from torch import Tensor
 from .._core.call_kinds import needs_grad
 from .._core.gradients import asks
 from .._core.operator import Rules
-from .._core.sharding import Shardings, row_placements
+from .._core.sharding import by_rows
 from .cross_entropy import BACKWARD, FORWARD, LOSSES, SCALARS, fake, gradient_of_logits, wide_dtype
 
 
@@ -44,11 +44,9 @@ def _logits(hidden: Any, weight: Any) -> int:
     return torch.Size(hidden[:-1]).numel() * int(weight[0])
 
 
-def sharding(placements: Any, hidden: Any, weight: Any, target: Any, bias: Any, *scalars: Any) -> Shardings:
-    """Where what goes in and the losses may lie."""
-    replicate = placements.Replicate()
-    for tokens, _ in row_placements(placements, hidden.ndim):
-        yield [tokens] * 2, [tokens, replicate, tokens, None if bias is None else replicate]
+# The loss of all tokens is a sum, the losses of an operator that returns a `normalizer` are rows.
+OF_TOKENS = "hidden target normalizer dloss dhidden"
+SHARDING = by_rows(f"{OF_TOKENS} loss", sums="dweight dbias")
 
 
 LINEAR_CROSS_ENTROPY_RULES: Rules = {
@@ -57,7 +55,7 @@ LINEAR_CROSS_ENTROPY_RULES: Rules = {
     "fake": fake,
     "gradient": gradient,
     "flops": flops,
-    "sharding": sharding,
+    "sharding": SHARDING,
 }
 
 
@@ -99,18 +97,6 @@ def flops_backward(dloss: Any, normalizer: Any, hidden: Any, weight: Any, *rest:
     return _logits(hidden, weight) * (2 * weight[1] * (1 + need_dhidden + need_dweight) + BACKWARD)
 
 
-def sharding_backward(placements: Any, a: Any) -> Shardings:
-    """Where what goes in and the gradients may lie."""
-    replicate = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
-    for tokens, total in row_placements(placements, a.hidden.ndim):
-        outputs = [
-            tokens if a.need_dhidden else replicate,
-            total if a.need_dweight else replicate,
-            total if a.need_dbias and a.bias is not None else replicate,
-        ]
-        yield outputs, [tokens, tokens, tokens, replicate, tokens, None if a.bias is None else replicate]
-
-
 LINEAR_CROSS_ENTROPY_BACKWARD_RULES: Rules = {
     "schema": "linear_cross_entropy_backward(Tensor dloss, Tensor normalizer, Tensor hidden, Tensor weight,"
     f" Tensor target, Tensor? bias, {SCALARS}, SymInt chunk, bool need_dhidden, bool need_dweight, bool need_dbias)"
@@ -118,7 +104,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD_RULES: Rules = {
     "fake": fake_backward,
     "formula": formula,
     "flops": flops_backward,
-    "sharding": sharding_backward,
+    "sharding": SHARDING,
 }
 
 
@@ -170,20 +156,6 @@ def flops_with_gradients(hidden: Any, weight: Any, *rest: Any, **__: Any) -> int
     return _logits(hidden, weight) * (2 * weight[1] * (1 + need_dhidden + need_dweight) + FORWARD + BACKWARD)
 
 
-def sharding_with_gradients(placements: Any, a: Any) -> Shardings:
-    """Where what goes in, the loss and the gradients may lie."""
-    replicate = placements.Replicate()
-    for tokens, total in row_placements(placements, a.hidden.ndim):
-        outputs = [
-            total,
-            tokens if a.need_dhidden else replicate,
-            total if a.need_dweight else replicate,
-            total if a.need_dbias and a.bias is not None else replicate,
-        ]
-        absent = [None if tensor is None else replicate for tensor in (a.bias, a.divisor)]
-        yield outputs, [tokens, replicate, tokens, *absent]
-
-
 LINEAR_CROSS_ENTROPY_WITH_GRADIENTS_RULES: Rules = {
     "schema": "linear_cross_entropy_with_gradients(Tensor hidden, Tensor weight, Tensor target, Tensor? bias,"
     f" Tensor? divisor, {SCALARS}, bool need_dhidden, bool need_dweight, bool need_dbias)"
@@ -191,5 +163,5 @@ LINEAR_CROSS_ENTROPY_WITH_GRADIENTS_RULES: Rules = {
     "fake": fake_with_gradients,
     "gradient": gradient_with_gradients,
     "flops": flops_with_gradients,
-    "sharding": sharding_with_gradients,
+    "sharding": by_rows(OF_TOKENS, sums="loss dweight dbias"),
 }

@@ -1,4 +1,4 @@
-"""The operators of the Triton level: what `rules/` says of them, and their launchers."""
+"""Triton: one kernel for queries and keys. First derivatives are kernels too, second ones PyTorch's."""
 
 from __future__ import annotations
 
@@ -30,3 +30,7 @@ def arguments_of(*given: Any) -> tuple[Any, ...]:
     if position_ids is not None:
         cos, sin = cos[position_ids], sin[position_ids]
     return q, k, q_weight, k_weight, cos, sin, *scalars
+
+
+MAPPED = {"qk_norm_rope": (qk_norm_rope, arguments_of), "qk_layer_norm_rope": (qk_layer_norm_rope, arguments_of)}
+"""By function, its operator and what makes the operator's arguments of its own."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._core.gradients import asks
-from .._core.operator import Rules
+from .._core.operator import Rules, like_first, per_element
 from .._core.sharding import Shardings
 from .rotary import token_placements
 
@@ -100,36 +100,13 @@ def gradient(backward: Callable[..., Any], *given: Any) -> tuple[Tensor | None, 
     return *(g if need else None for g, need in zip(found, needed, strict=True)), None, None
 
 
-def fake_cache(q: Tensor, *rest: Any) -> Tensor:
-    """What it allocates: queries; keys and values are in the cache."""
-    return q.new_empty(q.shape)
-
-
-def flops(factor: int, first: int) -> Callable[..., int]:
-    """FLOPs of an operator whose arguments `first` and `first + 1` are q and k: `factor` for each of their elements."""
-
-    def of_shapes(*shapes: Any, **_: Any) -> int:
-        return factor * sum(torch.Size(shape).numel() for shape in shapes[first : first + 2])
-
-    return of_shapes
-
-
-def sharding(placements: Any, q: Any, k: Any, q_weight: Any, k_weight: Any, cos: Any, *rest: Any) -> Shardings:
-    """Where both results, the statistics, q, k, the weights and the tables may lie."""
-    whole = placements.Replicate()
-    for heads, tables in token_placements(placements, q, cos):
-        yield [heads] * 4, [heads, heads, whole, whole, tables, tables]
-
-
-def sharding_backward(placements: Any, dq_out: Any, dk_out: Any, q: Any, *rest: Any) -> Shardings:
-    """Where the gradients and what goes in may lie."""
-    whole, cos, needs = placements.Replicate(), rest[3], rest[-4:]
-    for heads, tables in token_placements(placements, q, cos):
-        shares = placements.Partial() if heads.is_shard() else whole
-        # What is not needed comes back empty, and is the same everywhere.
-        outputs = [own if needed else whole for own, needed in zip((heads, heads, shares, shares), needs, strict=True)]
-        incoming = [None if dy is None else heads for dy in (dq_out, dk_out)]
-        yield outputs, [*incoming, heads, heads, whole, whole, tables, tables, heads, heads]
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors may lie."""
+    of_heads = ("q", "k", "q_out", "k_out", "q_rstd", "k_rstd", "dq_out", "dk_out", "dq", "dk")
+    for heads, tables in token_placements(placements, a.q, a.cos):
+        shares = placements.Partial() if heads.is_shard() else heads
+        found = dict.fromkeys(of_heads, heads) | dict.fromkeys(("cos", "sin"), tables)
+        yield found | dict.fromkeys(("dq_weight", "dk_weight"), shares)
 
 
 QK_NORM_ROPE_RULES: Rules = {
@@ -138,7 +115,7 @@ QK_NORM_ROPE_RULES: Rules = {
     "fake": fake,
     "gradient": gradient,
     "follows": {"q_out": ("q", "q_weight"), "k_out": ("k", "k_weight")},
-    "flops": flops(7, 0),
+    "flops": per_element(7, 0, 1),
     "sharding": sharding,
 }
 BACKWARD_RULES: Rules = {
@@ -148,8 +125,8 @@ BACKWARD_RULES: Rules = {
     " -> (Tensor dq, Tensor dk, Tensor dq_weight, Tensor dk_weight)",
     "fake": fake_backward,
     "formula": formula,
-    "flops": flops(14, 2),
-    "sharding": sharding_backward,
+    "flops": per_element(14, 2, 3),
+    "sharding": sharding,
 }
 QK_LAYER_NORM_ROPE_RULES: Rules = {
     **QK_NORM_ROPE_RULES,
@@ -164,6 +141,6 @@ NORM_ROPE_CACHE_RULES: Rules = {
     "schema": "norm_rope_cache_(Tensor q, Tensor k, Tensor v, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
     " Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cache_seqlens, Tensor? block_table, float eps, bool interleaved,"
     " float offset) -> Tensor q_out",
-    "fake": fake_cache,
-    "flops": flops(7, 0),
+    "fake": like_first,
+    "flops": per_element(7, 0, 1),
 }

@@ -6,33 +6,21 @@ Heads are whole: DTensor may shard batches, tokens and heads, the tables with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._core.gradients import asks
-from .._core.operator import Rules, per_element
+from .._core.operator import Rules, like_first, per_element
 from .._core.sharding import Shardings
 
 
-def fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
-    """What it allocates."""
-    return x.new_empty(x.shape)
-
-
-def gradient(
-    itself: Callable[..., Any],
-    dy: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    transposed: bool,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, None, None]:
+@asks("itself dy cos sin interleaved transposed needs")
+def gradient(itself: Callable[..., Any], *given: Any) -> tuple[Tensor | None, None, None]:
     """Gradient of x; only the tables are saved for it."""
-    return itself(dy, cos, sin, interleaved, not transposed) if needs[0] else None, None, None
+    *others, transposed, needs = given
+    return itself(*others, not transposed) if needs[0] else None, None, None
 
 
 def token_placements(placements: Any, x: Any, cos: Any) -> Iterator[tuple[Any, Any]]:
@@ -50,20 +38,16 @@ def token_placements(placements: Any, x: Any, cos: Any) -> Iterator[tuple[Any, A
         yield placements.Shard(dimension), placements.Shard(dimension - first) if has else placements.Replicate()
 
 
-def sharding(placements: Any, x: Any, cos: Any, sin: Any, *scalars: Any) -> Shardings:
+def sharding(placements: Any, a: Any) -> Shardings:
     """Where y, x and the tables may lie."""
-    for heads, tables in token_placements(placements, x, cos):
-        yield [heads], [heads, tables, tables]
+    for heads, tables in token_placements(placements, a.x, a.cos):
+        yield {"x": heads, "y": heads, "cos": tables, "sin": tables}
 
 
 def fake_qk(a: Any) -> tuple[Tensor, Tensor]:
     """What it allocates; of what is absent comes back an empty tensor."""
     q_out, k_out = (a.cos.new_empty((0,)) if x is None else x.new_empty(x.shape) for x in (a.q, a.k))
     return q_out, k_out
-
-
-def fake_in_place(a: Any) -> None:
-    """It allocates nothing."""
 
 
 @asks("itself dq_out dk_out cos sin position_ids interleaved transposed needs")
@@ -77,27 +61,19 @@ def gradient_qk(itself: Callable[..., Any], *given: Any) -> tuple[Tensor | None,
     return *(None if dy is None else dx for dy, dx in zip((dq, dk), found, strict=True)), None, None, None
 
 
-def flops_qk(q: Any, k: Any, *rest: Any, **_: Any) -> int:
-    """Three products and sums for each of two columns: 3 an element."""
-    return 3 * sum(torch.Size(shape).numel() for shape in (q, k) if shape is not None)
-
-
-def sharding_qk(placements: Any, q: Any, k: Any, cos: Any, sin: Any, position_ids: Any, *scalars: Any) -> Shardings:
+def sharding_qk(placements: Any, a: Any) -> Shardings:
     """Where both results, q, k, the tables and positions may lie; positions lie like tokens, and tables are whole."""
-    whole = placements.Replicate()
-    like = q if q is not None else k
     # Positions have the dimensions that tables without them would have, less their columns.
-    ids = None if position_ids is None else position_ids.unsqueeze(-1)
-    for heads, rows in token_placements(placements, like, cos if ids is None else ids):
-        outputs = [whole if x is None else heads for x in (q, k)]
-        tables = rows if ids is None else whole
-        given = [None if x is None else heads for x in (q, k)]
-        yield outputs, [*given, tables, tables, None if ids is None else rows]
+    like = a.cos if a.position_ids is None else a.position_ids.unsqueeze(-1)
+    for heads, rows in token_placements(placements, a.k if a.q is None else a.q, like):
+        found = {} if a.q is None else {"q": heads, "q_out": heads}
+        found |= {} if a.k is None else {"k": heads, "k_out": heads}
+        yield found | dict.fromkeys(("cos", "sin") if a.position_ids is None else ("position_ids",), rows)
 
 
 ROTARY_EMBEDDING_RULES: Rules = {
     "schema": "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed=False) -> Tensor",
-    "fake": fake,
+    "fake": like_first,
     "gradient": gradient,
     "flops": per_element(3),
     "sharding": sharding,
@@ -108,12 +84,12 @@ ROTARY_QK_RULES: Rules = {
     "fake": fake_qk,
     "gradient": gradient_qk,
     "follows": {"q_out": ("q",), "k_out": ("k",)},
-    "flops": flops_qk,
+    "flops": per_element(3, 0, 1),
     "sharding": sharding_qk,
 }
 ROTARY_QK_IN_PLACE_RULES: Rules = {
     "schema": "rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, Tensor? position_ids, bool interleaved,"
     " bool transposed) -> ()",
-    "fake": fake_in_place,
-    "flops": flops_qk,
+    "fake": lambda *arguments: None,
+    "flops": per_element(3, 0, 1),
 }

@@ -55,11 +55,7 @@ def cost(case: Case, direction: Direction) -> Cost:
     forward = Cost(2 * elements * size + weights + angles, 7 * elements, launches=1)
     # The second launch adds the shares of the weights' gradients.
     backward = Cost(3 * elements * size + 2 * weights + angles, 14 * elements, launches=2)
-    if direction is Direction.FORWARD:
-        return forward
-    if direction is Direction.BACKWARD:
-        return backward
-    return Cost(forward.bytes + backward.bytes, forward.flops + backward.flops, launches=3)
+    return direction.cost(forward, backward)
 
 
 def real(activations: Tensor, dtype: torch.dtype) -> Given:

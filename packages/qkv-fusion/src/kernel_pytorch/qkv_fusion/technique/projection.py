@@ -48,11 +48,7 @@ def projection_cost(case: Case, direction: Direction) -> Cost:
     bias = rows if case.sizes.get("bias", False) else 0
     forward = Cost((tokens * (inner + rows) + rows * inner + bias) * size, 2 * tokens * inner * rows)
     backward = Cost((tokens * (2 * inner + rows) + 2 * rows * inner + bias) * size, 4 * tokens * inner * rows)
-    if direction is Direction.FORWARD:
-        return forward
-    if direction is Direction.BACKWARD:
-        return backward
-    return Cost(forward.bytes + backward.bytes, forward.flops + backward.flops)
+    return direction.cost(forward, backward)
 
 
 def norm_rope_cost(case: Case, direction: Direction) -> Cost:

@@ -6,7 +6,7 @@ rank holds its rows' part of the gradient of the weight, and nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,32 +80,15 @@ def formula(a: Any) -> tuple[Tensor, Tensor]:
     return dx.to(a.h.dtype) if a.need_dx else nothing, dweight
 
 
-def placed_together(placements: Any, h: Any, weight: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Placements of h, the weight and its gradient: the weight is replicated, or has its rows where the heads are."""
-    for rows, share in row_placements(placements, h.ndim):
-        per_head = weight is not None and weight.ndim == 2 and rows.is_shard(h.ndim - 2)
-        both = (placements.Shard(0), placements.Shard(0)) if per_head else (placements.Replicate(), share)
-        yield rows, None if weight is None else both[0], both[1]
-
-
-def sharding(placements: Any, x: Any, weight: Any, *scalars: Any) -> Shardings:
-    """Where y, rstd, x and the weight may lie."""
-    for rows, of_weight, _ in placed_together(placements, x, weight):
-        yield [rows] * 2, [rows, of_weight]
-
-
-def sharding_add(placements: Any, x: Any, residual: Any, weight: Any, *scalars: Any) -> Shardings:
-    """Where y, h, rstd, x, the residual and the weight may lie."""
-    for rows, of_weight, _ in placed_together(placements, x, weight):
-        yield [rows] * 3, [rows, rows, of_weight]
-
-
-def sharding_backward(placements: Any, a: Any) -> Shardings:
-    """Where dx, dweight and what goes in may lie."""
-    nothing = placements.Replicate()  # what is not needed comes back empty, and is the same everywhere
-    for rows, of_weight, share in placed_together(placements, a.h, a.weight):
-        outputs = [rows if a.need_dx else nothing, share if a.need_dweight and a.weight is not None else nothing]
-        yield outputs, [rows, None if a.dh is None else rows, rows, of_weight, rows]
+def sharding(placements: Any, a: Any) -> Shardings:
+    """Where tensors may lie: the weight is replicated, or has its rows where the heads are."""
+    x = a[0]  # or dy, which has its shape
+    for rows, share in row_placements(placements, x.ndim):
+        found = dict.fromkeys(("x", "residual", "h", "y", "rstd", "dy", "dh", "dx"), rows)
+        if a.weight is not None and a.weight.ndim == 2 and rows.is_shard(x.ndim - 2):
+            yield {**found, "weight": placements.Shard(0), "dweight": placements.Shard(0)}
+        else:
+            yield {**found, "dweight": share}
 
 
 RMS_NORM_RULES: Rules = {
@@ -122,7 +105,7 @@ ADD_RMS_NORM_RULES: Rules = {
     "gradient": gradient_add,
     "follows": {"h": ("x", "residual")},
     "flops": per_element(5),
-    "sharding": sharding_add,
+    "sharding": sharding,
 }
 BACKWARD_RULES: Rules = {
     "schema": "rms_norm_backward(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor rstd, float eps, float offset,"
@@ -130,5 +113,5 @@ BACKWARD_RULES: Rules = {
     "fake": fake_backward,
     "formula": formula,
     "flops": per_element(11),
-    "sharding": sharding_backward,
+    "sharding": sharding,
 }
