@@ -42,7 +42,8 @@ def break_messages() -> Iterator[list[str]]:
     finally:
         for logger, level, propagate, handlers in before:
             logger.handlers[:], logger.propagate = handlers, propagate
-            logger.setLevel(level)
+            if logger.level != level:  # setting it makes every logger of the process forget what it has cached
+                logger.setLevel(level)
 
 
 def _torch_loggers() -> set[logging.Logger]:
