@@ -37,6 +37,7 @@ def cost_of(toy, level):
     return with_starts(cost, toy.technique, toy.gate, implementation, case, CPU)
 
 
+@pytest.mark.slow
 def test_a_level_that_runs(toy):
     cost = cost_of(toy, "native")
     assert cost.eager > 0.0

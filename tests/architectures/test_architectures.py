@@ -26,23 +26,19 @@ MAY_FALL = {**{(name, "fuse"): 4 for name in CROSSING}, ("Segformer", "fuse"): 1
 """Of cross-attention, keys and values are of another tensor than queries: that is no longer one product."""
 
 
-def cases(surroundings, variants=tuple(VARIANTS), quick=(), names=ARCHITECTURES, seconds=False):
-    """A parameter for each architecture, surrounding and variant; those that are not quick are of the session alone.
-
-    Where each takes seconds, Llama stands for all that are quick, and the others are slow.
-    """
+def cases(surroundings, variants=tuple(VARIANTS), quick=(), names=ARCHITECTURES):
+    """A parameter for each architecture, surrounding and variant; those that are not quick are of the session alone."""
     return [
         pytest.param(
             name, surrounding, variant, id=f"{name}-{surrounding}-{variant}",
-            marks=pytest.mark.architectures if not is_quick(name, variant, quick)
-            else pytest.mark.slow if seconds and name != "Llama" else (),
+            marks=() if is_quick(name, variant, quick) else pytest.mark.architectures,
         )
         for name, surrounding, variant in itertools.product(names, surroundings, variants)
     ]  # fmt: skip
 
 
 def is_quick(name, variant, quick):
-    """Whether the ordinary suite has it: of eight architectures one variant, or those that are given."""
+    """Whether `-m slow` has it: of eight architectures one variant, or those that are given."""
     return quick is not None and name in QUICK and variant in (quick or (QUICK[name],))
 
 
@@ -137,7 +133,7 @@ def test_the_same_compiled(name, surrounding, variant, record_property):
     check(ours(name, COMPILED[surrounding], variant, record_property), expected(name, "training"), FLOAT32)
 
 
-@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(COMPILED_ROUNDED, COMPILING, seconds=True))
+@pytest.mark.parametrize(("name", "surrounding", "variant"), cases(COMPILED_ROUNDED, COMPILING))
 def test_the_same_compiled_and_rounded(name, surrounding, variant, record_property):
     found = ours(name, COMPILED_ROUNDED[surrounding], variant, record_property)
     check_rounded(found, expected(name, "autocast"), expected(name, "training"))

@@ -22,7 +22,7 @@ def arguments(device, dtype=torch.float32):
     return hidden.to(dtype), weight.to(dtype), torch.randint(WORDS, (TOKENS,), device=device)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_training_step_takes_less_than_a_quarter(dtype, device, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**18)  # as 64 MiB are to 128,000 words
     tensors = arguments(device, dtype)
