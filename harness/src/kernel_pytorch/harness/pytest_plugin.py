@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import os
 import sys
 import warnings
@@ -43,8 +42,6 @@ from kernel_pytorch.harness.workload import Job, JobKey, jobs
 
 SUPPORT_TIMEOUT = 300.0
 """Seconds that a check of the support table may take in its own process."""
-
-_frozen = 0  # modules whose objects are kept from garbage collection
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,25 +87,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("compiled")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Freeze what is there to stay, before the first test."""
-    _freeze_modules()
-
-
-def _freeze_modules() -> None:
-    """Keep garbage collection from walking modules that are imported by now.
-
-    A million objects of PyTorch, transformers and all collected tests take half a second in each collection; compilers
-    and measurements of memory ask for many.
-    """
-    global _frozen
-    if len(sys.modules) > _frozen + 100:
-        gc.collect()
-        gc.freeze()
-        _frozen = len(sys.modules)
-
-
 def best_device() -> torch.device:
     """The first GPU, else the CPU."""
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -126,7 +104,6 @@ def _fresh_dynamo() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
         torch._dynamo.reset()
-    _freeze_modules()  # Dynamo, Inductor and transformers are imported by the first test that needs them
 
 
 def verification_trials(technique: str) -> list[Any]:

@@ -32,11 +32,10 @@ def break_messages() -> Iterator[list[str]]:
     told = {getattr(artifact, "logger", artifact) for artifact in artifacts}
     for logger in told | _torch_loggers():
         before.append((logger, logger.level, logger.propagate, [*logger.handlers]))
-        if logger in told:
-            logger.handlers[:], logger.propagate = [handler], False
-            logger.setLevel(logging.DEBUG)
-        elif logger.handlers:
-            logger.handlers[:], logger.propagate = [logging.NullHandler()], False
+        if logger in told or logger.handlers:
+            logger.handlers[:], logger.propagate = [handler if logger in told else logging.NullHandler()], False
+    for logger in told:
+        logger.setLevel(logging.DEBUG)
     try:
         yield handler.texts
     finally:
