@@ -101,7 +101,7 @@ def test_the_same_loss_gradients_and_logits(name):
 def test_patches_come_off_bitwise_in_any_order(name):
     model, inputs = small(name)
     expected = logits(copy.deepcopy(model), inputs)
-    for order in itertools.islice(itertools.permutations(PATCHES), 0, None, 7):
+    for order in itertools.islice(itertools.permutations(PATCHES), 0, None, 41):  # each before and after each other
         ours = patched(model, order)
         for technique in reversed(order[1:] + order[:1]):
             technique.unpatch(ours)

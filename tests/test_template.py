@@ -199,6 +199,7 @@ def test_what_is_made_is_right_and_a_wrong_level_is_refused(made):
     assert "wrong: new-thing new_thing level 'reference', case typical [shape=(61, 96)] float32: known" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_made_is_found_and_does_what_it_shows(made):
     done = made.kernel_pytorch("list", "new-thing", "--device", "cpu")
     assert done.returncode == 0, done.stderr

@@ -194,6 +194,7 @@ def test_a_level_that_is_wrong_in_one_dtype_is_adopted_in_none(install, machine)
     assert all("made-up doubled level 'cuda', case plain" in v.reason for v in found)
 
 
+@pytest.mark.slow
 def test_a_wrong_level_is_a_failure_of_the_command(install, command_line, machine, monkeypatch, tmp_path):
     technique = install(cuda=WRONG)
     monkeypatch.setattr(adopt, "measure_machine", lambda *given, **named: machine)

@@ -103,6 +103,7 @@ def test_an_unknown_device_is_one_line(toy_alone, command_line, command, device)
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own_nothing_else_is_on_stderr(toy_alone):
     printed = toy_alone.run("verify", "toy", "--level", "nope")
     assert (printed.code, printed.out) == (2, "")

@@ -139,7 +139,8 @@ def hold():
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_is_killed_leaves_no_temporary_files(site, tmp_path, end):
     site.install("holding", {"kernel_pytorch.commands": {"hold": "holding:hold"}}, holding=HOLD)
     temporary = tmp_path / "temporary"

@@ -65,6 +65,7 @@ def test_the_command_line_lists_the_broken_and_the_healthy(broken_site):
         assert f"{name}: broken. {reason}" in printed.out.splitlines()
 
 
+@pytest.mark.slow
 def test_verify_fails_while_a_package_is_broken(broken_site, command_line):
     printed = command_line("verify", "--device", "cpu", "--level", "native")
     assert printed.code == 1

@@ -39,6 +39,7 @@ def call_of(toy, level):
     return Call(toy.technique, toy.gate, toy.gate.implementation(level), toy.gate.bench_grid.cases()[0], CPU)
 
 
+@pytest.mark.slow
 def test_a_level_that_runs(toy):
     cost = cost_of(toy, "native")
     assert cost.eager > 0.0

@@ -78,6 +78,7 @@ def test_exactly_what_is_wrong_is_found(wrong):
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expected", sorted(RED), ids=" ".join)
 def test_a_broken_contract_is_printed_with_all_it_takes_to_find_it(wrong, expected):
     done, record = wrong
@@ -90,6 +91,7 @@ def test_a_broken_contract_is_printed_with_all_it_takes_to_find_it(wrong, expect
     ), lines
 
 
+@pytest.mark.slow
 def test_an_implementation_that_raises_stops_nobody_else(wrong):
     (problem, *_) = [b.found for b in wrong[1].broken if b.rule == "launches can be recorded"]
     assert "RuntimeError: on purpose: 4 cases" in problem
@@ -154,22 +156,24 @@ def test_all_compiles_every_specialisation(environment, tmp_path):
     assert counts[0] < counts[1]
 
 
-@pytest.mark.parametrize("arguments", [["right", "--arch", "sm_70"], ["nothing"]], ids=["architecture", "technique"])
-def test_a_name_that_does_not_exist_is_exit_code_2(environment, arguments):
-    done = run(environment, *arguments)
-    assert done.returncode == 2
-    assert "there are: sm_80, sm_90, sm_100, sm_120" in done.stderr or "installed are:" in done.stderr
-
-
-def test_a_record_does_not_stand_for_all(environment, tmp_path):
-    done = run(environment, "right", "--all", "--recorded", str(tmp_path))
-    assert done.returncode == 2
-    assert "give one of them" in done.stderr
-
-
-def test_where_there_is_no_kernel_there_is_no_record(site, tmp_path):
+@pytest.mark.parametrize("arguments", [["toy", "--arch", "sm_70"], ["nothing"]], ids=["architecture", "technique"])
+def test_a_name_that_does_not_exist_is_exit_code_2(site, command_line, arguments):
     site.install_toy()
-    done = site.run("static", "toy", "--json", str(tmp_path / "results"))
+    done = command_line("static", *arguments)
+    assert done.code == 2
+    assert "there are: sm_80, sm_90, sm_100, sm_120" in done.err or "installed are:" in done.err
+
+
+def test_a_record_does_not_stand_for_all(site, command_line, tmp_path):
+    site.install_toy()
+    done = command_line("static", "toy", "--all", "--recorded", str(tmp_path))
+    assert done.code == 2
+    assert "give one of them" in done.err
+
+
+def test_where_there_is_no_kernel_there_is_no_record(site, command_line, tmp_path):
+    site.install_toy()
+    done = command_line("static", "toy", "--json", str(tmp_path / "results"))
     assert done.code == 0, done.err
     assert "every contract kept: 0 compilations" in done.out
     assert list((tmp_path / "results").iterdir()) == []

@@ -1,4 +1,4 @@
-"""The tests of whole architectures: all of them run in the session `architectures` alone, eight everywhere."""
+"""The tests of whole architectures: all of them run in the session `architectures` alone, eight with `-m slow`."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this file
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only `-m architectures` runs."""
+    """Leave out what only `-m architectures` runs; all of the others take minutes."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker("slow")
     if "architectures" in config.option.markexpr:
         return
     left_out = [item for item in items if item.get_closest_marker("architectures")]

@@ -38,7 +38,7 @@ def cases(surroundings, variants=tuple(VARIANTS), quick=(), names=ARCHITECTURES)
 
 
 def is_quick(name, variant, quick):
-    """Whether the ordinary suite has it: of eight architectures one variant, or those that are given."""
+    """Whether `-m slow` has it: of eight architectures one variant, or those that are given."""
     return quick is not None and name in QUICK and variant in (quick or (QUICK[name],))
 
 

@@ -43,6 +43,7 @@ def found(tmp_path_factory):
     return {name: seen for name, *seen in (line.split("\t") for line in done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOST)
 def test_few_functions_run_before_a_launch(found, name):
     assert len(found[name]) == MOST[name], found[name]

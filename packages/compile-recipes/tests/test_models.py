@@ -71,7 +71,8 @@ def test_flags_of_attention_stay_under_compile_and_come_back(name, monkeypatch):
     monkeypatch.setattr("transformers.masking_utils.is_torchdynamo_exporting", lambda: True)
     cls, config, _ = EXPECTED[name]
     cls = getattr(transformers, cls)
-    model, ids = cls(cls.config_class(**config)).eval(), torch.arange(1, 9)[None]
+    one = cls.config_class(**{**config, "num_hidden_layers": 1})  # each trace of a layer takes a second
+    model, ids = cls(one).eval(), torch.arange(1, 9)[None]
 
     def masks():
         found = []
@@ -84,9 +85,9 @@ def test_flags_of_attention_stay_under_compile_and_come_back(name, monkeypatch):
         torch.compile(model, backend=look)(ids)
         return [mask is not None for mask in found]
 
-    assert masks() == [True, True]
+    assert masks() == [True]
     result = optimize(model, ids, apply=["causal flag"], rounds=0)
     assert "causal flag" in result.applied
-    assert masks() == [False, False]
+    assert masks() == [False]
     result.revert()
-    assert masks() == [True, True]
+    assert masks() == [True]

@@ -227,7 +227,8 @@ def test_what_transformers_would_compute_otherwise(way):
 
 def sdpa_models():
     """By name: a model of transformers whose attention is PyTorch's, its inputs, and whether a flag says its mask."""
-    causal, words = {k: v for k, v in SIZES.items() if k != "head_dim"}, {"input_ids": batch()["input_ids"]}
+    causal = {k: v for k, v in SIZES.items() if k != "head_dim"} | {"num_hidden_layers": 1}  # tracing takes seconds
+    words = {"input_ids": batch()["input_ids"]}
     encoder = {k: v for k, v in causal.items() if k != "num_key_value_heads"}
     packed = torch.cat((torch.arange(9), torch.arange(11))).expand(2, -1)
     llama = transformers.LlamaForCausalLM, transformers.LlamaConfig(**causal)
@@ -243,7 +244,7 @@ def sdpa_models():
 @pytest.mark.parametrize("case", list(sdpa_models()), ids=lambda case: case[0])
 def test_flags_stay_flags_under_compile(case, monkeypatch):
     """With torch before 2.14, which lets transformers think that everything that Dynamo traces is exported."""
-    _, build, config, inputs, is_flag = case
+    name, build, config, inputs, is_flag = case
     model = build(config).eval()
     expected = model(**inputs)[0]
     assert any("keeps its causal flag" in why for why in patch(model).left.values())
@@ -257,13 +258,14 @@ def test_flags_stay_flags_under_compile(case, monkeypatch):
 
     other = build(copy.deepcopy(config)).eval()  # has a configuration of its own, which was not patched
     other.load_state_dict(model.state_dict())
-    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    # Each is traced for a second or two: copies of one model stand for those of all.
+    copies = (copy.deepcopy(model), pickle.loads(pickle.dumps(model))) if name == "llama" else ()
     assert all(each.config is not model.config for each in copies)
     for each, has_flags in (model, is_flag), (other, False), *((each, is_flag) for each in copies):
         torch._dynamo.reset()
         masks.clear()
         torch.testing.assert_close(torch.compile(each, backend=look)(**inputs)[0], expected)
-        assert [mask is None for mask in masks] == [has_flags, has_flags]
+        assert [mask is None for mask in masks] == [has_flags]
     for each in (model, *copies):
         unpatch(each)
         assert not hasattr(hugging_face.KEPT, hugging_face._mark(each.config))

@@ -107,7 +107,7 @@ def test_compiled_is_bitwise_eager(function, dynamic, device):
     ],
 )
 def test_derivatives(function, level, device):
-    *tensors, cos, sin = arguments(2, heads=(2, 1), columns=6, rotated=4, table=torch.float64, device=device)
+    *tensors, cos, sin = arguments(2, heads=(2, 1), columns=3, rotated=2, table=torch.float64, device=device)
     options = {"interleaved": True, "offset": 0.5, "level": level}
     check_second_derivatives(lambda *t: function(*t, cos, sin, **options), tensors)
     check_gradient_combinations(lambda *t: function(*t, cos, sin, **options), tensors)

@@ -37,7 +37,9 @@ def test_reference_is_bitwise_what_the_models_do(dtype):
     assert torch.equal(ours, gemma(x, weight))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=[pytest.mark.slow] if level == "compile" else []) for level in LEVELS]
+)
 @pytest.mark.parametrize(
     ("x_dtype", "weight_dtype", "casting", "expected"),
     [

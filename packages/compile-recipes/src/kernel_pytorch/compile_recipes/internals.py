@@ -32,17 +32,17 @@ def break_messages() -> Iterator[list[str]]:
     told = {getattr(artifact, "logger", artifact) for artifact in artifacts}
     for logger in told | _torch_loggers():
         before.append((logger, logger.level, logger.propagate, [*logger.handlers]))
-        if logger in told:
-            logger.handlers[:], logger.propagate = [handler], False
-            logger.setLevel(logging.DEBUG)
-        elif logger.handlers:
-            logger.handlers[:], logger.propagate = [logging.NullHandler()], False
+        if logger in told or logger.handlers:
+            logger.handlers[:], logger.propagate = [handler if logger in told else logging.NullHandler()], False
+    for logger in told:
+        logger.setLevel(logging.DEBUG)
     try:
         yield handler.texts
     finally:
         for logger, level, propagate, handlers in before:
             logger.handlers[:], logger.propagate = handlers, propagate
-            logger.setLevel(level)
+            if logger.level != level:  # setting it makes every logger of the process forget what it has cached
+                logger.setLevel(level)
 
 
 def _torch_loggers() -> set[logging.Logger]:
