@@ -19,7 +19,8 @@ def make(*shape, device, dtype=torch.float32):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own, torch 2.15
-@pytest.mark.parametrize(("dtype", "layout"), [(torch.float32, "contiguous"), (torch.float16, "transposed")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_opcheck(dtype, layout, device):
     x = make(4, 3, 8, device=device, dtype=dtype)
     if layout == "transposed":
