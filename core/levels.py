@@ -98,9 +98,9 @@ class Ladder:
         functions: the package whose modules are the levels, by name of function: `kernel_pytorch.x.levels` holds
             `reference.py`, `native.py` and so on, and each the function of that name. Without one, "torchscript" and
             "compile" compile the definition, "native" is the definition where there is no `native.py`, "triton" calls
-            the operator that `MAPPED` of `kernel_pytorch.x.operators` has for it, with what makes the operator's
-            arguments of its own, or the operator of that name there, if there is one, and "cuda" is the function of
-            `cuda` if that is given.
+            the operator that `MAPPED` of `kernel_pytorch.x.operators` gives it, with a function that converts the
+            arguments, or else the operator of that name there, if there is one, and "cuda" is the function of `cuda`
+            if that is given.
         defaults: the first row that covers a call says its default, unless its level lacks a feature of the call;
             where none does it is native, or the reference where native lacks one. Rows go by what they name and never
             by rows or batch: levels round differently, and the result of a row must not depend on how many rows there

@@ -22,4 +22,4 @@ bias_dropout_add = declare(
 )
 
 MAPPED = {"bias_dropout_add": (bias_dropout_add, lambda x, bias, residual, p, seed: (x, bias, residual, seed, p))}
-"""By function, its operator and what makes the operator's arguments of its own."""
+"""By function: its operator, and what converts the function's arguments to the operator's."""

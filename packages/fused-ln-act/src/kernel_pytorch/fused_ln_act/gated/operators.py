@@ -97,4 +97,4 @@ MAPPED = {
     "geglu": (gated, lambda gate, up, approximate, limit: (gate, up, GELU[approximate], 1.0, limit, 0.0)),
     "reglu": (gated, lambda gate, up, limit: (gate, up, "relu", 1.0, limit, 0.0)),
 }
-"""By function, its operator and what makes the operator's arguments of its own."""
+"""By function: its operator, and what converts the function's arguments to the operator's."""

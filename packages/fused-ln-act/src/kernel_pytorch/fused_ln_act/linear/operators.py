@@ -260,4 +260,4 @@ def _gated_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor, activation: str, re
 
 
 MAPPED = {"linear_act": (linear_act, _linear_act), "gated_mlp": (gated_mlp, _gated_mlp)}
-"""By function, its operator and what makes the operator's arguments of its own."""
+"""By function: its operator, and what converts the function's arguments to the operator's."""

@@ -36,4 +36,4 @@ MAPPED = {
         lambda x, residual, weight, eps, act, p, seed: (x, residual, weight, None, seed, eps, p, "rms", act),
     ),
 }
-"""By function, its operator and what makes the operator's arguments of its own."""
+"""By function: its operator, and what converts the function's arguments to the operator's."""

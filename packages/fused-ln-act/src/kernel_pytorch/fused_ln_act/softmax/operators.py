@@ -11,4 +11,4 @@ softmax_backward = declare(**SOFTMAX_BACKWARD_RULES, launch=f"{KERNELS}.backward
 softmax = declare(**SOFTMAX_RULES, launch=f"{KERNELS}.forward:softmax", backward=softmax_backward)
 
 MAPPED = {"softmax": (softmax, lambda x, scale, mask: (x, mask, scale))}
-"""By function, its operator and what makes the operator's arguments of its own."""
+"""By function: its operator, and what converts the function's arguments to the operator's."""

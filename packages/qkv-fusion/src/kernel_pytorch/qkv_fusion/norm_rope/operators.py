@@ -33,4 +33,4 @@ def arguments_of(*given: Any) -> tuple[Any, ...]:
 
 
 MAPPED = {"qk_norm_rope": (qk_norm_rope, arguments_of), "qk_layer_norm_rope": (qk_layer_norm_rope, arguments_of)}
-"""By function, its operator and what makes the operator's arguments of its own."""
+"""By function: its operator, and what converts the function's arguments to the operator's."""

@@ -16,4 +16,4 @@ rotary_qk_ = declare(**ROTARY_QK_IN_PLACE_RULES, launch=f"{KERNELS}.rotate:rotar
 
 # A position outside of the tables gives NaN.
 MAPPED = {"rotary_embedding": (rotary_qk, lambda *arguments: arguments)}
-"""By function, its operator and what makes the operator's arguments of its own."""
+"""By function: its operator, and what converts the function's arguments to the operator's."""
