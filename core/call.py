@@ -8,13 +8,13 @@ for all that follow (the guards below, an autograd function of the kind); from t
 straight to the launch, or to the autograd function around it.
 
 Calls are of one kind if every tensor has the same class, dispatch keys, dtype, device, shape, strides and
-`requires_grad`, and its memory starts at a multiple of 16 bytes, or at none, in both; if every other argument has the
+`requires_grad`, and its memory starts at a multiple of 16 bytes in both or in neither; if every other argument has the
 same type and value; and if gradients are recorded in both or in neither. Autocast, inference mode and transforms of
 torch.func change the dispatch keys. For each kind a `CachedCall` holds a `Bound`: what computes the call, past all
 checks and choices.
 
-The last kinds that came back are compared in C++ by Dynamo's guards, in a fifth of the time that the Python attributes
-take; `TensorGuards` is private to PyTorch. All other kinds are found in a dictionary.
+The kinds that occurred again most recently are compared in C++ by Dynamo's guards, in a fifth of the time that the
+Python attributes take; `TensorGuards` is private to PyTorch. All other kinds are found in a dictionary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _sign = functools.partial(math.copysign, 1.0)
 
 LOWEST = 2**40  # addresses below are rare; where a storage was freed, the address of a tensor is its offset alone
 FAST = 6  # kinds that are compared by guards; scanning more takes longer than the dictionary
-AGAIN = 16  # a kind that guards do not compare, found so often in the dictionary, is compared by them from then on
+AGAIN = 16  # at every so many hits of a kind in the dictionary, guards compare it from then on
 MOST = 1024  # kinds of calls of one function, and plans of one launcher; beyond that all are forgotten
 
 all_known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -150,7 +150,7 @@ class CachedCall:
         raise NotImplementedError
 
     def __call__(self, *arguments: Any) -> Any:
-        """Compute a call. Where its kind is known, this function calls no other of Python: each takes 50 ns."""
+        """Compute a call. Where its kind is known, it calls no other Python function: each takes 50 ns."""
         # Not torch.compiler.is_compiling: under non-strict export tensors are fake, and match nothing.
         if torch.compiler.is_dynamo_compiling() or forward_ad._current_level >= 0:
             return self.uncached(*arguments)
@@ -276,13 +276,13 @@ def geometry_of(arguments: Sequence[Any], plain: bool = True) -> tuple[Hashable,
 
 
 def _wanting(arguments: tuple[Any, ...]) -> tuple[int | bool, ...]:
-    """How many tensors there are, each counted once, and of which a gradient is wanted, here and now."""
+    """The number of distinct tensors, then of each whether it needs a gradient now."""
     tensors = [a for a in arguments if isinstance(a, Tensor)]
     return len({*map(id, tensors)}), *([t.requires_grad for t in tensors] if _records() else ())
 
 
 def taker(arguments: Sequence[Any], wanted: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """`Bound.take` and `Bound.constants` that make the wanted of the arguments of a call, in which no tensor is twice.
+    """`Bound.take` and `Bound.constants` that pick `wanted` from the arguments of a call, which has no tensor twice.
 
     None if a wanted tensor is none of the call's.
     """

@@ -100,7 +100,7 @@ def _is_constant(sources: Sequence[int], arguments: Sequence[Any], needs: Sequen
 def _places(
     schema: Any, gradient: Callable[..., Any], held: Sequence[str]
 ) -> tuple[list[str], list[int], list[str], dict[str, list[int]], Callable[..., Any]]:
-    """Names of arguments, which of them are tensors, names of results; where what `gradient` asks for is, in order."""
+    """Names of arguments, which of them are tensors, names of results; places of what `gradient` asks for."""
     inputs = [a.name for a in schema.arguments]
     outputs = [result.name or "y" for result in schema.returns]
     tensors = [i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type)]
@@ -146,7 +146,7 @@ def is_batched(gradient: Tensor) -> bool:
 
 
 def _order(plan: Sequence[tuple[str, int]], outputs: int, of_kind: Mapping[str, Sequence[int]]) -> list[int]:
-    """Where `in_order` has what a gradient asks for: gradients of outputs, whole lists, then what was kept."""
+    """Positions in the tuple of `in_order`: gradients of outputs, whole lists, then what was kept."""
     begins, end = dict(zip(WHOLE, itertools.count(outputs), strict=False)), outputs + len(WHOLE)
     for kind in ("input", "output", "scalar", "held"):
         begins[kind], end = end, end + len(of_kind[kind])

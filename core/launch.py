@@ -57,7 +57,7 @@ def eviction_policy(x: Tensor, traffic: int) -> str:
 
 
 def reader(x: Tensor | None, make: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-    """Return what gives a kernel the memory of `make(x)`: x itself if that is a view of it, or None, else a new copy.
+    """Return what gives a kernel the memory of `make(x)`: x itself if that is a view of it or x is None, else a copy.
 
     A kernel receives strides as separate arguments, so it needs only the first address of a view.
     """

@@ -109,7 +109,7 @@ class Launch:
         return Launch(self.kernel, self.grid, self.constants, self.options, self.described)
 
     def __call__(self, *tensors: Tensor | None) -> None:
-        """Launch with these tensors, of which the first says where. Always the same of them are None, see `twin`."""
+        """Launch with these tensors, of which the first says where; the same ones are always None, see `twin`."""
         first = tensors[0]
         assert first is not None
         device = first.get_device()

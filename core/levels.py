@@ -54,7 +54,7 @@ class Default:
     Attributes:
         level: the default there.
         record: the folder of `results/` that it rests on; a test checks the row against it. None where it was not
-            measured: then the level is there for what native cannot do, or only with a tensor that it makes first.
+            measured: then the level is there for what native cannot do, or can do only by making another tensor first.
         device: type of device.
         functions: those that the row covers; None for all.
         features: only for calls that use one of them; None for all calls.
@@ -108,8 +108,8 @@ class Ladder:
         cuda: answers queries about level "cuda"; None if no function has it.
         absent: by function, levels that it lacks.
         lacks: by level, the features of calls that it lacks, with the reasons.
-        derived: by derived level and function, what it is made of instead: the level to compile, or the name of an
-            operator or in `cuda`.
+        derived: by derived level and function, what it is made of instead: the level to compile, or the name of the
+            operator, or of the function in `cuda`.
     """
 
     user_file = adoption
@@ -137,7 +137,7 @@ class Ladder:
         self.operations: dict[str, Any] = {}
 
     def __reduce__(self) -> Any:
-        """What carries functions that use the ladder, as cloudpickle does, finds the one of the package there."""
+        """Pickled by name, as by cloudpickle: unpickling returns the object of the package there."""
         return find_ladder, (adoption.PACKAGE,)
 
     def _load(self, function: str, level: str) -> Callable[..., Any] | None:
@@ -218,7 +218,7 @@ class Ladder:
         self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False, features: Features = ()
     ) -> Default | None:
         """The row that says the default there; None where none does. Arguments as in `default`."""
-        # What was adopted is not for what is traced, which could not read the file either.
+        # Adopted rows do not hold in traced code: Dynamo could not read their file.
         tracing = traced or torch.compiler.is_compiling()
         for row in self.defaults if tracing else (*self.defaults, *self.adopted):
             able = row.level in self.levels(function) and row.covers(function, device, dtype, features)

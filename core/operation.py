@@ -142,7 +142,7 @@ class Operation(CachedCall):
         ladder.operations[name] = self
 
     def __reduce__(self) -> Any:
-        """What carries functions that use the operation, as cloudpickle does, finds the one of the package there."""
+        """Pickled by name, as by cloudpickle: unpickling returns the object of the package there."""
         return find_operation, (adoption.PACKAGE, self.name)
 
     def uncached(self, *arguments: Any) -> Any:
@@ -173,10 +173,10 @@ class Operation(CachedCall):
         level = self.ladder.chosen(self.name, prepared.level, *tensors, features=prepared.features)
         principal = tensors[0]
         assert principal is not None
-        # The environment says whether Triton is interpreted.
+        # On a CPU the level depends on TRITON_INTERPRET, which may change.
         kept = level != "triton" or principal.is_cuda
         taken = taker(arguments, prepared.arguments) if prepared.result is None else None
-        if taken is None:  # a tensor is made in every call
+        if taken is None:  # each call makes a tensor, or the result is there already
             return Bound(self.uncached, kept=kept)
         function = self.ladder.function(self.name, level)
         plain = Bound(function, *taken, kept=kept)

@@ -58,8 +58,8 @@ class Calls(NamedTuple):
 class OperatorCall(CachedCall):
     """An operator, called past the dispatcher where it has nothing to do.
 
-    With a subclass (DTensor, FakeTensor) or a mode (FLOP counter, selective checkpointing) that would bypass what the
-    user asked for.
+    With a subclass (DTensor, FakeTensor) or a mode (FLOP counter, selective checkpointing) going past it would skip
+    what the user asked for.
 
     Attributes:
         calls: the operator, its launcher, and what calls it below autograd.
@@ -70,8 +70,8 @@ class OperatorCall(CachedCall):
         calls: the operator, its launcher, and what calls it below autograd.
         plain_graph: computes a call with plain tensors that is to be differentiated, around the launcher.
         transformed: computes a call under a transform of torch.func, or says why it cannot.
-        lasting: makes, of what launches and the arguments of a call, what does as `plain_graph` for all of the kind;
-            None if there is nothing faster.
+        lasting: makes a faster `plain_graph` for all calls of a kind, from the function that launches and the
+            arguments of one call; None if there is none.
         sharding: see `declare`.
     """
 
@@ -142,14 +142,14 @@ def declare(
             defined the operator already.
         backward: the operator of the same level that `gradient` is called with, as its first argument.
         gradient: asks by the names of its parameters for what it needs: `d<output>`, inputs, outputs (both are saved),
-            scalars, `saved`, and of each tensor that goes in `needs`, a bool, and `dtypes`, None for one that is
-            absent. It returns a gradient for each of these. An output whose `d<output>` it does not ask for has none.
+            scalars, `saved`, `needs`, a bool for each input tensor, and `dtypes`, its dtype, or None for one that
+            is absent. It returns a gradient for each of these. An output whose `d<output>` it leaves out has none.
         save: asks in the same way for inputs, outputs and scalars, and returns what `gradient` gets as `saved`; where
             what is saved depends on scalars.
         formula: the same function in PyTorch that autograd can follow, used where a graph is wanted and there is no
             `gradient`: for second derivatives. With neither, wanting a graph is an error.
-        follows: by output, the tensors that go in of which alone it is made: it has a gradient only if all of them are
-            there, and one of them has.
+        follows: by output, the input tensors that it is computed from, if not from all: it has a gradient only if all
+            of them are there, and one of them has.
         keys: of the dispatcher, that the launcher is for; "CompositeExplicitAutograd" is every kind of device.
         space: the namespace of an operator with a launcher.
         flops: of the shapes of the arguments, as `register_flop_formula` wants it.
@@ -279,7 +279,7 @@ def _function(name: str, forward: Callable[..., Any], rules: dict[str, Any]) -> 
 
 
 def _apply(function: Any) -> Callable[..., Any]:
-    """`function.apply`, which looks at the signature of `forward` in every call: longer than a small kernel takes."""
+    """`function.apply`, without its look at the signature of `forward`, which takes longer than a small kernel."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 

@@ -89,7 +89,7 @@ def with_arguments(schema: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake, but for tensors that lie apart: one on "meta" among others is enough for PyTorch to ask a fake."""
+    """The fake; raises if tensors are on several devices: PyTorch asks a fake if one of them is on "meta"."""
 
     @functools.wraps(fake)
     def checked(*arguments: Any, **keywords: Any) -> Any:

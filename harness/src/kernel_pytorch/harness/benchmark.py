@@ -32,7 +32,7 @@ class Plan:
         directions: passes to time, or None for those of each operation.
         overheads: measure host time, memory, compilation and launches too, on the first case of each operation.
         operations: names of the operations to measure, or None for all.
-        cases: of a quick run, how many cases of each operation.
+        cases: of a `quick` run, the number of cases of each operation.
     """
 
     levels: tuple[str, ...] | None = None
@@ -161,7 +161,7 @@ def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
 
 
 def runs_of(results: Results) -> tuple[Run, ...]:
-    """The runs of a file; of one that is older than the table of runs, the one that it speaks of."""
+    """The runs of a file; of one that is older than the table of runs, the single run of its header."""
     return results.runs or (_run_on(results.machine, results.created),)
 
 

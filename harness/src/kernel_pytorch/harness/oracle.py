@@ -10,8 +10,8 @@ of the mean: the error of a single element is noise. NaN fails, and so does infi
 a truth beyond the largest number of the dtype counts as that number, and infinity of its sign is as good.
 
 Where the truth is NaN or infinite, and the reference in the candidate's own dtype is the same, the candidate must be
-too: NaN must propagate. Where the two differ, one of them overflowed, and a NaN of the truth requires nothing. In a
-gradient, infinity is as good as NaN: in another order of its products, infinities need not meet.
+it there too: NaN must propagate. Where the two differ, one of them overflowed, and a NaN of the truth requires nothing.
+In a gradient, infinity is as good as NaN: in another order of its products, infinities need not meet.
 
 A gradient that is a sum over n rows may be added in any order, so `error_of_sum` is allowed too where that is more.
 Added one by one, partial sum k of terms with standard deviation s has the size s * sqrt(k) and is rounded by at most

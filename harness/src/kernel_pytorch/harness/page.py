@@ -41,7 +41,7 @@ HEADLINES = 5
 def headline(devices: Sequence[Results]) -> str:
     """The table of a package's README: the best PyTorch beside the best of ours.
 
-    The device is a GPU, if there is one, and of several the first with the most operations.
+    The device is a GPU if there is one: that with the most operations, the first of equals.
     """
 
     def place(results: Results) -> tuple[bool, int]:
@@ -160,7 +160,7 @@ def summary(operation: str, directions: Mapping[str, Sequence[list[Measurement]]
 
 
 def time_table(cases: Sequence[list[Measurement]]) -> list[str]:
-    """The lines of one table: cases below each other, levels beside each other, then what ours are over others."""
+    """The lines of one table: cases below each other, levels beside each other, then the speedups of ours."""
     names = list(dict.fromkeys(m.implementation for group in cases for m in group))
     timed = {m.implementation for group in cases for m in group if _is_own(m) and m.time}
     own = [name for name in names if name in timed]

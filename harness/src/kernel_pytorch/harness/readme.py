@@ -1,4 +1,4 @@
-"""The generated parts of a package's README: the text between `<!-- NAME:begin -->` and its `:end`."""
+"""The generated parts of a README, between `<!-- NAME:begin -->` and its `:end`; `page.headline` makes the results."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class CaseRecord(Part):
 
 
 class Conditions(Part):
-    """What the machine did while the implementations of one case were timed in turns; None: it does not tell.
+    """What the machine did while the implementations of one case were timed in turns; None where that is unknown.
 
     Attributes:
         clock_hz: of the multiprocessors; on a CPU the mean of the cores that the process may use.
@@ -63,7 +63,7 @@ class Conditions(Part):
 
 
 class Run(Part):
-    """One run of the benchmark: a resumed file holds what several found out."""
+    """One run of the benchmark: a resumed file holds the results of several."""
 
     created: str
     commit: str | None
@@ -178,7 +178,7 @@ class Results(Record):
         quick: fewer cases and rounds than the declaration asks for.
         complete: false if the run was interrupted.
         identities: what identifies each implementation, by `operation/implementation`; empty in files that are older.
-        runs: that found this out; empty in files that are older than it.
+        runs: that measured it; empty in files that are older than this field.
     """
 
     kind = f"a results file of schema version {SCHEMA_VERSION}"

@@ -253,7 +253,7 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 def _problem(error_checks: Iterable[ErrorCheck], allowed: float = 1.0) -> str:
-    """Describe what is wrong, or ""; misses up to `allowed`, the error over its budget, are not."""
+    """Describe what is wrong, or ""; a miss whose error over its budget is at most `allowed` is ignored."""
     wrong = [j for j in error_checks if not j.passed and j.error_over_budget > allowed]
     return "; ".join(f"{j.quantity} {j.message}" for j in wrong)
 

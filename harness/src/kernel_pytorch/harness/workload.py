@@ -92,7 +92,7 @@ class Workload:
 
     @classmethod
     def of(cls, job: Job, sets: int, generator: torch.Generator) -> Workload:
-        """Fill `sets` sets."""
+        """Make the arguments of so many input sets."""
         operation, backward = job.operation, job.direction is not Direction.FORWARD
         arguments = [operation.arguments(job.case, generator) for _ in range(sets)]
         if not backward:
@@ -104,7 +104,7 @@ class Workload:
         return cls(job, own, [tuple(random_like(outputs, generator)) for _ in range(sets)])
 
     def timed_call(self, implementation: Implementation) -> Callable[[int], tuple[Tensor, ...]]:
-        """Return a call on a set: outputs of the forward, or the gradients of every argument that has one."""
+        """Return a function of a set: it gives the outputs of the forward, or the gradients of all arguments."""
         calls, incoming = [implementation.bound_to(each) for each in self.arguments], self.incoming
         if self.job.direction is Direction.FORWARD:
 

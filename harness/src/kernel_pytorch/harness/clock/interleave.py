@@ -41,7 +41,7 @@ def measure(
         rounds: samples per subject.
         seed: of the order.
         refresh: gives all sets new values; called before each sample, which then uses no set twice. In a CUDA graph,
-            where nothing can be remembered from one replay to the next, samples are as long as without.
+            where nothing can be remembered from one replay to the next, samples are as long as without `refresh`.
         make_sampler: makes the sampler of a subject.
 
     Returns:

@@ -1,8 +1,8 @@
 """Subjects of the clock, what samplers of all devices share, and the sampler of processors.
 
-A sample consists of whole passes over the pool, unless they take too long. Every subject is then timed on the same
-sets in the same order, and leaves the cache as it found it: with the end of the pool. If samples had a fixed time, the
-second subject of a round would find the inputs of the first one in the cache.
+The pool is all input sets of a subject. A sample consists of whole passes over it, unless they take too long. Every
+subject is then timed on the same sets in the same order, and leaves the cache as it found it: with the end of the pool.
+If samples had a fixed time, the second subject of a round would find the inputs of the first one in the cache.
 """
 
 from __future__ import annotations
@@ -88,10 +88,7 @@ def calls_per_sample(seconds_per_call: float, sets: int) -> int:
 
 
 def calibrate(elapsed: Callable[[int], float]) -> float:
-    """Seconds per call, found by doubling the calls until `elapsed(calls)` is long enough to trust, in seconds.
-
-    It must be so twice: an interruption makes one short call look like a long one.
-    """
+    """Seconds per call, from so many that `elapsed(calls)`, in seconds, is long twice: once may be an interruption."""
     calls = 1
     while True:
         seconds = elapsed(calls)
@@ -139,7 +136,7 @@ class Sampler:
         self.release()
 
     def warm_up(self) -> bool:
-        """Call the subject on every set; True if a call is too short to be timed one by one from the host."""
+        """Call the subject on every set; True if single calls are too short to be timed from the host."""
         self.run(self.order(0, max(self.subject.sets, FEWEST_WARM_UP_CALLS)))
         return False  # batches make calls of any length measurable here
 

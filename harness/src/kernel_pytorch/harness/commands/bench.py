@@ -142,7 +142,7 @@ def bench_command(
             results = _measure_all(
                 each, plan, target, device=where, machine=ceilings, worker=worker, previous=previous, again=again
             )
-            ceilings = results.machine  # a machine that turns out to be faster is that to all that follow
+            ceilings = results.machine  # raised ceilings also hold for the techniques that follow
             show_rest(results)
             _save(results, target)
             refused |= any(map(_fails, results.measurements))

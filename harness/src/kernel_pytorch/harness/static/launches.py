@@ -149,7 +149,7 @@ def record_launches(
     with _in_place_of_compile(record, grids), _WithoutProducts():
         arguments = _arguments(operation, case)
         if Direction.BACKWARD not in operation.directions or not operation.differentiable:
-            with torch.no_grad():  # a forward without a backward is another function, or the only one
+            with torch.no_grad():  # it runs another kernel, or there is no backward
                 function(*arguments)
         if not operation.differentiable:
             return launches

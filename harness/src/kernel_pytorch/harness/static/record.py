@@ -106,7 +106,7 @@ def known(technique: Technique, results: Path) -> StaticRecord | None:
 
 
 def changed_kernels(before: StaticRecord, now: StaticRecord) -> list[str]:
-    """Name the implementations and operators of C++ whose kernels are others than those of a record.
+    """Name the implementations and operators of C++ whose kernels differ from the recorded ones.
 
     Args:
         before: the record. What another Triton compiled is not compared.

@@ -43,7 +43,7 @@ class Capability:
 
 
 def without_compiler(device: torch.device) -> str | None:
-    """The reason why what TorchInductor compiles cannot be compiled here: even a GPU's code is called from C++."""
+    """The reason why TorchInductor cannot compile here: even a GPU's code is called from C++."""
     return None if availability._cpp_compiler() else "needs a C++ compiler: $CXX, g++ or clang++ on PATH"
 
 

@@ -1,4 +1,4 @@
-"""Rows of the support table about compilers: Dynamo, export and AOTInductor."""
+"""Rows of the support table about features of PyTorch; examination.py and sharded.py have the others."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _check_fake_strides(operator: Any, arguments: tuple[Any, ...], keywords: dic
 def check_autocast(subject: Subject) -> None:
     """Under autocast outputs and gradients have the dtypes that the reference gives there, and are right.
 
-    Once with everything in float32, and once with the data in half precision: what a product before it left behind.
+    Once with everything in float32, and once with the data in half precision, as matrix products leave it.
     """
     for dtype in (torch.float32, AUTOCAST_DTYPE):
         arguments = [
@@ -246,7 +246,7 @@ def check_cuda_graphs(subject: Subject) -> None:
 def check_selective_checkpointing(subject: Subject) -> None:
     """A policy sees the operators that a call is made of; gradients are right whether it keeps none of them or one."""
     seen: dict[Any, None] = {}
-    subject.run(subject.function, subject.expect())  # a first call that compiles would show the policy how it does
+    subject.run(subject.function, subject.expect())  # so that the policy does not see the operators of a compiler
     _hold_checkpointed(subject, seen, keep=())
     assert seen, "the policy sees no operator, so it has nothing to choose from"
     ours = [operator for operator in seen if operator.namespace in NAMESPACES]

@@ -32,7 +32,7 @@ class Outcome(_About):
 
     Attributes:
         answer: "yes"; "no", as it was declared; "not tested here", because only another machine can tell; "wrong": the
-            declaration says another thing.
+            result contradicts the declaration.
         reason: that of the declaration, or why it was not tested, or what is wrong.
         error: what was raised, if anything was.
     """

@@ -34,9 +34,9 @@ class Shared:
         technique: the technique.
         device: where it is tested.
         processes: of one group, for what needs several.
-        worker: process for what may end its process; None for this one.
+        worker: runs checks that may end their process; None for this process.
         folder: where processes that examine the same technique tell each other what takes long; None where none do.
-        found: what was worked out before, by what it is.
+        found: results that were computed before, by key.
     """
 
     technique: Technique
@@ -103,7 +103,7 @@ class Subject:
         return self.operation.signature()
 
     def arguments(self, rows: int = 1, seed: int = 0) -> list[Any]:
-        """The arguments of the case: the same for every implementation; `rows` is how many times as many."""
+        """The arguments of the case: the same for every implementation, with `rows` times as many rows."""
         arguments = make_arguments(self.operation, Trial(self.case, RANDOM), self.device, seed)
         return [
             torch.cat([a.roll(turn, 0) for turn in range(rows)]) if isinstance(a, Tensor) and self.has_rows(name) else a

@@ -1,4 +1,4 @@
-"""Triton: one operator for each kernel, of what `rules/` says and a launcher; second derivatives are PyTorch's."""
+"""Triton: an operator for each function and one for their gradient, from `rules/`; PyTorch differentiates twice."""
 
 from __future__ import annotations
 

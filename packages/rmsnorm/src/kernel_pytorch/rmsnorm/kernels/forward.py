@@ -157,7 +157,7 @@ def _forward_long_kernel(
 
 @Planned
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Plan:
-    """The launcher of the operator: `(y, rstd)`."""
+    """Plan the operator, which computes `(y, rstd)`."""
     check(x, weight, casting)
     return plan(x, None, weight, eps, offset, casting)
 
