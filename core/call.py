@@ -49,7 +49,7 @@ _sign = functools.partial(math.copysign, 1.0)
 
 LOWEST = 2**40  # addresses below are rare; where a storage was freed, the address of a tensor is its offset alone
 FAST = 6  # kinds that are compared by guards; scanning more takes longer than the dictionary
-AGAIN = 16  # at every so many hits of a kind in the dictionary, guards compare it from then on
+AGAIN = 16  # hits of a kind in the dictionary, after which guards compare it
 MOST = 1024  # kinds of calls of one function, and plans of one launcher; beyond that all are forgotten
 
 all_known: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -81,8 +81,8 @@ def derived(
 ) -> MappedCall | None:
     """Level "triton" of a function, a call of an operator; None if `run` is not what `declare` returned.
 
-    It returns the operator's first results; the annotations of the definition say how many. `mapping` makes the
-    operator's arguments of the function's; without it, ImportError says where they differ, by name or order.
+    It returns the operator's first results; the annotations of the definition say how many. `mapping` converts the
+    function's arguments to the operator's; without it, ImportError says where they differ, by name or order.
     """
     if not isinstance(run, OperatorCall):
         return None
