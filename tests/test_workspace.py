@@ -123,7 +123,7 @@ def test_no_training_is_slower_with_ours_beyond_noise():
     """ViT's eager training is stock's: PyTorch has kernels for all that it consists of."""
     record = load_models(ROOT / "results" / "nvidia-h100-80gb-hbm3" / "models.json")
     rows = [row for run in record.runs.values() for row in run.rows if row.variant == "ours"]
-    assert len(rows) == 6
+    assert sum(row.work == "training" for row in rows) == 6
     assert [(row.model, row.work) for row in rows if row.ratio.high < 1.0] == []
     assert all(row.cost.difference < 0.05 for row in rows)
 

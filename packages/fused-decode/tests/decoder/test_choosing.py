@@ -7,36 +7,40 @@ launch = pytest.importorskip("kernel_pytorch.fused_decode.launch")
 from kernel_pytorch.fused_decode.decoder.sampling import Sampling  # noqa: E402
 from kernel_pytorch.fused_decode.decoder.step import ENDS  # noqa: E402
 
-PAD = 77
+OTHER = 77
 
 
 def state(device, lengths, *ends):
-    """Tokens, chosen, lengths, ends and pad before a step."""
-    tokens, chosen = (torch.full((len(lengths),), 9, dtype=torch.int64, device=device) for _ in range(2))
+    """Tokens, history, lengths and ends before a step; on a GPU, history is in the host's memory."""
+    tokens = torch.full((len(lengths),), 9, dtype=torch.int64, device=device)
+    history = torch.full((len(lengths), 9), OTHER, dtype=torch.int64, pin_memory=torch.device(device).type == "cuda")
     known = torch.full((ENDS,), -2, dtype=torch.int64, device=device)
     known[3 : 3 + len(ends)] = torch.tensor(ends, dtype=torch.int64)
-    return (
-        tokens,
-        chosen,
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        known,
-        torch.tensor(PAD, device=device),
-    )
+    return tokens, history, torch.tensor(lengths, dtype=torch.int32, device=device), known
+
+
+def written(history, lengths):
+    """What was written for each row at its length; None where nothing was. Nothing else may have changed."""
+    if history.device.type == "cpu" and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    found = [None if at < 0 else int(row[at]) for row, at in zip(history, lengths, strict=True)]
+    assert int((history != OTHER).sum()) == sum(each is not None for each in found)
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("size", [203, 64, 5], ids=["ragged tiles", "one tile", "less than a tile"])
 def test_the_greedy_choice(device, size, dtype):
-    """A tie, NaN, nothing, infinity and a token that ends its row; a row that is not in use gets the padding."""
+    """A tie, NaN, nothing, infinity and a token that ends its row; a row that is not in use gets none."""
     torch.manual_seed(0)
     x = torch.randn(6, size, device=device).to(dtype)
     x[0, 3], x[1, size - 1], x[1, 2], x[5, 4] = 60.0, 50.0, 50.0, 70.0
     x[2, 3], x[3], x[4, 1] = float("nan"), float("-inf"), float("inf")
     workspace = launch.Workspace(device)
     for _ in range(2):  # the counters are as before
-        tokens, chosen, lengths, ends, pad = state(device, [3, 4, 5, 6, -1, 7], 4)
-        launch.greedy(x, tokens, chosen, lengths, ends, pad, workspace=workspace)
-        assert chosen.tolist() == [3, 2, -1, -1, PAD, 4]
+        tokens, history, lengths, ends = state(device, before := [3, 4, 5, 6, -1, 7], 4)
+        launch.greedy(x, tokens, history, lengths, ends, workspace=workspace)
+        assert written(history, before) == [3, 2, -1, -1, None, 4]
         assert lengths.tolist() == [4, 5, -1, -1, -1, -1]
         assert tokens.tolist() == [3, 2, 0, 0, 0, 4]
     assert not workspace.counters.any()
@@ -58,9 +62,9 @@ def test_a_draw_is_that_of_pytorch_operators(device, size, top_k, top_p, tempera
         before = int(sampling.step)
         expected = sampling.draw(x)
         sampling.step.fill_(before)
-        tokens, chosen, lengths, ends, pad = state(device, [3, 4, -1])
-        launch.draw(x, sampling, tokens, chosen, lengths, ends, pad)
-        assert chosen.tolist() == [*expected[:2].tolist(), PAD]
+        tokens, history, lengths, ends = state(device, [3, 4, -1])
+        launch.draw(x, sampling, tokens, history, lengths, ends)
+        assert written(history, [3, 4, -1]) == [*expected[:2].tolist(), None]
         assert lengths.tolist() == [4, -1 if index == 3 else 5, -1]
         assert int(sampling.step) == before + 1
 
@@ -70,6 +74,6 @@ def test_a_draw_ends_its_row(device):
     sampling.set(1, 1.0, 1, 1.0)
     x = torch.zeros(2, 40, device=device)
     x[0, 5] = x[1, 6] = 9.0
-    tokens, chosen, lengths, ends, pad = state(device, [3, 4], 6)
-    launch.draw(x, sampling, tokens, chosen, lengths, ends, pad)
-    assert (chosen.tolist(), lengths.tolist()) == ([5, 6], [4, -1])
+    tokens, history, lengths, ends = state(device, [3, 4], 6)
+    launch.draw(x, sampling, tokens, history, lengths, ends)
+    assert (written(history, [3, 4]), lengths.tolist()) == ([5, 6], [4, -1])

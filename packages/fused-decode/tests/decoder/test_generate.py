@@ -77,7 +77,7 @@ def test_filled_to_the_last_slot():
     step.caches.lengths.copy_(torch.tensor([last, 3, -1]))
     before = [k.clone() for k, *_ in step.caches.layers]
     with torch.no_grad():
-        step(False)
+        step("greedy")
     for old, (k, *_) in zip(before, step.caches.layers, strict=True):
         written = [(k[row] != old[row]).any(0).any(-1).nonzero().flatten().tolist() for row in range(3)]
         assert written == [[last], [3], []]
@@ -350,7 +350,7 @@ def test_a_failed_capture_is_reset(monkeypatch):
     monkeypatch.setattr(cuda, "graph", Fails)
     decoder._runner.device = Device()
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
-        decoder._runner.prepare(False)
+        decoder._runner.prepare("greedy")
     assert log == ["thread_local", "reset"]
     assert decoder._runner._graphs == {}
     assert not any(k.any() for k, *_ in decoder._step.caches.layers), "warming up wrote into a cache"

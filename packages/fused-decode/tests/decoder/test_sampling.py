@@ -107,10 +107,12 @@ def test_tokens_without_probability_are_never_drawn():
     assert {int(token) for _ in range(50) for token in made.draw(logits)} == {123}
 
 
-def test_the_largest_alone_is_greedy():
-    model = make("llama")
-    ids, mask = prompt([4, 9])
-    decoder = Decoder(model, 2, 64)
+@pytest.mark.parametrize("level", [None, "native"])
+def test_the_largest_alone_is_greedy(device, level):
+    """On a GPU, a kernel chooses at level "triton" but among all tokens, and PyTorch's operators choose at "native"."""
+    model = make("llama").to(device)
+    ids, mask = (each.to(device) for each in prompt([4, 9]))
+    decoder = Decoder(model, 2, 64, level=level)
     expected = stock(model, ids, mask)
     assert decoder.generate(ids, mask, 30, do_sample=True, top_k=1).equal(expected)
     assert decoder.generate(ids, mask, 30, do_sample=True, top_p=0.0).equal(expected)

@@ -40,8 +40,11 @@ def test_ties_give_the_lowest_token():
     step.caches.lengths.copy_(torch.tensor([4, -1, 5]))
     logits = torch.zeros(3, 300, device=DEVICE)
     logits[0, [7, 70, 299]], logits[2, [65, 190]] = 1.0, 2.0
-    step.choose(logits, False)
-    assert step.chosen.tolist() == [7, 0, 65]
+    step.choose(logits, "greedy")
+    if logits.is_cuda:
+        torch.cuda.synchronize()
+    assert step.caches.history[[0, 2], [4, 5]].tolist() == [7, 65]
+    assert step.tokens.tolist() == [7, 0, 65]
     assert step.caches.lengths.tolist() == [5, -1, 6]
 
 

@@ -188,7 +188,7 @@ def embed(
 
 
 def greedy(
-    logits: Tensor, tokens: Tensor, chosen: Tensor, lengths: Tensor, ends: Tensor, pad: Tensor, *,
+    logits: Tensor, tokens: Tensor, history: Tensor, lengths: Tensor, ends: Tensor, *,
     workspace: Workspace | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """Choose the token of the largest logit, the lowest of several, and prepare the next step; all in place.
@@ -196,10 +196,10 @@ def greedy(
     Args:
         logits: `(rows, V)`, contiguous.
         tokens: int64 `(rows,)`: gets the next tokens, 0 for logits that are no numbers.
-        chosen: int64 `(rows,)`: gets the token of each row in use, -1 for logits that are no numbers; `pad` for others.
+        history: int64 `(rows, slots)`, in pinned memory of the host or on the GPU: gets the token of each row in use at
+            the row's length, -1 for logits that are no numbers.
         lengths: int32 `(rows,)`: grows by 1; becomes -1 where the token ends the row or is none. Below 0: not in use.
         ends: int64 `(n,)`, a power of two: the tokens that end a row.
-        pad: int64 `()`.
         workspace, pdl: as in `project`.
     """
     rows, size = logits.shape
@@ -209,15 +209,13 @@ def greedy(
     partials, counters = scratch.reserve(2 * rows * tiles, rows)
     with on_device(logits):
         greedy_kernel[(rows, tiles)](
-            logits, tokens, chosen, lengths, ends, pad, partials, partials[rows * tiles :].view(torch.int32), counters,
-            V=size, BLOCK=block, TILES=tiles, ALL_TILES=next_power_of_2(tiles), ENDS=ends.numel(), PDL=pdl,
-            num_warps=8, **_options(pdl),
+            logits, tokens, history, lengths, ends, partials, partials[rows * tiles :].view(torch.int32), counters,
+            V=size, BLOCK=block, TILES=tiles, ALL_TILES=next_power_of_2(tiles), SLOTS=history.shape[1],
+            ENDS=ends.numel(), PDL=pdl, num_warps=8, **_options(pdl),
         )  # fmt: skip
 
 
-def draw(
-    logits: Tensor, sampling: Sampling, tokens: Tensor, chosen: Tensor, lengths: Tensor, ends: Tensor, pad: Tensor
-) -> None:
+def draw(logits: Tensor, sampling: Sampling, tokens: Tensor, history: Tensor, lengths: Tensor, ends: Tensor) -> None:
     """Draw the token of each row among its `CANDIDATES` largest logits, and prepare the next step; all in place.
 
     A draw is as in `Sampling.draw`, but for rows of which more than `CANDIDATES` tokens are left by top-k and top-p.
@@ -225,14 +223,14 @@ def draw(
     Args:
         logits: `(rows, V)`.
         sampling: seed, step, temperature, top_k and top_p, as tensors; its step is counted.
-        tokens, chosen, lengths, ends, pad: as in `greedy`.
+        tokens, history, lengths, ends: as in `greedy`.
     """
     rows, size = logits.shape
     values, indices = logits.topk(min(CANDIDATES, size))
     with on_device(logits):
         draw_kernel[(rows,)](
             values, indices, sampling.seed, sampling.step, sampling.temperature, sampling.top_k, sampling.top_p,
-            tokens, chosen, lengths, ends, pad,
-            K=values.shape[1], BLOCK=next_power_of_2(values.shape[1]), ENDS=ends.numel(), STEPS=STEPS, num_warps=8,
+            tokens, history, lengths, ends, K=values.shape[1], BLOCK=next_power_of_2(values.shape[1]),
+            SLOTS=history.shape[1], ENDS=ends.numel(), STEPS=STEPS, num_warps=8,
         )  # fmt: skip
     sampling.step.add_(1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ._core.patching import Patched, _check_model
-from .decoder.checks import check_prompt, why_not
+from .decoder.checks import check_ends, check_prompt, why_not
 from .decoder.decoder import ROWS, Decoder
 from .decoder.families import Refused
 from .decoder.miniature import recognise
@@ -226,8 +226,8 @@ def _decode_alone(
         mask = model_kwargs.get("attention_mask")
         pads = check_prompt(input_ids, mask, ROWS, self.get_input_embeddings().weight.shape[0])
         _check_positions(model_kwargs.get("position_ids"), input_ids.shape[1], pads)
+        check_ends(ends)
         decoder = state.decoder_for(self, len(pads), input_ids.shape[1] + new)
-        decoder.check(input_ids, mask, new, ends)
     except (TypeError, ValueError, KeyError, RuntimeError) as error:  # no memory for the caches, among others
         state.generated.left[str(error)] += 1
         return type(self)._sample(

@@ -15,13 +15,16 @@ ROUND = 16
 
 
 class Caches:
-    """Slots for the keys and values of each layer, and the number of tokens of each row.
+    """Slots for the keys and values of each layer, the number of tokens of each row, and which were chosen.
 
     A row's token at position p is in slot p, without its padding; in layers with a window in slot p % slots.
 
     Attributes:
         layers: keys, values, cosines and sines of each layer; keys and values `(rows, kv_heads, slots, head_dim)`.
         lengths: int32 `(rows,)`, the position of the next token; below 0 where a row is not in use.
+        history: int64 `(rows, length)`, in the host's memory, which a GPU writes to: the token that was chosen at each
+            position, -1 where logits are not finite.
+        written: the same where PyTorch's operators can write it: `history` on a CPU, else a tensor on the GPU.
     """
 
     def __init__(self, plan: Plan, tables: Mapping[str, tuple[Tensor, Tensor]], rows: int, length: int) -> None:
@@ -39,6 +42,8 @@ class Caches:
                 cos, sin = shared.setdefault(attention.head_dim, _no_rotation(length, attention.head_dim, table.device))
             self.layers.append((k, v, cos, sin))
         self.lengths = torch.full((rows,), -1, dtype=torch.int32, device=table.device)
+        self.history = torch.zeros(rows, length, dtype=torch.int64, device="cpu", pin_memory=table.is_cuda)
+        self.written = torch.zeros_like(self.history, device=table.device) if table.is_cuda else self.history
 
     def fill(self, prompt: Any, width: int, pads: Sequence[int]) -> None:
         """Copy what the model's own forward cached of a padded prompt.

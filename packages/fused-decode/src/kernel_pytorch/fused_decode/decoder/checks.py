@@ -13,6 +13,7 @@ from kernel_pytorch.fused_decode._core.patching import is_autocast_enabled
 from kernel_pytorch.fused_decode._core.stock import why_not_replaceable
 
 from .families import Refused
+from .step import ENDS
 
 OVERRIDDEN = ("forward", "generate", "_sample", "prepare_inputs_for_generation")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -127,6 +128,12 @@ def check_seed(seed: Any) -> None:
         raise TypeError(f"seed: given {type(seed).__name__}; it must be an integer, or None")
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed: given {seed}; it must fit in 64 bits")
+
+
+def check_ends(ends: Sequence[int]) -> None:
+    """Raise ValueError unless a step can compare with all of these."""
+    if len(ends) > ENDS:
+        raise ValueError(f"eos_token_id: given {len(ends)}; at most {ENDS} are allowed")
 
 
 def end_tokens(given: Any) -> list[int]:

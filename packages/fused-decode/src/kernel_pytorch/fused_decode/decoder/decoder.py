@@ -17,12 +17,12 @@ from kernel_pytorch.fused_decode._core.device import compute_capability
 
 from . import plain
 from .cache import Caches
-from .checks import check_model, check_prompt, check_sampling, check_seed, end_tokens, why_not
+from .checks import check_ends, check_model, check_prompt, check_sampling, check_seed, end_tokens, why_not
 from .families import Refused, tables
 from .miniature import recognise
 from .runner import Runner
 from .sampling import CANDIDATES
-from .step import ENDS, Step
+from .step import Step
 from .weights import Weights
 
 ROWS = 16
@@ -181,8 +181,7 @@ class Decoder:
         if width + new > self.max_length:
             raise ValueError(f"max_new_tokens: a prompt of {width} and {new} new tokens are {width + new}; the Decoder "
                              f"was made for max_length={self.max_length}")  # fmt: skip
-        if len(ends) > ENDS:
-            raise ValueError(f"eos_token_id: given {len(ends)}; at most {ENDS} are allowed")
+        check_ends(ends)
         return pads
 
     @torch.inference_mode(False)
@@ -194,11 +193,10 @@ class Decoder:
         """Generate from arguments that were checked; `choice` has what a draw needs, or is None."""
         with self._running():
             self._room = 0
-            step, runner, how, rows = self._step, self._runner, _how(choice), len(pads)
+            step, runner, how = self._step, self._runner, _how(choice)
             runner.prepare(how)
             step.ends.fill_(-2)
             step.ends[: len(ends)] = torch.tensor(ends, dtype=torch.int64, device=step.ends.device)
-            step.pad.fill_(pad)
             if choice is not None:
                 seed, k = choice["seed"], choice["top_k"]
                 seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu")) if seed is None else seed
@@ -206,7 +204,7 @@ class Decoder:
                 step.sampling.set(seed, choice["temperature"], min(k or size, size), choice["top_p"])
             try:
                 step.choose(self._prompt(input_ids, pads), how)
-                columns = self._columns(how, new, rows, {*ends}, streamer)
+                columns = self._columns(how, new, [input_ids.shape[1] - 1 - n for n in pads], {*ends}, pad, streamer)
             finally:
                 step.caches.lengths.fill_(-1)
         added = torch.tensor(columns, dtype=input_ids.dtype, device=input_ids.device).t()
@@ -293,14 +291,17 @@ class Decoder:
         logits: Tensor = out.logits[:, -1]
         return logits
 
-    def _columns(self, how: str, new: int, rows: int, ends: set[int], streamer: Any) -> list[list[int]]:
-        """The new tokens, step by step, until every row has ended."""
+    def _columns(
+        self, how: str, new: int, first: list[int], ends: set[int], pad: int, streamer: Any
+    ) -> list[list[int]]:
+        """The new tokens, step by step, until every row has ended; `first` is the position of each row's first."""
         columns: list[list[int]] = []
-        live = set(range(rows))
-        for tokens in self._runner.tokens(how, new, rows):
+        live, history = set(range(len(first))), self._step.caches.history
+        for index in self._runner.steps(how, new):
+            tokens = [int(history[row, at + index]) if row in live else pad for row, at in enumerate(first)]
             for row in live:
                 if tokens[row] < 0:
-                    raise RuntimeError(f"the logits of row {row} are NaN or infinite in step {len(columns)}")
+                    raise RuntimeError(f"the logits of row {row} are NaN or infinite in step {index}")
             columns.append(tokens)
             if streamer is not None:
                 streamer.put(torch.tensor(tokens, device="cpu"))

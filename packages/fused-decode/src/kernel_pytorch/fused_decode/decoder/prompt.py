@@ -41,6 +41,7 @@ class Prompts:
     def __init__(self, plan: Plan, caches: Caches, capture: Capture | None) -> None:
         self.plan, self.caches, self.capture = plan, caches, capture
         self._graphs: dict[tuple[int, int], Any] = {}
+        self._step = Step(plan, caches, _Operators())
 
     def run(self, tokens: Tensor, last: Tensor) -> Tensor | None:
         """Write the keys and values of rows that begin in the first column; the logits after each.
@@ -85,9 +86,9 @@ class Prompts:
         return True
 
     def _compute(self, tokens: Tensor, last: Tensor) -> Tensor:
-        step = Step(self.plan, self.caches, _Operators(len(tokens)))
-        x = step.hidden(tokens.flatten()).view(*tokens.shape, -1)
-        return step.head(x[torch.arange(len(tokens), device=x.device), last])
+        self._step.ops.rows = len(tokens)
+        x = self._step.hidden(tokens.flatten()).view(*tokens.shape, -1)
+        return self._step.head(x[torch.arange(len(tokens), device=x.device), last])
 
 
 class _Operators:
@@ -97,8 +98,7 @@ class _Operators:
     project = staticmethod(plain.project)
     add_norm = staticmethod(plain.add_norm)
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    rows = 1
 
     def attend(
         self, qkv: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, cos: Tensor, sin: Tensor, *,

@@ -1,4 +1,4 @@
-"""Runs steps: captured as CUDA graphs on a GPU, called on a CPU; and brings their tokens to the host."""
+"""Runs steps: captured as CUDA graphs on a GPU, called on a CPU; and says whose tokens the host can read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class Runner:
         on_gpu = self.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._stream: torch.cuda.Stream | None = None
-        slots = (2 * BEHIND, step.tokens.shape[0])
-        self._slots = torch.zeros(slots, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
-        self._events = [torch.cuda.Event() for _ in range(len(self._slots))] if on_gpu else []
+        self._events = [torch.cuda.Event() for _ in range(2 * BEHIND)] if on_gpu else []
         self.prompts = Prompts(step.plan, step.caches, self._capture if on_gpu else None)
 
     def prepare(self, how: str) -> None:
@@ -64,8 +62,8 @@ class Runner:
         with torch.cuda.device(self.device):
             graph.replay()
 
-    def tokens(self, how: str, count: int, rows: int) -> Iterator[list[int]]:
-        """The tokens that the step chose last, and those of the `count - 1` steps that follow.
+    def steps(self, how: str, count: int) -> Iterator[int]:
+        """From 0 on, the numbers of steps whose tokens are in `history`; 0 is the choice that was made before.
 
         On a GPU they come `BEHIND` steps late, while the GPU works on; who has enough stops asking.
         """
@@ -73,19 +71,20 @@ class Runner:
             for index in range(count):
                 if index:
                     self.run(how)
-                yield self.step.chosen[:rows].tolist()
+                yield index
             return
+        caches = self.step.caches
         with torch.cuda.device(self.device):
             for index in range(count + BEHIND):
                 if index < count:
                     if index:
                         self.run(how)
-                    self._slots[index % len(self._slots)].copy_(self.step.chosen, non_blocking=True)
-                    self._events[index % len(self._slots)].record()
+                    if not self.step.has_kernel(how):
+                        caches.history.copy_(caches.written, non_blocking=True)
+                    self._events[index % len(self._events)].record()
                 if index >= BEHIND:
-                    slot = (index - BEHIND) % len(self._slots)
-                    self._events[slot].synchronize()
-                    yield self._slots[slot][:rows].tolist()
+                    self._events[(index - BEHIND) % len(self._events)].synchronize()
+                    yield index - BEHIND
 
     def close(self) -> None:
         """Give the graphs' memory back."""

@@ -20,19 +20,16 @@ class Step:
 
     Attributes:
         tokens: int64 `(rows,)`, what a step begins with; the next tokens afterwards.
-        chosen: int64 `(rows,)`, what the last step chose: pad for rows that had ended, -1 where logits are not finite.
         ends: int64 `(ENDS,)`, tokens that end a row; -2 where there are fewer.
-        pad: int64 `()`.
-        caches: keys, values and lengths; a row that has ended has a length of -1.
+        caches: keys, values, lengths and chosen tokens; a row that has ended has a length of -1.
         last_logits: of the last step, `(rows, vocabulary)`.
     """
 
     def __init__(self, plan: Plan, caches: Caches, ops: Any, extra: dict[str, Any] | None = None) -> None:
         self.plan, self.caches, self.ops, self.extra = plan, caches, ops, extra or {}
         device, rows = plan.table.device, caches.lengths.shape[0]
-        self.tokens, self.chosen = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.ends = torch.full((ENDS,), -2, dtype=torch.int64, device=device)
-        self.pad = torch.zeros((), dtype=torch.int64, device=device)
         self.sampling = Sampling(rows, device)
         self.last_logits = torch.empty(0, device=device)
 
@@ -49,20 +46,25 @@ class Step:
             logits: of the rows.
             how: "greedy"; "draw", among the `CANDIDATES` largest where there is a kernel; or "draw from all".
         """
-        lengths = self.caches.lengths
-        state = self.tokens, self.chosen, lengths, self.ends, self.pad
-        if how == "greedy" and hasattr(self.ops, "greedy"):
-            self.ops.greedy(logits, *state, **self.extra)
-            return
-        if how == "draw" and hasattr(self.ops, "draw"):
-            self.ops.draw(logits, self.sampling, *state)
+        lengths, written = self.caches.lengths, self.caches.written
+        if self.has_kernel(how):
+            state = self.tokens, self.caches.history, lengths, self.ends
+            if how == "greedy":
+                self.ops.greedy(logits, *state, **self.extra)
+            else:
+                self.ops.draw(logits, self.sampling, *state)
             return
         active = lengths >= 0
         next_token = self.sampling.greedy(logits) if how == "greedy" else self.sampling.draw(logits)
         ended = (next_token[:, None] == self.ends).any(1) | (next_token < 0)
-        self.chosen.copy_(torch.where(active, next_token, self.pad))
+        row, at = torch.arange(len(lengths), device=lengths.device), lengths.clamp_min(0).long()
+        written[row, at] = torch.where(active, next_token, written[row, at])
         lengths.copy_(torch.where(active & ~ended, lengths + 1, -1))
         self.tokens.copy_(next_token.clamp_min(0))
+
+    def has_kernel(self, how: str) -> bool:
+        """Whether one kernel chooses, and writes to `caches.history`; if not, `caches.written` gets the tokens."""
+        return hasattr(self.ops, how)
 
     def logits(self) -> Tensor:
         """Run all layers on `tokens`, which are stored at `lengths`; `(rows, vocabulary)`."""

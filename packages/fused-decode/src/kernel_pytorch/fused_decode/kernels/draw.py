@@ -25,8 +25,8 @@ def exponential(seed, row, step, token, STEPS: tl.constexpr):
 @triton.jit
 def draw_kernel(
     values_ptr, indices_ptr, seed_ptr, step_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
-    tokens_ptr, chosen_ptr, lengths_ptr, ends_ptr, pad_ptr,
-    K: tl.constexpr, BLOCK: tl.constexpr, ENDS: tl.constexpr, STEPS: tl.constexpr,
+    tokens_ptr, history_ptr, lengths_ptr, ends_ptr,
+    K: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, ENDS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """One row: values (B, K), the largest logits in falling order, of tokens indices (B, K). See `launch.draw`."""
     b = tl.program_id(0)
@@ -49,4 +49,4 @@ def draw_kernel(
     race = tl.where(kept, scores - tl.log(noise), float("-inf"))
     found = tl.min(tl.where(race == tl.max(race, 0), token, 2147483647), 0)
     found = tl.where(is_number, found, -1).to(tl.int64)
-    begin_next(found, b, tokens_ptr, chosen_ptr, lengths_ptr, ends_ptr, pad_ptr, ENDS)
+    begin_next(found, b, tokens_ptr, history_ptr, lengths_ptr, ends_ptr, SLOTS, ENDS)

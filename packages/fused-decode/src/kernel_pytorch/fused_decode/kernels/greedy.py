@@ -9,21 +9,21 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def begin_next(token, b, tokens_ptr, chosen_ptr, lengths_ptr, ends_ptr, pad_ptr, ENDS: tl.constexpr):
+def begin_next(token, b, tokens_ptr, history_ptr, lengths_ptr, ends_ptr, SLOTS: tl.constexpr, ENDS: tl.constexpr):
     """Give row b its token, -1 for none, and end the row where that is an end token or none."""
     ends = tl.load(ends_ptr + tl.arange(0, ENDS))
     has_ended = (tl.max((ends == token).to(tl.int32), 0) > 0) | (token < 0)
     position = tl.load(lengths_ptr + b)
-    tl.store(chosen_ptr + b, tl.where(position >= 0, token, tl.load(pad_ptr)))
+    tl.store(history_ptr + b.to(tl.int64) * SLOTS + position, token, position >= 0)
     tl.store(lengths_ptr + b, tl.where((position >= 0) & (has_ended == 0), position + 1, -1))
     tl.store(tokens_ptr + b, tl.maximum(token, 0))
 
 
 @triton.jit
 def greedy_kernel(
-    logits_ptr, tokens_ptr, chosen_ptr, lengths_ptr, ends_ptr, pad_ptr, top_ptr, index_ptr, counter_ptr,
-    V: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, ALL_TILES: tl.constexpr, ENDS: tl.constexpr,
-    PDL: tl.constexpr,
+    logits_ptr, tokens_ptr, history_ptr, lengths_ptr, ends_ptr, top_ptr, index_ptr, counter_ptr,
+    V: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, ALL_TILES: tl.constexpr, SLOTS: tl.constexpr,
+    ENDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of one row of logits (B, V); the last program of a row compares the tiles. See `launch.greedy`."""
     b, tile = tl.program_id(0), tl.program_id(1)
@@ -49,4 +49,4 @@ def greedy_kernel(
         token = tl.min(tl.where(tops == best, indices, V), 0)
         is_number = (tl.min(indices, 0) >= 0) & (best > float("-inf")) & (best < float("inf"))
         token = tl.where(is_number, token, -1).to(tl.int64)
-        begin_next(token, b, tokens_ptr, chosen_ptr, lengths_ptr, ends_ptr, pad_ptr, ENDS)
+        begin_next(token, b, tokens_ptr, history_ptr, lengths_ptr, ends_ptr, SLOTS, ENDS)
