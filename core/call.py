@@ -1,11 +1,19 @@
 """The call path of all functions and operators: what a call needs is found out once for its kind, and cached.
 
-    rms_norm(x)  ->  Operation  ->  level's MappedCall  ->  OperatorCall  ->  Planned      ->  Launch
-    functional.py    operation.py   operation.py            operator.py       plans.py         launcher.py
+The first call of a kind, who asks whom:
 
-The first call of a kind checks its arguments, chooses the level and plans the launch; the second makes what is faster
-for all that follow (the guards below, an autograd function of the kind); from the third on a call goes from `Operation`
-straight to the launch, or to the autograd function around it.
+    rms_norm(x)           functional.py   names the arguments
+    Operation.bind        operation.py    checks them, chooses the level (`Ladder.chosen`, levels.py), maps them
+    OperatorCall.bind     operator.py     plans, or takes an autograd function where gradients are wanted
+    Planned.plan_for      plans.py        imports the kernels' launcher, which decides block sizes and grid
+    bind -> Launch        launch.py       compiles at its first launch
+
+The third call: `rms_norm(x)` -> `Operation.__call__`, which is `CachedCall.__call__` below -> the `run` of the plan ->
+`Launch`. With gradients `run` is the `apply` of an autograd function, which calls the plan. Its backward calls an
+operator too, `rms_norm_backward` here: an `OperatorCall`, which caches its own calls in the same way.
+
+The second call of a kind makes what is faster for all that follow: the guards below, and an autograd function of the
+kind. A level that is no single operator, such as native, ends at its function.
 
 Calls are of one kind if every tensor has the same class, dispatch keys, dtype, device, shape, strides and
 `requires_grad`, and its memory starts at a multiple of 16 bytes in both or in neither; if every other argument has the

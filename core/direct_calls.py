@@ -14,7 +14,7 @@ DTYPE_NAMES = {
 """As operators take the dtype of a gradient, for which a schema has no type that every torch can name."""
 
 
-def check_floats(**tensors: Tensor | None) -> None:
+def check_operands(**tensors: Tensor | None) -> None:
     """Check tensors for what kernels read: floats, of which the memory was not freed.
 
     Raises:

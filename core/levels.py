@@ -211,10 +211,10 @@ class Ladder:
         self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False, features: Features = ()
     ) -> str:
         """The level that `level=None` means there, or in what torch.compile traces there."""
-        row = self.deciding(function, device, dtype, traced, features)
+        row = self.deciding_row(function, device, dtype, traced, features)
         return self._without_kernels(function, features) if row is None else row.level
 
-    def deciding(
+    def deciding_row(
         self, function: str, device: torch.device, dtype: torch.dtype, traced: bool = False, features: Features = ()
     ) -> Default | None:
         """The row that says the default there; None where none does. Arguments as in `default`."""

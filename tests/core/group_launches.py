@@ -115,7 +115,7 @@ def check(module, name, arguments, others):
 
 
 packages = {module.rpartition(".kernels")[0].split(".")[1] for module, *_ in cases()}
-use(*(importlib.import_module(f"kernel_pytorch.{package}._core.launcher") for package in packages))
+use(*(importlib.import_module(f"kernel_pytorch.{package}._core.launch") for package in packages))
 for case in cases():
     if len(sys.argv) < 2 or case[1] in sys.argv[1:]:
         check(*case)

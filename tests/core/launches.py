@@ -9,7 +9,7 @@ import triton.language as tl
 from paper_gpu import calls, encoded, on_gpu, plain, use
 from triton import knobs
 
-launcher = importlib.import_module("kernel_pytorch.rmsnorm._core.launcher")
+launcher = importlib.import_module("kernel_pytorch.rmsnorm._core.launch")
 
 
 @triton.jit

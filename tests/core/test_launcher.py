@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from kernel_pytorch.rmsnorm._core import plans
-from kernel_pytorch.rmsnorm._core.launcher import bind
+from kernel_pytorch.rmsnorm._core.launch import bind
 from kernel_pytorch.rmsnorm._core.plans import Planned, forget_plans
 from kernel_pytorch.rmsnorm.kernels.forward import _forward_kernel
 

@@ -25,7 +25,7 @@ WHY_NO_TRITON = levels.LADDER.unavailable("triton", DEVICE, torch.float32)
 operators = torch.ops.kernel_pytorch
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated"), pytest.mark.slow]
 triton_matmul = pytest.importorskip("kernel_pytorch.fused_ln_act.linear.kernels.matmul")
-launcher = pytest.importorskip("kernel_pytorch.fused_ln_act._core.launcher")
+launcher = pytest.importorskip("kernel_pytorch.fused_ln_act._core.launch")
 
 
 def layer(rows=9, depth=16, columns=24, device="cpu", dtype=torch.float32):

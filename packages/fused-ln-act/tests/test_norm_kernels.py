@@ -13,8 +13,8 @@ import torch
 
 from kernel_pytorch import fused_ln_act
 from kernel_pytorch.fused_ln_act import layer_norm, layer_norm_act
-from kernel_pytorch.fused_ln_act._core.launch import exceeds_int32
 from kernel_pytorch.fused_ln_act._core.plans import forget_plans
+from kernel_pytorch.fused_ln_act._core.sizes import exceeds_int32
 from kernel_pytorch.fused_ln_act.levels import LADDER
 from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
 from kernel_pytorch.harness.launches import count_launches

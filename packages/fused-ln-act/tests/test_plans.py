@@ -9,7 +9,7 @@ import torch
 
 from kernel_pytorch import fused_ln_act
 
-launcher = pytest.importorskip("kernel_pytorch.fused_ln_act._core.launcher")
+launcher = pytest.importorskip("kernel_pytorch.fused_ln_act._core.launch")
 
 
 CALLS = {

@@ -8,8 +8,8 @@ import torch
 from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
 from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
-from kernel_pytorch.linear_cross_entropy._core.launch import exceeds_int32
 from kernel_pytorch.linear_cross_entropy._core.plans import forget_plans
+from kernel_pytorch.linear_cross_entropy._core.sizes import exceeds_int32
 from kernel_pytorch.linear_cross_entropy.kernels import chunks, configurations
 
 matmul = pytest.importorskip("kernel_pytorch.linear_cross_entropy.kernels.matmul")

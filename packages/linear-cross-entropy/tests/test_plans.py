@@ -9,7 +9,7 @@ import torch
 
 from kernel_pytorch.linear_cross_entropy import cross_entropy, linear_cross_entropy
 
-launcher = pytest.importorskip("kernel_pytorch.linear_cross_entropy._core.launcher")
+launcher = pytest.importorskip("kernel_pytorch.linear_cross_entropy._core.launch")
 
 LEVELS = ["native", "triton"]
 

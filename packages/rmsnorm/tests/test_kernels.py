@@ -6,8 +6,8 @@ import torch
 from kernel_pytorch.harness.checks import check_deterministic, check_rows_independent
 from kernel_pytorch.harness.launches import count_launches
 from kernel_pytorch.rmsnorm import add_rms_norm, head_rms_norm, rms_norm
-from kernel_pytorch.rmsnorm._core.launch import exceeds_int32
 from kernel_pytorch.rmsnorm._core.plans import forget_plans
+from kernel_pytorch.rmsnorm._core.sizes import exceeds_int32
 from kernel_pytorch.rmsnorm.levels import LADDER
 
 pytest.importorskip("triton")

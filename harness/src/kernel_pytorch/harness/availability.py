@@ -94,7 +94,7 @@ def _unmeasured(ladder: Any, operation: Operation, implementation: Implementatio
     return any(
         row.record is None
         and row.level == implementation.name
-        and ladder.deciding(operation.name, device, dtype, features=features) is row
+        and ladder.deciding_row(operation.name, device, dtype, features=features) is row
         for row in getattr(ladder, "defaults", ())
         for features in ([[feature] for feature in row.features] if row.features else [[]])
         for dtype in DTYPES

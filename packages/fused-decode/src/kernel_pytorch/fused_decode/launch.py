@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._core.device import on_device
-from ._core.launch import cdiv, exceeds_int32, next_power_of_2
+from ._core.sizes import cdiv, exceeds_int32, next_power_of_2
 from .decoder.sampling import CANDIDATES, STEPS, Sampling
 from .kernels import configurations
 from .kernels.attention import attention_kernel

@@ -32,9 +32,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core.direct_calls import check_shapes
-from kernel_pytorch.flash_attn_triton._core.launch import cdiv
-from kernel_pytorch.flash_attn_triton._core.launcher import bind
+from kernel_pytorch.flash_attn_triton._core.launch import bind
 from kernel_pytorch.flash_attn_triton._core.plans import Planned
+from kernel_pytorch.flash_attn_triton._core.sizes import cdiv
 
 from .configurations import KEYS, QUERIES
 from .geometry import Geometry, check_all_memory

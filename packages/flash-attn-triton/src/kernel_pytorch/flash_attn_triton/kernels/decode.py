@@ -21,9 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core.device import program_count
-from kernel_pytorch.flash_attn_triton._core.launch import cdiv, exceeds_int32, next_power_of_2
-from kernel_pytorch.flash_attn_triton._core.launcher import bind
+from kernel_pytorch.flash_attn_triton._core.launch import bind
 from kernel_pytorch.flash_attn_triton._core.plans import Planned
+from kernel_pytorch.flash_attn_triton._core.sizes import cdiv, exceeds_int32, next_power_of_2
 from kernel_pytorch.flash_attn_triton.arguments import check_cache, check_sinks, slopes_of
 
 from .configurations import DECODE, configuration

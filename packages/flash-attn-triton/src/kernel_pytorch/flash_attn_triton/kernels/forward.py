@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.flash_attn_triton._core.launch import cdiv, reader
-from kernel_pytorch.flash_attn_triton._core.launcher import bind
+from kernel_pytorch.flash_attn_triton._core.launch import bind
 from kernel_pytorch.flash_attn_triton._core.plans import Planned
+from kernel_pytorch.flash_attn_triton._core.sizes import cdiv, reader
 
 from . import gluon_launch
 from .configurations import FORWARD

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from kernel_pytorch.flash_attn_triton._core.direct_calls import check_memory
-from kernel_pytorch.flash_attn_triton._core.launch import allocator, exceeds_int32, next_power_of_2
+from kernel_pytorch.flash_attn_triton._core.sizes import allocator, exceeds_int32, next_power_of_2
 from kernel_pytorch.flash_attn_triton.arguments import (
     check_bias,
     check_qkv,

@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernel_pytorch.flash_attn_triton._core.launch import cdiv
-from kernel_pytorch.flash_attn_triton._core.launcher import KNOWN, VERSION, Launch, Tiles, _current_device
+from kernel_pytorch.flash_attn_triton._core.launch import KNOWN, VERSION, Launch, Tiles, _current_device
+from kernel_pytorch.flash_attn_triton._core.sizes import cdiv
 from kernel_pytorch.flash_attn_triton._core.triton_matmul import architecture, multiprocessors_of
 
 from .geometry import Geometry

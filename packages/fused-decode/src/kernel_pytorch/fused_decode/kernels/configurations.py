@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernel_pytorch.fused_decode._core.launch import cdiv, next_power_of_2
+from kernel_pytorch.fused_decode._core.sizes import cdiv, next_power_of_2
 from kernel_pytorch.fused_decode._core.triton_matmul import architecture, multiprocessors_of
 
 

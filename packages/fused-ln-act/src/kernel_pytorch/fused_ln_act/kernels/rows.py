@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.device import program_count, shared_memory
-from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, next_power_of_2, warps
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.launch import bind
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, cdiv, next_power_of_2, warps
 
 LONG_BLOCK = 4096  # columns of one block of a row that is walked
 LONG_WARPS = 16  # 8 elements a thread: statistics, masks and derivatives of 16 would not fit in its registers

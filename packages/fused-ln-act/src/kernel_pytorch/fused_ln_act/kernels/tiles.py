@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from kernel_pytorch.fused_ln_act._core.launch import cdiv, next_power_of_2
+from kernel_pytorch.fused_ln_act._core.sizes import cdiv, next_power_of_2
 
 NARROWEST = 256  # columns: 512 bytes of a 16-bit dtype, four memory transactions
 FEW_ELEMENTS = 2**20  # an H200 takes longer to launch and wait than to move these

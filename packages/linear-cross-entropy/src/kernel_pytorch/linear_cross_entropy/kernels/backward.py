@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.launch import allocator, cdiv, reader, unmade
-from kernel_pytorch.linear_cross_entropy._core.launcher import Launch, bind
+from kernel_pytorch.linear_cross_entropy._core.launch import Launch, bind
+from kernel_pytorch.linear_cross_entropy._core.sizes import allocator, cdiv, reader, unmade
 from kernel_pytorch.linear_cross_entropy._core.triton_matmul import halves, store_tile, tile_at
 from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import wide_dtype
 

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.launch import cdiv, reader
-from kernel_pytorch.linear_cross_entropy._core.launcher import bind
+from kernel_pytorch.linear_cross_entropy._core.launch import bind
+from kernel_pytorch.linear_cross_entropy._core.sizes import cdiv, reader
 from kernel_pytorch.linear_cross_entropy._core.triton_matmul import halves, tile_at
 from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import wide_dtype
 

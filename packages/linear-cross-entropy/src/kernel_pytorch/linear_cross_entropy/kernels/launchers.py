@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.direct_calls import check_count, check_floats, check_memory
-from kernel_pytorch.linear_cross_entropy._core.launch import allocator
+from kernel_pytorch.linear_cross_entropy._core.direct_calls import check_count, check_memory, check_operands
 from kernel_pytorch.linear_cross_entropy._core.plans import Planned
+from kernel_pytorch.linear_cross_entropy._core.sizes import allocator
 from kernel_pytorch.linear_cross_entropy.arguments import TARGETS, check_words
 
 
 def _check(rows: Tensor, target: Tensor) -> None:
-    check_floats(rows=rows)
+    check_operands(rows=rows)
     if target.dtype not in TARGETS:
         raise TypeError(f"target: dtype is {target.dtype}; allowed are torch.int64, torch.int32")
     if target.shape != rows.shape[:-1]:
@@ -35,13 +35,13 @@ def _check_parameters(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> No
         raise ValueError(f"weight: shape is {shape}; it must have two dimensions, the last {hidden.shape[-1]}")
     if weight.dtype != hidden.dtype:
         raise TypeError(f"weight: dtype is {weight.dtype}; it must be that of hidden, {hidden.dtype}")
-    check_floats(weight=weight, bias=bias)
+    check_operands(weight=weight, bias=bias)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: shape is {tuple(bias.shape)}; it must be {tuple(weight.shape[:1])}")
 
 
 def _check_of_tokens(dloss: Tensor, normalizer: Tensor, target: Tensor) -> None:
-    check_floats(dloss=dloss, normalizer=normalizer)
+    check_operands(dloss=dloss, normalizer=normalizer)
     check_count(target.numel(), dloss=dloss)
     check_count(2 * target.numel(), normalizer=normalizer)
 
@@ -205,7 +205,7 @@ def scale_gradient(level: str) -> Callable[..., Tensor]:
 def _plan_scale(
     level: str, gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool = False
 ) -> Callable[..., Tensor]:
-    check_floats(gradient=gradient, factor=factor)
+    check_operands(gradient=gradient, factor=factor)
     check_count(1, factor=factor)
     if level == "triton" and gradient.numel() > 0:
         from . import three_products

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.launch import allocator, cdiv, next_power_of_2, reader, warps
-from kernel_pytorch.linear_cross_entropy._core.launcher import bind
+from kernel_pytorch.linear_cross_entropy._core.launch import bind
+from kernel_pytorch.linear_cross_entropy._core.sizes import allocator, cdiv, next_power_of_2, reader, warps
 from kernel_pytorch.linear_cross_entropy.rules.cross_entropy import wide_dtype
 
 from .tiles import Shares, add_exponentials, add_logits, capped, load_targets, logits_gradient, triton_dtype

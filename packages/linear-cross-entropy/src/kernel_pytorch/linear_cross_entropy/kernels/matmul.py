@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.linear_cross_entropy._core.launch import cdiv, exceeds_int32
-from kernel_pytorch.linear_cross_entropy._core.launcher import Tiles, tiles
+from kernel_pytorch.linear_cross_entropy._core.launch import Tiles, tiles
+from kernel_pytorch.linear_cross_entropy._core.sizes import cdiv, exceeds_int32
 from kernel_pytorch.linear_cross_entropy._core.triton_matmul import (
     architecture,
     copy_engine,

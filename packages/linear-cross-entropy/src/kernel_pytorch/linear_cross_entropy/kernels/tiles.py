@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from kernel_pytorch.linear_cross_entropy._core.launch import allocator, cdiv
-from kernel_pytorch.linear_cross_entropy._core.launcher import bind
+from kernel_pytorch.linear_cross_entropy._core.launch import bind
+from kernel_pytorch.linear_cross_entropy._core.sizes import allocator, cdiv
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 JOINED_TOKENS, JOINED_SHARES = 16, 64  # of a tile of the join

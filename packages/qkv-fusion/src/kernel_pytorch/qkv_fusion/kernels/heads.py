@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.launch import next_power_of_2, warps
+from kernel_pytorch.qkv_fusion._core.sizes import next_power_of_2, warps
 
 TILE = 2048  # columns of a tile, rows taken together
 

@@ -23,10 +23,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.rmsnorm._core.device import program_count, shared_memory
-from kernel_pytorch.rmsnorm._core.direct_calls import check_count, check_floats, check_shapes
-from kernel_pytorch.rmsnorm._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade, warps
-from kernel_pytorch.rmsnorm._core.launcher import bind
+from kernel_pytorch.rmsnorm._core.direct_calls import check_count, check_operands, check_shapes
+from kernel_pytorch.rmsnorm._core.launch import bind
 from kernel_pytorch.rmsnorm._core.plans import Planned
+from kernel_pytorch.rmsnorm._core.sizes import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade, warps
 
 from .forward import LONG_BLOCK, check, token_head_rows
 
@@ -201,7 +201,7 @@ def rms_norm_backward(
         dx `(..., N)` in `h.dtype` and dweight like weight; empty where not needed.
     """
     check(h, weight, "llama")
-    check_floats(dy=dy, dh=dh, rstd=rstd)
+    check_operands(dy=dy, dh=dh, rstd=rstd)
     check_shapes(h.shape, dy=dy, dh=dh)
     check_count(h.shape[:-1].numel(), rstd=rstd)
     heads = weight.shape[0] if weight is not None and weight.dim() == 2 else 1

@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.rmsnorm._core.direct_calls import check_floats, check_shapes
-from kernel_pytorch.rmsnorm._core.launch import (
+from kernel_pytorch.rmsnorm._core.direct_calls import check_operands, check_shapes
+from kernel_pytorch.rmsnorm._core.launch import bind
+from kernel_pytorch.rmsnorm._core.plans import Plan, Planned
+from kernel_pytorch.rmsnorm._core.sizes import (
     allocator,
     cdiv,
     eviction_policy,
@@ -27,8 +29,6 @@ from kernel_pytorch.rmsnorm._core.launch import (
     unmade,
     warps,
 )
-from kernel_pytorch.rmsnorm._core.launcher import bind
-from kernel_pytorch.rmsnorm._core.plans import Plan, Planned
 from kernel_pytorch.rmsnorm.rules.rms_norm import result_dtype
 
 BLOCK_LIMIT = 16384  # columns that one program holds in registers; a longer row is walked in blocks
@@ -166,7 +166,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float, castin
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, offset: float, casting: str) -> Plan:
     """The launcher of the operator: `(y, h, rstd)`."""
     check(x, weight, casting)
-    check_floats(residual=residual)
+    check_operands(residual=residual)
     check_shapes(x.shape, residual=residual)
     return plan(x, residual, weight, eps, offset, casting)
 
@@ -175,7 +175,7 @@ def check(x: Tensor, weight: Tensor | None, casting: str) -> None:
     """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     if casting not in ("llama", "gemma", "none"):
         raise ValueError(f"casting: given {casting!r}; allowed are 'llama', 'gemma', 'none'")
-    check_floats(x=x, weight=weight)
+    check_operands(x=x, weight=weight)
     if weight is not None and (weight.dim() not in (1, 2) or weight.shape != x.shape[-weight.dim() :]):
         raise ValueError(f"weight: shape is {tuple(weight.shape)}; it must be the end of that of x, {tuple(x.shape)}")
 

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.device import program_count
 from kernel_pytorch.fused_ln_act._core.direct_calls import dtype_named
-from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.launch import bind
 from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
 from kernel_pytorch.fused_ln_act.kernels.activations import derivative
 from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import Sums, Walk, are_half, as_rows, stages

@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
-from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_operands
+from kernel_pytorch.fused_ln_act._core.launch import bind
 from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
@@ -82,7 +82,7 @@ def bias_dropout_add(
     Returns:
         `(..., N)`, contiguous, in the promoted dtype of x and residual.
     """
-    check_floats(residual=residual)
+    check_operands(residual=residual)
     return plan(x, bias, residual, seed, p, "identity")
 
 
@@ -127,8 +127,8 @@ def check(
 ) -> None:
     """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_choice("activation", activation, ACTIVATIONS)
-    check_floats(x=x, bias=bias)
-    check_floats(**like_x)  # may hold another tensor named x
+    check_operands(x=x, bias=bias)
+    check_operands(**like_x)  # may hold another tensor named x
     for name, tensor in like_x.items():
         if tensor is not None and tensor.shape != x.shape:
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be that of x, {tuple(x.shape)}")

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_shapes
-from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_operands, check_shapes
+from kernel_pytorch.fused_ln_act._core.launch import bind
 from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import place, widest_tile
 
@@ -94,7 +94,7 @@ def _plan(
     packed) and dup like up (nothing where gate is packed), contiguous, and empty where not needed.
     """
     check(gate, up, activation)
-    check_floats(dy=dy)
+    check_operands(dy=dy)
     columns = gate.shape[-1] if up is not None else gate.shape[-1] // 2
     check_shapes(torch.Size((*gate.shape[:-1], columns)), dy=dy)
     packed, need_dup = up is None, need_dup and up is not None

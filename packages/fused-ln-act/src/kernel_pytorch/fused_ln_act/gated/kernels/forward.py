@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
-from kernel_pytorch.fused_ln_act._core.launch import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_operands
+from kernel_pytorch.fused_ln_act._core.launch import bind
 from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, bytes_of, eviction_policy, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act.kernels.activations import activate, derivative, sigmoid, slope_of_silu
 from kernel_pytorch.fused_ln_act.kernels.rows import as_rows
 from kernel_pytorch.fused_ln_act.kernels.tiles import place, widest_tile
@@ -136,7 +136,7 @@ def gated_linear(
     Returns:
         `(..., N)` in the dtype of gate.
     """
-    check_floats(weight=weight)
+    check_operands(weight=weight)
     check_layer(gate, up, weight)
     make = gated.plan_for(gate, up, activation, alpha, limit, offset).run
     return lambda gate, up, weight, *scalars: F.linear(make(gate, up), weight)
@@ -153,7 +153,7 @@ def check_layer(gate: Tensor, up: Tensor, weight: Tensor) -> None:
 def check(gate: Tensor, up: Tensor | None, activation: str) -> None:
     """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_choice("activation", activation, ACTIVATIONS)
-    check_floats(gate=gate, up=up)
+    check_operands(gate=gate, up=up)
     if up is None and gate.shape[-1] % 2:
         raise ValueError(f"gate: shape is {tuple(gate.shape)}; packed, its last dimension must be even")
     if up is not None and up.shape != gate.shape:

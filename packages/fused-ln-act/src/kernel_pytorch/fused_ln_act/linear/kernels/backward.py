@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.device import program_count
-from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.launch import bind
 from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.triton_matmul import halves, load_tile, rounding, store_tile, tile_at
 from kernel_pytorch.fused_ln_act.kernels.activations import activate, derivative
 from kernel_pytorch.fused_ln_act.kernels.rows import Sums, as_rows

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_memory, check_shapes
-from kernel_pytorch.fused_ln_act._core.launch import allocator, exceeds_int32, reader, unmade
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_memory, check_operands, check_shapes
+from kernel_pytorch.fused_ln_act._core.launch import bind
 from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, exceeds_int32, reader, unmade
 from kernel_pytorch.fused_ln_act._core.triton_matmul import halves, load_tile, rounding, store_tile, tile_at
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.rules.activations import ACTIVATIONS
@@ -213,7 +213,7 @@ def check(x: Tensor, activation: str, matrices: Mapping[str, tuple[Tensor, int]]
         matrices: by name, a weight and how many columns it must have.
     """
     check_choice("activation", activation, ACTIVATIONS)
-    check_floats(x=x)
+    check_operands(x=x)
     for name, (matrix, columns) in matrices.items():
         check_memory(name, matrix)
         if matrix.dtype != x.dtype:
@@ -224,7 +224,7 @@ def check(x: Tensor, activation: str, matrices: Mapping[str, tuple[Tensor, int]]
 
 def check_shape(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
     """Raise unless this is None or a tensor of floats of this shape."""
-    check_floats(**{name: tensor})
+    check_operands(**{name: tensor})
     check_shapes(torch.Size(shape), **{name: tensor})
 
 

@@ -8,8 +8,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.launch import cdiv
-from kernel_pytorch.fused_ln_act._core.launcher import Tiles, tiles
+from kernel_pytorch.fused_ln_act._core.launch import Tiles, tiles
+from kernel_pytorch.fused_ln_act._core.sizes import cdiv
 from kernel_pytorch.fused_ln_act._core.triton_matmul import (
     architecture,
     copy_engine,

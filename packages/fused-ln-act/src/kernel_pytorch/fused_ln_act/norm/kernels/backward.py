@@ -25,10 +25,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.device import program_count
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_count, check_floats, dtype_named
-from kernel_pytorch.fused_ln_act._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader
-from kernel_pytorch.fused_ln_act._core.launcher import bind
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_count, check_operands, dtype_named
+from kernel_pytorch.fused_ln_act._core.launch import bind
 from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import allocator, cdiv, exceeds_int32, next_power_of_2, reader
 from kernel_pytorch.fused_ln_act.kernels.activations import derivative
 from kernel_pytorch.fused_ln_act.kernels.dropout import dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import (
@@ -301,7 +301,7 @@ def norm_act_backward(
         `dx` and `dresidual` `(..., N)`, `dweight` and `dbias` `(N,)`, each in the dtype of its tensor; else `(0,)`.
     """
     check(h, {"dy": dy, "dh": dh}, {"weight": weight, "bias": bias}, seed, dropout_p, norm, activation)
-    check_floats(statistics=statistics)
+    check_operands(statistics=statistics)
     check_count(h.shape[:-1].numel() * (2 if norm == "layer" else 1), statistics=statistics)
     of_x = dtype_named("x_dtype", x_dtype)
     of_residual = dtype_named("residual_dtype", residual_dtype) if residual_dtype else of_x

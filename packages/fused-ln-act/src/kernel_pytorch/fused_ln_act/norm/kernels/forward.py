@@ -23,8 +23,10 @@ from torch import Tensor
 
 from kernel_pytorch.fused_ln_act._core.arguments import check_choice
 from kernel_pytorch.fused_ln_act._core.device import program_count
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats
-from kernel_pytorch.fused_ln_act._core.launch import (
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_operands
+from kernel_pytorch.fused_ln_act._core.launch import Launch, bind
+from kernel_pytorch.fused_ln_act._core.plans import Plan, Planned
+from kernel_pytorch.fused_ln_act._core.sizes import (
     allocator,
     bytes_of,
     cdiv,
@@ -35,8 +37,6 @@ from kernel_pytorch.fused_ln_act._core.launch import (
     unmade,
     warps,
 )
-from kernel_pytorch.fused_ln_act._core.launcher import Launch, bind
-from kernel_pytorch.fused_ln_act._core.plans import Plan, Planned
 from kernel_pytorch.fused_ln_act.kernels.activations import activate
 from kernel_pytorch.fused_ln_act.kernels.dropout import check_seed, dropout, load_seed
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, LONG_WARPS, are_shared_alike, as_rows, divide, product
@@ -304,7 +304,7 @@ def check(
     """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
     check_choice("norm", norm, ("layer", "rms"))
     check_choice("activation", activation, ACTIVATIONS)
-    check_floats(x=x, **like_x, **parameters)
+    check_operands(x=x, **like_x, **parameters)
     for name, tensor in like_x.items():
         if tensor is not None and tensor.shape != x.shape:
             raise ValueError(f"{name}: shape is {tuple(tensor.shape)}; it must be that of x, {tuple(x.shape)}")

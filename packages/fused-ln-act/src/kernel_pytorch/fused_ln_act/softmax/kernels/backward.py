@@ -27,8 +27,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_shapes
-from kernel_pytorch.fused_ln_act._core.launch import (
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_operands, check_shapes
+from kernel_pytorch.fused_ln_act._core.launch import bind
+from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import (
     allocator,
     bytes_of,
     cdiv,
@@ -39,8 +41,6 @@ from kernel_pytorch.fused_ln_act._core.launch import (
     unmade,
     warps,
 )
-from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, as_rows
 
 from .forward import check
@@ -177,7 +177,7 @@ def softmax_backward(
         dx like y and dmask like mask, contiguous; empty where not needed.
     """
     check(y, mask)
-    check_floats(dy=dy)
+    check_operands(dy=dy)
     check_shapes(y.shape, dy=dy)
     need_dmask = need_dmask and mask is not None
     like_mask = y if mask is None else mask

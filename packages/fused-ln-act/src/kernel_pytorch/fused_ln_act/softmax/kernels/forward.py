@@ -22,8 +22,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.fused_ln_act._core.direct_calls import check_floats, check_memory
-from kernel_pytorch.fused_ln_act._core.launch import (
+from kernel_pytorch.fused_ln_act._core.direct_calls import check_memory, check_operands
+from kernel_pytorch.fused_ln_act._core.launch import bind
+from kernel_pytorch.fused_ln_act._core.plans import Planned
+from kernel_pytorch.fused_ln_act._core.sizes import (
     allocator,
     bytes_of,
     cdiv,
@@ -34,8 +36,6 @@ from kernel_pytorch.fused_ln_act._core.launch import (
     unmade,
     warps,
 )
-from kernel_pytorch.fused_ln_act._core.launcher import bind
-from kernel_pytorch.fused_ln_act._core.plans import Planned
 from kernel_pytorch.fused_ln_act.kernels.rows import LONG_BLOCK, as_rows, divide
 from kernel_pytorch.fused_ln_act.softmax.levels.reference import score_dtype
 
@@ -203,7 +203,7 @@ def softmax(x: Tensor, mask: Tensor | None, scale: float) -> Callable[..., Tenso
 
 def check(x: Tensor, mask: Tensor | None) -> None:
     """Check the arguments: direct operator calls pass no other check, and a wrong shape would read foreign memory."""
-    check_floats(x=x)
+    check_operands(x=x)
     if mask is None:
         return
     if mask.dtype != torch.bool and (not mask.is_floating_point() or mask.dtype.itemsize < 2):

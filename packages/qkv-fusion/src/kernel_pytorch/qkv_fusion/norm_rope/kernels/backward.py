@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_pytorch.qkv_fusion._core.device import program_count
-from kernel_pytorch.qkv_fusion._core.direct_calls import check_count, check_floats, check_shapes
-from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
-from kernel_pytorch.qkv_fusion._core.launcher import bind
+from kernel_pytorch.qkv_fusion._core.direct_calls import check_count, check_operands, check_shapes
+from kernel_pytorch.qkv_fusion._core.launch import bind
 from kernel_pytorch.qkv_fusion._core.plans import Planned
+from kernel_pytorch.qkv_fusion._core.sizes import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
     as_rows,
@@ -256,7 +256,7 @@ def check_gradients(
     needs: tuple[bool, ...],
 ) -> None:  # fmt: skip
     """Check the tensors of a direct call of the operator, which passes no other check."""
-    check_floats(dq_out=dq_out, dk_out=dk_out, q_rstd=q_rstd, k_rstd=k_rstd)
+    check_operands(dq_out=dq_out, dk_out=dk_out, q_rstd=q_rstd, k_rstd=k_rstd)
     check_shapes(q.shape, dq_out=dq_out)
     check_shapes(k.shape, dk_out=dk_out)
     check_count(q.shape[:-1].numel(), q_rstd=q_rstd)

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.direct_calls import check_floats, check_shapes
-from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
-from kernel_pytorch.qkv_fusion._core.launcher import bind
+from kernel_pytorch.qkv_fusion._core.direct_calls import check_operands, check_shapes
+from kernel_pytorch.qkv_fusion._core.launch import bind
 from kernel_pytorch.qkv_fusion._core.plans import Planned
+from kernel_pytorch.qkv_fusion._core.sizes import allocator, cdiv, exceeds_int32, next_power_of_2, reader, unmade
 from kernel_pytorch.qkv_fusion.arguments import check_cache
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
@@ -165,7 +165,7 @@ def check_caches(
     """Check what a direct call of the operator passes, and that columns of the caches are adjacent."""
     if k.dim() != 4:
         raise ValueError(f"k: shape is {tuple(k.shape)}; it must be (B, S, K, D)")
-    check_floats(v=v, k_cache=k_cache, v_cache=v_cache)
+    check_operands(v=v, k_cache=k_cache, v_cache=v_cache)
     check_shapes(k.shape, v=v)
     if v.dtype != k.dtype:
         raise TypeError(f"v: dtype is {v.dtype}; it must be that of k, {k.dtype}")

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.direct_calls import check_floats, check_shapes
-from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
-from kernel_pytorch.qkv_fusion._core.launcher import bind
+from kernel_pytorch.qkv_fusion._core.direct_calls import check_operands, check_shapes
+from kernel_pytorch.qkv_fusion._core.launch import bind
 from kernel_pytorch.qkv_fusion._core.plans import Planned
+from kernel_pytorch.qkv_fusion._core.sizes import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
     as_rows,
@@ -207,7 +207,7 @@ qk_layer_norm_rope = Planned(functools.partial(plan, True))
 
 def check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Check the shapes of a direct call, which passes no other check: a wrong shape would read out of bounds."""
-    check_floats(q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
+    check_operands(q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
     check_geometry(q, k, cos, sin, q.shape[:-2])
     check_tables(cos, q.shape[:-2])
     check_shapes(q.shape[-1:], q_weight=q_weight, k_weight=k_weight)

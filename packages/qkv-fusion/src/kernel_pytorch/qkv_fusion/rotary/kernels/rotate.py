@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_pytorch.qkv_fusion._core.direct_calls import check_floats, check_memory
-from kernel_pytorch.qkv_fusion._core.launch import allocator, cdiv, exceeds_int32, reader, unmade
-from kernel_pytorch.qkv_fusion._core.launcher import Launch, bind
+from kernel_pytorch.qkv_fusion._core.direct_calls import check_memory, check_operands
+from kernel_pytorch.qkv_fusion._core.launch import Launch, bind
 from kernel_pytorch.qkv_fusion._core.plans import Planned
+from kernel_pytorch.qkv_fusion._core.sizes import allocator, cdiv, exceeds_int32, reader, unmade
 from kernel_pytorch.qkv_fusion.kernels.heads import (
     as_heads,
     as_rows,
@@ -162,7 +162,7 @@ def rotary_qk_(
 
 def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None) -> None:
     """Check the shapes of a direct call, which passes no other check: a wrong shape would read out of bounds."""
-    check_floats(q=q, k=k, cos=cos, sin=sin)
+    check_operands(q=q, k=k, cos=cos, sin=sin)
     check_geometry(q, k, cos, sin, q.shape[:-2])
     if position_ids is None:
         check_tables(cos, q.shape[:-2])
