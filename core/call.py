@@ -195,8 +195,7 @@ class CachedCall:
 
     def clear(self) -> None:
         """Forget all kinds."""
-        self._entries = ()
-        self._kinds.clear()
+        self._entries, self._kinds = (), {}
 
     def _unmatched(self, arguments: tuple[Any, ...]) -> Any:
         """Compute a call that matches no entry."""
@@ -245,17 +244,9 @@ def _entry(arguments: tuple[Any, ...], bound: Bound) -> _Entry | None:
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
     guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     records = _records() if any(t.requires_grad for t in tensors) else None
-    return _Entry(
-        [*map(type, arguments)],
-        getter(scalar_places),
-        values,
-        tuple(zeros),
-        getter(places),
-        (getter([*again]), getter([*again.values()])) if again else None,
-        guards.check,
-        records,
-        bound,
-    )
+    same = (getter([*again]), getter([*again.values()])) if again else None
+    types, scalars = [*map(type, arguments)], getter(scalar_places)
+    return _Entry(types, scalars, values, tuple(zeros), getter(places), same, guards.check, records, bound)
 
 
 def geometry_of(arguments: Sequence[Any], plain: bool = True) -> tuple[Hashable, ...] | None:

@@ -70,7 +70,7 @@ def check_sharded(subject: Subject) -> None:
 
 
 GPU_ROWS = 64
-"""How many times as many rows a GPU gets for gradients: few give its atomic additions too little to do to change order."""
+"""How many times as many rows a GPU gets for gradients: atomic additions of few rows rarely change their order."""
 
 
 def check_double_backward(subject: Subject) -> None:
