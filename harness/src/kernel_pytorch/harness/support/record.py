@@ -1,4 +1,4 @@
-"""The record of what is supported: one JSON file per technique and device."""
+"""The record of what is supported: one JSON file per technique and device, and what of it is of the present code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.provenance import identify
 from kernel_pytorch.harness.records import Identity, Name, Part, Record, check_once
+from kernel_pytorch.harness.technique import Technique
 
-SCHEMA_VERSION: Literal[1] = 1
 FOLDER = "support"
 """Beside the results of a device, which are read file by file."""
 
@@ -25,6 +28,12 @@ class _About(Part):
     def label(self) -> str:
         """`operation/implementation`."""
         return f"{self.operation}/{self.implementation}"
+
+
+class Absent(_About):
+    """An implementation that cannot run on this device."""
+
+    reason: str
 
 
 class Outcome(_About):
@@ -48,12 +57,6 @@ class Outcome(_About):
         return self.operation, self.implementation, self.capability
 
 
-class Absent(_About):
-    """An implementation that cannot run on this device."""
-
-    reason: str
-
-
 class SupportRecord(Record):
     """Everything that was found out about one technique on one device.
 
@@ -63,10 +66,10 @@ class SupportRecord(Record):
         absent: those that cannot.
     """
 
-    kind = f"a support record of schema version {SCHEMA_VERSION}"
+    kind = "a support record of schema version 1"
     former = frozenset({"sources"})
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     technique: Name
     created: str
     environment: Environment
@@ -105,3 +108,54 @@ def load_all(results: Path, technique: str) -> dict[Path, SupportRecord]:
         UserError: one of them cannot be read.
     """
     return {path: load(path) for path in sorted(results.glob(f"*/{FOLDER}/{technique}.json"))}
+
+
+def up_to_date(record: SupportRecord, technique: Technique) -> tuple[SupportRecord, list[str]]:
+    """The record without what was found out about code that has changed since, and what that is.
+
+    What cannot be identified here is taken as it is, and so is a record that is older than identities.
+    """
+    now = identify(technique, record.environment, compiling=False) if record.identities else {}
+    declared = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations}
+    changed = {
+        name
+        for name, then in record.identities.items()
+        if name not in declared or (name in now and then.differs(now[name]))
+    }
+    kept = tuple(o for o in record.outcomes if o.label not in changed)
+    absent = tuple(a for a in record.absent if a.label in declared)
+    return record.model_copy(update={"outcomes": kept, "absent": absent}), sorted(changed)
+
+
+def recorded(technique: Technique, results: Path) -> list[SupportRecord]:
+    """The records of a technique on all devices, without what is out of date.
+
+    Raises:
+        UserError: a record cannot be read, or holds what is wrong.
+    """
+    records = [up_to_date(record, technique)[0] for record in load_all(results, technique.name).values()]
+    if wrong := [line for record in records for line in record.wrong()]:
+        raise UserError(f"a record with wrong outcomes is not published: {'; '.join(wrong)}")
+    return [record for record in records if record.outcomes]
+
+
+def problems(name: str, results: Path) -> list[str]:
+    """What is not recorded of the present code of an installed technique; empty if everything is.
+
+    A record that is out of date does not count, and is no problem as long as another one speaks of that code.
+
+    Raises:
+        UserError: as `recorded`.
+        UserError: the technique is not installed.
+    """
+    technique = discover().get(name)
+    known = {each.label for r in recorded(technique, results) for each in (*r.outcomes, *r.absent)}
+    every = load_all(results, name).items()
+    changed = {what: path for path, record in every for what in up_to_date(record, technique)[1]}
+    again = f"`kernel-pytorch support {name} --changed --json results/<device>` asks again"
+    declared = (f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations if not i.partial)
+    return [
+        f"{changed[each]}: {each} has changed since; {again}" if each in changed else f"{each} is not recorded; {again}"
+        for each in declared
+        if each not in known
+    ]
