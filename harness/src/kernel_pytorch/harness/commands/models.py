@@ -26,8 +26,8 @@ from kernel_pytorch.harness.models.losses import STEPS, compare_losses
 from kernel_pytorch.harness.models.page import headline, tables
 from kernel_pytorch.harness.models.record import FILE, LossRun, Record, Run, load, run_name
 from kernel_pytorch.harness.models.run import failures, measure, origin
-from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS
-from kernel_pytorch.harness.models.works import WORKS, find_work
+from kernel_pytorch.harness.models.variants import LIGER, STOCK, VARIANTS, Variant
+from kernel_pytorch.harness.models.works import WORKS, Work, find_work
 from kernel_pytorch.harness.models.zoo import MODELS, SMALL, SUFFIX, Model, find_model, import_transformers
 from kernel_pytorch.harness.readme import write_block
 from kernel_pytorch.harness.technique import Technique
@@ -126,28 +126,14 @@ def models_command(
         tiny = where.type == "cpu" and not (small or chosen[0] in SMALL)
     if tiny:
         chosen = tuple(each.as_tiny() for each in chosen)
-    now = origin(techniques, where, tiny=tiny) if resume else None
-    known = _loaded(json) if resume else Record(runs={})
+    done = set()
+    if resume:
+        done = _loaded(json).done(origin(techniques, where, tiny=tiny), [each.name for each in variants])
     if losses:
-        pending = [
-            m for m in chosen if now is None or m.name not in known.losses or not known.losses[m.name].matches(now)
-        ]
-        failed = [_compare_losses(each, techniques, where, json) for each in pending]
-        raise typer.Exit(int(any(failed)))
-    failed = []
-    done = set() if now is None else known.done(now, [each.name for each in variants])
-    ours = [STOCK.name, *(each.name for each in VARIANTS if each.ours or each.decoder)]
-    for spec, what in ((m, w) for m in chosen for w in works if w.applies(m) and run_name(m.name, w.name) not in done):
-        with Steps(spec.name) as steps:
-            rows = measure(spec, what, variants, techniques, where, rounds=rounds, on_step=steps)
-        for table in tables(rows):
-            output.print(table)
-        wrong = failures([row for row in rows if row.variant in ours])
-        tell(*wrong, to=messages)
-        failed.append(bool(wrong))
-        if json is not None:
-            run = Run(**dict(origin(techniques, where, tiny=tiny)), rows=rows)
-            _keep(json, runs={run_name(spec.name, what.name): run})
+        failed = [_compare_losses(m, techniques, where, json) for m in chosen if m.name not in done]
+    else:
+        pending = [(m, w) for m in chosen for w in works if w.applies(m) and run_name(m.name, w.name) not in done]
+        failed = [_measure(m, w, variants, techniques, where, json, rounds) for m, w in pending]
     raise typer.Exit(int(any(failed)))
 
 
@@ -179,6 +165,24 @@ def _techniques(only: list[str] | None) -> list[Technique]:
     if discovery.broken:  # what is measured without one of them is not ours
         raise UserError("mend or uninstall what is broken, or name what is measured with --only")
     return list(able.values())
+
+
+def _measure(
+    spec: Model, work: Work, variants: list[Variant], techniques: list[Technique], device: torch.device,
+    json: Path | None, rounds: int,
+) -> bool:  # fmt: skip
+    """Measure, print and keep a work of a model; whether stock or a variant of ours failed."""
+    with Steps(spec.name) as steps:
+        rows = measure(spec, work, variants, techniques, device, rounds=rounds, on_step=steps)
+    for table in tables(rows):
+        output.print(table)
+    ours = [STOCK.name, *(each.name for each in VARIANTS if each.ours or each.decoder)]
+    wrong = failures([row for row in rows if row.variant in ours])
+    tell(*wrong, to=messages)
+    if json is not None:
+        run = Run(**dict(origin(techniques, device, tiny=spec.is_tiny)), rows=rows)
+        _keep(json, runs={run_name(spec.name, work.name): run})
+    return bool(wrong)
 
 
 def _compare_losses(spec: Model, techniques: list[Technique], device: torch.device, json: Path | None) -> bool:

@@ -118,12 +118,13 @@ class Record(File):
     losses: dict[Name, LossRun] = Field(default_factory=dict)  # by the name of the model
 
     def done(self, now: Origin, variants: Iterable[str]) -> set[str]:
-        """Names of the runs that match `now` and hold all these variants, none of which failed."""
-        return {
-            name
+        """Names of what matches `now`: of losses, and of runs that hold all these variants, none of which failed."""
+        whole = {
+            name: run
             for name, run in self.runs.items()
-            if run.matches(now) and {*variants} <= {row.variant for row in run.rows if not row.failed}
+            if {*variants} <= {row.variant for row in run.rows if not row.failed}
         }
+        return {name for name, each in (*self.losses.items(), *whole.items()) if each.matches(now)}
 
 
 load = Record.load

@@ -82,7 +82,7 @@ class Variant:
         replaced = [path for each in patched for path in each.patch(model, gpu_bound=self.gpu_bound).replaced]
         if self.compiled is None or work.new:
             return model, replaced
-        return torch.compile(model, mode=None if self.compiled == "default" else self.compiled), replaced
+        return torch.compile(model, mode=self.compiled), replaced
 
 
 STOCK = Variant("stock", "stock")

@@ -249,17 +249,10 @@ def check_cuda_graphs(subject: Subject) -> None:
 
 def check_selective_checkpointing(subject: Subject) -> None:
     """A policy sees the operators that a call is made of; gradients are right whether it keeps none of them or one."""
-    seen: dict[Any, None] = {}
-    subject.run(subject.function, subject.expect())  # so that the policy does not see the operators of a compiler
-    _hold_checkpointed(subject, seen, keep=())
-    assert seen, "the policy sees no operator, so it has nothing to choose from"
-    ours = [operator for operator in seen if operator.namespace in NAMESPACES]
-    _hold_checkpointed(subject, seen, keep=ours or [next(iter(seen))])
-
-
-def _hold_checkpointed(subject: Subject, seen: dict[Any, None], keep: Sequence[Any]) -> None:
-    """Gradients under a policy that keeps these operators, and notes which there are."""
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    seen: dict[Any, None] = {}
+    keep: list[Any] = []
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if not context.is_recompute:
@@ -268,7 +261,12 @@ def _hold_checkpointed(subject: Subject, seen: dict[Any, None], keep: Sequence[A
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     call = partial(checkpoint, subject.function, use_reentrant=False, context_fn=contexts)
-    subject.hold(subject.run(call, subject.expect()), subject.expect())
+    against = subject.expect()
+    subject.run(subject.function, against)  # so that the policy does not see the operators of a compiler
+    subject.hold(subject.run(call, against), against)
+    assert seen, "the policy sees no operator, so it has nothing to choose from"
+    keep += [operator for operator in seen if operator.namespace in NAMESPACES] or [next(iter(seen))]
+    subject.hold(subject.run(call, against), against)
 
 
 def check_flop_counter(subject: Subject) -> None:
