@@ -142,7 +142,7 @@ def _check_options(context: typer.Context) -> None:
     given = [
         each.opts[0] if each.param_type_name == "option" else each.opts[0].upper()
         for each in context.command.params
-        if each.name is not None and context.get_parameter_source(each.name).name == "COMMANDLINE"
+        if getattr(context.get_parameter_source(each.name or ""), "name", "") == "COMMANDLINE"
     ]
     asked = [name for name in WITH if name in given]
     if len(asked) > 1:

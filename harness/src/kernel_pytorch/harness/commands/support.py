@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -77,8 +78,8 @@ def support_command(
         processes = None
         if without_a_device_each(where) is None:
             processes = stack.enter_context(Processes(timeout=timeout, device_type=where.type))
-        shared = {"workers": workers, "processes": processes, "on_question": steps}
-        records = [examine_technique(t, where, known=known.get(t.name), **shared) for t in techniques]
+        examine = partial(examine_technique, workers=workers, processes=processes, on_question=steps)
+        records = [examine(t, where, known=known.get(t.name)) for t in techniques]
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:

@@ -27,7 +27,7 @@ def headline(record: Record) -> str:
     """Tables of training steps, a row a model, and of decoding, a row a work of a model."""
     legend = "The median time of stock, and how many times as fast the others were in the same rounds."
     decoding = [work for work in WORKS if work.cached or work.new]
-    tables = []
+    tables: list[str] = []
     for title, works, variants in (("training step", WORKS[:1], HEADLINE), ("decoding", decoding, DECODING)):
         each = {work: _found(record, work) for work in works}
         found = {
@@ -58,15 +58,14 @@ def markdown(record: Record) -> str:
     lines = [f"{_provenance(record.runs.values())} {legend}", ""]
     for work in WORKS:
         found, title = _found(record, work), work.title.capitalize()
-        timed = {name: {v: row for v, row in rows.items() if row.cost} for name, rows in found.items()}
-        shown = [name for name in TITLES if any(name in rows for rows in timed.values())]
+        shown = [name for name in TITLES if any(name in rows and rows[name].cost for rows in found.values())]
         if not found:
             continue
-        cells = [[name, *(_cell(rows.get(each)) for each in shown)] for name, rows in timed.items()]
+        cells = [[name, *(_cell(rows.get(each)) for each in shown)] for name, rows in found.items()]
         lines += [f"**{title}**", "", *_table(["model", *(TITLES[each] for each in shown)], cells), ""]
         costs = [
-            [name, TITLES[each], *_costs(rows[each].cost)] for name, rows in timed.items() for each in shown
-            if each in rows
+            [name, TITLES[each], *_costs(cost)] for name, rows in found.items() for each in shown
+            if each in rows and (cost := rows[each].cost) is not None
         ]  # fmt: skip
         lines += _folded(f"{title}: what it costs", _table(["model", "variant", *COSTS], costs))
     kernels = []

@@ -144,7 +144,7 @@ def _ready(
     step = step_of(work, spec, model, call, device, mode=variant.compiled, decodes=decodes)
     result = result_of(work, model, step()).float().cpu()
     wait_for(device)
-    facts = {"first_call": time.perf_counter() - began, "replaced": len(replaced)}
+    facts: dict[str, Any] = {"first_call": time.perf_counter() - began, "replaced": len(replaced)}
     if variant.graph:
         step = captured(step)
     last = [step() for _ in range(3)]

@@ -99,27 +99,29 @@ TINY_ENCODER = {**LAYERS, "vocab_size": 203}
 TINY_DECODER = {**TINY_ENCODER, "num_key_value_heads": 2, "head_dim": 16}
 
 
-def _decoder(name: str, title: str, shape: Shape, layers: int, attention: str | None = None, **options: Any) -> Model:
+def _decoder(
+    name: str, title: str, shape: Shape, *, layers: int, attention: str | None = None, **options: Any
+) -> Model:
     options |= {"num_hidden_layers": 8, "pad_token_id": 0, "attention_dropout": 0.0}
     return Model(name, title, shape, options, TINY_DECODER, attention=attention, layers=layers)
 
 
 MODELS = (
     _decoder(
-        "llama", "Llama, 3.2-1B widths, 8 layers", Shape(4, 2048), 16, hidden_size=2048, intermediate_size=8192,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=64, vocab_size=128256, rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
+        "llama", "Llama, 3.2-1B widths, 8 layers", Shape(4, 2048), layers=16, hidden_size=2048,
+        intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8, head_dim=64, vocab_size=128256,
+        rms_norm_eps=1e-5, tie_word_embeddings=True,
     ),
     _decoder(
-        "qwen3", "Qwen3, 0.6B widths, 8 layers", Shape(4, 2048), 28, hidden_size=1024, intermediate_size=3072,
-        num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936, rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
+        "qwen3", "Qwen3, 0.6B widths, 8 layers", Shape(4, 2048), layers=28, hidden_size=1024,
+        intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936,
+        rms_norm_eps=1e-6, tie_word_embeddings=True,
     ),
     # transformers before 5.24 chooses "sdpa" for it, which leaves out the soft cap of the scores.
     _decoder(
-        "gemma2", "Gemma 2, 2B widths, 8 layers, capped scores", Shape(4, 1024), 26, "eager", hidden_size=2304,
-        intermediate_size=9216, num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=256000,
-        query_pre_attn_scalar=256,
+        "gemma2", "Gemma 2, 2B widths, 8 layers, capped scores", Shape(4, 1024), layers=26, attention="eager",
+        hidden_size=2304, intermediate_size=9216, num_attention_heads=8, num_key_value_heads=4, head_dim=256,
+        vocab_size=256000, query_pre_attn_scalar=256,
     ),
     Model("gpt2", "GPT-2 small", Shape(16, 1024), {}, {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 203}),
     Model("bert", "BERT-base, masked words", Shape(32, 512), {}, TINY_ENCODER, kind="masked"),

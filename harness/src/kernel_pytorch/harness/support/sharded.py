@@ -77,7 +77,7 @@ def gather(outputs: Sequence[DTensor], gradients: Mapping[str, DTensor | None]) 
 class _Module(torch.nn.Module):
     """A function some of whose arguments are parameters of a module."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], parameters: Sequence[str]) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], parameters: Sequence[str]) -> None:
         super().__init__()
         self._function, self._arguments = function, arguments
         for name in parameters:
