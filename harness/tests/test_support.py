@@ -27,8 +27,10 @@ from kernel_pytorch.harness.support import (
     markdown,
     problems,
     recorded,
-    table,
     up_to_date,
+)
+from kernel_pytorch.harness.support import (
+    record as record_module,
 )
 
 QUICK = [c for c in CAPABILITIES if c.name in ("fullgraph", "CUDA graphs", "determinism")]
@@ -147,7 +149,7 @@ def quick(site, toy, monkeypatch):
     """The toy alone, asked in this process about three rows."""
     site.install_toy()
     monkeypatch.setattr(examination, "CAPABILITIES", QUICK)
-    monkeypatch.setattr(table, "CAPABILITIES", QUICK)
+    monkeypatch.setattr(record_module, "SUPPORT_ROWS", [row.name for row in QUICK])
     monkeypatch.setattr(command_module, "Workers", lambda *_: contextlib.nullcontext())
 
 

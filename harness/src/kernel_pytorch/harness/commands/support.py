@@ -26,8 +26,7 @@ from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load, problems
 from kernel_pytorch.harness.support.examination import without_a_device_each, without_compiler
-from kernel_pytorch.harness.support.record import FOLDER
-from kernel_pytorch.harness.support.table import tabulate
+from kernel_pytorch.harness.support.record import FOLDER, tabulate
 from kernel_pytorch.harness.technique import Technique
 
 

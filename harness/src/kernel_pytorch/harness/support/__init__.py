@@ -20,12 +20,12 @@ from kernel_pytorch.harness.support.record import (
     SupportRecord,
     load,
     load_all,
+    markdown,
     problems,
     recorded,
     up_to_date,
 )
 from kernel_pytorch.harness.support.subject import Shared, Subject
-from kernel_pytorch.harness.support.table import markdown
 
 __all__ = [
     "CAPABILITIES",
