@@ -181,7 +181,7 @@ def _measure(
     tell(*wrong, to=messages)
     if json is not None:
         run = Run(**dict(origin(techniques, device, tiny=spec.is_tiny)), rows=rows)
-        _keep(json, runs={run_name(spec.name, work.name): run})
+        _keep(json, Record(runs={run_name(spec.name, work.name): run}))
     return bool(wrong)
 
 
@@ -198,14 +198,14 @@ def _compare_losses(spec: Model, techniques: list[Technique], device: torch.devi
         f" stock's{exact}; allowed is {found.allowed:.1e}"
     )
     if json is not None:
-        _keep(json, losses={spec.name: found})
+        _keep(json, Record(runs={}, losses={spec.name: found}))
     return not same
 
 
-def _keep(file: Path, *, runs: dict[str, Run] | None = None, losses: dict[str, LossRun] | None = None) -> None:
+def _keep(file: Path, new: Record) -> None:
     """Put new runs or losses into a file beside what it holds."""
     before = _loaded(file)
-    Record(runs=before.runs | (runs or {}), losses=before.losses | (losses or {})).save(file)
+    Record(runs=before.runs | new.runs, losses=before.losses | new.losses).save(file)
     tell(f"written: {file}")
 
 
